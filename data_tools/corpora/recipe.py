@@ -1,9 +1,9 @@
 """What a corpus is: where its files lie, what they must hash to, and how to read documents out of them.
 
 A recipe is a file beside this one with a constant RECIPE, or RECIPES; `recipes` finds it there. A `Recipe` becomes
-documents to train on, and also takes files that the user already has. `Texts` are for evaluation, and kept to the byte
-as they were published: a text is known by the SHA-256 of its own bytes, whatever it is called and whatever it is packed
-in, so that any copy will do and a damaged one will not. Called by `lmtrain corpus get`.
+documents to train on, and also takes files that the user already has. `PublishedTexts` are for evaluation, and kept to
+the byte as they were published: a text is known by the SHA-256 of its own bytes, whatever it is called and whatever it
+is packed in, so that any copy will do and a damaged one will not. Called by `lmtrain corpus get`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SplitDocuments = Iterator[tuple[str, Document]]  # the split each belongs to, an
 
 
 @dataclass(frozen=True)
-class Texts:
+class PublishedTexts:
     """The files that evaluation reads, and the archives in which they are published."""
 
     name: str
@@ -55,7 +55,8 @@ class _Found:
 
 
 def get_texts(
-    texts: Texts, local: Sequence[Path], output: Path, *, offline: bool = False, report: ReportBytes | None = None
+    texts: PublishedTexts, local: Sequence[Path], output: Path, *,
+    offline: bool = False, report: ReportBytes | None = None,
 ) -> dict[Path, str | None]:
     """Have the files in OUTPUT: from local copies, from OUTPUT/source, or fetched.
 
@@ -85,7 +86,7 @@ def get_texts(
 # ---- what is here
 
 
-def _search(texts: Texts, paths: Sequence[Path]) -> _Found:
+def _search(texts: PublishedTexts, paths: Sequence[Path]) -> _Found:
     found = _Found()
     for path in paths:
         if not path.is_dir() and not path.is_file():
@@ -101,7 +102,7 @@ def _search(texts: Texts, paths: Sequence[Path]) -> _Found:
     return found
 
 
-def _files(texts: Texts, folder: Path) -> Iterator[Path]:
+def _files(texts: PublishedTexts, folder: Path) -> Iterator[Path]:
     """Those of a folder that may be or hold a text: by name or size, packed alone, or an archive by its own name."""
     archives = {archive.name for archive in texts.archives}
     for root, folders, names in os.walk(folder):
@@ -128,7 +129,7 @@ def _rows(path: Path, most_bytes: int) -> Iterator[tuple[str, IO[bytes]]]:
     yield path.name, io.BytesIO("".join(line or " \n" if kept else f"{line}\n" for line in lines).encode())
 
 
-def _judge(texts: Texts, stream: IO[bytes], where: str, found: _Found) -> None:
+def _judge(texts: PublishedTexts, stream: IO[bytes], where: str, found: _Found) -> None:
     data = stream.read(texts.most_bytes + 1)
     sha256 = hashlib.sha256(data).hexdigest()
     for file in texts.files:
@@ -153,7 +154,8 @@ def _write(found: _Found, output: Path, origins: dict[str, str]) -> None:
 
 
 def _fetch(
-    texts: Texts, absent: Sequence[RemoteFile], output: Path, origins: dict[str, str], report: ReportBytes | None
+    texts: PublishedTexts, absent: Sequence[RemoteFile], output: Path, origins: dict[str, str],
+    report: ReportBytes | None,
 ) -> None:
     """Each file from its own addresses; what they do not give, from an archive, which does not stay."""
     problems: list[Exception] = []
@@ -191,15 +193,15 @@ class Recipe:
     takes: str  # which local files `read` understands, in words
 
 
-def recipes() -> dict[str, Recipe | Texts]:
-    found: list[Recipe | Texts] = []
+def recipes() -> dict[str, Recipe | PublishedTexts]:
+    found: list[Recipe | PublishedTexts] = []
     for info in pkgutil.iter_modules(corpora.__path__):
         module = importlib.import_module(f"{corpora.__name__}.{info.name}")
         found += getattr(module, "RECIPES", [module.RECIPE] if hasattr(module, "RECIPE") else [])
     return {recipe.name: recipe for recipe in sorted(found, key=lambda one: one.name)}
 
 
-def find_recipe(name: str) -> Recipe | Texts:
+def find_recipe(name: str) -> Recipe | PublishedTexts:
     known = recipes()
     if name not in known:
         raise UsageError(f"{name} is no corpus that has a recipe. {nearest(name, known)}")

@@ -7,7 +7,7 @@ LAMBADA (Paperno and others, 2016): passages whose last word needs the whole pas
 from __future__ import annotations
 
 from data_tools.corpora.fetch import RemoteFile
-from data_tools.corpora.recipe import Texts
+from data_tools.corpora.recipe import PublishedTexts
 
 _OPEN_COPY = "https://huggingface.co/datasets/EleutherAI/lambada_openai/resolve/900124bf3b8235c6daf21033af9948b3f07346c4"
 # because: the archive holds 2,662 novels, too, and these are two files of it as they are
@@ -15,7 +15,7 @@ _SMALL_COPY = "https://raw.githubusercontent.com/Victorwz/VaLM/4b872cd0ee25de388
 
 RECIPES = (
     # as it stands in the books, with capitals and punctuation
-    Texts(
+    PublishedTexts(
         name="lambada",
         about="LAMBADA's test set as OpenAI published it with GPT-2: 5,153 passages as they stand in the books",
         files=(
@@ -32,7 +32,7 @@ RECIPES = (
         ),
     ),
     # in lower case, punctuation apart from the words, one passage a line
-    Texts(
+    PublishedTexts(
         name="lambada_standard",
         about="LAMBADA as its authors published it, lower-cased: 5,153 passages for tests, 4,869 for development",
         files=(
@@ -59,7 +59,7 @@ RECIPES = (
         ),
     ),
     # word level: rare words are `<unk>` and all words stand apart; what perplexities of papers are measured on
-    Texts(
+    PublishedTexts(
         name="wikitext103",
         about="WikiText-103, word level: 60 articles of Wikipedia for tests and 60 for validation",
         files=(
@@ -84,7 +84,7 @@ RECIPES = (
     ),
     # raw: what lm-evaluation-harness calls wikitext. Its test articles are those of WikiText-103: an archive of either,
     # raw, will do where it holds this very file
-    Texts(
+    PublishedTexts(
         name="wikitext2",
         about="WikiText-2, raw: 60 articles of Wikipedia for tests, no word left out",
         files=(

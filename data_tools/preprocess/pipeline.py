@@ -61,13 +61,13 @@ class Options:
 
 
 @dataclass
-class Result:
+class TokenizedPortion:
     batches: list[Batch]  # one for each key; document i of each comes from the same line
     bad: list[Judged]  # of each chunk, in order
     filtered: Counter[str]
 
 
-class Worker:
+class TokenizeWorker:
     def __init__(
         self, options: Options, eod_id: int | None, tokenizer: bytes, encoder: Encoder | None = None
     ) -> None:
@@ -82,7 +82,7 @@ class Worker:
         self._filters = list(options.filters.build())
         self._large = RLock()  # because: one document of the longest at a time, however many workers there are
 
-    def run(self, portion: Portion) -> Result:
+    def run(self, portion: Portion) -> TokenizedPortion:
         if portion.chunks[0].kind == "text":
             return self._run_texts(portion.chunks)
         results = [self._run_chunk(chunk) for chunk in portion.chunks]
@@ -90,14 +90,14 @@ class Worker:
             chunk.held = None  # because: the portion is kept until its output is written
         return results[0] if len(results) == 1 else _joined(results)
 
-    def _run_chunk(self, chunk: Chunk) -> Result:
+    def _run_chunk(self, chunk: Chunk) -> TokenizedPortion:
         with ExitStack() as held:
             content, bad = read_content(chunk, self._options.limits, lambda: held.enter_context(self._large))
             batches, rejects, filtered = self._encode(content)
             bad += content.located(rejects, self._options.on_error is OnError.QUARANTINE)
-            return Result(batches, [judge(chunk, content, bad)], filtered)
+            return TokenizedPortion(batches, [judge(chunk, content, bad)], filtered)
 
-    def _run_texts(self, chunks: list[Chunk]) -> Result:
+    def _run_texts(self, chunks: list[Chunk]) -> TokenizedPortion:
         """Whole files, one document each, encoded together."""
         texts: list[tuple[Any, ...]] = []
         bad: list[list[Bad]] = []
@@ -112,7 +112,7 @@ class Worker:
             batches, rejects, filtered = self._encode(together)
         for reject in rejects:
             bad[of_text[reject.item]] += together.located([reject])
-        return Result(batches, [(problems, 1) for problems in bad], filtered)
+        return TokenizedPortion(batches, [(problems, 1) for problems in bad], filtered)
 
     def _encode(self, content: Content) -> tuple[list[Batch], list[Reject], Counter[str]]:
         filtered = self._filter_texts(content) if self._filters else Counter()
@@ -157,9 +157,9 @@ class Worker:
         return Counter({name: count for name, count in counts.items() if count})
 
 
-def _joined(results: Sequence[Result]) -> Result:
+def _joined(results: Sequence[TokenizedPortion]) -> TokenizedPortion:
     """Of several small files, in order."""
-    return Result(
+    return TokenizedPortion(
         [
             Batch(
                 np.concatenate([part.tokens for part in parts]),
@@ -272,7 +272,7 @@ def _run(
     # because: the compiled encoder lets threads run at once; its twin holds the interpreter, as looking at texts does
     looks_at_texts = options.filters.of_text or options.split_sentences
     processes = options.workers > 1 and (looks_at_texts or isinstance(encoder, TwinEncoder))
-    build = partial(Worker, options, eod_id, data, None if processes else encoder)
+    build = partial(TokenizeWorker, options, eod_id, data, None if processes else encoder)
     with worked_ahead(portions, build, options.workers, budget, processes=processes) as results:
         _ = tokenizer.fingerprint  # because: it takes a while, and now the workers are busy beside
         for portion, result in results:
@@ -284,7 +284,7 @@ def _run(
             del portion, result  # because: a name keeps a document alive while the next one is read
 
 
-def _count(portion: Portion, result: Result, totals: Totals, bad_lines: BadLines) -> bytes:
+def _count(portion: Portion, result: TokenizedPortion, totals: Totals, bad_lines: BadLines) -> bytes:
     """Bring the totals up to the end of a portion; raises at a bad line too many. Returns the lines for the rejects."""
     rejects = []
     for chunk, (bad, num_lines) in zip(portion.chunks, result.bad, strict=True):

@@ -27,7 +27,7 @@ R = TypeVar("R", covariant=True)
 Item = tuple[Portion, "Future[R]"]
 
 
-class Worker(Protocol[R]):
+class PortionWorker(Protocol[R]):
     def run(self, portion: Portion) -> R: ...
 
 
@@ -38,7 +38,7 @@ def budget_of(workers: int, limits: Limits) -> Budget:
 
 @contextmanager
 def worked_ahead(
-    portions: Iterator[Portion], build: Callable[[], Worker[R]], workers: int, budget: Budget, *, processes: bool
+    portions: Iterator[Portion], build: Callable[[], PortionWorker[R]], workers: int, budget: Budget, *, processes: bool
 ) -> Iterator[Iterator[tuple[Portion, R]]]:
     """`budget` is the one that the portions ask. `build` travels to the processes where there are such."""
     with _pool(build, workers, processes) as (pool, run):
@@ -84,12 +84,12 @@ def _results(queue: SimpleQueue[Item[R] | BaseException | None], budget: Budget)
 # ---- the pool
 
 
-_worker: Worker[Any] | None = None  # of this process
+_worker: PortionWorker[Any] | None = None  # of this process
 
 
 @contextmanager
 def _pool(
-    build: Callable[[], Worker[R]], workers: int, processes: bool
+    build: Callable[[], PortionWorker[R]], workers: int, processes: bool
 ) -> Iterator[tuple[Executor, Callable[[Portion], R]]]:
     if not processes:
         threads = ThreadPoolExecutor(workers, "worker")
@@ -108,7 +108,7 @@ def _pool(
         pool.shutdown(cancel_futures=True)
 
 
-def _start_process(build: Callable[[], Worker[Any]]) -> None:
+def _start_process(build: Callable[[], PortionWorker[Any]]) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -320,7 +320,7 @@ def _until_damaged(stream: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
         yield b"", str(error)
 
 
-class Lines(NamedTuple):
+class LinesRead(NamedTuple):
     """Whole lines of a plain file, and where the first of them begins."""
 
     start: int
@@ -328,30 +328,30 @@ class Lines(NamedTuple):
     long_at: int | None  # where a line begins behind them that is too long to be read
 
 
-def read_lines(path: Path, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> Lines:
+def read_lines(path: Path, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> LinesRead:
     """The lines that begin in start..stop. `large` is called before a line of several slices is held."""
     with files.read_errors(path), files.opened(path) as (fd, size):
         return _read_lines(fd, size, start, min(stop, size), limits, large)
 
 
-def _read_lines(fd: int, size: int, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> Lines:
+def _read_lines(fd: int, size: int, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> LinesRead:
     base = max(start - 1, 0)  # the byte before tells whether a line begins at `start`
     data = files.read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
     first = data.find(b"\n", 0, stop - start) + 1 if start else 0
     if start and not first:
-        return Lines(start, b"", None)
+        return LinesRead(start, b"", None)
     end = data.find(b"\n", stop - 1 - base) + 1
     if end or base + len(data) >= size:
-        return Lines(base + first, memoryview(data)[first : end or len(data)], None)
+        return LinesRead(base + first, memoryview(data)[first : end or len(data)], None)
     last = max(data.rfind(b"\n", first, stop - base) + 1, first)  # the line whose end is not in sight
     found = _find_line_end(fd, base + len(data), min(base + last + limits.hopeless_bytes, size))
     if found is None and base + last + limits.hopeless_bytes <= size:
-        return Lines(base + first, memoryview(data)[first:last], base + last)
+        return LinesRead(base + first, memoryview(data)[first:last], base + last)
     behind = size if found is None else found
     del data
     if behind - base > _MANY_SLICES * limits.slice_bytes:
         large()
-    return Lines(base + first, _read_exactly(fd, base + first, behind), None)
+    return LinesRead(base + first, _read_exactly(fd, base + first, behind), None)
 
 
 def _find_line_end(fd: int, at: int, stop: int) -> int | None:

@@ -7,8 +7,8 @@ wrong with a line is said by the tokenizer's room; here it gets its place in the
 `BadLines` is told of bad lines in the input's order: it stops, skips or quarantines, and counts by cause. The rejects
 file has one JSON object a line: file, line (or row), byte, cause, and in quarantine the line itself.
 
-`Texts` are all documents of some files, one by one, for who needs texts and no dataset: `tokenizer train`, `lmtrain
-eval`. The first bad line stops with an error that says where and why.
+`SourceTexts` are all documents of some files, one by one, for who needs texts and no dataset: `tokenizer train` and
+`lmtrain eval`. The first bad line stops with an error that says where and why.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Bad:
         return self.cause.partition(" (")[0]
 
 
-class Lines:
+class LineList:
     """JSON lines; an item is where its line begins. A dropped line is blanked, so that all others stay in place.
 
     What is dropped in a copy, as `without` makes one, can still be located in the original.
@@ -113,13 +113,13 @@ class Lines:
         self.drop(starts[long].tolist())
         return [Bad(int(i), self._start + int(starts[i]), limits.too_long) for i in long]
 
-    def without(self, items: Iterable[int]) -> Lines:
-        copy = Lines(bytearray(self._data), self._start)
+    def without(self, items: Iterable[int]) -> LineList:
+        copy = LineList(bytearray(self._data), self._start)
         copy.drop(items)
         return copy
 
-    def only(self, items: Sequence[int]) -> Lines:
-        return Lines(b"\n".join(bytes(self._data[item : self._stop(item)]) for item in items), 0)
+    def only(self, items: Sequence[int]) -> LineList:
+        return LineList(b"\n".join(bytes(self._data[item : self._stop(item)]) for item in items), 0)
 
     def located(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[Bad]:
         bad, line, at = [], 0, 0
@@ -203,14 +203,15 @@ class TextList:
         return bad
 
 
-Content = Lines | TextList
+Content = LineList | TextList
 Judged = tuple[list[Bad], int]  # what is wrong with a chunk, and how many lines it has
 
 
 def read_content(chunk: Chunk, limits: Limits, large: Callable[[], object]) -> tuple[Content, list[Bad]]:
     """What a chunk holds, and what in it is too long to look at. `large` is called before a long document is held."""
     if chunk.problem:
-        return (TextList([]) if chunk.kind == "text" else Lines(b"", chunk.start)), [Bad(0, chunk.start, chunk.problem)]
+        empty: Content = TextList([]) if chunk.kind == "text" else LineList(b"", chunk.start)
+        return empty, [Bad(0, chunk.start, chunk.problem)]
     if chunk.kind == "parquet":
         return _rows(chunk, limits)
     if chunk.kind == "text":
@@ -224,7 +225,7 @@ def read_content(chunk: Chunk, limits: Limits, large: Callable[[], object]) -> t
     if data is None:
         start, data, long_at = read_lines(chunk.path, chunk.start, chunk.stop, limits, large)
     skipped = len(BOM) if start == 0 and bytes(data[: len(BOM)]) == BOM else 0
-    lines = Lines(data[skipped:] if skipped else data, start + skipped, start)
+    lines = LineList(data[skipped:] if skipped else data, start + skipped, start)
     bad = lines.drop_long(limits)
     if long_at is not None:
         bad.append(Bad(lines.num_lines, long_at, limits.too_long))
@@ -341,7 +342,7 @@ def _record(chunk: Chunk, line: int, bad: Bad) -> bytes:
     return json.dumps(tree, ensure_ascii=False).encode() + b"\n"
 
 
-class Texts:
+class SourceTexts:
     """As often as one iterates. `report` is told the bytes of the sources that were read, and -1 when all were."""
 
     def __init__(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.slurm.slurm import Job, script
+from lmtrain.cli.slurm.slurm import SbatchJob, script
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import wide
 
@@ -37,8 +37,8 @@ MORE_REFUSALS: list[tuple[tuple[object, ...], int, str]] = [
 ENDED_BY_SRUN = "srun: launch/slurm: _step_signal: Terminating StepId=7.0\\nsrun: error: n1: tasks 0-1: Terminated"
 
 
-def job(folder: Path, *, spare_nodes: int = 0, tasks_per_node: int = 2) -> Job:
-    return Job(
+def job(folder: Path, *, spare_nodes: int = 0, tasks_per_node: int = 2) -> SbatchJob:
+    return SbatchJob(
         about="a run", nodes=2, ranks_per_node=2, tasks_per_node=tasks_per_node, gpus=False, spare_nodes=spare_nodes,
         takes_all_cpus=tasks_per_node == 1, folder=folder, cwd=folder,
         runs=[(folder, ["run.dir=it's $HOME", 'a="b c"'])],

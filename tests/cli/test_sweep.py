@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.pretrain.sweep import Job, folder_name, is_done, plan, run_all
+from lmtrain.cli.pretrain.sweep import SweepRun, folder_name, is_done, plan, run_all
 from lmtrain.config.compose import compose_plain
 from lmtrain.errors import StoppedEarly
 from lmtrain.runtime.processes.signals import STOPS, listen
@@ -44,7 +44,7 @@ def test_long_names_are_cut_and_stay_apart() -> None:
     assert max(map(len, names)) < 140
 
 
-def jobs(*overrides: str) -> list[Job]:
+def jobs(*overrides: str) -> list[SweepRun]:
     return plan(["data.path=x", *overrides], None, "pretrain", None)
 
 

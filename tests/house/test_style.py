@@ -1,4 +1,4 @@
-"""How the house is furnished: no crowded folder, files with a door-plate, no promises, one environment reader."""
+"""How the house is furnished: no crowded folder, door-plates, no promises, names apart, one environment reader."""
 
 from __future__ import annotations
 
@@ -53,6 +53,24 @@ def name_problems(house: Any) -> list[str]:
     ]
 
 
+def class_problems(house: Any) -> list[str]:
+    """A name that two classes of a room have: who reads it in one of the room's files cannot tell which is meant."""
+    first: dict[tuple[str, str], str] = {}
+    problems = []
+    for module in house.modules.values():
+        parts = module.name.split(".")
+        room = ".".join(parts[: 1 + (parts[0] == "lmtrain")])
+        for node in module.nodes:
+            if isinstance(node, ast.ClassDef):
+                other = first.setdefault((room, node.name), module.shown)
+                if other != module.shown:
+                    problems.append(
+                        f"{module.shown}:{node.lineno} has a class {node.name}, and so has {other}. "
+                        "Give each a name that says which it is."
+                    )
+    return problems
+
+
 def environment_problems(house: Any) -> list[str]:
     problems = []
     for module in house.modules.values():
@@ -72,7 +90,7 @@ def environment_problems(house: Any) -> list[str]:
 
 
 CHECKS: list[Callable[[Any], list[str]]] = [
-    folder_problems, door_plate_problems, later_problems, name_problems, environment_problems
+    folder_problems, door_plate_problems, later_problems, name_problems, class_problems, environment_problems
 ]  # fmt: skip
 
 
@@ -107,6 +125,17 @@ def test_a_planted_disorder_is_named(planted: Any, check: Callable[[Any], list[s
 def test_a_crowded_folder_is_named(planted: Any) -> None:
     (problem,) = folder_problems(planted({f"lmtrain/data/m{number}.py": PLATE for number in range(MOST_MODULES + 1)}))
     assert "lmtrain/data has 15 modules" in problem
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [("lmtrain/data/store/b.py", 1), ("lmtrain/models/b.py", 0), ("lmtrain/data_b.py", 0), ("data_tools/b.py", 0)],
+)
+def test_a_class_name_twice_in_a_room_is_named(planted: Any, other: str, found: int) -> None:
+    row = PLATE + "class Row:\n    pass\n"
+    problems = class_problems(planted({"lmtrain/data/a.py": row, other: row}))
+    assert len(problems) == found
+    assert all(f"{other}:2 has a class Row, and so has lmtrain/data/a.py" in problem for problem in problems)
 
 
 def test_good_order_passes(planted: Any) -> None:

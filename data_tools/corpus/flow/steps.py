@@ -317,7 +317,7 @@ def parts_stems(folder: Path) -> list[Path]:
 
 
 @dataclass
-class Result:
+class CleanedPortion:
     files: dict[str, bytes]
     tally: Tally
     bad: list[Judged]  # of each chunk, in order
@@ -328,7 +328,7 @@ class StepWorker:
         self._step, self._reading = step, reading
         self._large = RLock()  # because: one document of the longest at a time, however many workers there are
 
-    def run(self, portion: Portion) -> Result:
+    def run(self, portion: Portion) -> CleanedPortion:
         tally, key = Tally(), self._reading.key
         assert key is not None, "a step works on texts"
         reader = PortionReader(portion, self._reading, self._large)
@@ -345,4 +345,4 @@ class StepWorker:
         for bad, _ in reader.bad:
             tally.num_in += len(bad)
             tally.drop_bad(bad)
-        return Result(files, tally, reader.bad)
+        return CleanedPortion(files, tally, reader.bad)

@@ -38,11 +38,11 @@ WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="The fol
 @app.command("list")
 def list_recipes() -> None:
     """Say which corpora and evaluation texts `lmtrain corpus get` knows."""
-    from data_tools.corpora.recipe import Texts, recipes
+    from data_tools.corpora.recipe import PublishedTexts, recipes
 
     for recipe in recipes().values():
         echo(f"{recipe.name}: {recipe.about}")
-        if isinstance(recipe, Texts):
+        if isinstance(recipe, PublishedTexts):
             echo(f"  brings {' and '.join(file.name for file in recipe.files)} for `lmtrain eval`, as published")
             continue
         size = sum(file.num_bytes for file in recipe.files)
@@ -63,10 +63,10 @@ def get(
     offline: Annotated[bool, typer.Option("--offline", help="Never open a connection.")] = False,
 ) -> None:
     """Make JSON lines of a known corpus, or bring evaluation texts, from published files or from yours."""
-    from data_tools.corpora.recipe import Texts, find_recipe, get_corpus, get_texts
+    from data_tools.corpora.recipe import PublishedTexts, find_recipe, get_corpus, get_texts
 
     recipe = find_recipe(name)
-    if isinstance(recipe, Texts):
+    if isinstance(recipe, PublishedTexts):
         with _bytes_shown() as report:
             placed = get_texts(recipe, files or [], output, offline=offline, report=report)
         for path, origin in placed.items():

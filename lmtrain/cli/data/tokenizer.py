@@ -30,7 +30,7 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
 ) -> None:
     """Learn a vocabulary from text; the same text gives the same tokenizer."""
-    from data_tools.read.content import ALL, Texts
+    from data_tools.read.content import ALL, SourceTexts
     from data_tools.read.sources import find_sources
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
@@ -45,7 +45,7 @@ def train(
             if done != ALL:
                 shown(done, total)
 
-        texts: Iterable[str] = Texts(sources, key, report=report)
+        texts: Iterable[str] = SourceTexts(sources, key, report=report)
         if "-" in inputs:
             texts = iter(texts)  # because: a pipe is read once, and who reads twice keeps what an iterator gave
         texts = _with_text(texts)

@@ -232,10 +232,10 @@ def _jobs(
 
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
     """All documents, and a hash to know them by: the file's, where there is one."""
-    from data_tools.read.content import ALL, Texts
+    from data_tools.read.content import ALL, SourceTexts
     from lmtrain.eval.texts import TextInput
 
-    found = list(Texts(sources, key, report=lambda done: None if done == ALL else report(done)).with_paths())
+    found = list(SourceTexts(sources, key, report=lambda done: None if done == ALL else report(done)).with_paths())
     documents = [text for _, text in found]
     files = {str(path): count for path, count in Counter(path for path, _ in found).items()}
     if len(sources) == 1 and sources[0].num_bytes:

@@ -38,7 +38,7 @@ _LONGEST_NAME = 120  # because: a file system takes 255 bytes, and the folder's 
 
 
 @dataclass
-class Job:
+class SweepRun:
     """One combination: what varies, where it runs, and how it stands."""
 
     changed: dict[str, str]
@@ -77,7 +77,7 @@ def options_of(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
     return rest
 
 
-def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner, *, speaks: bool) -> None:
+def _run(jobs: Sequence[SweepRun], flags: list[str], runner: _Runner, *, speaks: bool) -> None:
     only_looks, as_json = "--dry-run" in flags or "--print-config" in flags, "--json" in flags
     compares = only_looks and not as_json and "--print-config" not in flags
     first = None
@@ -109,18 +109,18 @@ def _run(jobs: Sequence[Job], flags: list[str], runner: _Runner, *, speaks: bool
     return _refuse_failures(jobs)
 
 
-def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[Job]:
+def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[SweepRun]:
     """Every combination, all of them refused before one is started."""
     combinations = [list(one) for one in dict.fromkeys(map(tuple, sweep(overrides, config_dir=config_dir)))]
     fixed = set.intersection(*map(set, combinations))
-    jobs: list[Job] = []
+    jobs: list[SweepRun] = []
     for combination in combinations:
         config = compose_run(combination, from_run=from_run, config_dir=config_dir, name=config_name)
         varying = [text.lstrip("+") for text in combination if text not in fixed]
         changed = {key: value for key, _, value in (text.partition("=") for text in varying) if key != "run.dir"}
         folder = _folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
         rest = [text for text in combination if not text.lstrip("+").startswith("run.dir=")]
-        jobs.append(Job(changed, folder, [*rest, f"run.dir={quoted(str(folder))}"], config))
+        jobs.append(SweepRun(changed, folder, [*rest, f"run.dir={quoted(str(folder))}"], config))
     own = from_run is not None and Path(jobs[0].config.run.dir).resolve() == Source.find(from_run).run.resolve()
     if own and jobs[0].changed:
         raise UsageError(f"-m makes several runs of --from-run={from_run}, which need a folder. Add run.dir=DIR.")
@@ -135,7 +135,7 @@ def folder_name(changed: dict[str, str]) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}__{digest}"
 
 
-def is_done(job: Job) -> bool:
+def is_done(job: SweepRun) -> bool:
     """Whether a run with these very settings has ended by itself."""
     if stop_told(job.folder).get("cause") != DONE:
         return False
@@ -199,7 +199,7 @@ def _folder(base: Path, changed: dict[str, str], old_name: str, taken: set[Path]
     return folder
 
 
-def _refuse_failures(jobs: Sequence[Job]) -> None:
+def _refuse_failures(jobs: Sequence[SweepRun]) -> None:
     failed = [job for job in jobs if job.exit_code != 0]
     if not failed:
         return

@@ -22,7 +22,7 @@ from lmtrain.observe.history.record import Record
 from lmtrain.observe.profile.kernels import KernelTable, read_tables
 from lmtrain.observe.spans.format import Kind
 from lmtrain.observe.timeline.merge import Segment, merged
-from lmtrain.observe.timeline.step_time import CLASSES, Heat, Row, heat, step_times, timeline_rows
+from lmtrain.observe.timeline.step_time import CLASSES, Heat, TimelineRow, heat, step_times, timeline_rows
 from lmtrain.page.chart import labels, ticks, written
 from lmtrain.page.document import (
     NUM_COLOURS,
@@ -296,7 +296,7 @@ def heat_picture(ranks: Sequence[Heat]) -> str:
     return squares(found, "own work of each rank, beside the median of its like")
 
 
-def shown_rows(segment: Segment, rows: Sequence[Row]) -> list[Row]:
+def shown_rows(segment: Segment, rows: Sequence[TimelineRow]) -> list[TimelineRow]:
     """Of each rank of one pipeline, or of the first ranks: the longest bars, of which a page holds some thousands."""
     places = {one: segment.at(one) for one in sorted({row.rank for row in rows})}
     ranks = [*places]
@@ -308,7 +308,7 @@ def shown_rows(segment: Segment, rows: Sequence[Row]) -> list[Row]:
     return [replace(row, bars=tuple(bar for bar in row.bars if bar.end_s - bar.begin_s > least)) for row in kept]
 
 
-def _cut(rows: Sequence[Row], every: Sequence[Row]) -> str:
+def _cut(rows: Sequence[TimelineRow], every: Sequence[TimelineRow]) -> str:
     """What the picture does not show."""
     shown, ranks = {row.rank for row in rows}, {row.rank for row in every}
     num_shown = sum(len(row.bars) for row in rows)
@@ -318,7 +318,7 @@ def _cut(rows: Sequence[Row], every: Sequence[Row]) -> str:
     return f"Shown: {' and '.join(few)}; `lmtrain trace` writes all of them." if few else ""
 
 
-def timeline_picture(rows: Sequence[Row]) -> str:
+def timeline_picture(rows: Sequence[TimelineRow]) -> str:
     ranks = sorted({row.rank for row in rows})
     end = max((bar.end_s for row in rows for bar in row.bars), default=1.0)
     left, top = 70.0, 26.0

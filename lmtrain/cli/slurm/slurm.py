@@ -226,7 +226,7 @@ def _check_passed_on(option: str, word: str) -> None:
         )
 
 
-def _job(asked: Asked) -> Job:
+def _job(asked: Asked) -> SbatchJob:
     """All that can be wrong is refused here."""
     from lmtrain.train.layouts.layout_table import layout_words
 
@@ -255,7 +255,7 @@ def _job(asked: Asked) -> Job:
     places = {"time": asked.time, "partition": asked.partition, "account": asked.account}
     flags = [*asked.flags, *[f"--nproc-per-node={ranks_per_node}"] * starts_ranks]
     image = [f"--container-image={asked.container_image}"] * (asked.container_image is not None)
-    return Job(
+    return SbatchJob(
         about=f"{folder.name}: {many}{layout} on {nodes} node{'s' * (nodes > 1)}{spare}. Made by `lmtrain slurm`.",
         nodes=nodes, ranks_per_node=ranks_per_node, tasks_per_node=1 if starts_ranks else ranks_per_node,
         cpus_per_task=cpus, takes_all_cpus=takes_all_cpus, gpus=asked.gpus_per_node is not None,
@@ -356,7 +356,7 @@ def _without_cpus(words: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class SbatchJob:
     """What a file is written from. Of an array each line of `runs` is a task's; otherwise there is one."""
 
     about: str  # a line of words
@@ -392,11 +392,11 @@ class Job:
         return f"{self.folder}/slurm-{'%A_%a' if self.is_array else '%j'}.out"
 
 
-def script(job: Job) -> str:
+def script(job: SbatchJob) -> str:
     return "\n".join([*_head(job), "", *_own(job), "", BODY.read_text()])
 
 
-def _head(job: Job) -> Iterator[str]:
+def _head(job: SbatchJob) -> Iterator[str]:
     yield "#!/bin/bash"
     yield f"# {job.about}"
     yield "# lmtrain's exit code decides: 75 queues this job again, 76 or a killed task starts all tasks again at"
@@ -416,7 +416,7 @@ def _head(job: Job) -> Iterator[str]:
     yield from (f"#SBATCH {option}" for option in job.of_sbatch)
 
 
-def _own(job: Job) -> Iterator[str]:
+def _own(job: SbatchJob) -> Iterator[str]:
     yield from (f"export {name}={shell(value)}" for name, _, value in (one.partition("=") for one in job.env))
     yield from job.setup
     ranks, tasks = job.nodes * job.ranks_per_node, job.nodes * job.tasks_per_node

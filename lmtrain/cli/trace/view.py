@@ -23,8 +23,8 @@ from lmtrain.observe.timeline.merge import Segment, Timeline
 from lmtrain.observe.timeline.step_time import (
     CLASSES,
     Hop,
-    Row,
     StepTimes,
+    TimelineRow,
     by_host,
     critical_path,
     heat,
@@ -46,7 +46,7 @@ _MOST_ROWS, _MOST_STAYS, _MOST_CELLS = 16, 12, 128
 _WIDEST = 120
 
 
-def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tuple[Facts, list[Row]]:
+def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tuple[Facts, list[TimelineRow]]:
     """Return the facts, and the bars of the step that is looked at."""
     segment = _chosen(timeline, start)
     facts: Facts = {
@@ -162,7 +162,7 @@ def _clocks(segment: Segment) -> list[Facts]:
     return found
 
 
-def print_trace(facts: Facts, rows: Sequence[Row]) -> None:
+def print_trace(facts: Facts, rows: Sequence[TimelineRow]) -> None:
     console = Screen(highlight=False)
     width = min(console.width, _WIDEST) if console.is_terminal else _WIDEST
     fold = width if console.is_terminal else 1 << 20  # because: elsewhere a sentence is one line, to be searched
@@ -174,7 +174,7 @@ def print_trace(facts: Facts, rows: Sequence[Row]) -> None:
             console.print(Text.assemble((head + colon, "bold"), rest), soft_wrap=True)
 
 
-def _lines(facts: Facts, rows: Sequence[Row], width: int, fold: int, plain: bool) -> Iterator[str]:
+def _lines(facts: Facts, rows: Sequence[TimelineRow], width: int, fold: int, plain: bool) -> Iterator[str]:
     yield from _folded(f"trace of {facts['run']}: {_head(facts)}", fold)
     if facts["steps"]:
         yield from _picture(rows, facts["path"]["step"], width, plain)
@@ -223,7 +223,7 @@ def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.1f} ms"
 
 
-def _picture(rows: Sequence[Row], step: int, width: int, plain: bool) -> Iterator[str]:
+def _picture(rows: Sequence[TimelineRow], step: int, width: int, plain: bool) -> Iterator[str]:
     """A rank a row; in each column stands what took most of it."""
     ranks = sorted({row.rank for row in rows})
     end = max((bar.end_s for row in rows for bar in row.bars), default=0.0)

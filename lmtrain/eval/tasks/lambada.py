@@ -135,7 +135,7 @@ class MegatronToken(Lambada):
         }
 
 
-class LmEval(Lambada):
+class LambadaLmEval(Lambada):
     version = "1.0"
     words_rule = 'one a line: text.split(" ")[-1]'
     recipe: ClassVar = {
@@ -155,7 +155,7 @@ class LmEval(Lambada):
         return Example(ids, tokenizer.encode(context + scored)[len(ids) :], scored)
 
 
-class LmEvalStandard(LmEval):
+class LambadaLmEvalStandard(LambadaLmEval):
     data = 'the original test set, one text a line in a .txt, or {"text": ...} in a .jsonl (lower case, 5153 lines)'
 
     def texts(self, content: str, source: Path) -> list[str]:
@@ -182,4 +182,4 @@ def _prefix(tokenizer: Tokenizer, examples: list[Example]) -> list[int]:
     raise DataError("A line has no context and the tokenizer no end-of-document token instead. Remove one-word lines.")
 
 
-TASKS = (MegatronStrict(), MegatronToken(), LmEval("openai"), LmEvalStandard("standard"))
+TASKS = (MegatronStrict(), MegatronToken(), LambadaLmEval("openai"), LambadaLmEvalStandard("standard"))

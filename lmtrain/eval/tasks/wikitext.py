@@ -174,7 +174,7 @@ def _bytes_of_tokens(text: str, ends: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.diff(np.concatenate([[0], np.cumsum(widths)])[ends], prepend=0).astype(np.float64)
 
 
-class LmEval(Task):
+class WikitextLmEval(Task):
     """The harness takes WikiText-2's raw test set, which is the text of WikiText-103's to the letter, so that one
     protocol has two names and a file of either kind gives the same number."""
 
@@ -311,8 +311,8 @@ def named(name: str) -> Task | None:
 
 TASKS = (
     HuggingFace(512),
-    LmEval("wikitext103", "wikitext-103-raw-v1"),
-    LmEval("wikitext2", "wikitext-2-raw-v1"),
+    WikitextLmEval("wikitext103", "wikitext-103-raw-v1"),
+    WikitextLmEval("wikitext2", "wikitext-2-raw-v1"),
     Megatron(32),
 )
 

@@ -252,13 +252,13 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Row:
+class TimelineRow:
     rank: int
     stage: int  # -1: what belongs to none
     bars: tuple[Bar, ...]  # in the order of time, none above another
 
 
-def timeline_rows(segment: Segment, step: int) -> list[Row]:
+def timeline_rows(segment: Segment, step: int) -> list[TimelineRow]:
     """By rank and stage; a rank that has lost the step has no row."""
     segment = segment.only(step)
     spans, pieces, found = segment.spans, cut(segment), waits(segment)
@@ -280,7 +280,7 @@ def timeline_rows(segment: Segment, step: int) -> list[Row]:
             bars.append(Bar(begin / 1e9, middle / 1e9, "bubble" if waiting[i] else what, microbatch))
         if end > middle:
             bars.append(Bar(middle / 1e9, end / 1e9, _WORDS.get(Kind(span["kind"]), what), microbatch))
-    return [Row(rank, stage, tuple(bars)) for (rank, stage), bars in sorted(rows.items())]
+    return [TimelineRow(rank, stage, tuple(bars)) for (rank, stage), bars in sorted(rows.items())]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from lmtrain.observe.watch.judge import (
     RUNNING,
     STOPPED,
     Limits,
-    Row,
+    RankRow,
     Verdict,
     judge,
 )
@@ -124,7 +124,7 @@ class Hub:
     def __init__(self, rank: int, token: str, folder: str, timeout_s: float, world_size: int, *, on_node: bool) -> None:
         self.rank, self.token, self.folder, self.world_size = rank, token, folder, world_size
         self.limits = Limits(timeout_s, _read_times(folder, world_size))
-        self.rows: dict[int, Row] = {}
+        self.rows: dict[int, RankRow] = {}
         self.heard: dict[int, float] = {}
         self.peers: list[Lines] = []
         self.since: dict[int, float] = {}
@@ -187,7 +187,7 @@ class Hub:
                 return
             self.limits.learn(_times(beat.get("longest")))
             self.limits.reach(self.rows[rank].step)
-        row = self.rows.setdefault(rank, Row(rank))
+        row = self.rows.setdefault(rank, RankRow(rank))
         if isinstance(name := message.get("stop"), str):
             self.stop = {"stop": name[:100], "rank": rank}
             self.tell_all(self.stop, but=rank)
@@ -203,7 +203,7 @@ class Hub:
             self.asked_at = self.asked_at or time.monotonic()
 
     def lose(self, rank: int, how: str) -> None:
-        row = self.rows.setdefault(rank, Row(rank))
+        row = self.rows.setdefault(rank, RankRow(rank))
         if row.state in (RUNNING, STOPPED):
             row.state, row.said = LOST, how
 
@@ -288,9 +288,9 @@ def write_file(folder: str, name: str, data: bytes) -> None:
             file.write(data)
 
 
-def _row(rank: int, beat: dict[str, Any], before: Row | None) -> Row:
+def _row(rank: int, beat: dict[str, Any], before: RankRow | None) -> RankRow:
     odd = beat.get("odd")
-    row = Row(
+    row = RankRow(
         rank, str(beat["host"])[:100], str(beat["phase"])[:20], int(beat["step"]), int(beat["microbatch"]),
         int(beat["stage"]), str(beat["what"])[:48], float(beat["stood_s"]),
         STOPPED if beat["state"] == STOPPED else RUNNING, int(beat["count"]),

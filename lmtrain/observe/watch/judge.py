@@ -15,7 +15,7 @@ _COLLECTIVE, _LEFT_OUT = "collective", "left out a collective"
 _STRAYED = "came through other collectives in this step than those that did the same in the last"
 
 
-class Row:
+class RankRow:
     """What is known of one rank: the place its program is at, and for how long."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Row:
 
 
 class Verdict:
-    def __init__(self, kind: str, rows: list[Row], what: str) -> None:
+    def __init__(self, kind: str, rows: list[RankRow], what: str) -> None:
         self.kind, self.rows, self.what = kind, rows, what
 
     @property
@@ -90,7 +90,7 @@ class Limits:
         return min(self.timeout_s, max(FLOOR_S, FACTOR * longest))
 
 
-def judge(rows: list[Row], limits: Limits, asked: bool = False) -> Verdict | None:
+def judge(rows: list[RankRow], limits: Limits, asked: bool = False) -> Verdict | None:
     """`asked`: a collective has failed, so somebody is to blame already, whatever the limits say."""
     live = [row for row in rows if row.state in (RUNNING, STOPPED)]
     if verdict := _ended(rows):
@@ -118,7 +118,7 @@ def judge(rows: list[Row], limits: Limits, asked: bool = False) -> Verdict | Non
     return Verdict(HANG_KIND, live, _words(live[:1], live, limits, "waits for others that wait for it"))
 
 
-def _ended(rows: list[Row]) -> Verdict | None:
+def _ended(rows: list[RankRow]) -> Verdict | None:
     """A process that is gone: one with an error of its own before one that ended for want of a peer."""
     failed, lost = ([row for row in rows if row.state == state] for state in (FAILED, LOST))
     ended = [row for row in failed if row.code != 76] or lost or failed
@@ -136,7 +136,7 @@ def _silence(limits: Limits) -> float:
     return min(limits.timeout_s, SILENT_S)
 
 
-def _is_due(live: list[Row], limits: Limits) -> bool:
+def _is_due(live: list[RankRow], limits: Limits) -> bool:
     over = [row for row in live if row.stood_s > limits.of(row.key)]
     if any(row.state == STOPPED for row in over) or any(row.silent_s > _silence(limits) for row in live):
         return True
@@ -145,7 +145,7 @@ def _is_due(live: list[Row], limits: Limits) -> bool:
     return any(not row.waits for row in over) or len(over) == len(live)
 
 
-def _late(live: list[Row], limits: Limits, asked: bool) -> list[Row]:
+def _late(live: list[RankRow], limits: Limits, asked: bool) -> list[RankRow]:
     """Not waiting while others wait, or longer than may be."""
     busy = [row for row in live if not row.waits]
     if not asked:
@@ -153,18 +153,18 @@ def _late(live: list[Row], limits: Limits, asked: bool) -> list[Row]:
     return busy if len(busy) < len(live) else []
 
 
-def _strays(live: list[Row]) -> list[Row]:
+def _strays(live: list[RankRow]) -> list[RankRow]:
     """Those whose collectives of this step are not the others' of their kind, as far as both have come.
 
     Of one kind is who had the same order of them in the step before. Two that differ tell nothing of which is wrong.
     """
-    kinds: dict[tuple[int, int], list[Row]] = {}
+    kinds: dict[tuple[int, int], list[RankRow]] = {}
     for row in live:
         if row.way and row.way[0] == row.step and row.way[1]:
             kinds.setdefault(row.way[:2], []).append(row)
     strays = []
     for rows in kinds.values():
-        parties: list[list[Row]] = []
+        parties: list[list[RankRow]] = []
         for row in rows:
             party = next((one for one in parties if all(_agree(row, other) for other in one)), None)
             if party is None:
@@ -177,14 +177,14 @@ def _strays(live: list[Row]) -> list[Row]:
     return strays
 
 
-def _agree(a: Row, b: Row) -> bool:
+def _agree(a: RankRow, b: RankRow) -> bool:
     assert a.way is not None
     assert b.way is not None
     common = max(a.way[2].keys() & b.way[2].keys(), default=0)
     return a.way[2].get(common) == b.way[2].get(common)
 
 
-def _odd(live: list[Row]) -> list[Row]:
+def _odd(live: list[RankRow]) -> list[RankRow]:
     """All wait in collectives: the one whose order of them is another than before, or whose place is ahead."""
     newest = max((row.odd[0] for row in live if row.odd), default=0)
     # because: what is new to all of them, as a first validation is, is nobody's fault
@@ -196,7 +196,7 @@ def _odd(live: list[Row]) -> list[Row]:
     return found if len(found) < len(live) and len({row.step for row in live}) > 1 else []
 
 
-def _words(suspects: list[Row], live: list[Row], limits: Limits, how: str) -> str:
+def _words(suspects: list[RankRow], live: list[RankRow], limits: Limits, how: str) -> str:
     row = suspects[0]
     text = f"{row.who} has been in {row.where}, for {row.stood_s:.0f} s"
     if how in (_LEFT_OUT, _STRAYED):
@@ -214,7 +214,7 @@ def _words(suspects: list[Row], live: list[Row], limits: Limits, how: str) -> st
     return f"{text}. {given}"
 
 
-def _ranks(rows: list[Row]) -> str:
+def _ranks(rows: list[RankRow]) -> str:
     numbers = [str(row.rank) for row in rows]
     if len(numbers) > 8:
         return f"{len(numbers)} others"

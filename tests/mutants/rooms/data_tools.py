@@ -131,7 +131,7 @@ MUTANTS = [
     Mutant(
         name="filtered_texts_keep_their_bytes",
         file="data_tools/preprocess/pipeline.py",
-        function="Worker._filter_lengths",
+        function="TokenizeWorker._filter_lengths",
         old="batch.num_text_bytes - gone.num_text_bytes",
         new="batch.num_text_bytes",
         breaks="The bytes of documents that were left out are counted as if they were in the dataset, so bytes per "

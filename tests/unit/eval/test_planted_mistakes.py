@@ -75,7 +75,7 @@ MISTAKES: dict[str, tuple[str, Plant]] = {
     ),
     "samples counted twice": ("wikitext103/megatron-o32", _replace(wikitext, "StreamRequests", Doubled)),
     "target tokenized apart": (
-        "lambada/lmeval-openai-1.0", _replace(lambada.LmEval, "example", lambada.MegatronStrict.example),
+        "lambada/lmeval-openai-1.0", _replace(lambada.LambadaLmEval, "example", lambada.MegatronStrict.example),
     ),
     "last window dropped": (
         "wikitext/hf-stride13",

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from data_tools.corpora.fetch import RemoteFile
-from data_tools.corpora.recipe import Texts, find_recipe, get_texts
+from data_tools.corpora.recipe import PublishedTexts, find_recipe, get_texts
 from lmtrain.errors import DataError, MissingInputError, OutputError, StorageError, UsageError
 from tests.unit.data_tools.corpora.packing import tarred, zipped
 from tests.unit.data_tools.corpora.serving import Behaviour
@@ -27,9 +27,9 @@ def known(name: str, data: bytes, *urls: str) -> RemoteFile:
     return RemoteFile(name, urls, hashlib.sha256(data).hexdigest(), len(data))
 
 
-def words(*, direct: tuple[str, ...] = (), archive: str = "http://127.0.0.1:1/w.zip") -> Texts:
+def words(*, direct: tuple[str, ...] = (), archive: str = "http://127.0.0.1:1/w.zip") -> PublishedTexts:
     files = (known("wiki.test.tokens", TEST, *direct), known("wiki.valid.tokens", VALID))
-    return Texts("words", "two texts", files, (known("w.zip", ARCHIVE, archive),))
+    return PublishedTexts("words", "two texts", files, (known("w.zip", ARCHIVE, archive),))
 
 
 def brought(output: Path) -> dict[str, bytes]:
@@ -78,7 +78,7 @@ def test_rows_of_the_hub_are_put_together_again(tmp_path: Path) -> None:
     rows = {"t.parquet": ["", " = One = \n", "", " Words of it . \n", ""], "v.parquet": novel.splitlines()}
     for name, texts in rows.items():
         parquet.write_table(pyarrow.table({"text": texts, "domain": [None] * len(texts)}), tmp_path / name)
-    two = Texts("words", "two texts", (known("wiki", wiki.encode()), known("novel", novel.encode())))
+    two = PublishedTexts("words", "two texts", (known("wiki", wiki.encode()), known("novel", novel.encode())))
     get_texts(two, [tmp_path / name for name in rows], tmp_path / "out")
     assert brought(tmp_path / "out") == {"wiki": wiki.encode(), "novel": novel.encode()}
     parquet.write_table(pyarrow.table({"text": texts * 50}), tmp_path / "v.parquet")
@@ -180,7 +180,7 @@ def test_wrong_bytes_of_an_address_never_arrive(tmp_path: Path, server: tuple[st
 @pytest.mark.parametrize("name", ["lambada", "lambada_standard", "wikitext103"])
 def test_the_real_texts_are_known(tmp_path: Path, shared_data: Path, name: str) -> None:
     recipe = find_recipe(name)
-    assert isinstance(recipe, Texts)
+    assert isinstance(recipe, PublishedTexts)
     copies = {"wiki.test.tokens": "wt103.wiki.test.tokens", "wiki.valid.tokens": "wt103.wiki.valid.tokens"}
     paths = [shared_data / copies.get(file.name, file.name) for file in recipe.files]
     get_texts(recipe, paths, tmp_path, offline=True)
@@ -192,6 +192,6 @@ def test_the_real_texts_are_known(tmp_path: Path, shared_data: Path, name: str) 
 
 def test_a_rebuilt_copy_of_the_raw_text_is_not_the_published_one(tmp_path: Path, shared_data: Path) -> None:
     recipe = find_recipe("wikitext2")
-    assert isinstance(recipe, Texts)
+    assert isinstance(recipe, PublishedTexts)
     with pytest.raises(DataError, match=r"1,290,586 bytes.*(?s:.*)1,290,590 bytes"):
         get_texts(recipe, [shared_data / "wiki.test.raw"], tmp_path)

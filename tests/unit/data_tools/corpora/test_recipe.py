@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.corpora.fetch import RemoteFile, check_address
-from data_tools.corpora.recipe import Recipe, Texts, fetch_files, find_recipe, get_corpus, recipes, split_of
+from data_tools.corpora.recipe import PublishedTexts, Recipe, fetch_files, find_recipe, get_corpus, recipes, split_of
 from data_tools.corpus.flow.steps import Report
 from data_tools.read.streams import ALWAYS_ALLOWED_BYTES
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
@@ -40,7 +40,7 @@ def test_every_recipe_is_found_pinned_and_safe() -> None:
     assert recipes().keys() >= {"c4", "wikitext103_raw", "wikitext103"}
     for name, recipe in recipes().items():
         assert recipe.name == name
-        archives = recipe.archives if isinstance(recipe, Texts) else ()
+        archives = recipe.archives if isinstance(recipe, PublishedTexts) else ()
         for file in recipe.files + archives:
             assert is_safe_name(file.name)
             assert len(bytes.fromhex(file.sha256)) == 32

@@ -14,7 +14,7 @@ import zstandard
 
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
 from data_tools.read.chunks import Limits
-from data_tools.read.content import OnError, Texts
+from data_tools.read.content import OnError, SourceTexts
 from data_tools.read.sources import find_sources
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError
@@ -77,7 +77,7 @@ def test_the_first_bad_line_stops(tmp_path: Path, line: bytes, at: int, cause: s
         assert caught.value.exit_code == 65
         assert list((tmp_path / "out").iterdir()) == []
     with pytest.raises(DataError, match=cause) as caught:
-        list(Texts(find_sources([path]), "text"))
+        list(SourceTexts(find_sources([path]), "text"))
     assert str(caught.value).startswith(f"{path}:4 (byte {3 * len(GOOD) + at}): ")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.observe.watch.judge import DONE, FAILED, FLOOR_S, LOST, RUNNING, STOPPED, Limits, Row, judge
+from lmtrain.observe.watch.judge import DONE, FAILED, FLOOR_S, LOST, RUNNING, STOPPED, Limits, RankRow, judge
 
 LONG = FLOOR_S + 1
 
@@ -24,11 +24,11 @@ LEARNT = reached(Limits(600.0))
 LEARNT.learn({"backward": 0.1, "forward": 0.1, "save": 12.0, "losses": 0.2, "the gradient norm": 0.2})
 
 
-def row(rank: int, phase: str = "backward", stood_s: float = 0.0, what: str = "", **more: Any) -> Row:
-    return Row(rank, "n1", phase, 7, what=what, stood_s=stood_s, **more)
+def row(rank: int, phase: str = "backward", stood_s: float = 0.0, what: str = "", **more: Any) -> RankRow:
+    return RankRow(rank, "n1", phase, 7, what=what, stood_s=stood_s, **more)
 
 
-def waiting(rank: int, stood_s: float = LONG, what: str = "losses", **more: Any) -> Row:
+def waiting(rank: int, stood_s: float = LONG, what: str = "losses", **more: Any) -> RankRow:
     return row(rank, "collective", stood_s, what, **more)
 
 
@@ -80,7 +80,9 @@ def test_nobody_is_late_before_the_first_step_is_done() -> None:
             [waiting(0), waiting(1, what="the gradient norm", odd=(7, "losses", "the gradient norm"))], [1],
             id="skipped",
         ),
-        pytest.param([waiting(0), Row(1, "n1", "collective", 8, what="losses", stood_s=LONG)], [1], id="a step ahead"),
+        pytest.param(
+            [waiting(0), RankRow(1, "n1", "collective", 8, what="losses", stood_s=LONG)], [1], id="a step ahead"
+        ),
         pytest.param([waiting(0), waiting(1, what="the gradient norm")], [0, 1], id="who knows"),
         pytest.param([waiting(0, 1.0), row(1, state=LOST, said="was ended by SIGKILL")], [1], id="lost"),
         pytest.param([waiting(0, 1.0), row(1, state=FAILED, said="no room", code=74)], [1], id="failed"),
@@ -94,7 +96,7 @@ def test_nobody_is_late_before_the_first_step_is_done() -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_one_to_blame(rows: list[Row], ranks: list[int]) -> None:
+def test_the_one_to_blame(rows: list[RankRow], ranks: list[int]) -> None:
     verdict = judge(rows, LEARNT)
     assert verdict is not None
     assert verdict.ranks == ranks
@@ -115,7 +117,7 @@ def test_the_one_to_blame(rows: list[Row], ranks: list[int]) -> None:
         pytest.param([], id="nobody"),
     ],
 )
-def test_no_alarm(rows: list[Row]) -> None:
+def test_no_alarm(rows: list[RankRow]) -> None:
     assert judge(rows, LEARNT) is None
 
 
@@ -166,7 +168,7 @@ def test_who_took_another_way_through_the_collectives(ways: list[Any], ranks: li
 
 
 def test_the_words_name_rank_host_phase_step_and_time() -> None:
-    late = Row(2, "n1", "backward", 7, microbatch=1, stage=0, stood_s=LONG)
+    late = RankRow(2, "n1", "backward", 7, microbatch=1, stage=0, stood_s=LONG)
     verdict = judge([waiting(0), waiting(1), late], LEARNT)
     assert verdict is not None
     assert verdict.what == (
@@ -189,7 +191,7 @@ rows_of = st.builds(
 def test_nobody_healthy_is_named(table: list[tuple[str, str, float, float, str]], asked: bool) -> None:
     """Who is in time is never to blame, and who waits is not while somebody else can be."""
     rows = [
-        Row(rank, "n", phase, 7, what=what, stood_s=stood_s, silent_s=silent_s, state=state, said="x")
+        RankRow(rank, "n", phase, 7, what=what, stood_s=stood_s, silent_s=silent_s, state=state, said="x")
         for rank, (phase, what, stood_s, silent_s, state) in enumerate(table)
     ]
     verdict = judge(rows, LEARNT, asked)
