@@ -1,4 +1,4 @@
-"""Proofs of the keys of a kind that proofs.py does not name: from its config, and from values that its types allow.
+"""Proofs of the keys of a kind that proofs.py does not name: values as another kind's proof has, or as its types allow.
 
 Called by proofs.py, so that a new model, optimizer or schedule needs no line there. A key that no value is thought of
 for gets no proof, and the test of completeness asks for one.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lmtrain.config.base import Choice
@@ -27,16 +27,19 @@ def fitting(group: str, base: type[Choice], word: str) -> dict[str, Any]:
 
 
 def proven_by_kind(
-    group: str, base: type[Choice], proven: set[tuple[str, str]]
-) -> Iterator[tuple[str, str, tuple[Any, ...], Settings]]:
+    group: str, base: type[Choice], proven: Mapping[tuple[str, str], Sequence[Any]]
+) -> Iterator[tuple[str, str, Sequence[Any], Settings]]:
     """The kind, a key, values to tell apart and settings to have them in: for each key that is not proven already."""
+    known = {key: values for (_, key), values in proven.items()}
     for word, cls in ours(base).items():
         missing = [field.name for field in dataclasses.fields(cls) if (word, f"{group}.{field.name}") not in proven]
-        for name in missing:
+        for key in (f"{group}.{name}" for name in missing):
             on = fitting(group, base, word)
-            values = _values(typing.get_type_hints(cls)[name], f"{group}.{name}", on)
+            values = known.get(key, ())
+            if not values or not all(_accepted(on, key, value) for value in values):
+                values = _values(typing.get_type_hints(cls)[key.split(".")[1]], key, on)
             if len(values) > 1:
-                yield word, f"{group}.{name}", values, on
+                yield word, key, values, on
 
 
 def _file(group: str, word: str) -> str:
@@ -50,7 +53,7 @@ def _values(hint: Any, key: str, on: Settings) -> tuple[Any, ...]:
     now = tree_of(on)[group][name]
     if choices := words(hint):
         return choices
-    return (now, *(value for value in _others(now) if _accepted(on, key, value)))[:2]
+    return (now, *(value for value in _others(now) if value != now and _accepted(on, key, value)))[:2]
 
 
 def _others(now: Any) -> Iterator[Any]:

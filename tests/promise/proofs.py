@@ -335,13 +335,14 @@ PLANNER = [
 ]  # fmt: skip
 
 PROOFS = MODELS + DATA + UPDATES + RUN + PARALLEL + PLANNER
+_VALUES = {(one.key.kind, one.key.name): one.values for one in PROOFS}
 PROOFS += [
     Proof(Key(kind, key), values, observer, on)
     for group, base, observer in (
         ("model", ModelSettings, see.built), ("optim", OptimSettings, see.weights),
         ("schedule", ScheduleSettings, see.weights),
     )
-    for kind, key, values, on in proven_by_kind(group, base, {(one.key.kind, one.key.name) for one in PROOFS})
+    for kind, key, values, on in proven_by_kind(group, base, _VALUES)
 ]  # fmt: skip
 
 REFUSALS = [
