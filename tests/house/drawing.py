@@ -1,6 +1,6 @@
 """A drawing of the house from its own imports: floors from the roof down, rooms, wings, and what each of them imports.
 
-    python -m tests.house.drawing          what docs/explanation/where_things_live.md shows; a test keeps it current
+    python -m tests.house.drawing          what docs/explanation/who_imports_whom.md shows; a test keeps it current
 
 An arrow points at what is imported, and to the same floor or up there is none: tests/house/test_floors.py sees to that.
 """
