@@ -191,7 +191,7 @@ class MaskedSettings(DataSettings):
         return min(self.mask_share, (self.max_predictions or seq_len) / seq_len)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def sample_identity(self) -> dict[str, Any]:
         """What decides, beside the dataset and the seed, how a sample is cut and masked."""
         keys = ("pairs", "min_sentences", "short_share", "mask_share", "max_predictions", "whole_word", "max_ngram")
         return {key: getattr(self, key) for key in keys}

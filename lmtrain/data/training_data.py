@@ -79,7 +79,7 @@ class TrainingData:
     order: SampleOrder
     valid: Mapping[str, Dataset]  # by domain; one without a name is all there is, none is no validation
     parts: list[Part]
-    identity: dict[str, Any]  # what decides which tokens the sample at position n is made of
+    sample_identity: dict[str, Any]  # what decides which tokens the sample at position n is made of
     first_sample: int
     num_samples: int  # that the run takes
     pads: bool = False  # whether samples can be shorter than the sequence
@@ -172,10 +172,10 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
             valid = {"": _valid_part(settings, make, opened)}
     if settings.first_sample:
         order = Later(order, settings.first_sample)
-    identity = _identity(settings, parts, wanted) | {"held_out_tokens": held_out}
-    identity |= {"shares": READ_SHARES} if make.shares == READ_SHARES else {}
+    sample_identity = _sample_identity(settings, parts, wanted) | {"held_out_tokens": held_out}
+    sample_identity |= {"shares": READ_SHARES} if make.shares == READ_SHARES else {}
     return TrainingData(
-        train, order, valid, parts, identity, settings.first_sample, asked.num_samples,
+        train, order, valid, parts, sample_identity, settings.first_sample, asked.num_samples,
         pads=settings.packing != "concatenate" or isinstance(settings, MaskedSettings), said=said,
         datasets=tuple(opened.all),
     )  # fmt: skip
@@ -356,7 +356,7 @@ def _nothing_to_validate_on(settings: DataChoice, other: str) -> SettingsError:
     ])
 
 
-def _identity(settings: DataChoice, parts: Sequence[Part], wanted: int) -> dict[str, Any]:
+def _sample_identity(settings: DataChoice, parts: Sequence[Part], wanted: int) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "num_documents": sum(part.indexed.num_documents for part in parts),
         "num_tokens": sum(part.indexed.num_tokens for part in parts),
@@ -368,7 +368,7 @@ def _identity(settings: DataChoice, parts: Sequence[Part], wanted: int) -> dict[
         "blend": None,
     }
     if isinstance(settings, MaskedSettings):
-        facts |= settings.identity
+        facts |= settings.sample_identity
     if len(parts) > 1:
         each = [
             [part.documents.start, part.documents.stop, part.indexed.num_documents, part.indexed.num_tokens,

@@ -110,7 +110,7 @@ def last_end(folder: Path) -> dict[str, Any]:
 def said_by_watch(folder: Path, outcome: Outcome, before: list[int] | None) -> Outcome | None:
     """Return what the watch has said and written of a process that hung or was lost; None where it adds nothing.
 
-    `before` is the file's identity when the processes started: one that still has it is of an earlier start.
+    `before` is the file's stamp when the processes started: one that still has it is of an earlier start.
     """
     if not is_written_since(folder, before) or outcome.exit_code != PeerLostError.exit_code:
         return None
@@ -120,7 +120,7 @@ def said_by_watch(folder: Path, outcome: Outcome, before: list[int] | None) -> O
     return changed(outcome, rank=facts.get("rank"), cause=str(facts.get("cause")))
 
 
-def identity(folder: Path) -> list[int] | None:
+def stop_stamp(folder: Path) -> list[int] | None:
     """Return what tells this stop.json from one that is written anew; None where there is none."""
     try:
         found = os.stat(folder / STOP)
@@ -130,5 +130,5 @@ def identity(folder: Path) -> list[int] | None:
 
 
 def is_written_since(folder: Path, before: list[int] | None) -> bool:
-    """Return whether stop.json has been written since its identity was `before`; removing it is no writing."""
-    return identity(folder) not in (None, before)
+    """Return whether stop.json has been written since its stamp was `before`; removing it is no writing."""
+    return stop_stamp(folder) not in (None, before)

@@ -84,7 +84,7 @@ def facts(
             "eod_id": inputs.tokenizer.eod_id,
             "vocab_size": inputs.tokenizer.vocab_size,
         },
-        "data": inputs.data.identity | {"content_sha256": inputs.data.content_sha256},
+        "data": inputs.data.sample_identity | {"content_sha256": inputs.data.content_sha256},
         "optimizer": {"kind": config.optim.kind, "num_updates": num_updates(optimizer)},
         "precision": {"kind": config.precision.kind} | model.loss_scale.state(),
     } | ({"owed": list(progress.owed)} if progress.owed else {})

@@ -19,7 +19,7 @@ from lmtrain.cli.pretrain.summary import left_behind
 from lmtrain.cli.ranks.launching import tell_peers
 from lmtrain.cli.screen.terminal import print_error, warn_of
 from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
-from lmtrain.runfolder.ends import asked_by, identity, is_written_since, write_cut_off, write_failure, write_stop
+from lmtrain.runfolder.ends import asked_by, is_written_since, stop_stamp, write_cut_off, write_failure, write_stop
 from lmtrain.runfolder.names import STOP_FILE
 from lmtrain.runfolder.stop import DONE
 from lmtrain.runtime.processes.faults import arm_from_env, fault_point
@@ -73,7 +73,7 @@ class Attempt:
     def settle(self, config: RunConfig) -> None:
         """Take these settings: from here on a stop ends the start, and stop.json says so."""
         folder = Path(config.run.dir)
-        self._config, self._before = config, identity(folder)
+        self._config, self._before = config, stop_stamp(folder)
         self.stop.at_once()
         path = folder / STOP_FILE
         if self.env.rank == 0 and os.path.lexists(path):

@@ -135,17 +135,17 @@ def run_attempts(
     Ranks take their settings from `composed`, or compose them: a plugin's kinds are known to the ranks alone.
     Under srun each node has such a launcher. What all of them would say alike, that of rank 0 says.
     """
-    from lmtrain.runfolder.ends import identity, is_written_since, said_by_watch, write_cut_off, write_end
+    from lmtrain.runfolder.ends import is_written_since, said_by_watch, stop_stamp, write_cut_off, write_end
     from lmtrain.train.before.preflight import find_resume
     from lmtrain.train.in_loop.starts import Starts
 
     folder = Path(config.run.dir)
-    before = identity(folder)
+    before = stop_stamp(folder)
 
     def again(outcome: Outcome, number: int) -> None:
         nonlocal before
         told = f"{outcome.told} " if note_end(outcome) is None else ""
-        before = identity(folder)
+        before = stop_stamp(folder)
         path = find_resume(config)
         starts = Starts.at(config, inputs, path)
         starts.refuse(config)

@@ -23,7 +23,7 @@ from lmtrain.data.dataset import Counts, Int64s, Order, SampleOrder
 from lmtrain.data.samples import sentence_pairs
 from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, Sentences
 from lmtrain.data.samples.megatron import AsNumbered
-from lmtrain.data.store.documents import DocumentMap, identity
+from lmtrain.data.store.documents import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, within
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
@@ -160,7 +160,7 @@ class MaskedDataset:
 
         about = shape | {"order": settings.order, "documents": [self.documents.start, self.documents.stop]}
         index = kept_if(indexed.num_sequences >= _CACHED_FROM, cache).get(
-            "sentences", lambda: about | identity(indexed), fill,
+            "sentences", lambda: about | index_identity(indexed), fill,
             lambda index: _in_range(index, self._bounds, self._room),
         )  # fmt: skip
         rows = index.arrays["rows"].reshape(-1, 3)

@@ -20,7 +20,7 @@ from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Counts, Int64s
 from lmtrain.data.samples.causal import check_ids, known_vocab_size, ragged, read_runs, refuse_none, with_documents
-from lmtrain.data.store.documents import DocumentMap, identity
+from lmtrain.data.store.documents import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError
@@ -157,7 +157,7 @@ class MegatronDataset:
             "num_samples": num_samples, "seed": seed,
         }  # fmt: skip
         index: Index = kept_if(num_epochs * len(sequences) >= _CACHED_FROM, cache).get(
-            "megatron", lambda: identity(indexed) | about,
+            "megatron", lambda: index_identity(indexed) | about,
             lambda build: build_index(build, indexed.lengths, sequences, seq_len, num_samples, seed),
             lambda index: _in_range(index, indexed.lengths, sequences),
         )  # fmt: skip

@@ -20,7 +20,7 @@ from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.dataset import Counts, Int64s
 from lmtrain.data.samples.causal import check_ids, known_vocab_size, ragged, refuse_none, separate
-from lmtrain.data.store.documents import DocumentMap, identity
+from lmtrain.data.store.documents import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset
 
@@ -45,7 +45,7 @@ class Packing:
         map_ = DocumentMap.of(dataset, cache)
         about = {"documents": [documents.start, documents.stop], "seq_len": seq_len, "window": WINDOW}
         kept = kept_if(len(documents) >= _CACHED_FROM, cache)
-        return cls.of_map(map_, documents, seq_len, kind, kept, lambda: identity(dataset) | about)
+        return cls.of_map(map_, documents, seq_len, kind, kept, lambda: index_identity(dataset) | about)
 
     @classmethod
     def of_map(

@@ -51,7 +51,7 @@ class DocumentMap:
         num = dataset.num_documents
         stride = 1 if num <= ALL_IN_MEMORY else STRIDE
         index = kept_if(dataset.num_sequences + num >= _CACHED_FROM, cache).get(
-            "documents", lambda: identity(dataset) | {"stride": stride},
+            "documents", lambda: index_identity(dataset) | {"stride": stride},
             lambda build: _check(dataset, stride, build.create("every", "<i8", -(-num // stride))),
             lambda index: _in_range(index, -(-num // stride), dataset.num_tokens),
         )  # fmt: skip
@@ -106,7 +106,7 @@ def split_documents(num: int, ratios: Sequence[float]) -> tuple[range, range, ra
     return range(bounds[0], bounds[1]), range(bounds[1], bounds[2]), range(bounds[2], bounds[3])
 
 
-def identity(dataset: IndexedDataset) -> dict[str, Any]:
+def index_identity(dataset: IndexedDataset) -> dict[str, Any]:
     """What decides the entries of this .idx: all of its bytes, for it must have been these that were checked."""
     return _sizes(dataset) | {
         "idx_crc32c": dataset.index_crc, "content_sha256": dataset.info.content_sha256 if dataset.info else None,

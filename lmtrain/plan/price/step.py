@@ -141,12 +141,12 @@ class Group:
     tree_s: Column  # the same where sums go by trees
 
     def shared(self, num_bytes: Column) -> Column:
-        """Gather from equal shares, or reduce to them: `num_bytes` is the whole."""
+        """An all-gather from equal shares, or a reduce-scatter to them: `num_bytes` is the whole."""
         share = (self.size - 1) / np.maximum(self.size, 1)
         return np.where(self.size > 1, share * num_bytes / self.bytes_per_s + self.latency_s, 0.0)
 
     def reduced(self, num_bytes: Column) -> Column:
-        """Reduce so that all have the sum: both halves of a ring."""
+        """An all-reduce, after which all have the sum: both halves of a ring."""
         share = (self.size - 1) / np.maximum(self.size, 1)
         return np.where(self.size > 1, 2 * (share * num_bytes / self.bytes_per_s + self.tree_s), 0.0)
 
@@ -198,7 +198,7 @@ def nic_share(c: Columns, f: Factors) -> Column:
 
 
 def send(c: Columns, f: Factors, num_bytes: Column) -> Column:
-    """One boundary of a pipeline, all tp ranks at once, to the neighbour stage.
+    """A send over one boundary of a pipeline, all tp ranks at once, to the neighbour stage.
 
     A rank has two, before and behind it. Where several stages share a node, that of its first and last are one inside
     and one between nodes, and these set the pace.
@@ -364,7 +364,7 @@ def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
 
 
 def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
-    """Seconds that summing gradients and gathering weights take by themselves, once a step."""
+    """Seconds of gradients' reduce-scatter or all-reduce and of weights' all-gather by themselves, once a step."""
     whole = dp_group(c, f, c.dp)
     shard = dp_group(c, f, np.where(c.zero < 3, c.shard, 1.0))
     summed = c.reduce_bytes * held

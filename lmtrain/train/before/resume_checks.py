@@ -99,7 +99,7 @@ def check_same_run(
     pairs = [(f"model.{key}", v, theirs.get(key)) for key, v in model.to_dict().items() if key not in unread]
     known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0}
     known |= state["data"]
-    pairs += [(f"data: {key}", value, known.get(key)) for key, value in data.identity.items()]
+    pairs += [(f"data: {key}", value, known.get(key)) for key, value in data.sample_identity.items()]
     content = state["data"].get("content_sha256")
     if data.content_sha256 is not None and content is not None:
         pairs.append(("data: content", data.content_sha256[:12], content[:12]))

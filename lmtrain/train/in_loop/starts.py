@@ -20,7 +20,7 @@ from typing import Any
 from lmtrain.checkpoint.store import load_manifest
 from lmtrain.errors import LmtrainError, NoProgressError, a_few, brief
 from lmtrain.observe.safe_text import warn
-from lmtrain.runfolder.ends import identity, stop_told, told, write_stop
+from lmtrain.runfolder.ends import stop_stamp, stop_told, told, write_stop
 from lmtrain.runfolder.names import STARTS, step_of
 from lmtrain.runtime.files.files import lock_holder, write_json
 from lmtrain.runtime.processes.launch import CRASH, LOST
@@ -88,7 +88,7 @@ class Starts:
     def begin(self, env: ProcessEnv) -> None:
         self.lost.append({
             "began": datetime.now(UTC).isoformat(timespec="seconds"), "host": env.host, "job": env.job_id,
-            "processes": env.world_size, "restart": env.num_restarts, "stop_before": identity(self.folder),
+            "processes": env.world_size, "restart": env.num_restarts, "stop_before": stop_stamp(self.folder),
         })  # fmt: skip
         self.write()
 
@@ -146,7 +146,7 @@ def _step(resume_from: Path | None) -> int:
 def _digest(config: RunConfig, inputs: Inputs) -> str:
     # because: which checkpoint it is says the step; those of a launcher's first start may be gone at its last
     told = [
-        settled(config, inputs).to_dict(), inputs.data.identity, inputs.tokenizer.fingerprint,
+        settled(config, inputs).to_dict(), inputs.data.sample_identity, inputs.tokenizer.fingerprint,
         {key: fact.value for key, fact in program_facts().items()},
     ]  # fmt: skip
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()
@@ -154,7 +154,7 @@ def _digest(config: RunConfig, inputs: Inputs) -> str:
 
 def _tell_end(start: dict[str, Any], folder: Path) -> bool:
     """Add what stop.json knows of how this start ended; False where it was not lost."""
-    if identity(folder) in (None, start.get("stop_before")):
+    if stop_stamp(folder) in (None, start.get("stop_before")):
         return True  # because: what stands there, if anything, is of an earlier start
     stop = stop_told(folder)
     code = stop.get("exit_code")

@@ -51,7 +51,7 @@ def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     paths.sort(key=lambda key: key.startswith("data.valid"))  # because: datasets to train on are opened first
     for key, dataset in zip(paths, open_datasets(config.data).all, strict=True):
         found[key] = _digest(_content(dataset), dataset.prefix)
-    found |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.identity.items()}
+    found |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.sample_identity.items()}
     found["data.tokenizer"] = _digest(inputs.tokenizer.fingerprint, config.data.tokenizer or "beside the data")
     found["checkpoint"] = checkpoint_fact(inputs.resume_from)
     found["checkpoint.init_from"] = checkpoint_fact(inputs.weights_from)

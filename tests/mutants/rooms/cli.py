@@ -26,7 +26,7 @@ MUTANTS = [
         name="reason_of_an_earlier_loss_told_again",
         file="lmtrain/cli/ranks/launching.py",
         function="run_attempts",
-        old="        before = identity(folder)\n        path = find_resume(config)\n",
+        old="        before = stop_stamp(folder)\n        path = find_resume(config)\n",
         new="        path = find_resume(config)\n",
         breaks="stop.json and the exit keep the rank and the cause of the loss before, and what has ended the run is "
         "written nowhere.",

@@ -45,7 +45,7 @@ MUTANTS = [
     Mutant(
         name="blend_identity_without_shares",
         file="lmtrain/data/training_data.py",
-        function="_identity",
+        function="_sample_identity",
         old="""part.indexed.num_tokens,
              str(part.share), part.indexed""",
         new="""part.indexed.num_tokens,

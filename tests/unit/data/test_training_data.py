@@ -217,7 +217,7 @@ def test_training_keeps_what_nothing_else_reads(
     others = (BlendPart(path=paths[1], weight=1.0),) if valid else ()
     blend = build(BlendSettings(datasets=parts, valid_datasets=others, split=split, order=order), asked)
     assert blend.parts[0].documents == given
-    assert (data.identity.get("shares") == READ_SHARES) == (order == "own" and shares == READ_SHARES)
+    assert (data.sample_identity.get("shares") == READ_SHARES) == (order == "own" and shares == READ_SHARES)
 
 
 @pytest.mark.parametrize("lengths", [[1000], [400, 300, 300]], ids=["one document", "a few"])
@@ -230,16 +230,16 @@ def test_a_share_that_rounds_to_no_document_is_a_tail_of_tokens(make: Make, leng
     labels = [batch.labels_BT[batch.labels_BT != IGNORED] for batch in (train, valid)]
     assert max(labels[0].max(), train.tokens_BT.max()) < 900
     assert labels[1].max() == 900 + 8 * 12  # twelve samples of 8 tokens and a label behind them
-    assert data.identity["held_out_tokens"] == 100
+    assert data.sample_identity["held_out_tokens"] == 100
     assert data.said is not None
     assert "the last 100 of 1,000 tokens" in data.said
     everything = build(DataSettings(path=prefix, split=(0.9, 0.1)), replace(ASKED, validate=False))
-    assert (everything.identity["held_out_tokens"], everything.train.num_samples) == (0, 124)
+    assert (everything.sample_identity["held_out_tokens"], everything.train.num_samples) == (0, 124)
 
 
 def test_a_tail_is_a_sample_at_least_and_leaves_one(make: Make) -> None:
     data = build(DataSettings(path=str(make("short", [40]).prefix)))
-    assert (data.valid[""].num_samples, data.train.num_samples, data.identity["held_out_tokens"]) == (1, 3, 9)
+    assert (data.valid[""].num_samples, data.train.num_samples, data.sample_identity["held_out_tokens"]) == (1, 3, 9)
     with pytest.raises(DataError, match="17 tokens, which are not two samples of 8"):
         build(DataSettings(path=str(make("shorter", [17]).prefix)))
 
@@ -253,7 +253,7 @@ def test_only_running_text_is_cut_in_the_middle(make: Make, other: dict[str, Any
 def test_one_dataset_is_read_as_ever(paths: list[str]) -> None:
     data = build(DataSettings(path=paths[0], split=SPLIT))
     assert data.order == Order(data.train.num_samples, 3)
-    assert data.identity["train_documents"] == [0, 28]
+    assert data.sample_identity["train_documents"] == [0, 28]
 
 
 def test_megatrons_run_is_gone_on_with(paths: list[str]) -> None:
@@ -273,7 +273,7 @@ def test_megatron_samples_must_reach(paths: list[str]) -> None:
 def test_identities_differ_where_samples_do(paths: list[str]) -> None:
     every = [build(settings_of(kind, blended, paths)) for kind in KINDS for blended in (False, True)]
     every.append(build(settings_of("plain", True, paths[::-1])))
-    texts = [repr((data.identity, data.content_sha256)) for data in every]
+    texts = [repr((data.sample_identity, data.content_sha256)) for data in every]
     assert len(set(texts)) == len(texts)
     assert [data.content_sha256 is None for data in every] == [False] * len(every)
 
