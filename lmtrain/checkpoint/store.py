@@ -24,7 +24,7 @@ from lmtrain.checkpoint.disk.format import (
     most_bytes,
 )
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
-from lmtrain.observe.measure.measures import worth_by_step
+from lmtrain.observe.measure.named_measures import worth_by_step
 from lmtrain.runfolder.folder import read_settings
 from lmtrain.runfolder.names import CHECKPOINTS, METRICS, step_folder_name, step_names, step_of
 from lmtrain.runfolder.rows import read_metrics

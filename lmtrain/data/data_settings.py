@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from lmtrain.config.base import Choice, Problem, Settings, problem_if, show
 from lmtrain.config.build import quantity
-from lmtrain.observe.measure.measures import DOMAIN_WORDS
+from lmtrain.observe.measure.named_measures import DOMAIN_WORDS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NEVER_READ = "is never read with train.valid_interval_steps=0, which means no validation"

@@ -20,7 +20,7 @@ from lmtrain.data.data_settings import DataChoice
 from lmtrain.errors import nearest
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.measure.measures import names_of_validation
+from lmtrain.observe.measure.named_measures import names_of_validation
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.compute_settings import ComputeSettings, NoRecomputeSettings, PrecisionSettings, RecomputeSettings

@@ -23,7 +23,7 @@ from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.throughput import Throughput
 from lmtrain.observe.metrics import MetricsLog
-from lmtrain.observe.screen.display import RunView
+from lmtrain.observe.screen.training_view import RunView
 from lmtrain.observe.sinks.behind import Behind
 from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.mesh import Mesh

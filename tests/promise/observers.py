@@ -33,7 +33,7 @@ from lmtrain.data.training_data import open_datasets
 from lmtrain.errors import DataError, LmtrainError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.metrics import read_metrics
-from lmtrain.observe.screen.display import RunView
+from lmtrain.observe.screen.training_view import RunView
 from lmtrain.observe.spans.format import read_spans
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import build_mesh

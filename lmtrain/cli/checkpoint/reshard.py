@@ -22,7 +22,7 @@ from lmtrain.runtime.processes.process import num_usable_cpus
 from lmtrain.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lmtrain.observe.screen.progress import Reporter
+    from lmtrain.observe.screen.verb_progress import Reporter
 
 
 def reshard(

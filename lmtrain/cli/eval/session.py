@@ -28,8 +28,8 @@ from lmtrain.eval.source import Source
 from lmtrain.eval.statistics import Comparison, Side, compare, with_baselines
 from lmtrain.eval.task import Result, Task, find_task
 from lmtrain.eval.texts import TextInput
-from lmtrain.observe.screen.progress import Reporter, progress
 from lmtrain.observe.screen.row_text import sparkline
+from lmtrain.observe.screen.verb_progress import Reporter, progress
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runfolder.names import CHECKPOINTS, step_of
 from lmtrain.runtime.files.files import atomic_file, read_json, write_json

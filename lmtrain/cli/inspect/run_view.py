@@ -11,7 +11,7 @@ from typing import Any
 
 from lmtrain.checkpoint.store import best, list_broken, list_checkpoints, list_set_aside
 from lmtrain.errors import LmtrainError, MissingInputError
-from lmtrain.observe.measure.measures import measures_of, worth_by_step
+from lmtrain.observe.measure.named_measures import measures_of, worth_by_step
 from lmtrain.observe.screen.row_text import (
     compute,
     domains,

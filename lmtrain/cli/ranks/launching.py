@@ -59,7 +59,7 @@ EVALUATION = (
     "lmtrain.cli.eval.model_source", "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe",
     "lmtrain.eval.statistics", "lmtrain.eval.recipes.documents",
     "lmtrain.eval.journal", "lmtrain.eval.load", "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
-    "lmtrain.eval.runner", "lmtrain.observe.screen.display", "lmtrain.parallel.weights.sharding",
+    "lmtrain.eval.runner", "lmtrain.observe.screen.training_view", "lmtrain.parallel.weights.sharding",
     "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.same_everywhere", "lmtrain.train.config",
     "lmtrain.train.layouts.layout_table", "lmtrain.train.before.preflight", "data_tools.read.content", "hydra",
     "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lmtrain.observe.history.record import Numbers, Record, extremes, means
-from lmtrain.observe.measure.measures import measures_of
+from lmtrain.observe.measure.named_measures import measures_of
 from lmtrain.page.chart import Charts, Curve, Figure, Form, Mark, Points
 from lmtrain.units import format_bytes, format_seconds, show_measure
 

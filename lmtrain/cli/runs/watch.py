@@ -40,7 +40,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Show how it is now, and end.")] = False,
 ) -> None:
     """Watch a run from another terminal, over a slow line too: its panel, or a line for each step that is logged."""
-    from lmtrain.observe.screen.progress import is_live
+    from lmtrain.observe.screen.verb_progress import is_live
 
     if not every >= _LEAST_S:
         raise UsageError(f"--every={every:g} is how often to look, at least {_LEAST_S:g} seconds. Use --every=2.")
@@ -86,7 +86,7 @@ def _draw(run: Path, every: float, once: bool, console: Console) -> None:
 
 def _print(run: Path, every: float, once: bool, console: Console) -> None:
     """The newest step of each look, and everything else that happened."""
-    from lmtrain.observe.screen.display import print_line
+    from lmtrain.observe.screen.training_view import print_line
     from lmtrain.observe.stragglers.judge import slow_link, slow_rank
 
     followed, total, slow, first = Followed(run / METRICS), _panel(run).total_steps, "", True

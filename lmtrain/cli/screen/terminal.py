@@ -19,7 +19,7 @@ from lmtrain.observe.safe_text import escaped, warn, wrapped
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.observe.screen.progress import Reporter
+    from lmtrain.observe.screen.verb_progress import Reporter
     from lmtrain.runtime.processes.process import ProcessEnv
 
 _TITLE = "error: "
@@ -44,7 +44,7 @@ def pass_on(text: str) -> None:
 def progress(doing: str, unit: str = "", *, stopped: str = "") -> AbstractContextManager[Reporter]:
     """Show on stderr how far the work inside is; `stopped` is said after Ctrl-C."""
     from lmtrain.cli.screen.console import Screen
-    from lmtrain.observe.screen import progress as shown
+    from lmtrain.observe.screen import verb_progress as shown
 
     return shown.progress(Screen(stderr=True), doing, unit, stopped=stopped)
 
@@ -53,7 +53,7 @@ def say(console: Console, message: str) -> None:
     """Words that are longer than a line, as paths can be, stay whole: the terminal breaks them, and copies them so."""
     from rich.text import Text
 
-    from lmtrain.observe.screen.display import print_line
+    from lmtrain.observe.screen.training_view import print_line
 
     message = escaped(message)
     if not console.file.isatty():

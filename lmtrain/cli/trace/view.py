@@ -18,7 +18,7 @@ from rich.text import Text
 from lmtrain.cli.screen.console import Screen
 from lmtrain.errors import UsageError, a_few
 from lmtrain.observe.safe_text import wrapped
-from lmtrain.observe.screen.display import print_line
+from lmtrain.observe.screen.training_view import print_line
 from lmtrain.observe.timeline.merge import Segment, Timeline
 from lmtrain.observe.timeline.step_time import (
     CLASSES,

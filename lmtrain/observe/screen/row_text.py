@@ -1,4 +1,4 @@
-"""Rows of metrics in words: the plain log line, the panel's figures and the sparkline. Called by the views only.
+"""Rows of metrics in words: the text of a step's line, the panel's figures and the sparkline. Called by the views only.
 
 A figure that a row lacks is left out of a line and shown as a dash in the panel.
 """

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from lmtrain.observe.measure.measures import Histogram, measures_of
+from lmtrain.observe.measure.named_measures import Histogram, measures_of
 from lmtrain.observe.safe_text import warn
 
 Histograms = Mapping[str, Histogram]

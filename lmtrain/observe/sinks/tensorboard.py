@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.measure.measures import Histogram
+from lmtrain.observe.measure.named_measures import Histogram
 from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.safe_text import warn
 from lmtrain.observe.sinks.behind import CHARTS, scalars_of

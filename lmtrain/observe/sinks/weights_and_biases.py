@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmtrain.observe.measure.measures import EDGES, Histogram
+from lmtrain.observe.measure.named_measures import EDGES, Histogram
 from lmtrain.observe.sinks.behind import scalars_of
 from lmtrain.runtime.files.files import json_bytes
 

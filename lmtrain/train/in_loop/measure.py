@@ -18,7 +18,7 @@ import torch
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Dataset, labels_of_terms
 from lmtrain.observe.measure import phases
-from lmtrain.observe.measure.measures import validation_terms
+from lmtrain.observe.measure.named_measures import validation_terms
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.train.costs import EVALUATION, VALIDATION

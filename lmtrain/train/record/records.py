@@ -27,11 +27,11 @@ from lmtrain.checkpoint.store import list_broken
 from lmtrain.errors import OutputError, StorageError, passed_on
 from lmtrain.models.model_settings import true_weights
 from lmtrain.observe.measure import phases
-from lmtrain.observe.measure.measures import EDGES, Histogram, worth_by_step
 from lmtrain.observe.measure.memory import device_peak_bytes
+from lmtrain.observe.measure.named_measures import EDGES, Histogram, worth_by_step
 from lmtrain.observe.metrics import MetricsLog
-from lmtrain.observe.screen.display import RunLog, RunView, build_view
 from lmtrain.observe.screen.panel import Saves
+from lmtrain.observe.screen.training_view import RunLog, RunView, build_view
 from lmtrain.observe.sinks.behind import Behind
 from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoard
 from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases

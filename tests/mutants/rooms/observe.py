@@ -64,7 +64,7 @@ MUTANTS = [
     ),
     Mutant(
         name="better_by_any_part_of_a_name",
-        file="lmtrain/observe/measure/measures.py",
+        file="lmtrain/observe/measure/named_measures.py",
         function="larger_is_better",
         old='return "accuracy" in last if first == "eval" else "accuracy" in words',
         new='return "accuracy" in name',
@@ -170,7 +170,7 @@ MUTANTS = [
     ),
     Mutant(
         name="time_left_counts_what_was_there_before",
-        file="lmtrain/observe/screen/progress.py",
+        file="lmtrain/observe/screen/verb_progress.py",
         function="Reporter.words",
         old="left = seconds * (state.total - state.done) / made - (now - state.at_s)",
         new="left = seconds * (state.total - state.done) / state.done - (now - state.at_s)",

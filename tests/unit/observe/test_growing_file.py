@@ -11,7 +11,7 @@ import pytest
 from lmtrain.errors import OutputError
 from lmtrain.observe.metrics import GrowingFile, MetricsLog, read_metrics
 from lmtrain.observe.safe_text import warn
-from lmtrain.observe.screen.display import RunLog
+from lmtrain.observe.screen.training_view import RunLog
 from lmtrain.observe.sinks.tensorboard import EventWriter, record
 from tests.limited import limited
 

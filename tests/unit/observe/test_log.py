@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from lmtrain.observe.screen.display import RunLog
+from lmtrain.observe.screen.training_view import RunLog
 
 
 def test_lines_are_stamped_in_utc_and_appended(tmp_path: Path) -> None:

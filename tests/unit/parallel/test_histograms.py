@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain.observe.measure.measures import EDGES
+from lmtrain.observe.measure.named_measures import EDGES
 from lmtrain.train.record.records import _count, histograms
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import build, step_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.measure.measures import larger_is_better, measures_of, names_of_validation, worth_by_step
+from lmtrain.observe.measure.named_measures import larger_is_better, measures_of, names_of_validation, worth_by_step
 
 VALID: dict[str, Any] = {"event": "valid", "step": 4, "loss": 3.5, "ppl": 33.1, "accuracy": 0.25, "tokens": 64}
 

@@ -1,7 +1,7 @@
-"""How far a verb is: a line that ticks on a terminal; elsewhere a plain line every few seconds. Called by the verbs.
+"""How far a verb is, but for training: a line that ticks on a terminal; elsewhere a plain one every few seconds.
 
 A report is free: it stores numbers, and a thread decides when they are shown. So lines come at even times however the
-work goes, and also while nothing reports. Decides nothing and knows no verb.
+work goes, and also while nothing reports. Called by the verbs; decides nothing and knows none of them.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lmtrain.observe.screen.display import LiveView, RunLog, RunView, build_view
 from lmtrain.observe.screen.panel import RunPanel, Saves
+from lmtrain.observe.screen.training_view import LiveView, RunLog, RunView, build_view
 
 FACTS = {"run": "runs/first", "model": "gpt2_small", "parameters": "124M", "device": "1 x NVIDIA H200, bf16"}
 

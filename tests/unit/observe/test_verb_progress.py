@@ -10,8 +10,8 @@ from time import sleep
 import pytest
 from rich.console import Console
 
-from lmtrain.observe.screen.progress import Reporter, progress
-from tests.unit.observe.test_display import drain
+from lmtrain.observe.screen.verb_progress import Reporter, progress
+from tests.unit.observe.test_training_view import drain
 
 
 class Clock:

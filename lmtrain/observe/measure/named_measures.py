@@ -1,6 +1,7 @@
 """What a run has measured of itself, by the names that TensorBoard shows, and what each step is worth by one of them.
 
-Called by training as rows are written and when a run goes on, and by whoever looks for a run's best checkpoint.
+Called by training as rows are written and when a run goes on, and by whoever looks for a run's best checkpoint. The
+words of a step's line are made in screen/row_text.py.
 """
 
 from __future__ import annotations

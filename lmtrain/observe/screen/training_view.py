@@ -1,7 +1,7 @@
 """What a person sees while a run trains: a live panel on a terminal, plain one-line logs everywhere else.
 
 Called by the training loop with the rows of metrics.jsonl; decides nothing and never raises for a row that lacks a
-figure. Every line also goes to the run folder's log.txt.
+figure. Every line also goes to the run folder's log.txt. Its words are made in row_text.py, the panel in panel.py.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rich.text import Text
 from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.safe_text import plain, warn, wrapped
 from lmtrain.observe.screen.panel import RunPanel, Saves
-from lmtrain.observe.screen.progress import is_live
 from lmtrain.observe.screen.row_text import Row, eval_line, step_line, valid_line
+from lmtrain.observe.screen.verb_progress import is_live
 
 
 class RunLog:
