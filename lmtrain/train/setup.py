@@ -34,7 +34,7 @@ from lmtrain.train.before.preflight import Inputs
 from lmtrain.train.before.resume_checks import passed_over
 from lmtrain.train.config import RunConfig
 from lmtrain.train.costs import Costs
-from lmtrain.train.record.records import open_records, open_view, show_beginning, worth_before
+from lmtrain.train.record.records import changed_settings, open_records, open_view, show_beginning, worth_before
 from lmtrain.train.state import Progress, Run, agreed_resume, go_on, pieces
 
 
@@ -78,6 +78,7 @@ def open_run(
         if config.checkpoint.saves_on_the_way:  # because: a save that ends a run may as well make its memory then
             writer.reserve(model.owned(pieces(model, optimizer)))
 
+        changed = changed_settings(folder, config, inputs) if leads else {}
         with together(peers):
             metrics, sinks, log = open_records(stack, folder, config, inputs, progress.step, leads=leads)
             writer.worth = worth_before(folder, config, progress.step) if leads else {}
@@ -88,7 +89,7 @@ def open_run(
         yield Run(
             config, inputs, folder, mesh, model, optimizer, progress, loader, writer, metrics, sinks, view,
             build_throughput(config, inputs, mesh, device), Costs(sum(p.numel() for p in model.parameters.values())),
-            Memory(str(device), mesh.rank), before, passed_over=tuple(passed),
+            Memory(str(device), mesh.rank), before, changed, passed_over=tuple(passed),
         )  # fmt: skip
 
 

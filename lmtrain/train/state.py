@@ -164,6 +164,7 @@ class Run:
     costs: Costs
     memory: Memory
     before: Mapping[str, object]  # how the start before this one ended
+    changed: Mapping[str, list[Any]]  # settings that are others than at that start: the value then and now
     passed_over: tuple[str, ...] = ()  # damaged checkpoints that the run does not go on from, in words
     reported_save: int | None = None  # the newest checkpoint that metrics and view have told of
     failed_saves: int = 0  # since then

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from lmtrain.batch import StepBatches
 from lmtrain.checkpoint.store import list_broken
-from lmtrain.errors import OutputError, StorageError, passed_on
+from lmtrain.config.base import show
+from lmtrain.errors import LmtrainError, OutputError, StorageError, passed_on
 from lmtrain.models.model_settings import true_weights
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import device_peak_bytes
@@ -39,6 +40,8 @@ from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.plan.run_model.ranks import rank_bytes_of
+from lmtrain.runfolder.differences import differences
+from lmtrain.runfolder.folder import read_settings
 from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, TENSORBOARD, TOKENIZER
 from lmtrain.runfolder.rows import read_last_rows, read_metrics
 from lmtrain.runtime.files.files import atomic_file, read_json, write_json
@@ -56,6 +59,7 @@ from lmtrain.units import format_bytes, format_count, format_seconds
 _LARGEST = 1 << 18  # bytes of settings; because: what reads rows refuses one of a MiB
 _AT_ONCE = 1 << 22  # numbers; because: their buckets take as much memory again
 WEIGHTS, GRADIENTS = "weights", "gradients"
+_LEAP = 1.5  # a learning rate that is so many times what it was in the step before is told
 MOST_FAILED = 3  # checkpoints in a row
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -66,15 +70,18 @@ def open_records(
     """What rank 0 writes for people and tools, and first what lets somebody repeat the run."""
     if not leads:
         return None, (), None
-    write_json(folder / CONFIG, settled(config, inputs).to_dict())
-    write_json(folder / ENVIRONMENT, environment_report())
-    with atomic_file(folder / TOKENIZER) as file:
-        file.write(inputs.tokenizer.to_bytes())
+    # because: a start that trains nothing would else leave settings on record that never trained
+    trains = inputs.resume_from is None or step < config.total_steps or not (folder / CONFIG).is_file()
+    if trains:
+        write_json(folder / CONFIG, settled(config, inputs).to_dict())
+        write_json(folder / ENVIRONMENT, environment_report())
+        with atomic_file(folder / TOKENIZER) as file:
+            file.write(inputs.tokenizer.to_bytes())
     log = RunLog(folder / LOG)
     stack.callback(log.close)
     metrics = MetricsLog(folder / METRICS, log.warn)
     stack.callback(metrics.close)
-    sinks = list(_sinks(folder, config, inputs, step, log.warn))
+    sinks = list(_sinks(folder, config, inputs, step, log.warn)) if trains else []
     for sink in reversed(sinks):
         stack.callback(sink.close)
     return metrics, sinks, log
@@ -93,6 +100,17 @@ def _sinks(folder: Path, config: RunConfig, inputs: Inputs, step: int, say: Call
             observe.wandb_name or folder.resolve().name, observe.wandb_tags,
         )  # fmt: skip
         yield Behind("Weights & Biases", lambda tell: WeightsAndBiases(folder, account, settings), say)
+
+
+def changed_settings(folder: Path, config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:
+    """Return each setting that is another than at the last start of a run that goes on, with the value then and now."""
+    if inputs.resume_from is None or not (folder / CONFIG).is_file():
+        return {}
+    try:
+        found = differences([read_settings(folder), settled(config, inputs).to_dict()])
+    except (LmtrainError, AttributeError):  # because: a damaged record is written anew, and stops no run
+        return {}
+    return {key: values for key, values in found.items() if not key.startswith("run.")}
 
 
 def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
@@ -238,10 +256,27 @@ def record_start(run: Run) -> None:
         run.view.note(f"warning: {warning}")
     if resumed is not None and run.progress.step == total:
         run.view.note(f"nothing is left to do: {resumed} is step {total} of {total}")
+        if run.changed:
+            kept = ", ".join(f"{key}={show(was)}" for key, (was, _) in run.changed.items())
+            run.view.note(f"what was given anew has no effect; the run's record keeps {kept}")
     elif resumed is not None:
         run.view.note(f"continuing from {resumed} at step {run.progress.step}")
+        for text in _said_of_changes(run):
+            run.view.note(text)
     elif weights is not None:
         run.view.note(f"a new run with the weights of {weights}")
+
+
+def _said_of_changes(run: Run) -> Iterator[str]:
+    """A line for each setting that is another from here on, and one where the learning rate leaps by that."""
+    for key, (was, now) in run.changed.items():
+        yield f"{key} is {show(now)} from here on; it was {show(was)}"
+    step, total = run.progress.step, run.config.total_steps
+    rows = read_last_rows(run.folder / METRICS)
+    before = [row["lr"] for row in rows if row["event"] == "step" and row["step"] <= step]
+    after = run.config.optim.lr * run.config.schedule.factor(step, total)
+    if run.changed and before and not 1 / _LEAP < after / before[-1] < _LEAP:
+        yield f"warning: with that the learning rate goes from {before[-1]:.2e} to {after:.2e} in one step"
 
 
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,27 @@
+"""A run that is started again with other settings: what is said of them, and what its record keeps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.cli.harness import Toy, lmtrain
+
+
+def test_a_finished_run_keeps_what_it_trained_with_and_one_that_goes_on_says_what_is_new(
+    toy: Toy, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    lmtrain("pretrain", *toy.settings(folder, train__steps=4))
+    trained = (folder / "config.json").read_bytes()
+    said = lmtrain("pretrain", *toy.settings(folder, train__steps=4, optim__lr="5e-4"))
+    assert "nothing is left to do" in said
+    assert "what was given anew has no effect; the run's record keeps optim.lr=0.003" in said
+    assert (folder / "config.json").read_bytes() == trained
+    assert "from here on" not in lmtrain("pretrain", *toy.settings(folder, train__steps=4))
+
+    said = lmtrain("pretrain", *toy.settings(folder, train__steps=16, optim__betas="[0.9,0.99]"))
+    for text in ("train.steps is 16 from here on; it was 4", "optim.betas is [0.9,0.99] from here on; it was [0.9,0.9"):
+        assert text in said
+        assert text in (folder / "log.txt").read_text()
+    assert "warning: with that the learning rate goes from 1.65e-03 to 2." in said
+    assert (folder / "config.json").read_bytes() != trained
