@@ -30,6 +30,9 @@ from lmtrain.tokenizer.json_lines import Document
 SplitDocuments = Iterator[tuple[str, Document]]  # the split each belongs to, and the document
 
 
+# ---- texts for evaluation --------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class PublishedTexts:
     """The files that evaluation reads, and the archives in which they are published."""
@@ -81,9 +84,6 @@ def get_texts(
         except DataError as error:
             raise DataError(f"{error} Bring it by other means:\n{way}") from error
     return {output / file.name: origins.get(file.name) for file in texts.files}
-
-
-# ---- what is here
 
 
 def _search(texts: PublishedTexts, paths: Sequence[Path]) -> _Found:
@@ -150,9 +150,6 @@ def _write(found: _Found, output: Path, origins: dict[str, str]) -> None:
             origins[name] = f"from {where}"
 
 
-# ---- what is not
-
-
 def _fetch(
     texts: PublishedTexts, absent: Sequence[RemoteFile], output: Path, origins: dict[str, str],
     report: ReportBytes | None,
@@ -182,6 +179,9 @@ def _got(file: RemoteFile, target: Path, report: ReportBytes | None, problems: l
         problems.append(error)
         return False
     return True
+
+
+# ---- documents to train on -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -86,10 +86,8 @@ class Facts:
     def paragraphs(self) -> list[str]:
         return [part for part in map(str.strip, re.split(r"\n\s*\n", self.text)) if part]
 
-
     def share_of_lines(self, test: Callable[[str], bool]) -> float:
         return sum(map(test, self.lines)) / max(len(self.lines), 1)
-
 
     @cached_property
     def num_word_chars(self) -> int:
@@ -130,8 +128,6 @@ def _repeated_runs(length: int, facts: Facts) -> float:
     starts[np.flatnonzero(again)] += 1
     starts[np.flatnonzero(again) + length] -= 1
     return float(facts.word_chars[np.cumsum(starts[:-1]) > 0].sum() / facts.num_word_chars)
-
-
 
 
 def _mean_word_chars(facts: Facts) -> float:

@@ -50,7 +50,6 @@ class Options:
     shard_tokens: int | None = None
     overwrite: bool = False
 
-
     def __post_init__(self) -> None:
         if self.workers < 1:
             raise UsageError(f"--workers={self.workers} must be at least 1. Leave it out to use every core.")
@@ -323,8 +322,6 @@ def _say_what_was_found(outputs: Outputs, say: Callable[[str], None] | None) -> 
         say(f"going on after the {outputs.totals.num_documents} documents of a run that was cut short")
     elif outputs.dropped:
         say("starting over: what a run that was cut short left behind is of other inputs or settings")
-
-
 
 
 def _named_bins(lengths: list[int]) -> dict[str, int]:

@@ -258,6 +258,9 @@ def judge(chunk: Chunk, content: Content, bad: list[Bad]) -> Judged:
     return sorted(bad, key=lambda one: one.line), 0 if chunk.plain else content.num_lines + bool(chunk.problem)
 
 
+# ---- bad lines -------------------------------------------------------------------------------------------------------
+
+
 class OnError(StrEnum):
     STOP = "stop"
     SKIP = "skip"
@@ -340,6 +343,9 @@ def _record(chunk: Chunk, line: int, bad: Bad) -> bytes:
         except UnicodeDecodeError:
             tree["content_base64"] = base64.b64encode(bad.content).decode()
     return json.dumps(tree, ensure_ascii=False).encode() + b"\n"
+
+
+# ---- all texts of some files -----------------------------------------------------------------------------------------
 
 
 class SourceTexts:

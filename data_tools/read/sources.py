@@ -156,8 +156,6 @@ def _expand(given: Path | Source) -> Sequence[Path | Source]:
     return [given]
 
 
-
-
 def _below(folder: Path) -> Iterator[Path]:
     """All that is not hidden but folders, which are entered, while links to folders are not."""
     with read_errors(folder):

@@ -228,6 +228,7 @@ _UNPACK: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
 }
 
 
+# ---- archives --------------------------------------------------------------------------------------------------------
 
 
 def contents(path: Path, wanted: Wanted) -> Contents:
@@ -290,6 +291,9 @@ def _damage(named: Callable[[str], Exception]) -> Iterator[None]:
         if error.errno != errno.EINVAL:  # because: damage can point to before the file's beginning
             raise
         raise named(str(error)) from error
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
 
 
 def read_rows(

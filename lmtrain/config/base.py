@@ -36,7 +36,8 @@ class Problem:
     of_layout: bool = False  # not of one key: keys that are each right make a layout that cannot work
 
     def text(self, prefix: str = "") -> str:
-        said = f"{prefix and prefix + '.'}{self.key}={show(self.value)} {self.rule}. {self.way_out}"
+        key = f"{prefix}.{self.key}" if prefix else self.key
+        said = f"{key}={show(self.value)} {self.rule}. {self.way_out}"
         return LayoutProblem(said) if self.of_layout else said
 
 

@@ -79,10 +79,7 @@ def selected(
             if group in choices:
                 problems.append(f"{override.input_line} chooses {group} again, after {choices[group]}. Leave one out.")
             choices[group] = str(override.input_line)
-            chosen = override.value() if isinstance(override.value(), list) else [override.value()]
-            wrong = [str(one) for one in chosen if one is not None and str(one) not in groups[group]]
-            for one in wrong if not override.is_delete() else ():
-                problems.append(f"{group}={one} is not in conf/{group}/. {nearest_value(one, groups[group])}")
+            problems += [] if override.is_delete() else _choice_problems(group, override.value(), groups[group])
             words.append(f"~{group}" if override.value() is None else choices[group])
         elif "/" in group:
             problems.append(f"{override.input_line} chooses in {group}, which is no group. {nearest(group, groups)}")
@@ -142,3 +139,9 @@ def _checked_name(name: str, known: Sequence[str], folders: Sequence[Path]) -> s
     other = next((folder / f"{name}.yml" for folder in folders if (folder / f"{name}.yml").exists()), None)
     way_out = f"Rename {other} to {name}.yaml." if other else nearest(name, known)
     raise SettingsError([f"--config-name={name} is not in {folders[0]}. {way_out}"])
+
+
+def _choice_problems(group: str, value: Any, known: Sequence[str]) -> list[str]:
+    chosen = value if isinstance(value, list) else [value]
+    wrong = [one for one in chosen if one is not None and str(one) not in known]
+    return [f"{group}={one} is not in conf/{group}/. {nearest_value(str(one), known)}" for one in wrong]

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,7 @@ from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.tokenizer.base import Tokenizer
 
 _MOST = 64  # powers of two
+T = TypeVar("T")
 Progress = Callable[..., None]  # tokens fed and known already, of how many; `earlier`: known already
 
 
@@ -92,12 +93,12 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
 
 
 @dataclass(frozen=True)
-class Again:
+class Again(Generic[T]):
     """What a walk gives, as often as it is asked for."""
 
-    walk: Callable[[], Iterator[Any]]
+    walk: Callable[[], Iterator[T]]
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         return self.walk()
 
 

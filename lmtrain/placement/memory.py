@@ -143,7 +143,6 @@ def of_blocks(model: ModelSettings, *, on_gpu: bool) -> bool:
     return on_gpu and not model.uses_dropout and model.shape.head_width >= LEAST_HEAD_WIDTH
 
 
-
 class Run(Protocol):
     """What of a run its activations depend on."""
 
@@ -286,8 +285,8 @@ class Layers:
             return final + self.cut + loss
         # a copy of them, and what the pooler makes of it
         first_tokens = 2 * self.whole / self.run.shape.seq_len if self.run.model.pair_head else 0.0
-        # the last two: places and labels
-        scored = 2 * self.cut + self.norm() + self.cut + loss + INT64_BYTES / self.run.sequence_parts + INT64_BYTES
+        places, labels = INT64_BYTES / self.run.sequence_parts, INT64_BYTES
+        scored = 2 * self.cut + self.norm() + self.cut + loss + places + labels
         return final + first_tokens + self.run.scored_share * scored
 
     def later_of_block(self) -> float:

@@ -107,8 +107,6 @@ def judged(source: Text, key: str | None) -> str:
     return text
 
 
-
-
 def document_of(line: bytes, key: str | None) -> Document:
     """All that one line holds, with a text under the key where one is given; raises BadTextError."""
     text = decoded(line)

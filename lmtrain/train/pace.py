@@ -102,7 +102,8 @@ class Pace:
         self.work.neighbours = neighbours(layout, rank) if on_host else ()
         # because: a host's times are those of launching; it runs ahead of its device, and waits for a throttled one in
         # the one place in which it waits for a peer as well
-        self.ranks = [Watched(some, OWN, LEAST, LEAST_S) for some in peers_of(layout, kinds_of_stage) if on_host]
+        judged = peers_of(layout, kinds_of_stage) if on_host else []
+        self.ranks = [Watched(some, OWN, LEAST, LEAST_S) for some in judged]
         self.pairs = pairs_of(layout) if on_host else []
         self.links = [
             Watched(some, ["message"], LINK_LEAST, LINK_LEAST_S) for some in alike(self.pairs, hosts) if self.pairs

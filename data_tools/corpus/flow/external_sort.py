@@ -104,7 +104,6 @@ class _Run:
         self.rows = np.fromfile(self._file, np.uint64, self._block * self._columns).reshape(-1, self._columns)
         self.more = len(self.rows) == self._block
 
-
     def take(self, bound: list[int] | None) -> Rows:
         """The rows up to `bound`, which leave; the next block comes when this one is used up."""
         count = len(self.rows)

@@ -36,6 +36,7 @@ Documents = Iterator[tuple[int, Document]]  # positions and documents
 OFFSET_BITS = 44  # of a position: files of up to 16 TiB, and a million of them
 ReportDocuments = Callable[[str, int], None]  # is told the step, and documents done
 
+
 def to_line(document: Document) -> bytes:
     try:
         return json.dumps(document, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"

@@ -144,9 +144,10 @@ def _find_overlap(boxes: list[Box]) -> tuple[Box, Box] | None:
         return boxes[0], boxes[1]
     ordered, left = sorted(boxes, key=lambda box: box.offset[axis]), _MOST_COMPARED
     for i, box in enumerate(ordered):
+        end = box.stop[axis]
         for other in islice(ordered, i + 1, None):
             left -= 1
-            if other.offset[axis] >= box.stop[axis] or not left:
+            if other.offset[axis] >= end or not left:
                 break
             if intersect(box, other) is not None:
                 return box, other

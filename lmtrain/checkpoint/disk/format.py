@@ -16,7 +16,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from reprlib import repr as _brief  # because: a value in a message may be as long as it likes
+from reprlib import repr as brief_repr  # because: a value in a message may be as long as it likes
 from typing import Any
 
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem
@@ -190,23 +190,23 @@ def decode_manifest(value: Any, where: object) -> Manifest:
 
 
 def _decode_file(name: str, entry: Any) -> FileEntry:
-    _need(is_safe_name(name) and name != MANIFEST, f"{_brief(name)} is not a plain file name")
+    _need(is_safe_name(name) and name != MANIFEST, f"{brief_repr(name)} is not a plain file name")
     _need(is_count(entry["size"]), f"the size of {name} is not a number from 0")
     _need(isinstance(entry["root"], str) and bool(_HEX.fullmatch(entry["root"])), f"{name} has no SHA-256 as its root")
     return FileEntry(entry["size"], entry["root"])
 
 
 def _decode_tensor(name: str, entry: Any, files: dict[str, FileEntry]) -> TensorEntry:
-    _need(_is_name(name), f"{_brief(name)} is not the name of a tensor")
+    _need(_is_name(name), f"{brief_repr(name)} is not the name of a tensor")
     dtype, shape = entry["dtype"], _decode_sizes(entry["shape"])
-    _need(dtype in ITEM_BYTES, f"{_brief(dtype)} is not a tensor type")
+    _need(dtype in ITEM_BYTES, f"{brief_repr(dtype)} is not a tensor type")
     pieces = []
     for piece in entry["pieces"]:
         file, key = piece["file"], piece["key"]
         if file not in files:
-            raise ValueError(f"the file {_brief(file)} is not listed")
+            raise ValueError(f"the file {brief_repr(file)} is not listed")
         if not _is_name(key, MAX_KEY_LENGTH):
-            raise ValueError(f"{_brief(key)} is not the key of a piece")
+            raise ValueError(f"{brief_repr(key)} is not the key of a piece")
         pieces.append(PieceEntry(file, key, Box(_decode_sizes(piece["offset"]), _decode_sizes(piece["shape"]))))
     problem = cover_problem(shape, [piece.box for piece in pieces])
     _need(problem is None, f"{name} of shape {list(shape)} is not covered: {problem}")
@@ -215,10 +215,10 @@ def _decode_tensor(name: str, entry: Any, files: dict[str, FileEntry]) -> Tensor
 
 def _decode_sizes(value: Any) -> tuple[int, ...]:
     if not (isinstance(value, list) and len(value) <= MAX_AXES and all(is_count(v) for v in value)):
-        raise ValueError(f"{_brief(value)} are not sizes")
+        raise ValueError(f"{brief_repr(value)} are not sizes")
     # because: numpy and torch refuse products beyond 63 bits even where a zero makes the tensor empty
     if math.prod(max(v, 1) for v in value) > _MAX_ELEMENTS:
-        raise ValueError(f"{_brief(value)} is larger than any tensor")
+        raise ValueError(f"{brief_repr(value)} is larger than any tensor")
     return tuple(value)
 
 

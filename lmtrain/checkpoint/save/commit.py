@@ -203,11 +203,10 @@ def read_part(path: Path) -> RankRecord:
     value: Any = parse_json(read_bytes(path, MAX_FILE_BYTES, follow_links=False), path)
     try:
         files = {name: FileEntry(size, root) for name, (size, root) in value["files"].items()}
-        pieces = [
-            (PieceSpec(name, dtype, tuple(shape), box), PieceEntry(file, key, box))
-            for name, dtype, shape, file, key, offset, extent in value["pieces"]
-            for box in [Box(tuple(offset), tuple(extent))]
-        ]
+        pieces = []
+        for name, dtype, shape, file, key, offset, extent in value["pieces"]:
+            box = Box(tuple(offset), tuple(extent))
+            pieces.append((PieceSpec(name, dtype, tuple(shape), box), PieceEntry(file, key, box)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} is not what a process of this run writes ({error}). Save again.") from error
     return RankRecord(files, pieces)

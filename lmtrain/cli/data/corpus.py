@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from data_tools.read.chunks import Part
 from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
 from lmtrain.cli.screen.terminal import echo, progress
 from lmtrain.errors import UsageError
@@ -167,6 +166,7 @@ def match(
 ) -> None:
     """Second step: mark exact copies with `--exact`, then find near ones, the bands in parts."""
     from data_tools.corpus.copies.copies import find_pairs, mark_exact
+    from data_tools.read.chunks import Part
 
     with _documents_shown("matching"):
         found = mark_exact(work) if exact else find_pairs(work, threshold, Part.parse(part))
@@ -307,6 +307,7 @@ def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str
 
 def _work(workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None) -> Work:
     from data_tools.corpus.flow.steps import Reading, Work
+    from data_tools.read.chunks import Part
     from data_tools.read.content import OnError
 
     if on_error not in ("stop", "skip"):

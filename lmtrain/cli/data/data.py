@@ -23,11 +23,11 @@ from lmtrain.cli.screen.console import print_facts, print_table
 from lmtrain.cli.screen.terminal import echo, print_json, progress
 from lmtrain.config.compose import compose
 from lmtrain.errors import DataError, UsageError
-from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.units import format_count
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed import IndexedDataset
+    from lmtrain.tokenizer.base import Tokenizer
     from lmtrain.train.config import RunConfig
 
 app = typer.Typer(no_args_is_help=True)
@@ -256,6 +256,7 @@ def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunCon
 
 def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
     from lmtrain.data.store.indexed import part
+    from lmtrain.tokenizer.base import Tokenizer
 
     beside = part(dataset.prefix, ".tokenizer.json")
     if given is None and not beside.exists():

@@ -47,8 +47,8 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
         raise UsageError(
             f"--calibrate was given {twice} twice, and each run is judged by what the others say. Name it once."
         )
-    if none := next((folder for folder in folders if not (folder / CONFIG).is_file()), None):
-        raise MissingInputError(f"{none} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir.")
+    if odd := next((folder for folder in folders if not (folder / CONFIG).is_file()), None):
+        raise MissingInputError(f"{odd} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir.")
     configs = [config_of(folder) for folder in folders]
     hardware = _hardware([word for word in words if "=" in word], configs, config_dir)
     pairs = zip(folders, configs, strict=True)
@@ -150,8 +150,10 @@ def _print(facts: dict[str, Any], out: Path | None) -> None:
     )
     changes = [f"{name} {old:.3g} -> {new:.3g}" for name, (old, new) in facts["figures"].items()]
     echo(f"{facts['hardware']}: {', '.join(changes)}")
-    nothing = f"Nothing is written: --out DIR/{_GROUP}/NAME.yaml keeps it."
-    echo(f"{out} is written. Choose it with --config-dir {out.parent.parent} {_GROUP}={out.stem}" if out else nothing)
+    if out is None:
+        echo(f"Nothing is written: --out DIR/{_GROUP}/NAME.yaml keeps it.")
+    else:
+        echo(f"{out} is written. Choose it with --config-dir {out.parent.parent} {_GROUP}={out.stem}")
 
 
 def _write(path: Path, hardware: Hardware, base: str, num_runs: int) -> None:

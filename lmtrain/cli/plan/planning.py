@@ -334,6 +334,9 @@ def _never(question: Question) -> Iterator[Problem]:
         yield from rampup_problems(layout, run.rampup, micro)
 
 
+# ---- the answer ------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Found:
     question: Question

@@ -214,6 +214,9 @@ def squares(found: Sequence[Square], label: str) -> str:
     return svg(top + len(down) * high + 6, parts(), label)
 
 
+# ---- a traced step ---------------------------------------------------------------------------------------------------
+
+
 def trace_parts(seen: Seen, whose: str) -> Iterator[Part]:
     if not (seen.path / TRACES).is_dir():
         return
@@ -347,6 +350,9 @@ def timeline_picture(rows: Sequence[TimelineRow]) -> str:
             yield text(left + value * scale, bottom + 17, word, "soft small", "middle")
 
     return svg(top + len(ranks) * high + 24, parts(), "what each rank did when in the step")
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
 def kernel_parts(seen: Seen, whose: str) -> Iterator[Part]:

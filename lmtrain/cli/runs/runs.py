@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.cells import cell_len
-from rich.text import Text
 
 from lmtrain.cli.inspect.run_view import ago, finite, four
 from lmtrain.cli.options import Json
-from lmtrain.cli.screen.console import Screen, print_facts
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.cli.verbs import PlainGroup, examples
 from lmtrain.config.base import show
@@ -87,6 +84,8 @@ def diff(
     facts = diff_facts(a, b)
     if as_json:
         return print_json(writable(facts), allow_nan=False)
+    from lmtrain.cli.screen.console import print_facts
+
     return print_facts("two runs compared", diff_lines(facts))
 
 
@@ -157,6 +156,11 @@ def _loss(row: dict[str, Any]) -> float | str | None:
 
 def print_runs(rows: Sequence[dict[str, Any]]) -> None:
     """On a terminal a run is a line: what does not fit is left out, columns that matter least first."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    from lmtrain.cli.screen.console import Screen
+
     screen = Screen(highlight=False)
     if not rows:
         screen.print("no run is of that kind")

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
 
@@ -309,14 +309,17 @@ def _write(path: Path, text: str) -> None:
 # ---- the file --------------------------------------------------------------------------------------------------------
 
 
-def task_options(
-    of_sbatch: Sequence[str], of_srun: Sequence[str], num_ranks: int
-) -> tuple[list[str], list[str], int | None, bool]:
-    """Return the options of a job whose tasks start `num_ranks` ranks each: sbatch's and srun's, and two of CPUs.
+class TaskOptions(NamedTuple):
+    """The options of a job whose tasks start several ranks each."""
 
-    How many a task asks for, None where another option says it; and whether it takes all that the job has on its node,
-    since the user has given no number.
-    """
+    of_sbatch: list[str]
+    of_srun: list[str]
+    cpus: int | None  # that a task asks for; None where another option says it
+    takes_all_cpus: bool  # that the job has on its node, since the user has given no number
+
+
+def task_options(of_sbatch: Sequence[str], of_srun: Sequence[str], num_ranks: int) -> TaskOptions:
+    """Make what was meant for each rank fit tasks that start `num_ranks` ranks each."""
     for option, words in (("--sbatch", of_sbatch), ("--srun", of_srun)):
         for word in words:
             _check(option, word, num_ranks)
@@ -325,7 +328,7 @@ def task_options(
     step = [f"--cpus-per-task={of_step * num_ranks}"] if of_job and of_step else []
     by_gpu = any(_CPUS_OF_GPUS.match(word) for word in (*of_sbatch, *of_srun))
     cpus = None if by_gpu and each is None else (each or 1) * num_ranks
-    return _without_cpus(of_sbatch), _without_cpus(of_srun) + step, cpus, each is None and not by_gpu
+    return TaskOptions(_without_cpus(of_sbatch), _without_cpus(of_srun) + step, cpus, each is None and not by_gpu)
 
 
 def _check(option: str, word: str, num_ranks: int) -> None:

@@ -162,6 +162,9 @@ def _clocks(segment: Segment) -> list[Facts]:
     return found
 
 
+# ---- on the screen ---------------------------------------------------------------------------------------------------
+
+
 def print_trace(facts: Facts, rows: Sequence[TimelineRow]) -> None:
     console = Screen(highlight=False)
     width = min(console.width, _WIDEST) if console.is_terminal else _WIDEST

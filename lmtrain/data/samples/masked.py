@@ -63,8 +63,6 @@ class MaskVocabulary:
         return cls(kinds, dict(tokenizer.special))
 
 
-
-
 class MaskedDataset:
     """`run_samples`, what the whole run takes, is for order=megatron alone; None: one epoch."""
 

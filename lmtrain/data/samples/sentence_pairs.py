@@ -147,8 +147,9 @@ def _cut(
 
 
 def _megatron_takes(lengths: Ints, begin: int, end: int, min_sentences: int) -> bool:
-    short = end - begin == 1 or lengths[begin:end].max(initial=0) <= _LONGEST_SENTENCE
-    return end - begin >= max(min_sentences, 1) and bool(short)
+    if end - begin < max(min_sentences, 1):
+        return False
+    return end - begin == 1 or int(lengths[begin:end].max()) <= _LONGEST_SENTENCE
 
 
 def _plain(lengths: Ints, bounds: Ints) -> tuple[Ints, Ints]:

@@ -135,19 +135,23 @@ def _drawn(num_documents: int, places: range, seed: int) -> Iterator[range]:
 
 
 def _copy(writer: DatasetWriter, dataset: IndexedDataset, map_: DocumentMap, documents: range) -> None:
-    last = documents.start
-    while (first := last) < documents.stop:
-        # a bounded number of tokens, or one document alone
-        starts = map_.starts(np.arange(first, min(first + _COPIED_DOCUMENTS, documents.stop) + 1))
-        within = int(np.searchsorted(starts, starts[0] + _COPIED_TOKENS, side="right")) - 1
-        last = first + max(within, 1)
+    for first, last in _portions(map_, documents):
         bounds = dataset.document_index[first : last + 1].astype(np.int64)
-        start, stop = int(starts[0]), int(starts[last - first])
+        start, stop = map_.starts(np.array([first, last])).tolist()
         lengths = dataset.lengths[int(bounds[0]) : int(bounds[-1])]
         dataset.check(np.array([start]), np.array([stop - start]))
         writer.add_documents(dataset.tokens[start:stop], lengths, np.diff(bounds))
 
 
+def _portions(map_: DocumentMap, documents: range) -> Iterator[tuple[int, int]]:
+    """Runs of documents of a bounded number of tokens, or one document alone."""
+    first = documents.start
+    while first < documents.stop:
+        starts = map_.starts(np.arange(first, min(first + _COPIED_DOCUMENTS, documents.stop) + 1))
+        within = int(np.searchsorted(starts, starts[0] + _COPIED_TOKENS, side="right")) - 1
+        last = first + max(within, 1)
+        yield first, last
+        first = last
 
 
 def _describe(writer: DatasetWriter, dataset: IndexedDataset, info: DatasetInfo, num_bytes: int) -> None:

@@ -221,7 +221,6 @@ class DatasetSpool:
             at = int(ends[-1])
 
 
-
 def _states(growing: _Growing, ends: list[int]) -> list[Any]:
     """The running hash at each of these sizes, ascending; None from the first that lies behind the file's end."""
     digest, at, states = hashlib.sha256(), 0, []

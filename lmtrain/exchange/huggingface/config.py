@@ -268,6 +268,9 @@ def _same(config: Config, wrong: list[str], **needed: object) -> None:
     wrong += [f"{k}={show(config[k])} would have to be {show(v)}" for k, v in needed.items() if config[k] != v]
 
 
+# ---- the tokenizer ---------------------------------------------------------------------------------------------------
+
+
 def tokenizer_files(data: bytes, seq_len: int, *, causal: bool) -> dict[str, bytes]:
     tokenizer = Tokenizer.from_bytes(data)
     special = {
@@ -298,6 +301,9 @@ def tokenizer_files(data: bytes, seq_len: int, *, causal: bool) -> dict[str, byt
 
 def json_bytes(value: object) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+# ---- names of weights ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

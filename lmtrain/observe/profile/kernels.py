@@ -110,7 +110,9 @@ def table_of(events: Iterable[Mapping[str, Any]], steps: tuple[int, int], rank: 
     for name, kind, micros in timed:
         seconds[name, kind] += micros / 1e6
         calls[name, kind] += 1
-    classes = {kind: sum((spent for (_, of), spent in seconds.items() if of == kind), 0.0) for kind in CLASSES}
+    classes = dict.fromkeys(CLASSES, 0.0)
+    for (_, kind), spent in seconds.items():
+        classes[kind] += spent
     longest = sorted(seconds, key=lambda key: (-seconds[key], key))[:_MOST_KERNELS]
     kernels = tuple(Kernel(name, kind, seconds[name, kind], calls[name, kind]) for name, kind in longest)
     return KernelTable(*steps, rank, "cuda" if on_device else "cpu", window_s, classes, kernels)

@@ -90,10 +90,9 @@ class EventWriter:
     def histogram(self, tag: str, found: Histogram, step: int) -> None:
         buckets = found.buckets()
         values = (found.low, found.high, float(found.count), found.total, found.total_of_squares)
-        drawn = b"".join(field_double(number, value) for number, value in enumerate(values, 1)) + field_doubles(
-            6, [up_to for _, up_to, _ in buckets]
-        ) + field_doubles(7, [count for *_, count in buckets])  # fmt: skip
-        self._summary(tag, field_bytes(5, drawn), step)
+        numbers = b"".join(field_double(number, value) for number, value in enumerate(values, 1))
+        limits = field_doubles(6, [up_to for _, up_to, _ in buckets])
+        self._summary(tag, field_bytes(5, numbers + limits + field_doubles(7, [count for *_, count in buckets])), step)
 
     def plugin(self, tag: str, name: str, *, content: bytes = b"", text: bytes | None = None, step: int = 0) -> None:
         """What a plugin of TensorBoard reads: its own content, and a tensor of one string where it wants one."""
@@ -155,13 +154,14 @@ class TensorBoard:
 
 def _layout() -> bytes:
     """The page of custom scalars: a category for each sort of curve, with a chart for each thing."""
-    return b"".join(
-        field_bytes(2, field_text(1, page) + b"".join(
-            field_bytes(2, field_text(1, title) + field_bytes(2, b"".join(field_text(1, tag) for tag in tags)))
-            for title, tags in charts.items()
-        ))
-        for page, charts in CHARTS.items()
-    )  # fmt: skip
+    pages = b""
+    for page, charts in CHARTS.items():
+        drawn = b""
+        for title, tags in charts.items():
+            lines = b"".join(field_text(1, tag) for tag in tags)
+            drawn += field_bytes(2, field_text(1, title) + field_bytes(2, lines))
+        pages += field_bytes(2, field_text(1, page) + drawn)
+    return pages
 
 
 def _sortable(value: Any) -> bytes:

@@ -88,8 +88,10 @@ class Companion:
                     self.obey(message)
 
     def is_over(self) -> bool:
-        if self.over or not self.rank_gone or self.hub is None:
-            return self.over or self.rank_gone
+        if self.over or not self.rank_gone:
+            return self.over
+        if self.hub is None:
+            return True
         late = self.deadline is not None and time.monotonic() > self.deadline
         return late or (self.hub.verdict is not None and all(peer.idle for peer in self.hub.peers))
 

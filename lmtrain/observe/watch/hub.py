@@ -42,6 +42,9 @@ _UNKNOWN_S = 10.0  # for a connection to say who it is
 _HERE_S = 1.0  # between two words that this is there
 
 
+# ---- connections -----------------------------------------------------------------------------------------------------
+
+
 class Lines:
     """One connection. `ended` once the other side is gone."""
 
@@ -105,6 +108,9 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
+# ---- what is said ----------------------------------------------------------------------------------------------------
+
+
 def explained(verdict: dict[str, Any]) -> str:
     """Return a verdict with where to look and what to do."""
     folder = verdict.get("folder")
@@ -118,6 +124,9 @@ def write_stop(folder: str, verdict: dict[str, Any]) -> None:
     where = {"rank": rank, "hang": stacks} if stacks else {"rank": rank, "lost": rank}
     with suppress(OSError):  # because: a disk that fails must not keep the processes from being ended
         stop.write(folder, explained(verdict), PeerLostError.exit_code, replace=False, waits=False, **where)
+
+
+# ---- the hub ---------------------------------------------------------------------------------------------------------
 
 
 class Hub:

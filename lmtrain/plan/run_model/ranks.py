@@ -137,7 +137,9 @@ def _by_layer(model: ModelSettings, optim: OptimSettings, tp: int, dp_shard: int
     )  # fmt: skip
 
 
-_weights = lru_cache(maxsize=16)(Weights.of)
+@lru_cache(maxsize=16)
+def _weights(model: ModelSettings) -> Weights:
+    return Weights.of(model)
 
 
 @lru_cache(maxsize=16)

@@ -55,7 +55,8 @@ def price_runs(runs: Sequence[Planned], hardware: Hardware, factors: Factors) ->
         "wait": one.sends / (2 * c.vp),
     }  # fmt: skip
     each = [Seconds(**{name: float(part[at]) for name, part in parts.items()}) for at in range(len(c))]
-    return price_step(c, factors, np.array(list(map(pipeline_seconds, runs, each)))), each
+    pipelines = np.array([pipeline_seconds(run, one) for run, one in zip(runs, each, strict=True)])
+    return price_step(c, factors, pipelines), each
 
 
 def pipeline_seconds(run: Planned, seconds: Seconds) -> float:

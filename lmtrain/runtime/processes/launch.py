@@ -151,7 +151,7 @@ def _end_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _is(state: int, pid: int) -> bool:
+def _has_come_to(state: int, pid: int) -> bool:
     """Return whether a child of this process has ended (os.WEXITED) or stands still by SIGSTOP (os.WSTOPPED).
 
     What is known of its end is kept.
@@ -329,7 +329,7 @@ class _Job:
 
     def _look_at_guardian(self) -> None:
         """Replace it if it has ended; where that fails, the run goes on without one until the next look."""
-        if self.guardian < 0 or _is(os.WEXITED, self.guardian):
+        if self.guardian < 0 or _has_come_to(os.WEXITED, self.guardian):
             with suppress(OSError, StartCancelledError):
                 self._start_guardian()
                 self._guard(*self.pids)
@@ -353,7 +353,7 @@ class _Job:
                 self.starter.look()
                 self._look_at_guardian()
                 if deadline is None and len(alive) < self.ranks.count and all(
-                    _is(os.WSTOPPED, self.pids[rank]) for rank in alive
+                    _has_come_to(os.WSTOPPED, self.pids[rank]) for rank in alive
                 ):
                     deadline = time.monotonic() + self.grace_s  # because: nobody is left who would miss them
                 elif deadline is not None:

@@ -149,7 +149,6 @@ class Fuzz:
         what = change_any(file, rng) if rng.random() < 0.7 else f"{file.name}: a reference"
         return what, ("--from-run", file.parent, *rng.choice(((), ("run.dir=other", "checkpoint.resume=none"))))
 
-
     def records(self, rng: random.Random, folder: Path) -> tuple[str, tuple[object, ...]]:
         """What the run of a stranger tells of itself."""
         stop = {"cause": "done", "step": 2, "exit_code": 0, "requeue": False}

@@ -263,7 +263,7 @@ def test_a_child_that_stands_still_when_the_others_have_ended_is_killed(
 def test_a_child_that_has_just_ended_does_not_stand_still() -> None:
     with subprocess.Popen([sys.executable, "-c", ""], text=True) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-        assert not launcher._is(os.WSTOPPED, ended.pid)
+        assert not launcher._has_come_to(os.WSTOPPED, ended.pid)
 
 
 def test_helpers_of_children_end_with_them(ready: Callable[[int], list[int]]) -> None:
