@@ -1,7 +1,7 @@
 """Which checkpoints exist, which one is newest, and which may go. Torch-free.
 
-Called by set-up (resume), the writer (retention) and every command that takes a checkpoint. Knows names, folders and
-whether a manifest can be read; what a checkpoint holds is the reader's business.
+Called by set-up (resume), the writer (which prunes after each save) and every command that takes a checkpoint. Knows
+names, folders and whether a manifest can be read; what a checkpoint holds is the reader's business.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """How a run ended, by its stop.json: said by who ends it, and read by who starts it again. Torch-free.
 
-Called by the command line when a run ends, by the launcher when one of its processes fails, and by the next start. A
-file that cannot be written is said, and changes nothing of how the run ends.
+Said here by `attempt` in the command line when a run ends and by the launcher when one of its processes fails; for a
+rank that cannot, the watch's hub says it. All of them write through stop.py. Read by the next start, the launcher,
+verbs that show runs, sweeps, and the script of a Slurm job. A file that cannot be written is said, and changes nothing
+of how the run ends.
 """
 
 from __future__ import annotations

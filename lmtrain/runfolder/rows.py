@@ -2,7 +2,9 @@
 
 Called by a run that goes on, and by whoever looks at a run. Every row has `event`, `step` and `attempt`, one of `eval`
 also the `name` of what was measured; the rest is up to the event. Numbers round-trip exactly; those that JSON lacks
-are the strings "nan", "inf" and "-inf". The one writer is lmtrain/observe/metrics.py.
+are the strings "nan", "inf" and "-inf". The one writer is lmtrain/observe/metrics.py. A damaged line is refused by its
+number in `read_metrics`, and passed over where the newest rows or each as it comes are read, as `runs` and `watch` do;
+reports, which want all columns, read by lmtrain/observe/history/record.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Who is to blame when processes wait: a table of what each does goes in, a verdict with names comes out.
 
-Called by the hub, some times a second. Pure: no clock, no socket, no file. Imports little, since each rank's companion
-has to start in milliseconds.
+Called by the hub, some times a second. What it says goes from the hub to guard.py, where rank 0 raises and prints it as
+a PeerLostError; where rank 0 cannot, its companion prints it. Pure: no clock, no socket, no file. Imports little, since
+each rank's companion has to start in milliseconds.
 """
 
 from __future__ import annotations

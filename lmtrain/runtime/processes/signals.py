@@ -3,7 +3,8 @@
 SIGTERM and SIGINT come from people and schedulers, SIGUSR1 and SIGUSR2 from a scheduler's early warning. Any of them
 asks for a stop. Until the settings are known it is noted; from then to the end of the first step it raises `Stopped`
 in the main thread, since there is nothing to save yet; later it is a question that the training loop asks after every
-step. A second SIGTERM or SIGINT raises in any case, and a third one ends the process by itself.
+step: it saves, and the attempt ends with stop.json and exit code 75. A second SIGTERM or SIGINT raises in any case, and
+a third one ends the process by itself.
 """
 
 from __future__ import annotations
