@@ -76,7 +76,7 @@ def _draw(run: Path, every: float, once: bool, console: Console) -> None:
             _take(panel, row)
         panel.now, over = _words(state, panel.row), state["state"] not in _GOING_ON
         if over:
-            panel.stop(at_last_row=True)
+            panel.stop(when_last_heard=True)
         # because: a panel that stands still has no line of its own for what happens now
         drawn.show(Group(panel, Text(f"  {panel.now}", style="dim")) if over else panel)
         if over or once:

@@ -69,9 +69,10 @@ class RunPanel:
     def saved(self, row: Row, age_s: float = 0.0) -> None:
         self.last_save = (int(row["saved_step"]), self._clock() - age_s)
 
-    def stop(self, *, at_last_row: bool = False) -> None:
-        """From here on the clock stands still."""
-        self._stopped_at_s = self._row_at_s if at_last_row else self._clock()
+    def stop(self, *, when_last_heard: bool = False) -> None:
+        """From here on the clock stands still: now, or where the run was last heard of, by a row or by a save."""
+        heard_at_s = max(self._row_at_s, self.last_save[1] if self.last_save else self._row_at_s)
+        self._stopped_at_s = heard_at_s if when_last_heard else self._clock()
 
     def _time_s(self) -> float:
         return self._clock() if self._stopped_at_s is None else self._stopped_at_s

@@ -62,6 +62,18 @@ def drain(host: int) -> str:
     return data.decode(errors="replace")
 
 
+def test_a_save_after_the_last_row_is_not_of_the_future() -> None:
+    clock = Clock()
+    panel, console = RunPanel(FACTS, 2000, clock), Console(width=120, record=True, file=io.StringIO())
+    panel.step(_row(1200))
+    clock.now_s += 5.0
+    panel.saved({"saved_step": 1200})
+    clock.now_s += 1140.0
+    panel.stop(when_last_heard=True)
+    console.print(panel)
+    assert "step 1200, 0s ago" in console.export_text()
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_panel_shows_every_figure_whole(width: int) -> None:
     text = _panel(width)
