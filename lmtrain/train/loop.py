@@ -27,6 +27,7 @@ class Summary:
     seconds: float
     tokens: int
     stopped_by: str | None  # what ended the run early
+    epochs: float  # how often the training data has been gone through
 
 
 def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> Summary:
@@ -80,4 +81,5 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
         report_save(run)
     stopped_by = requests.stop if progress.step < total or progress.owed else None
     record(run, "stop", {"stopped_by": stopped_by, "elapsed_s": time.monotonic() - began})
-    return Summary(progress.step, loss, valid_loss, time.monotonic() - began, progress.tokens, stopped_by)
+    epochs = progress.samples / run.inputs.data.train.num_samples
+    return Summary(progress.step, loss, valid_loss, time.monotonic() - began, progress.tokens, stopped_by, epochs)

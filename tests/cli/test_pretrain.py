@@ -62,6 +62,14 @@ def test_a_finished_run_started_again_changes_nothing(toy: Toy, run: Path) -> No
     assert steps(run) == before
 
 
+def test_the_last_line_says_how_often_the_data_was_gone_through(toy: Toy, tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    lmtrain("preprocess", toy.text / "page_000.txt", "--tokenizer", toy.tokenizer, "--output", page)
+    words = toy.settings(tmp_path / "run", train__steps=4, train__global_batch=64, data__path=page)
+    epochs = json.loads(lmtrain("pretrain", *words, "--dry-run", "--json"))["epochs"]
+    assert f", {epochs:.1f} times through the data, " in lmtrain("pretrain", *words).splitlines()[-1]
+
+
 def test_a_run_shorter_than_its_checkpoint_is_refused(toy: Toy, run: Path) -> None:
     output = lmtrain("pretrain", *toy.settings(run, train__steps=9), "--dry-run", code=2)
     assert f"train.steps=9 ends before step 12, which {run}/checkpoints/step_00000012 has reached." in output

@@ -78,9 +78,10 @@ def _shown(key: str, value: object) -> str:
 
 def print_summary(config: RunConfig, summary: Summary, console: Console, as_json: bool) -> None:
     if as_json:
-        keys = ("step", "loss", "valid_loss", "tokens", "seconds", "stopped_by")
+        keys = ("step", "loss", "valid_loss", "tokens", "epochs", "seconds", "stopped_by")
         return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)
     parts = [f"{summary.step} steps", f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
+    parts += [f"{summary.epochs:.1f} times through the data"] * (summary.epochs > 1)
     losses = {"loss": summary.loss, "validation": summary.valid_loss}
     parts += [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]
     word = "stopped" if summary.stopped_by else "done"
