@@ -1,4 +1,4 @@
-"""A run that is started again with other settings: what is said of them, and what its record keeps."""
+"""A run that is started again: what is said of other settings and of steps that are lost, and what its record keeps."""
 
 from __future__ import annotations
 
@@ -25,3 +25,11 @@ def test_a_finished_run_keeps_what_it_trained_with_and_one_that_goes_on_says_wha
         assert text in (folder / "log.txt").read_text()
     assert "warning: with that the learning rate goes from 1.65e-03 to 2." in said
     assert (folder / "config.json").read_bytes() != trained
+
+
+def test_steps_of_which_nothing_was_saved_are_said_to_be_lost(toy: Toy, tmp_path: Path) -> None:
+    words = toy.settings(tmp_path / "run", checkpoint__interval_steps=500)
+    fault = {"LMTRAIN_FAULT": "exc:point=step:step=4", "LMTRAIN_ALLOW_FAULTS": "1"}
+    assert "no checkpoint" not in lmtrain("pretrain", *words, code=1, env=fault)
+    said = lmtrain("pretrain", *words)
+    assert "warning: no checkpoint is there of the 4 steps before; the run begins at step 1 again" in said

@@ -43,7 +43,7 @@ from lmtrain.plan.run_model.ranks import rank_bytes_of
 from lmtrain.runfolder.differences import differences
 from lmtrain.runfolder.folder import read_settings
 from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, TENSORBOARD, TOKENIZER
-from lmtrain.runfolder.rows import read_last_rows, read_metrics
+from lmtrain.runfolder.rows import read_last_rows, read_metrics, step_told
 from lmtrain.runtime.files.files import atomic_file, read_json, write_json
 from lmtrain.runtime.machine.device import device_name
 from lmtrain.runtime.processes.faults import fault_point
@@ -265,6 +265,11 @@ def record_start(run: Run) -> None:
             run.view.note(text)
     elif weights is not None:
         run.view.note(f"a new run with the weights of {weights}")
+    if resumed is None and run.metrics is not None:
+        reached = max(map(step_told, read_last_rows(run.folder / METRICS)), default=0)
+        lost = f"no checkpoint is there of the {reached} steps before; the run begins at step 1 again"
+        if reached:
+            run.view.note(f"warning: {lost}")
 
 
 def _said_of_changes(run: Run) -> Iterator[str]:
