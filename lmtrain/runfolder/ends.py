@@ -11,14 +11,16 @@ from __future__ import annotations
 import os
 from dataclasses import replace as changed
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly, brief
 from lmtrain.runfolder import stop
 from lmtrain.runfolder.names import CHECKPOINTS, STOP, step_names, step_of
 from lmtrain.runtime.files.files import folder_lock, fsync_dir, read_json, refuse_odd_output, storage_errors
-from lmtrain.runtime.processes.launch import Outcome
-from lmtrain.runtime.processes.process import ProcessEnv
+
+if TYPE_CHECKING:
+    from lmtrain.runtime.processes.launch import Outcome
+    from lmtrain.runtime.processes.process import ProcessEnv
 
 _TOLD, _LONGEST = ("cause", "exit_code", "rank", "lost", "hang"), 300  # to the next start; characters of a text
 

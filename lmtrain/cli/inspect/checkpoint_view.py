@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-from rich.text import Text
-from rich.tree import Tree
+from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint import diff
 from lmtrain.checkpoint.contents import Contents, layout_of
@@ -16,11 +13,13 @@ from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.store import resolve
 from lmtrain.cli.inspect.dataset_view import tokenizer_words
 from lmtrain.cli.inspect.run_view import model_words
-from lmtrain.cli.screen.console import Screen, print_facts, print_tree
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.runfolder.differences import differences
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
 
 _SHOWN = 40  # lines of a kind in a comparison
 
@@ -58,6 +57,8 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
 
 
 def print_checkpoint(facts: dict[str, Any], all_: bool) -> None:
+    from lmtrain.cli.screen.console import Screen, print_facts, print_tree
+
     counts = [(key, facts[key]) for key in ("step", "samples", "tokens")]
     lines = [(key, f"{count:,}" if isinstance(count, int) else "-") for key, count in counts]
     lines += [(key, str(facts[key] or "-")) for key in ("layout", "digest")]
@@ -84,6 +85,9 @@ def print_checkpoint(facts: dict[str, Any], all_: bool) -> None:
 
 def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
     """Names by their dots; every branch says what is under it."""
+    from rich.text import Text
+    from rich.tree import Tree
+
     def say(tree: Tree, word: str, names: list[str], depth: int) -> None:
         if len(names) == 1:
             tensor, rest = tensors[names[0]], ".".join(names[0].split(".")[depth:])

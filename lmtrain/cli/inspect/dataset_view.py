@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.screen.console import Screen, print_facts, print_tree
 from lmtrain.cli.screen.terminal import echo, say
 from lmtrain.errors import UsageError
 from lmtrain.units import format_bytes, format_count
@@ -68,6 +67,8 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def print_dataset(facts: dict[str, Any], all_: bool) -> None:
+    from lmtrain.cli.screen.console import print_facts, print_tree
+
     print_facts(f"dataset {facts['dataset']}", dataset_lines(facts))
     if all_ and facts["sidecar"] is not None:
         print_tree("sidecar", facts["sidecar"])
@@ -137,6 +138,8 @@ def sample_row(data: TrainingData, number: int, most: int | None, tokenizer: Tok
 
 
 def print_samples(rows: Rows, ids_only: bool) -> None:
+    from lmtrain.cli.screen.console import Screen
+
     for row in rows:
         head = f"sample {row['sample']} of {row['dataset']}: {row['tokens']} tokens, {row['num_labels']} with a label"
         echo(head, bold=True)

@@ -12,7 +12,6 @@ import typer
 from lmtrain.cli.inspect.dataset_view import dataset_facts, print_dataset
 from lmtrain.cli.inspect.run_view import run_facts, run_lines
 from lmtrain.cli.options import Json, Plugins
-from lmtrain.cli.screen.console import Screen, print_facts, print_tree
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError
 from lmtrain.runfolder.folder import as_written
@@ -56,6 +55,8 @@ def inspect(
 
 
 def _print_run(facts: dict[str, Any], all_: bool) -> None:
+    from lmtrain.cli.screen.console import Screen, print_facts, print_tree
+
     with as_written(Path(facts["run"])):
         lines = [*run_lines(facts, Screen().encoding.startswith("utf"))]
     print_facts(f"run {facts['run']}", lines)
