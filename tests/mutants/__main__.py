@@ -114,7 +114,7 @@ def _chosen(out: Path, count: int, copies: int) -> int:
         by = f"{tests[entry['mutant']]} IS GONE" if is_gone else entry["by"] or "UNNOTICED"
         print(f"  {entry['mutant']}: {by} ({entry['seconds']} s)", flush=True)
         missed += is_gone or entry["by"] is None
-    print(f"{count - missed} of {len(work)} planted mistakes were noticed by the test that is on record for each.")
+    print(f"{len(work) - missed} of {len(work)} planted mistakes were noticed by the test that is on record for each.")
     return 1 if missed else 0
 
 
