@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,7 @@ def begin(world: World, launcher: str, num: int, apart: Mapping[int, Sequence[st
         start = ["-m", "lmtrain", "pretrain", "--nproc", str(num)]
     env = {"PYTHONPATH": f"{world.folder / 'site'}:{ROOT}", "PYTHONSAFEPATH": "1", "APART": json.dumps(changes)}
     env |= {"LMTRAIN_FORK": "0"}
+    shutil.rmtree(world.folder / "run", ignore_errors=True)  # because: a test in which ranks agree leaves one
     done = subprocess.run(
         [sys.executable, *start, *settings], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **env},
