@@ -21,7 +21,8 @@ _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 def activated(product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
     """f(product + bias), over the last dim; of [gate | up] silu(gate) * up."""
-    return _Activated.apply(product, bias, kind)  # type: ignore[no-any-return, no-untyped-call]
+    y: Tensor = _Activated.apply(product, bias, kind)  # type: ignore[no-untyped-call]
+    return y
 
 
 class _Activated(torch.autograd.Function):

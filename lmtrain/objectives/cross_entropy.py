@@ -20,7 +20,8 @@ from lmtrain.kernels.on_gpu import fuses
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     """-log p(label) summed in fp32 over labels that are not IGNORED. Columns may be -inf; dims before V are free."""
     kind = _OverLogits if fuses(logits.device) else _CrossEntropySum
-    return kind.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-any-return, no-untyped-call]
+    total: Tensor = kind.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
+    return total
 
 
 def cross_entropy_plain(logits: Tensor, labels: Tensor) -> Tensor:

@@ -33,24 +33,28 @@ def column_linear(
 
     `total`: what the weight's gradient is added to, where autograd is not given it.
     """
-    return _ColumnLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-any-return, no-untyped-call]
+    y: Tensor = _ColumnLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-untyped-call]
+    return y
 
 
 def row_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool, total: Tensor | None = None
 ) -> Tensor:
     """All outputs of a linear whose inputs are split, summed over ranks: whole, or this rank's cut of the sequence."""
-    return _RowLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-any-return, no-untyped-call]
+    y: Tensor = _RowLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-untyped-call]
+    return y
 
 
 def sum_parts(x: Tensor, axis: Axis, *, sequence: bool) -> Tensor:
     """The sum over ranks, whole or cut; each rank's part gets the gradient of the sum."""
-    return _SumParts.apply(x, axis, sequence)  # type: ignore[no-any-return, no-untyped-call]
+    y: Tensor = _SumParts.apply(x, axis, sequence)  # type: ignore[no-untyped-call]
+    return y
 
 
 def taken_from_first(x: Tensor, axis: Axis) -> Tensor:
     """The first rank's x on every rank; gradients flow on the first alone, so that what made x is counted once."""
-    return _TakenFromFirst.apply(x, axis)  # type: ignore[no-any-return, no-untyped-call]
+    y: Tensor = _TakenFromFirst.apply(x, axis)  # type: ignore[no-untyped-call]
+    return y
 
 
 class _ColumnLinear(torch.autograd.Function):

@@ -41,6 +41,9 @@ from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.products import Summing
 from lmtrain.spec import Cut, LanguageModel, Split
 
+HEAD_ROWS = 256  # because: in fp32 those of GPT-2's vocabulary are 50 MB, and the head's product loses nothing
+EXP_ROWS = 16  # because: what is made of so many of them stays in a core's own memory
+
 
 def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence: bool) -> str | None:
     """In place; returns what was done, for the log. A model that is not cut (one rank) is left as it is."""
@@ -135,10 +138,6 @@ class TakenFromFirst(nn.Module):
         return taken_from_first(x, self.axis)
 
 
-HEAD_ROWS = 256  # because: in fp32 those of GPT-2's vocabulary are 50 MB, and the head's product loses nothing
-EXP_ROWS = 16  # because: what is made of so many of them stays in a core's own memory
-
-
 def rows_per_rank(num_rows: int, size: int) -> int:
     """The layout pads the vocabulary until every rank has as many rows."""
     return -(-num_rows // size)
@@ -198,9 +197,10 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
     `logits` are this rank's columns, `labels` number the whole vocabulary. Serves eager (chunks of rows, no fp32 copy
     of all logits) and a compiler (one chunk, fused) alike.
     """
-    return _CrossEntropySum.apply(  # type: ignore[no-any-return, no-untyped-call]
+    total: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
         logits.flatten(0, -2), labels.flatten(), axis
     )
+    return total
 
 
 @torch.no_grad()

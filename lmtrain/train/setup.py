@@ -80,7 +80,7 @@ def open_run(
 
         changed = changed_settings(folder, config, inputs) if leads else {}
         with together(peers):
-            metrics, sinks, log = open_records(stack, folder, config, inputs, progress.step, leads=leads)
+            metrics, sinks, log = open_records(stack, folder, config, inputs, progress, leads=leads)
             writer.worth = worth_before(folder, config, progress.step) if leads else {}
         view = open_view(stack, console, config, inputs, model, device_name(device), progress.step, log)
         if config.checkpoint.fallback and inputs.resume_from is not None:

@@ -48,6 +48,10 @@ class Progress:
     skipped: int = 0
     owed: tuple[str, ...] = ()  # measurements of this step that were not made
 
+    def is_over(self, total_steps: int) -> bool:
+        """Whether nothing is left to train or to measure."""
+        return self.step == total_steps and not self.owed
+
     def count(self, num_samples: int, num_tokens: int, *, skipped: bool) -> None:
         """One more step has been done."""
         self.step += 1

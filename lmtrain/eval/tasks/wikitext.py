@@ -309,14 +309,6 @@ def named(name: str) -> Task | None:
     return kinds[found[1]](int(found[2])) if found else None
 
 
-TASKS = (
-    HuggingFace(512),
-    WikitextLmEval("wikitext103", "wikitext-103-raw-v1"),
-    WikitextLmEval("wikitext2", "wikitext-2-raw-v1"),
-    Megatron(32),
-)
-
-
 def _swap(old: str, new: str) -> Step:
     return lambda text: text.replace(old, new)
 
@@ -399,3 +391,11 @@ def _is_heading(line: str) -> bool:
 
 def _pieces(text: str, starts: list[int]) -> list[str]:
     return [text[start:stop] for start, stop in pairwise([0, *starts, len(text)])]
+
+
+TASKS = (
+    HuggingFace(512),
+    WikitextLmEval("wikitext103", "wikitext-103-raw-v1"),
+    WikitextLmEval("wikitext2", "wikitext-2-raw-v1"),
+    Megatron(32),
+)

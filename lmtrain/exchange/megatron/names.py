@@ -91,7 +91,8 @@ def our_name(name: str) -> tuple[str, int | None] | None:
             leaf = leaf if half is None else leaf[:-2]
             if leaf not in ("weight", "bias", ""):
                 break
-            return (f"blocks.{LAYER if layer[1] is None else layer[1]}." if layer else "") + ours + leaf, half
+            prefix = f"blocks.{LAYER if layer[1] is None else layer[1]}." if layer else ""
+            return prefix + ours + leaf, half
     raise KeyError(name)
 
 

@@ -42,9 +42,10 @@ class Embedding(nn.Module):
 
 def _table(num_rows: int, width: int) -> nn.Embedding:
     # because: on the meta device nn.Embedding's own first values import torch's reference functions, two seconds' work
-    return nn.Embedding.from_pretrained(  # type: ignore[no-any-return, no-untyped-call]
+    table: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
         torch.zeros(num_rows, width), freeze=False
     )
+    return table
 
 
 def positions_of(batch: Batch) -> Tensor:

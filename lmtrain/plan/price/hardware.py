@@ -23,6 +23,9 @@ from lmtrain.config.base import Problem, Settings
 from lmtrain.errors import a_few
 
 FITTED = Path(__file__).with_name("fitted.yaml")
+GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "cpu")
+PRECISIONS = ("fp32", "fp16", "bf16", "float8", "mxfp8", "nvfp4")
+NETWORKS = ("infiniband", "ethernet", "omnipath")
 
 
 @dataclass(frozen=True)
@@ -144,11 +147,6 @@ def interval() -> float:
 def _stored() -> dict[str, Any]:
     found: dict[str, Any] = yaml.safe_load(FITTED.read_text(encoding="utf-8"))
     return found
-
-
-GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "cpu")
-PRECISIONS = ("fp32", "fp16", "bf16", "float8", "mxfp8", "nvfp4")
-NETWORKS = ("infiniband", "ethernet", "omnipath")
 
 
 @dataclass(frozen=True, kw_only=True)

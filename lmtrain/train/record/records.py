@@ -40,7 +40,7 @@ from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.plan.run_model.ranks import rank_bytes_of
-from lmtrain.runfolder.differences import differences
+from lmtrain.runfolder.differences import flat
 from lmtrain.runfolder.folder import read_settings
 from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, TENSORBOARD, TOKENIZER
 from lmtrain.runfolder.rows import read_last_rows, read_metrics, step_told
@@ -52,7 +52,7 @@ from lmtrain.train.before.preflight import Inputs, settled
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layouts.dry_run import COMPARED_STEPS, expected_step, pipeline_lines, planned_of
 from lmtrain.train.layouts.layout_table import layout_lines, layout_words, merged, rank_rows
-from lmtrain.train.state import Run, facts, pieces
+from lmtrain.train.state import Progress, Run, facts, pieces
 from lmtrain.train.step import StepResult
 from lmtrain.units import format_bytes, format_count, format_seconds
 
@@ -60,19 +60,20 @@ _LARGEST = 1 << 18  # bytes of settings; because: what reads rows refuses one of
 _AT_ONCE = 1 << 22  # numbers; because: their buckets take as much memory again
 WEIGHTS, GRADIENTS = "weights", "gradients"
 _LEAP = 1.5  # a learning rate that is so many times what it was in the step before is told
+_OF_THE_RATE = ("optim.lr", "schedule.", "train.steps", "train.tokens")  # settings that decide it
 MOST_FAILED = 3  # checkpoints in a row
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def open_records(
-    stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, step: int, *, leads: bool
+    stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, progress: Progress, *, leads: bool
 ) -> tuple[MetricsLog | None, Sequence[Behind], RunLog | None]:
     """What rank 0 writes for people and tools, and first what lets somebody repeat the run."""
     if not leads:
         return None, (), None
     # because: a start that trains nothing would else leave settings on record that never trained
-    trains = inputs.resume_from is None or step < config.total_steps or not (folder / CONFIG).is_file()
-    if trains:
+    goes_on = not progress.is_over(config.total_steps) or not (folder / CONFIG).is_file()
+    if goes_on:
         write_json(folder / CONFIG, settled(config, inputs).to_dict())
         write_json(folder / ENVIRONMENT, environment_report())
         with atomic_file(folder / TOKENIZER) as file:
@@ -81,7 +82,7 @@ def open_records(
     stack.callback(log.close)
     metrics = MetricsLog(folder / METRICS, log.warn)
     stack.callback(metrics.close)
-    sinks = list(_sinks(folder, config, inputs, step, log.warn)) if trains else []
+    sinks = list(_sinks(folder, config, inputs, progress.step, log.warn)) if goes_on else []
     for sink in reversed(sinks):
         stack.callback(sink.close)
     return metrics, sinks, log
@@ -107,10 +108,12 @@ def changed_settings(folder: Path, config: RunConfig, inputs: Inputs) -> dict[st
     if inputs.resume_from is None or not (folder / CONFIG).is_file():
         return {}
     try:
-        found = differences([read_settings(folder), settled(config, inputs).to_dict()])
-    except (LmtrainError, AttributeError):  # because: a damaged record is written anew, and stops no run
+        known = dict(flat(read_settings(folder)))
+    except LmtrainError:  # because: a damaged record is written anew, and stops no run
         return {}
-    return {key: values for key, values in found.items() if not key.startswith("run.")}
+    # because: what an older version had no setting for is no change
+    now = {key: value for key, value in flat(settled(config, inputs).to_dict()) if key in known}
+    return {key: [known[key], now[key]] for key in now if now[key] != known[key] and not key.startswith("run.")}
 
 
 def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
@@ -254,7 +257,7 @@ def record_start(run: Run) -> None:
     record(run, "start", began_at | ({"passed_over": list(run.passed_over)} if run.passed_over else {}))
     for warning in run.inputs.warnings:
         run.view.note(f"warning: {warning}")
-    if resumed is not None and run.progress.step == total:
+    if resumed is not None and run.progress.is_over(total):
         run.view.note(f"nothing is left to do: {resumed} is step {total} of {total}")
         if run.changed:
             kept = ", ".join(f"{key}={show(was)}" for key, (was, _) in run.changed.items())
@@ -276,12 +279,14 @@ def _said_of_changes(run: Run) -> Iterator[str]:
     """A line for each setting that is another from here on, and one where the learning rate leaps by that."""
     for key, (was, now) in run.changed.items():
         yield f"{key} is {show(now)} from here on; it was {show(was)}"
+    if not any(key.startswith(_OF_THE_RATE) for key in run.changed):
+        return
     step, total = run.progress.step, run.config.total_steps
-    rows = read_last_rows(run.folder / METRICS)
-    before = [row["lr"] for row in rows if row["event"] == "step" and row["step"] <= step]
+    rows = [row for row in read_last_rows(run.folder / METRICS) if row["event"] == "step" and row["step"] == step]
+    before = next((row["lr"] for row in rows if isinstance(row.get("lr"), float)), None)
     after = run.config.optim.lr * run.config.schedule.factor(step, total)
-    if run.changed and before and not 1 / _LEAP < after / before[-1] < _LEAP:
-        yield f"warning: with that the learning rate goes from {before[-1]:.2e} to {after:.2e} in one step"
+    if before is not None and max(before, after) > _LEAP * min(before, after):
+        yield f"warning: with that the learning rate goes from {before:.2e} to {after:.2e} in one step"
 
 
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
