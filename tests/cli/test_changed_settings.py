@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.cli.harness import Toy, lmtrain
@@ -19,7 +20,11 @@ def test_a_finished_run_keeps_what_it_trained_with_and_one_that_goes_on_says_wha
     assert (folder / "config.json").read_bytes() == trained
     assert "from here on" not in lmtrain("pretrain", *toy.settings(folder, train__steps=4))
 
+    older = json.loads(trained)
+    del older["checkpoint"]["fallback"]  # as an older version had no such setting
+    (folder / "config.json").write_text(json.dumps(older))
     said = lmtrain("pretrain", *toy.settings(folder, train__steps=16, optim__betas="[0.9,0.99]"))
+    assert "checkpoint.fallback" not in said
     for text in (
         "train.steps is 16 from here on; it was 4",
         "optim.betas is [0.9,0.99] from here on; it was [0.9,0.95]",
