@@ -43,8 +43,9 @@ def _launch(
     if not len(tensor_of):
         return
     first, second = rates.betas
+    addresses = torch.tensor([one.addresses for one in moved], device="cpu")
     _adamw_step[(len(tensor_of),)](
-        _on_device(torch.tensor([one.addresses for one in moved]), device), tensor_of, start_of, size_of, factor,
+        _on_device(addresses, device), tensor_of, start_of, size_of, factor,
         rates.kept, rates.step_size, rates.root, rates.eps, first, 1.0 - first, second, 1.0 - second,
         HAS_FACTOR=factor is not None, ROUNDED=None if rounded is None else _DTYPES[rounded],
         DIRECTS=directs, DIVISOR=divisor, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=NUM_WARPS,

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,7 @@ from lmtrain.cli.main import main as lmtrain
 from lmtrain.observe.measure.throughput import peak_flops
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.observe.profile.kernels import read_tables
-from lmtrain.plan.run_model.ranks import rank_bytes_of
+from lmtrain.plan.run_model.ranks import NEED_A_GPU, rank_bytes_of
 from lmtrain.train.before.preflight import load_data
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layouts.dry_run import planned_of
@@ -68,9 +70,12 @@ def whole_command(settings: list[str], config: RunConfig) -> dict[str, Any]:
     _, model, _ = load_data(config)
     held = rank_bytes_of(planned_of(config, model), 0)
     on_gpu = torch.cuda.is_available()
+    free, whole = torch.cuda.mem_get_info() if on_gpu else (0, 0)
     return {
         "step_s": np.diff([row["elapsed_s"] for row in rows]).tolist(), "losses": [row["loss"] for row in rows],
-        "data_wait_s": rows[-1]["data_wait_s"], "predicted": held, "predicted_bytes": sum(held.values()),
+        "data_wait_s": rows[-1]["data_wait_s"], "predicted": held,
+        "predicted_bytes": sum(held.values()), "device_bytes": whole - free,  # with what is no tensor's
+        "predicted_tensor_bytes": sum(size for name, size in held.items() if name not in NEED_A_GPU),
         "allocated_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
         "reserved_bytes": torch.cuda.max_memory_reserved() if on_gpu else None,
         "profile": [
@@ -129,3 +134,5 @@ def rates(step_s: list[float], config: RunConfig) -> dict[str, Any]:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # as the command does; because: torch 2.11 crashed on an H200, on its way out after a profile

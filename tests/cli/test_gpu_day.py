@@ -227,13 +227,14 @@ def test_the_summary_has_medians_and_memory(tmp_path: Path) -> None:
     speed = {"tokens_per_s": 0.0, "mfu": 0.5, "allocated_bytes": None}
     for number, value in ((1, 10.0), (2, 30.0), (3, 20.0)):
         rows(tmp_path, **{f"speed.a-bare-{number}": speed | {"tokens_per_s": value}})
-    held = {"allocated_bytes": 100 << 30, "reserved_bytes": 110 << 30, "predicted_bytes": 103 << 30}
+    names = ("allocated", "predicted_tensor", "device", "predicted")
+    held = {f"{name}_bytes": GiB << 30 for name, GiB in zip(names, (100, 103, 110, 121), strict=True)}
     rows(tmp_path, **{"masks.recompute_full": {"tokens_per_s": 1.0, "mfu": None, **held}})
     text = summary(tmp_path, [Part("speed", "", tuple(Item(f"a-bare-{n}", SAYS, 1) for n in (1, 2, 3, 4)))])
     assert "speed: 3 of 4 done" in text
     (line,) = (line for line in text.splitlines() if line.startswith("a-bare"))
     assert line.split()[1:3] == ["20", "50.0%"]
-    assert "(+3.0% of what was allocated)" in text
+    assert "tensors  100.0 GiB, predicted  103.0 (+3.0%); of the device  110.0, predicted  121.0 (+10.0%)" in text
 
 
 def test_the_summary_begins_with_the_machine_and_nccls_environment(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def attended(given: list[Tensor], grad: Tensor, mask: Any, core: Any) -> list[Te
     """The output, and the gradients of queries, keys and values."""
     leaves = [x.detach().requires_grad_() for x in given]
     y = core(*leaves, mask)
-    return [y, *torch.autograd.grad(y, leaves, grad)]
+    return [y.detach(), *torch.autograd.grad(y, leaves, grad)]
 
 
 def error(found: list[Tensor], right: list[Tensor]) -> list[float]:

@@ -33,17 +33,17 @@ ASKING = {_aten._local_scalar_dense.default, _aten.nonzero.default, _aten.equal.
 
 
 class Asked(TorchDispatchMode):
-    """How often the host asks for a number."""
+    """How often the host asks a device for a number; its own numbers, as an optimizer's count of steps, are at hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
+        self.device, self.count = device, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         # because: what leaves a device for the host is waited for
         leaves = func is _aten._to_copy.default and args[0].is_cuda and not result.is_cuda
-        self.count += func in ASKING or leaves
+        self.count += (func in ASKING and args[0].device.type == self.device.type) or leaves
         return result
 
 
@@ -51,7 +51,7 @@ class AskingRecorder(Recorder):
     """The planted bug: a span looks at what it is about."""
 
     def enter(self, *rest: Any) -> None:
-        torch.ones(()).item()
+        torch.ones((), device="cpu" if self.device is None else "cuda").item()
         super().enter(*rest)
 
 
@@ -68,7 +68,7 @@ def recorder(device: torch.device, folder: Path, kind: type[Recorder]) -> Record
 def counted(device: torch.device) -> Iterator[list[int]]:
     """[numbers asked for, waits that torch has seen]."""
     found = [0, 0]
-    with warnings.catch_warnings(record=True) as seen, Asked() as asked:
+    with warnings.catch_warnings(record=True) as seen, Asked(device) as asked:
         warnings.simplefilter("always")
         if device.type == "cuda":
             torch.cuda.set_sync_debug_mode("warn")

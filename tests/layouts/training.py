@@ -92,7 +92,7 @@ def sample_losses(name: str) -> list[float]:
     """What each sample adds to the first step's loss."""
     case = replace(Case.named(name), microbatches=GLOBAL_BATCH)
     step = loader_of(case, 0).read(0)
-    counts = torch.tensor(step.counts)
+    counts = torch.tensor(step.counts, device=device())
     shares: list[float] = [float((sums[0] / counts).sum()) for sums in build(case).valid_sums(step.microbatches)]
     return shares
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.runtime.files.files import read_json, write_json
-from lmtrain.units import format_seconds
 
 CLASSES = ("products", "attention", "elementwise", "norms", "collectives", "copies", "optimizer", "other")
 
@@ -76,8 +75,8 @@ class KernelTable:
         shares = sorted(((seconds, name) for name, seconds in self.classes.items() if seconds), reverse=True)
         return [
             f"profile of steps {self.first_step} to {self.last_step}, rank {self.rank}: {what} took "
-            f"{format_seconds(busy)} of {format_seconds(self.window_s)}",
-            *(f"  {name:<12} {seconds / busy:6.1%}  {format_seconds(seconds)}" for seconds, name in shares),
+            f"{1e3 * busy:,.1f} of {1e3 * self.window_s:,.1f} ms",
+            *(f"  {name:<12} {seconds / busy:6.1%} {1e3 * seconds:12,.1f} ms" for seconds, name in shares),
         ]
 
 

@@ -109,7 +109,8 @@ class Window:
     def __init__(self, run: Run) -> None:
         self._run, self._first, self._began_s = run, run.progress.step + 1, time.monotonic()
         on_gpu = [ProfilerActivity.CUDA] if run.model.device.type == "cuda" else []
-        self._profile = profile(activities=[ProfilerActivity.CPU, *on_gpu])
+        # because: without the second, torch 2.11 warns of a next cycle, and there is one
+        self._profile = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)
         try:
             self._profile.start()
         except (RuntimeError, OSError) as error:

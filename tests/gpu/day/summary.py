@@ -64,15 +64,17 @@ def speeds(found: dict[str, Said]) -> list[str]:
 
 
 def memories(found: dict[str, Said]) -> list[str]:
-    """Of runs of ours on a GPU: the most that was allocated, beside what was predicted."""
+    """Of runs of ours on a GPU: the most that tensors took, and what the device lacks, beside what was predicted."""
     lines = []
     for key, one in found.items():
         said = one["said"] or {}
         if said.get("allocated_bytes"):
-            held, reserved, predicted = (said[f"{what}_bytes"] / GIB for what in ("allocated", "reserved", "predicted"))
+            held, predicted, device, in_all = (
+                said[f"{what}_bytes"] / GIB for what in ("allocated", "predicted_tensor", "device", "predicted")
+            )
             lines.append(
-                f"{key:44} allocated {held:6.1f} GiB, reserved {reserved:6.1f}, predicted {predicted:6.1f} "
-                f"({predicted / held - 1:+.1%} of what was allocated)"
+                f"{key:44} tensors {held:6.1f} GiB, predicted {predicted:6.1f} ({predicted / held - 1:+.1%}); "
+                f"of the device {device:6.1f}, predicted {in_all:6.1f} ({in_all / device - 1:+.1%})"
             )
     return lines
 

@@ -61,7 +61,7 @@ def test_activations(kind: str, bias: bool) -> None:
     constants |= {} if bias else {"bias": None}
     assert WIDE in assembly(room._activation_forward, signature | {"y": BF16}, constants)
     signature |= {"grad": BF16, "grad_x": BF16, "sums": FP32}
-    constants |= {"ROWS_OF_A_SUM": room.ROWS_OF_A_SUM}
+    constants |= {"ROWS_OF_A_SUM": room.ROWS_OF_A_SUM, "STAGES": room.STAGES}
     assert WIDE in assembly(room._activation_backward, signature, constants)
 
 
