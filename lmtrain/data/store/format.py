@@ -53,6 +53,7 @@ class DatasetInfo:
     dtype: str
     content_sha256: str
     blocks_sha256: str | None = None  # of P.blocks; older sidecars have none
+    tokenizer_sha256: str | None = None  # of P.tokenizer.json; older sidecars have none
     sidecar_sha256: str | None = None  # of all the rest; older sidecars have none
     format: str = "lmtrain dataset"
     version: int = 1
@@ -98,7 +99,7 @@ def seal(tree: dict[str, Any], but: str = _SEAL) -> str:
 def _check_seal(path: Path, tree: dict[str, Any]) -> None:
     """Sidecars without one are of the time before there was any, and then nothing that came with it is in them."""
     # because: one damaged letter in the name of this key must not make it an old sidecar
-    old = {field.name for field in dataclasses.fields(DatasetInfo)} - {"blocks_sha256", _SEAL}
+    old = {field.name for field in dataclasses.fields(DatasetInfo)} - {"blocks_sha256", "tokenizer_sha256", _SEAL}
     found, newer = tree.get(_SEAL), sorted(set(tree) - old)
     if found is None and not newer:
         if missing := sorted(old - set(tree)):

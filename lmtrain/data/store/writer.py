@@ -164,6 +164,7 @@ class DatasetSpool:
                     dtype=self.dtype.name,
                     content_sha256=index.digest.hexdigest(),
                     blocks_sha256=hashlib.sha256(blocks).hexdigest(),
+                    tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
                 ).sealed()
                 self._path(".json").write_bytes(info.to_bytes())
                 self.sidecar_sha256 = info.sidecar_sha256

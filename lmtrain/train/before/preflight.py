@@ -166,7 +166,11 @@ def _tokenizer(settings: DataChoice, opened: Opened) -> Tokenizer:
         )
     path = Path(settings.tokenizer) if settings.tokenizer else beside
     assert path is not None
-    tokenizer = Tokenizer.load(path)
+    said = next((one.info for one in opened.all if one.info is not None), None)
+    tokenizer = Tokenizer.load(path) if said is None else Tokenizer.known(
+        path, sha256=said.tokenizer_sha256, fingerprint=said.tokenizer_fingerprint, vocab_size=said.vocab_size,
+        eod_id=said.eod_id,
+    )  # fmt: skip
     for one in opened.all:
         if one.info is not None and one.info.tokenizer_fingerprint != tokenizer.fingerprint:
             raise DataError(

@@ -15,6 +15,15 @@ MUTANTS = [
         only_for="tokenizers that differ in the normalizer alone, such as a cased and an uncased one",
     ),
     Mutant(
+        name="any_file_is_the_recorded_tokenizer",
+        file="lmtrain/tokenizer/base.py",
+        function="Tokenizer.known",
+        old=" or hashlib.sha256(data := _read(path)).hexdigest() != sha256:",
+        new=" or not (data := _read(path)):",
+        breaks="Another tokenizer in the place of a dataset's own is taken for it, and goes into every checkpoint.",
+        only_for="datasets whose tokenizer.json was replaced or damaged",
+    ),
+    Mutant(
         name="last_name_of_a_role_wins",
         file="lmtrain/tokenizer/base.py",
         function="Tokenizer.special",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -41,6 +43,25 @@ def test_bytes_are_canonical(tokenizer: Tokenizer) -> None:
     assert again.to_bytes() == tokenizer.to_bytes()
     assert again.fingerprint == tokenizer.fingerprint
     assert again.encode_batch(SAMPLES) == tokenizer.encode_batch(SAMPLES)
+
+
+@BOTH
+def test_one_that_is_known_is_parsed_when_it_cuts(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """And one whose file has changed is not known: what was recorded is of another."""
+    path, other = tmp_path / "tokenizer.json", train_bpe(("quite other words",), 300)
+    tokenizer.save(path)
+    said: dict[str, Any] = {
+        "sha256": hashlib.sha256(tokenizer.to_bytes()).hexdigest(), "fingerprint": tokenizer.fingerprint,
+        "vocab_size": tokenizer.vocab_size, "eod_id": tokenizer.eod_id,
+    }  # fmt: skip
+    known = Tokenizer.known(path, **said)
+    assert known.to_bytes() == tokenizer.to_bytes()
+    assert (known.fingerprint, known.vocab_size, known.eod_id) == tuple(said.values())[1:]
+    assert "_inner" not in vars(known)
+    assert known.encode("some words") == tokenizer.encode("some words")
+    assert known.special == tokenizer.special
+    other.save(path)
+    assert Tokenizer.known(path, **said).fingerprint == other.fingerprint
 
 
 def test_one_fingerprint_for_every_form(tmp_path: Path) -> None:
