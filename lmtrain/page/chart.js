@@ -131,6 +131,7 @@
       }
     });
     if (low > high) (low = log ? 0.1 : 0), (high = 1);
+    if (figure.zero && !log) low = Math.min(low, 0);
     const spare = log ? 0 : 0.05 * (high - low) || Math.abs(high) * 0.05 || 1;
     let y0 = log ? low / 1.1 : low >= 0 && low < 2 * spare ? 0 : low - spare, y1 = log ? high * 1.1 : high + spare;
     if (view.range) [y0, y1] = view.range;
@@ -143,7 +144,7 @@
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.style.height = `${height}px`;
 
-    const parts = [`<clipPath id="clip-${view.number}"><rect x="${LEFT}" y="${TOP}" width="${right - LEFT}" height="${bottom - TOP}"/></clipPath>`];
+    const parts = [`<clipPath id="clip-${view.number}"><rect x="${LEFT - 4}" y="${TOP}" width="${right - LEFT + 8}" height="${bottom - TOP}"/></clipPath>`];
     const up = (log ? logTicks : ticks)(y0, y1, height / 45, figure.form), upward = labels(up, figure.form);
     for (const [i, value] of up.entries())
       parts.push(`<line class="grid" x1="${LEFT}" x2="${right}" y1="${Y(value)}" y2="${Y(value)}"/>`,

@@ -123,6 +123,7 @@ class Figure:
     log: bool = False
     wide: bool = False
     smooth: bool = True
+    zero: bool = False  # its axis begins at 0; because: a bit more of memory must not look like twice as much
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def drawn(charts: Charts, figure: Figure, width: float = 1060, height: float = 3
     if not values:
         return svg(60, [text(_LEFT, 34, f"{figure.title}: nothing has been recorded", "soft")], figure.title, width)
     left, right = min(places), max(places)
-    low, high = _room(min(values), max(values), figure.log)
+    low, high = _room(0.0 if figure.zero and not figure.log else min(values), max(values), figure.log)
     names = _names(charts, figure, width)
     top = _TOP + _ROW * names[-1].row
     height += _ROW * names[-1].row
@@ -284,7 +285,7 @@ def _figure_data(figure: Figure) -> dict[str, Any]:
         }
         for one in figure.curves
     ]  # fmt: skip
-    keys = ("key", "title", "form", "log", "wide", "smooth")
+    keys = ("key", "title", "form", "log", "wide", "smooth", "zero")
     return {key: getattr(figure, key) for key in keys} | {"curves": curves}
 
 

@@ -80,7 +80,11 @@ def test_a_page_that_needs_no_other_and_keeps_extremes(run: Path, tmp_path: Path
         assert np.allclose([min(curve["value"]), max(curve["value"])], [values.min(), values.max()], rtol=1e-6)
         assert len(curve["step"]) == len(curve["tokens"]) == len(curve["seconds"]) <= 3000
     assert {mark[1] for mark in data["marks"]} == {"save", "restart"}
-    assert "The slowest is rank 2" in said(out)
+    told = " ".join(said(out).split())
+    assert re.search(r"model gpt.* data .* layout .* batch \d+ samples optimizer adamw, learning rate \S+", told)
+    assert "What happened" in told
+    assert all(words in told for _, kind, *_, words in data["marks"] if kind == "restart")
+    assert "The slowest is rank 2" in told
     assert "wikitext103" in said(out)
     drawn = {one.name: one.read_text() for one in (tmp_path / "figures").iterdir()}
     curves = {f"{figure['key'].replace('/', '_')}.svg" for figure in data["figures"]}
@@ -181,6 +185,7 @@ def test_two_runs_and_what_differs(run: Path, tmp_path: Path) -> None:
     assert "<script>alert" not in out.read_text()
     assert "settings differ" in said(out)
     assert "optim.lr" in said(out)
+    assert "<details><summary>Time and memory of long</summary>" in out.read_text()
     data = figures(out)
     assert data["runs"] == ["long", other.name]
     assert {curve["run"] for curve in data["figures"][0]["curves"]} == {0, 1}

@@ -137,7 +137,8 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
     yield "saved", _save_words(facts)
     if facts["damaged"]:
         yield "damaged", ", ".join(facts["damaged"])
-    yield from _made_of(facts)
+    yield from made_of(facts)
+    yield "settings", f"digest {facts['settings_digest']}; --all lists them"
 
 
 def _valid_words(row: dict[str, Any]) -> str:
@@ -203,13 +204,13 @@ def _save_words(facts: dict[str, Any]) -> str:
     return f"{few}: {format_bytes(save['bytes'])} in {format_seconds(save['write_s'])}{when}"
 
 
-def _made_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def made_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A run's model, data and layout, in words."""
     model, data, precision = (facts["settings"].get(key, {}) for key in ("model", "data", "precision"))
     yield "model", model_words(model, facts["parameters"])
     paths = [data["path"]] if data.get("path") else [part["path"] for part in data.get("datasets", [])]
     yield "data", f"{data.get('kind', '-')}: {', '.join(paths[:2])}" + (" ..." if len(paths) > 2 else "")
     yield "layout", f"{facts['layout'] or 'not known'}; {precision.get('kind', '-')}"
-    yield "settings", f"digest {facts['settings_digest']}; --all lists them"
 
 
 def model_words(model: dict[str, Any], parameters: int | None = None) -> str:

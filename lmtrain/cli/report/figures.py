@@ -33,15 +33,16 @@ class Plain(NamedTuple):
     log: bool = False
     smooth: bool = True
     said: str = ""
+    zero: bool = False
 
 
 _PLAIN = (
     Plain("lr", "Learning rate", "number", smooth=False),
     Plain("grad_norm", "Gradient norm before clipping", "number", log=True),
-    Plain("tokens_per_s", "Tokens a second", "count"),
-    Plain("mfu", "MFU", "percent", said="Model FLOPs without recompute, as a share of the devices' peak."),
-    Plain("memory_bytes", "Memory", "bytes"),
-    Plain("data_wait_s", "Wait for data in a step", "seconds"),
+    Plain("tokens_per_s", "Tokens a second", "count", zero=True),
+    Plain("mfu", "MFU", "percent", said="Model FLOPs without recompute, as a share of the devices' peak.", zero=True),
+    Plain("memory_bytes", "Memory", "bytes", zero=True),
+    Plain("data_wait_s", "Wait for data in a step", "seconds", zero=True),
     Plain("straggler_slowest_by", "The slowest rank's own work beside its peers'", "percent", smooth=False),
     Plain("straggler_bubble", "Share of a step spent waiting", "percent", ("straggler_exposed",)),
     Plain("skipped", "Steps skipped so far (fp16 overflow)", "count", smooth=False),
@@ -80,7 +81,9 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
         found += [c for key in plain.keys for c in _curves(records, key, _NAMES.get(key, key))]
         # because: that no step was skipped needs no figure
         if plain.key != "skipped" or any(max(curve.points.value) > 0 for curve in found):
-            yield Figure(plain.key, plain.title, plain.form, found, plain.said, plain.log, smooth=plain.smooth)
+            yield Figure(
+                plain.key, plain.title, plain.form, found, plain.said, plain.log, smooth=plain.smooth, zero=plain.zero
+            )
 
 
 def _loss(records: Sequence[Record]) -> Figure:

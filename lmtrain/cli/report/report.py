@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from lmtrain.cli.inspect.run_view import finite
+from lmtrain.cli.inspect.run_view import finite, made_of, planned
 from lmtrain.cli.options import check_place
 from lmtrain.cli.report.figures import MOST_EVALS, charts, eval_rows, headlines
 from lmtrain.cli.report.ranks import kernel_parts, layout_parts, memory_parts, trace_parts
@@ -42,6 +42,7 @@ EXAMPLES = (
     ("lmtrain report runs/a runs/b --out ab.html", "curves of both, and the settings that differ"),
     ("lmtrain report runs/a --svg figures", "each picture as a file for a paper too"),
 )
+_MOST_MARKS = 30
 _MOST_NUMBERS = 2000  # rows of evaluations in the page; the rest stays in metrics.jsonl
 _KEYS = (
     ("drag", "zoom in"), ("double click, 0, Esc", "show all"), ("+ -", "zoom"), ("← →", "move"), ("x", "next axis"),
@@ -100,7 +101,8 @@ def parts_of(seen: Sequence[Seen], records: Sequence[Record], found: Charts) -> 
     yield f"<h1>{escape(title(seen))}</h1>"
     rows = [summary(one, record) for one, record in zip(seen, records, strict=True)]
     if len(seen) == 1:
-        yield facts((key.lstrip("<"), value) for key, value in rows[0].items() if key != "<run")
+        stands = ((key.lstrip("<"), value) for key, value in rows[0].items() if key != "<run")
+        yield facts([*stands, *_plan_of(seen[0])])
     else:
         yield table(rows)
     yield from _missing(seen, records)
@@ -108,10 +110,13 @@ def parts_of(seen: Sequence[Seen], records: Sequence[Record], found: Charts) -> 
     yield f'<div class="figures">{"".join(placed(found, figure) for figure in found.figures)}</div>'
     if not found.figures:
         yield '<p class="soft">No number has been recorded yet.</p>'
+    yield from _happened(seen, found)
     for one, record in zip(seen, records, strict=True):
-        yield from memory_parts(one, record, whose := f" of {one.name}" if len(seen) > 1 else "")
-        yield from trace_parts(one, whose)
-        yield from kernel_parts(one, whose)
+        whose = f" of {one.name}" if len(seen) > 1 else ""
+        inside = [*memory_parts(one, record, whose), *trace_parts(one, whose), *kernel_parts(one, whose)]
+        if whose and inside:  # because: runs are compared by what stands above
+            inside = [f"<details><summary>Time and memory{escape(whose)}</summary>", *inside, "</details>"]
+        yield from inside
     for one in seen[:1] if _alike(seen, "parallel") and _alike(seen, "model") else seen:
         yield from layout_parts(one, f" of {one.name}" if len(seen) > 1 else "")
     yield from _evaluations(seen, records)
@@ -134,6 +139,9 @@ def summary(seen: Seen, record: Record) -> dict[str, str]:
     total = train.get("steps") if isinstance(train, dict) else None
     share = f" of {total:,} ({last / total:.0%})" if type(total) is int and total > 0 else ""
     found["step"] = f"{last:,}{share}"
+    valid = [(row["loss"], row["step"]) for row in record.rows.get("valid", []) if finite(row.get("loss")) is not None]
+    if valid:
+        found["best validation"] = f"{min(valid)[0]:.4f} at step {min(valid)[1]:,}"
     for key, name, form in (("loss", "loss", "number"), ("tokens", "tokens", "count")):
         steps, values = record.column(key)
         if values.size:
@@ -141,9 +149,6 @@ def summary(seen: Seen, record: Record) -> dict[str, str]:
         broken = {key: value for step, key, value in record.broken if step == last}
         if key in broken:
             found[name] = f"{broken[key]}" + (f"; {found[name]} at step {int(steps[-1]):,}" if values.size else "")
-    valid = [(row["loss"], row["step"]) for row in record.rows.get("valid", []) if finite(row.get("loss")) is not None]
-    if valid:
-        found["best validation"] = f"{min(valid)[0]:.4f} at step {min(valid)[1]:,}"
     for key, name, show_ in (("tokens_per_s", "tokens/s", format_count), ("mfu", "MFU", "{:.1%}".format)):
         if (values := record.column(key)[1]).size:
             found[name] = show_(float(np.median(values)))
@@ -153,6 +158,27 @@ def summary(seen: Seen, record: Record) -> dict[str, str]:
     if (starts := len(record.rows.get("start", []))) > 1:
         found["starts"] = f"{starts}"
     return found
+
+
+def _plan_of(seen: Seen) -> Iterator[tuple[str, str]]:
+    """What a reader asks first of a run: its model, data, layout, batch and learning rate."""
+    if not seen.settings:
+        return
+    yield from made_of({**planned(seen.path, seen.settings), "settings": seen.settings})
+    train, optim = (group if isinstance(group := seen.settings.get(key), dict) else {} for key in ("train", "optim"))
+    yield "batch", f"{show(train.get('global_batch'))} samples"
+    yield "optimizer", f"{optim.get('kind', '-')}, learning rate {show(optim.get('lr'))}"
+
+
+def _happened(seen: Sequence[Seen], found: Charts) -> Iterator[str]:
+    """Restarts, stops and faults, which are lines in the figures."""
+    marks = [mark for mark in found.marks if mark.kind != "save"]
+    if marks:
+        few = f"The last {_MOST_MARKS} of {len(marks):,}. " * (len(marks) > _MOST_MARKS)
+        yield section("What happened", f"{few}Each is a line in the figures above.", "happened")
+        whose = [{"<run": one.name} if len(seen) > 1 else {} for one in seen]
+        shown = marks[-_MOST_MARKS:]
+        yield table([whose[mark.run] | {"step": f"{mark.step:,.0f}", "<what": mark.said} for mark in shown])
 
 
 def _missing(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -48,6 +49,17 @@ def test_an_axis_rises_around_a_value_that_stays_the_same(value: float) -> None:
     assert len(values) > 1
     assert values == sorted(values)
     assert ys == sorted(ys, reverse=True)
+
+
+def test_a_little_more_looks_like_a_little_more() -> None:
+    points = Points([1.0, 2.0], [], [], [100.0, 101.0])
+    one = Figure("memory_bytes", "Memory", "count", [Curve(0, "memory", points)], zero=True)
+    heights = []
+    for figure in (one, replace(one, zero=False)):
+        (line,) = re.findall(r'points="([^"]*)"', drawn(Charts(["a"], [figure]), figure))
+        first, last = (float(point.split(",")[1]) for point in line.split())
+        heights.append(first - last)
+    assert heights[0] < 5 < 40 < heights[1]
 
 
 def test_axes_that_all_curves_know() -> None:
