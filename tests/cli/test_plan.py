@@ -129,7 +129,7 @@ def test_data_is_not_asked_for_beside_a_recipe(tmp_path: Path, chosen: str, data
     text = f"# @package _global_\ndefaults:\n  - override /model: gpt2_small\n{chosen}"
     (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
     words = ("experiment=mine", "hardware=h100", "gpus=8", "train.global_batch=64", "--config-dir", tmp_path)
-    assert "on 8 of h100" in lmtrain("plan", *words, *data, "--layout", "dp_shard=8", "--doublings", "0")
+    assert "on 8 x h100" in lmtrain("plan", *words, *data, "--layout", "dp_shard=8", "--doublings", "0")
 
 
 def test_a_row_of_the_table_says_what_the_json_says() -> None:

@@ -63,7 +63,7 @@ def print_found(found: Found) -> None:
 def title(found: Found) -> str:
     run, question = found.question.run, found.question
     size = format_count(run.model.num_parameters)
-    return f"{run.model.kind}, {size} parameters, on {question.gpus:,} of {question.hardware.name}"
+    return f"{run.model.kind}, {size} parameters, on {question.gpus:,} x {question.hardware.name}"
 
 
 def facts_of(found: Found) -> Iterator[tuple[str, str]]:
@@ -274,6 +274,7 @@ def memory_bars(fitting: Sequence[Answer], too_large: Sequence[Answer], words: C
 
     def parts() -> Iterator[str]:
         yield from legend([(f"m-{name}", name) for name in names], left)
+        x = at(every[0].room)
         for row, one in enumerate(every):
             y, done = top + row * (high + 14), 0.0
             yield text(left, y - 3, f"{words(one)}: {format_bytes(one.held)}", "small")
@@ -282,11 +283,10 @@ def memory_bars(fitting: Sequence[Answer], too_large: Sequence[Answer], words: C
                 wide = at(done + value) - at(done)
                 yield rect(at(done), y, wide, high - 14, f"m-{name}", f"{name}: {format_bytes(value)}")
                 done += value
-        x = at(every[0].room)
-        yield line(x, top - 14, x, top + len(every) * (high + 14), "limit")
-        yield text(x - 4, top - 18, f"the GPU has {format_bytes(every[0].room)}", "small", "end")
+            yield line(x, y - 1, x, y + high - 13, "limit")  # because: further up it would cross the words
+        yield text(x, top + len(every) * (high + 14) + 4, f"the GPU has {format_bytes(every[0].room)}", "small", "end")
 
-    return svg(top + len(every) * (high + 14) + 4, parts(), "bytes of the fullest rank by name")
+    return svg(top + len(every) * (high + 14) + 12, parts(), "bytes of the fullest rank by name")
 
 
 def pipeline(one: Answer) -> str:
