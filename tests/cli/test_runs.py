@@ -35,19 +35,30 @@ def listed(*arguments: object) -> dict[str, dict[str, Any]]:
 
 def test_the_table_and_its_filters(runs: Path) -> None:
     found = listed(runs)
-    assert {name: row["state"] for name, row in found.items()} == {"a": "finished", "b": "finished", "killed": "killed"}
+    states = {name: row["state"] for name, row in found.items()}
+    assert states == {"a": "finished", "deep/b": "finished", "killed": "killed"}
     assert (found["a"]["step"], found["a"]["steps"]) == (6, 6)
     assert found["killed"]["step"] < 6
     assert listed("list", runs) == found
     assert [*listed(runs, "--state", "killed", "--state", "failed")] == ["killed"]
-    assert [*listed(runs, "--where", "optim.lr=0.001", "--where", "train.steps=6")] == ["b"]
+    assert [*listed(runs, "--where", "optim.lr=0.001", "--where", "train.steps=6")] == ["deep/b"]
     assert listed(runs, "--where", "optim.lr=7") == {}
     assert "killed" in lmtrain("runs", runs)
     for columns in (60, 80, 120):
         lines = on_terminal("runs", runs, columns=columns).splitlines()
         assert len(lines) == 4
         assert max(map(len, lines)) <= columns
-        assert {line.split()[0] for line in lines[1:]} == {"a", "b", "killed"}
+        assert {line.split()[0] for line in lines[1:]} == {"a", "deep/b", "killed"}
+
+
+def test_a_long_name_gives_way_to_how_a_run_stands(runs: Path, tmp_path: Path) -> None:
+    for at, name in enumerate(("a", "deep/b")):
+        shutil.copytree(runs / name, tmp_path / (6 * "of_a_long_name_") / f"run_{at}")
+    title, *lines = on_terminal("runs", tmp_path, columns=70).splitlines()
+    assert title.split()[:4] == ["run", "state", "step", "loss"]
+    for at, line in enumerate(lines):
+        assert line.startswith("…")
+        assert f"/run_{at}  finished" in line
 
 
 def test_columns_stand_below_each_other_whatever_letters_are_as_wide_as_two(runs: Path, tmp_path: Path) -> None:

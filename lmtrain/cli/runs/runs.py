@@ -18,7 +18,7 @@ from lmtrain.cli.verbs import PlainGroup, examples
 from lmtrain.config.base import show
 from lmtrain.errors import MissingInputError, UsageError, nearest
 from lmtrain.runfolder.differences import flat
-from lmtrain.runfolder.folder import Seen, find_runs, see_all
+from lmtrain.runfolder.folder import Seen, find_runs, see
 from lmtrain.runfolder.rows import read_last_rows, writable, written_at
 from lmtrain.units import format_count
 
@@ -32,7 +32,10 @@ _STATES = ("running", "finished", "stopped", "failed", "killed", "out of sight")
 _STYLES = {"running": "green", "failed": "bold red", "killed": "red", "stopped": "yellow"}
 _LAST = "why stopped"
 _WORDS = ("run", "state", _LAST)  # the columns that are no numbers
-_LEAST_FIRST = ("tokens/s", "valid", "%", "last row", _LAST)  # what a narrow terminal goes without
+_LEAST_FIRST = ("tokens/s", "%", "last row", _LAST, "valid")  # what a narrow terminal goes without
+_KEPT = ("state", "step", "loss", "valid")  # for which a long name gives way,
+_LEAST_NAME = 12  # down to so many letters
+_LAST_ROOM = 12  # of why a run stopped at least its beginning
 
 
 class _ListFirst(PlainGroup):
@@ -115,7 +118,8 @@ def rows_of(folder: Path | None, states: Sequence[str], where: Sequence[str]) ->
     if not paths:
         why = "holds no run" if folder.is_dir() else "is no folder"
         raise MissingInputError(f"{folder} {why}. Name a folder in which `lmtrain pretrain` has written runs.")
-    seen = see_all(paths)
+    # where it lies in the folder, so that a run of a sweep has its sweep's name
+    seen = [see(path, str(path.relative_to(folder)) if path != folder else path.resolve().name) for path in paths]
     known = {key for one in seen for key, _ in flat(one.settings)}
     for key, _, _ in wanted:
         if key not in known:
@@ -168,7 +172,14 @@ def print_runs(rows: Sequence[dict[str, Any]]) -> None:
     cells = [_cells(row) for row in rows]
     titles = [title for title in cells[0] if title == "run" or any(one[title] for one in cells)]
     widths = {title: max(len(title), *(cell_len(one[title]) for one in cells)) for title in titles}
-    while screen.is_terminal and sum(widths.values()) - widths.get(_LAST, 0) + 2 * len(widths) + 12 > screen.width:
+    fixed = screen.width - _LAST_ROOM
+    # because: how runs stand is what the table is for, and the end of a long name tells it from others
+    room = max(fixed - 2 - sum(widths.get(title, -2) + 2 for title in _KEPT), _LEAST_NAME)
+    if screen.is_terminal and widths["run"] > room:
+        widths["run"] = room
+        for one in cells:
+            one["run"] = _end_of(one["run"], room)
+    while screen.is_terminal and sum(widths.values()) - widths.get(_LAST, 0) + 2 * len(widths) > fixed:
         if not (least := next((title for title in _LEAST_FIRST if title in widths), None)):
             break
         del widths[least]
@@ -182,6 +193,15 @@ def print_runs(rows: Sequence[dict[str, Any]]) -> None:
         if screen.is_terminal:
             line.truncate(screen.width, overflow="ellipsis")
         screen.print(line, soft_wrap=True)
+
+
+def _end_of(name: str, width: int) -> str:
+    from rich.cells import cell_len
+
+    begin = 0
+    while cell_len(name[begin:]) > width - (begin > 0):
+        begin += 1
+    return "…" * (begin > 0) + name[begin:]
 
 
 def _cells(row: dict[str, Any]) -> dict[str, str]:
