@@ -272,7 +272,8 @@ def _check_model(path: Path, ours: ModelSettings, theirs: ModelSettings) -> None
         found = ", ".join(f"model.{key} is {show(mine.get(key))}, there {show(other[key])}" for key in wrong)
         settings = " ".join(f"model.{key}={show(other[key])}" for key in wrong)
         way_out = "Choose a model of that kind." if "kind" in wrong else f"Add {settings}."
-        raise SettingsError([f"checkpoint.init_from={path} is of another model: {found}. {way_out}"])
+        what = "is of another model" if ours.weights() != theirs.weights() else "computes with other settings"
+        raise SettingsError([f"checkpoint.init_from={path} {what}: {found}. {way_out}"])
 
 
 def _meaning(model: ModelSettings) -> dict[str, Any]:
