@@ -28,7 +28,6 @@ from lmtrain.runtime.files.limits import limit_reached
 
 # because: typer brings click with it under a name of its own, or asks for the package, depending on its version
 Refused: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
-_PROCESSES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus")
 _CANNOT_READ = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 _RULES = {"valid integer": "is not a whole number", "valid number": "is not a number"}
 _WRONG_NAME = (errno.ENAMETOOLONG, errno.EINVAL)
@@ -41,7 +40,11 @@ def explained(error: Any, words: Sequence[str]) -> LmtrainError:
     help_ = f"`{command} --help` shows how it is called."
     message = error.format_message().strip()
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
-        return UsageError(f"{option} is not an option of {command}. {_option_meant(option, command, error, words)}")
+        takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
+        if takes_settings and (said := _whole_line(command, error, words)):
+            return UsageError(said)
+        way_out = _option_meant(option, command, error, words, takes_settings)
+        return UsageError(f"{option} is not an option of {command}. {way_out}")
     if match := re.match(r"No such command ['\"](.*?)['\"]", message):
         verbs = getattr(getattr(context, "command", None), "commands", {})
         return UsageError(f"{command} {match[1]} is not a command. {nearest(match[1], verbs)}")
@@ -88,17 +91,27 @@ def _stopped(message: str) -> str:
     return message if message.endswith((".", "?")) else f"{message}."
 
 
-def _option_meant(option: str, command: str, error: Any, words: Sequence[str]) -> str:
+def _whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
+    from lmtrain.cli.keys.foreign import whole_line
+
+    return whole_line(command, error, words)
+
+
+def _option_meant(option: str, command: str, error: Any, words: Sequence[str], takes_settings: bool) -> str:
     """Another option, or the setting that another tool has as an option."""
     near = list(error.possibilities or ())
     name = option.lstrip("-").lower().replace("-", "_")
     surely = difflib.get_close_matches(option, near, n=1, cutoff=0.8)
-    takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
     if takes_settings and not surely:
+        from lmtrain.cli.keys.foreign import PROCESSES
+        from lmtrain.config.names import NOT_HERE
+
+        if name in PROCESSES:
+            return "Did you mean --nproc?"
+        if name in NOT_HERE:
+            return NOT_HERE[name]
         if typed := _settings_meant(option, name, words):
             return f"Settings are words without dashes: type {' or '.join(typed)}."
-        if name in _PROCESSES:
-            return "Did you mean --nproc?"
     return f"Did you mean {' or '.join(surely or near)}?" if near else f"`{command} --help` lists its options."
 
 

@@ -41,6 +41,19 @@ class Problem:
         return LayoutProblem(said) if self.of_layout else said
 
 
+@dataclass(frozen=True)
+class GaveWay:
+    """A setting that the command line leaves open and that was changed to fit what it says."""
+
+    key: str
+    value: object
+    before: object
+    cause: str
+
+    def text(self) -> str:
+        return f"{self.key}={show(self.value)} instead of {show(self.before)}, to fit {self.cause}."
+
+
 def show(value: object) -> str:
     """A value as one would type it in an override."""
     if value is None:
@@ -91,6 +104,11 @@ class Settings:
     def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
         """What is wrong between those parts that are each right: asked even when others are missing."""
         return iter(())
+
+    @classmethod
+    def give_way(cls, tree: dict[str, Any], typed: Mapping[str, str]) -> list[GaveWay]:
+        """Change, in plain data, what the command line leaves open and what cannot be beside what it says."""
+        return []
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that composes back to the same settings, `kind` included."""

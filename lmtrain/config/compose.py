@@ -7,7 +7,7 @@ the command line sets and what `${other.key}` refers to is put in here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, product
 from math import prod
 from pathlib import Path
@@ -17,8 +17,8 @@ from lmtrain.config import references
 from lmtrain.config.base import Settings
 from lmtrain.config.build import build_settings
 from lmtrain.config.names import Names, nearest_value
-from lmtrain.config.overrides import change, parse, several
-from lmtrain.errors import MissingInputError, SettingsError, a_few, nearest
+from lmtrain.config.overrides import WrongWords, change, key_of, parse, several
+from lmtrain.errors import LayoutError, MissingInputError, SettingsError, a_few, nearest
 
 if TYPE_CHECKING:
     from lmtrain.config.source import Asked
@@ -33,11 +33,43 @@ def conf_dir() -> Path:
     return package if package.is_dir() else beside
 
 
-def compose(cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain") -> S:
-    """Settings of this class from conf/NAME.yaml, a user's config folder and the overrides, judged whole."""
-    words = [word.lstrip("~+").partition("=") for word in overrides]
-    names = Names(cls, group_choices(config_dir), {key: value for key, _, value in words})
-    return build_settings(cls, compose_plain(overrides, config_dir=config_dir, name=name), names=names)
+def compose(
+    cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
+    say: Callable[[str], None] | None = None,
+) -> S:  # fmt: skip
+    """Settings of this class from conf/NAME.yaml, a user's config folder and the overrides, judged whole.
+
+    What gives way to the overrides is said to `say`.
+    """
+    try:
+        tree = compose_plain(overrides, config_dir=config_dir, name=name)
+    except WrongWords as error:
+        raise SettingsError([*error.problems, *_others_wrong(cls, error, config_dir, name)]) from error
+    typed = typed_words(overrides)
+    for changed in cls.give_way(tree, typed):
+        if say is not None:
+            say(changed.text())
+    return build_settings(cls, tree, names=Names(cls, group_choices(config_dir), typed))
+
+
+def typed_words(overrides: Sequence[str]) -> dict[str, str]:
+    """The values as they stand on the command line, by their keys."""
+    return {key_of(word): word.partition("=")[2] for word in overrides}
+
+
+def _others_wrong(cls: type[Settings], error: WrongWords, config_dir: Path | None, name: str) -> Iterator[str]:
+    """What is wrong with the words beside those that are refused, as far as that does not depend on these."""
+    if not all("=" in word for word in error.wrong):
+        return  # because: nobody knows what a word without a key was to set
+    keys = [key_of(word) for word in error.wrong]
+    parts = [f"{key}{sign}" for key in keys for sign in (".", " is not set", *(["="] if "." not in key else []))]
+    starts = tuple(f"{key}=" for key in keys)
+    try:
+        compose(cls, error.others, config_dir=config_dir, name=name)
+    except (SettingsError, LayoutError) as found:
+        for one in found.problems:
+            if not one.startswith(starts) and not any(part in one for part in parts):
+                yield one
 
 
 def compose_plain(
@@ -70,9 +102,9 @@ def selected(
     roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
     name = _checked_name(name, roots, folders)
     groups = group_choices(config_dir)
-    choices, words, changes, problems = dict[str, str](), list[str](), list[Any](), list[str]()
-    for override in parse(overrides, groups):
-        group = override.key_or_group
+    choices, words, changes, problems, wrong = dict[str, str](), list[str](), list[Any](), list[str](), list[str]()
+    for word, override in zip(overrides, parse(overrides, groups), strict=True):
+        group, before = override.key_or_group, len(problems)
         if override.is_sweep_override():
             problems.append(several(override))
         elif group in groups:
@@ -85,8 +117,9 @@ def selected(
             problems.append(f"{override.input_line} chooses in {group}, which is no group. {nearest(group, groups)}")
         else:
             changes.append(override)
+        wrong += [word] * (len(problems) > before)
     if problems:
-        raise SettingsError(problems)
+        raise WrongWords(problems, wrong, overrides)
     return folders, Asked(name, roots, groups, choices), words, changes
 
 

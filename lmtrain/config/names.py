@@ -20,19 +20,21 @@ from lmtrain.errors import nearest
 # what Megatron-LM, Hugging Face's Trainer, DeepSpeed and nanoGPT call it; a name without a dot is a group
 ELSEWHERE = {
     "optim.lr": "learning_rate max_lr peak_lr",
-    "optim.clip_norm": "clip_grad max_grad_norm gradient_clip_val grad_clip gradient_clipping",
+    "optim.clip_norm": "clip_grad max_grad_norm gradient_clip_val grad_clip gradient_clipping max_norm",
     "optim.eps": "adam_eps adam_epsilon epsilon",
     "optim.betas": "adam_beta1 adam_beta2 beta1 beta2",
     "optim.weight_decay": "wd",
     "optim": "optimizer optimizer_type optimizer_name",
-    "schedule": "lr_decay_style lr_scheduler_type lr_scheduler scheduler lr_schedule",
+    "schedule": "lr_decay_style lr_scheduler_type lr_scheduler scheduler lr_schedule decay_type",
     "schedule.warmup_steps": "lr_warmup_iters warmup_iters warmup num_warmup_steps lr_warmup_steps",
-    "train.micro_batch": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu microbatch",
-    "train.global_batch": "global_batch_size batch_size train_batch_size total_batch_size batch",
+    "train.micro_batch": "micro_batch_size per_device_train_batch_size train_micro_batch_size_per_gpu microbatch "
+    "local_batch_size device_batch_size mbs",
+    "train.global_batch": "global_batch_size batch_size train_batch_size total_batch_size batch gbs",
     "train.steps": "train_iters max_steps max_iters iterations iters num_steps total_steps num_train_steps",
     "train.tokens": "train_tokens max_tokens num_tokens",
     "train.rampup": "rampup_batch_size batch_size_rampup",
-    "train.valid_interval_steps": "eval_interval eval_steps val_check_interval eval_every",
+    "train.valid_interval_steps": "eval_interval eval_steps val_check_interval eval_every "
+    "evaluation_interval val_interval validation_freq",
     "train.valid_samples": "eval_iters eval_samples",
     "model": "model_name model_type model_name_or_path arch architecture",
     "model.width": "hidden_size d_model n_embd dim hidden_dim embed_dim",
@@ -43,28 +45,84 @@ ELSEWHERE = {
     "model.seq_len": "seq_length max_seq_len max_position_embeddings sequence_length context_length block_size n_ctx",
     "model.dropout": "hidden_dropout resid_pdrop dropout_rate",
     "model.rotary_base": "rope_theta rope_base",
-    "parallel.tp": "tensor_model_parallel_size tensor_parallel_size tp_size",
-    "parallel.pp": "pipeline_model_parallel_size pipeline_parallel_size pp_size",
+    "parallel.tp": "tensor_model_parallel_size tensor_parallel_size tp_size tensor_parallel_degree",
+    "parallel.pp": "pipeline_model_parallel_size pipeline_parallel_size pp_size pipeline_parallel_degree",
     "parallel.vp": "virtual_pipeline_model_parallel_size vp_size",
-    "parallel.dp_shard": "data_parallel_size dp dp_size fsdp",
+    "parallel.dp_shard": "data_parallel_size dp dp_size fsdp data_parallel_shard_degree",
     "parallel.zero": "zero_stage",
     "recompute": "recompute_granularity gradient_checkpointing activation_checkpointing checkpoint_activations",
     "precision": "mixed_precision dtype torch_dtype",
-    "checkpoint.interval_steps": "save_interval save_steps save_every",
+    "checkpoint.interval_steps": "save_interval save_steps save_every save_freq checkpoint_interval",
     "checkpoint.keep_last": "save_total_limit max_checkpoints",
     "checkpoint.resume": "load resume_from_checkpoint resume_from restore",
     "checkpoint.init_from": "pretrained_checkpoint finetune_from init_checkpoint",
-    "observe.log_interval_steps": "log_interval logging_steps log_every",
+    "observe.log_interval_steps": "log_interval logging_steps log_every log_freq",
     "data.path": "data_path data_prefix train_data_path dataset dataset_path train_data",
     "data.valid_path": "valid_data_path val_data_path eval_data",
     "data.tokenizer": "tokenizer_model tokenizer_path tokenizer_name",
     "run.dir": "output_dir save out_dir save_dir output run_dir log_dir logging_dir",
+    "train.seed": "random_seed data_seed",
+    "model.norm": "normalization norm_type",
+    "model.positions": "position_embedding_type",
+    "model.activation": "hidden_act activation_function",
+    "model.head_width": "kv_channels head_dim",
+    "model.init_std": "init_method_std initializer_range",
+    "model.norm_eps": "layernorm_epsilon norm_epsilon rms_norm_eps layer_norm_epsilon layer_norm_eps",
+    "model.window": "window_size sliding_window",
+    "model.tied": "tie_word_embeddings tie_embeddings",
+    "model.vocab_multiple": "make_vocab_size_divisible_by",
+    "parallel.dp_replicate": "data_parallel_replicate_degree",
+    "parallel.schedule": "pipeline_parallel_schedule pp_schedule",
+    "parallel.timeout_s": "ddp_timeout",
+    "observe.wandb": "report_to wandb_log use_wandb wandb_mode",
+    "observe.wandb_name": "wandb_exp_name wandb_run_name run_name",
+    "data.index_dir": "data_cache_path",
+    "precision.initial_scale": "initial_loss_scale",
+    "precision.growth_interval_steps": "loss_scale_window",
+    "precision.min_scale": "min_loss_scale",
+    "compute.deterministic": "deterministic_mode full_determinism",
+    "compute.threads": "num_threads",
     "compute.device": "accelerator device_type",
     "compute.compile": "torch_compile",
 }
+# what other tools have and lmtrain has not, or does by itself
+NOT_HERE = {
+    name: said
+    for said, names in {
+        "There is no context parallelism here; parallel.tp and parallel.sequence_parallel=true share a long sequence.":
+            "cp context_parallel_size context_parallel_degree",
+        "There is no mixture of experts here.":
+            "num_experts num_local_experts num_moe_experts moe_router_topk expert_model_parallel_size "
+            "expert_parallel_size expert_parallel_degree ep",
+        "There is no float8 here; precision=bf16 is the fastest.": "fp8 fp8_format float8 enable_fp8_linear",
+        "A run counts steps or tokens: train.steps, or train.tokens. The first screen says how often the data is read.":
+            "num_train_epochs epochs num_epochs max_epochs",
+        "The dataset has its tokenizer beside it; `lmtrain preprocess --tokenizer` decides which.":
+            "tokenizer_type vocab_file merge_file tokenizer",
+        "The schedule ends where the run does, with train.steps.":
+            "lr_decay_iters lr_decay_samples lr_wsd_decay_iters",
+        "The kernels are chosen for the machine.":
+            "use_flash_attn flash_attn attn_implementation attention_backend transformer_impl use_mcore_models "
+            "use_legacy_models fused use_fused_rmsnorm masked_softmax_fusion no_masked_softmax_fusion "
+            "bias_gelu_fusion no_bias_gelu_fusion attention_softmax_in_fp32 cross_entropy_loss_fusion",
+        "It is decided by the device.": "distributed_backend backend ddp_backend local_rank",
+        "Sums and sending overlap with the work by themselves.":
+            "overlap_grad_reduce overlap_param_gather tp_comm_overlap no_gradient_accumulation_fusion ddp_impl",
+        "Everything is kept in run.dir.": "tensorboard_dir logging_first_step log_throughput log_on_each_node",
+        "Saving, validating and logging count steps: checkpoint.interval_steps, train.valid_interval_steps, "
+        "observe.log_interval_steps.": "save_strategy eval_strategy evaluation_strategy logging_strategy",
+        "It is what the command does; leave it out.":
+            "do_train do_eval no_load_optim no_load_rng use_checkpoint_args always_save_checkpoint "
+            "remove_unused_columns num_workers dataloader_num_workers dataloader_type dataset_impl",
+        "A run goes on where its run.dir stopped; another run.dir begins a new one.": "overwrite_output_dir",
+        "parallel.zero says what is sharded.": "deepspeed ds_config fsdp_config",
+    }.items()
+    for name in names.split()
+}  # fmt: skip
 _KEY_OF = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 _VALUES = {
-    "gpu": "cuda", "nvidia": "cuda", "half": "fp16", "float16": "fp16", "16": "fp16", "16-mixed": "fp16",
+    "gpt2": "gpt2_small", "adamw_torch": "adamw", "silu": "swiglu", "wandb": "online", "gpu": "cuda",
+    "nvidia": "cuda", "half": "fp16", "float16": "fp16", "16": "fp16", "16-mixed": "fp16",
     "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "rope": "rotary", "absolute": "learned",
     "1F1B": "1f1b", "zero_bubble": "zb_h1", "selective": "attention", "linear_decay": "linear", "noop": "none",
 }  # fmt: skip
@@ -107,6 +165,8 @@ class Names:
 
     def way_out(self, path: str, value: str, beside: typing.Iterable[str]) -> str:
         """The sentence that ends a message about a key that is no setting; `beside` are those of its level."""
+        if said := NOT_HERE.get(path.rpartition(".")[2].lower().replace("-", "_")):
+            return said
         words = self.meant(path, value)
         return f"Did you mean {' or '.join(words)}?" if words else nearest(path.rpartition(".")[2], beside)
 
@@ -125,8 +185,9 @@ class Names:
 def near_value(value: str, known: typing.Iterable[str]) -> str | None:
     """Another tool's word for one of these, or the nearest of them."""
     known = list(known)
-    if _VALUES.get(value) in known:
-        return _VALUES[value]
+    for word in (value, value.lower()):
+        if (found := _VALUES.get(word, word)) in known:
+            return found
     parts = [one for one in known if value and (value.startswith(one) or one.startswith(value))]
     return next(iter([*difflib.get_close_matches(value, known, n=1, cutoff=0.6), *parts]), None)
 

@@ -31,6 +31,18 @@ _INSTEAD = {
 }
 
 
+class WrongWords(SettingsError):
+    """Words that are refused before any value is judged, and the others, of which more may be wrong."""
+
+    def __init__(self, problems: Sequence[str], wrong: Sequence[str], words: Sequence[str]) -> None:
+        super().__init__(problems)
+        self.wrong, self.others = wrong, [word for word in words if word not in wrong]
+
+
+def key_of(word: str) -> str:
+    return word.lstrip("~+").partition("=")[0]
+
+
 def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any]:
     """Hydra's overrides of these words, or one error with all that are none."""
     # because: hydra is slow to import
@@ -38,9 +50,11 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
     from hydra.errors import HydraException
 
     parser, parsed, problems = OverridesParser.create(), list[Any](), list[str]()
+    bad = list[str]()
     for index, text in enumerate(words):
         if (problem := _refused(text) or _is_no_pair(words, index, groups)) is not None:
             problems += [problem] if problem else []
+            bad.append(text)
             continue
         key, _, value = text.partition("=")
         override = None
@@ -51,14 +65,16 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
                 override = override or parser.parse_override(one)
         if override is None:
             problems.append(_unreadable(text))
+            bad.append(text)
         else:
             parsed.append(override)
             if not override.is_sweep_override():
                 values = [value for _, value in references.values_of([override.value()])]
                 wrong = [references.problem_of(value) for value in values if isinstance(value, str)]
                 problems += [f"{text} {problem}" for problem in wrong if problem]
+                bad += [text] * any(wrong)
     if problems:
-        raise SettingsError(problems)
+        raise WrongWords(problems, bad, words)
     return parsed
 
 

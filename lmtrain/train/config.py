@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
-from lmtrain.config.base import Problem, Settings, problem_if
+from lmtrain.config.base import GaveWay, Problem, Settings, problem_if
 from lmtrain.config.build import build_settings
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import DataChoice
@@ -27,7 +27,8 @@ from lmtrain.parallel.compute_settings import ComputeSettings, NoRecomputeSettin
 from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.folder import read_settings
-from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings
+from lmtrain.train.give_way import give_way
+from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
 
 _KEY = "checkpoint.best_by"
 # What is worked out one by one before a run begins; nothing that is built comes near to any of these.
@@ -168,6 +169,10 @@ class RunConfig(Settings):
         if {"checkpoint", "data", "eval"} <= parts.keys():
             yield from best_problems(parts["checkpoint"], parts["data"], train, parts["eval"], steps)
 
+    @classmethod
+    def give_way(cls, tree: dict[str, Any], typed: Mapping[str, str]) -> list[GaveWay]:
+        return list(give_way(tree, typed))
+
     @property
     def seq_len(self) -> int:
         return self.model.shape.seq_len
@@ -183,19 +188,6 @@ class RunConfig(Settings):
     def flops_per_token(self, model: ModelSettings) -> float:
         """Model FLOPs, as MFU counts them; `model` is the config's with the tokenizer's vocabulary."""
         return model.shape.flops_per_token(self.seq_len, scored=self.data.scored_share(self.seq_len))
-
-
-def count_steps(train: TrainSettings, seq_len: int) -> int:
-    """Given, or the first number of steps that has consumed `train.tokens`."""
-    if train.steps is not None:
-        return train.steps
-    assert train.tokens is not None
-    plan, samples = BatchPlan(train.global_batch, train.rampup), -(-train.tokens // seq_len)
-    low, high = 1, -(-samples // min(plan.sizes))
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if plan.range_of(middle)[0] >= samples else (middle + 1, high)
-    return low
 
 
 def _profiled_steps(observe: ObserveSettings, steps: int) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from lmtrain.config.base import Problem, Settings, problem_if, show
 from lmtrain.config.build import quantity
+from lmtrain.data.batch_plan import BatchPlan
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes; a file system takes 255 and 4096, and the run adds names of its own
 MAX_BATCH = 1 << 24  # because: every process knows each sample of a step
@@ -164,3 +165,16 @@ class EvalSettings(Settings):
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | {"tasks": [one.to_dict() for one in self.tasks]}
+
+
+def count_steps(train: TrainSettings, seq_len: int) -> int:
+    """Given, or the first number of steps that has consumed `train.tokens`."""
+    if train.steps is not None:
+        return train.steps
+    assert train.tokens is not None
+    plan, samples = BatchPlan(train.global_batch, train.rampup), -(-train.tokens // seq_len)
+    low, high = 1, -(-samples // min(plan.sizes))
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if plan.range_of(middle)[0] >= samples else (middle + 1, high)
+    return low

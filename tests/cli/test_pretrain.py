@@ -187,7 +187,7 @@ def test_starting_over_on_top_of_checkpoints_is_refused(toy: Toy, run: Path) -> 
 def test_a_checkpoint_of_another_run_is_refused_with_all_that_differs(toy: Toy, run: Path) -> None:
     others = {"model__width": 64, "train__seed": 7, "train__global_batch": 8}
     output = lmtrain("pretrain", *toy.settings(run, train__steps=20, **others), code=65)
-    for words in ("model.width is 64, there 32", "train.seed is 7, there 1234", "samples before the next step"):
+    for words in ("model.width is 64, there 32", "train.seed is 7, there 1234", "train.global_batch is 8, there 4"):
         assert words in output
 
 

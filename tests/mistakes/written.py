@@ -147,7 +147,7 @@ def words() -> Iterator[Mistake]:
     yield show("gpu", "compute.device=gpu", "compute.device=gpu", "cuda")
     yield show("fp16", "precision=fp16_mixed", "precision=fp16_mixed", "fp16")
     yield show("batch", "batch_size=32", "batch_size=32", "train.global_batch=32")
-    yield show("tokens", "train.tokens=2B", "train.tokens=2000000000", "train.steps=null")
+    yield show("tokens", "train.tokens=2B", "train.tokens=2000000000", "train.steps=null", before=("train.steps=9",))
     yield show("no steps", "train.steps=null", "train.steps=null", "train.steps=1000")
     yield show("null group", "model=null", "model", instead=(*SHOW, "model=gpt_tiny"))
     yield show("several", "optim.lr=1,2", "optim.lr=1,2", "-m", code_after=None)

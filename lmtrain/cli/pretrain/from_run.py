@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,31 +97,39 @@ def prepare(tokenizer: str, settings: dict[str, Any] | None) -> None:
 
 
 def compose_run(
-    overrides: Sequence[str], *, from_run: Path | None, config_dir: Path | None, name: str
-) -> RunConfig:
+    overrides: Sequence[str], *, from_run: Path | None, config_dir: Path | None, name: str,
+    say: Callable[[str], None] | None = None,
+) -> RunConfig:  # fmt: skip
     """The settings of a run: from conf/NAME.yaml, or from another run, of which another run.dir makes a branch."""
     if from_run is None:
-        return _composed_by_launcher or compose(RunConfig, overrides, config_dir=config_dir, name=name)
+        return _composed_by_launcher or compose(RunConfig, overrides, config_dir=config_dir, name=name, say=say)
     if name != "pretrain":
         raise UsageError(f"--from-run={from_run} takes the place of --config-name={name}. Leave one of them out.")
     source = Source.find(from_run)
     branches = any(text.lstrip("+").startswith("run.dir=") for text in overrides)
-    config = _composed(source.base(overrides, branches=branches), overrides, config_dir)
+    said = list[str]()
+    config = _composed(source.base(overrides, branches=branches), overrides, config_dir, said.append)
     another = Path(config.run.dir).resolve() != source.run.resolve()
     if another != branches:  # because: a recipe can name a folder too, and an override the run's own
-        config = _composed(source.base(overrides, branches=another), overrides, config_dir)
+        said = []
+        config = _composed(source.base(overrides, branches=another), overrides, config_dir, said.append)
     if another and config.checkpoint.resume == str(source.run) and latest(source.run / CHECKPOINTS) is None:
         raise MissingInputError(
             f"--from-run={from_run} has saved no checkpoint that run.dir={config.run.dir} could branch off from. "
             "Add checkpoint.resume=none to begin anew with its settings."
         )
+    if say is not None:
+        for line in said:
+            say(line)
     return config
 
 
-def _composed(settings: dict[str, Any], overrides: Sequence[str], config_dir: Path | None) -> RunConfig:
+def _composed(
+    settings: dict[str, Any], overrides: Sequence[str], config_dir: Path | None, say: Callable[[str], None]
+) -> RunConfig:
     with _as_configs(settings, config_dir) as folder:
         try:
-            return compose(RunConfig, overrides, config_dir=folder, name=_ROOT)
+            return compose(RunConfig, overrides, config_dir=folder, name=_ROOT, say=say)
         except SettingsError as error:  # because: the folder is gone when the message is read
             run = str(Path(settings["run"]["dir"]) / CONFIG)
             ours = re.compile(rf"{re.escape(str(folder.resolve()))}/(\w+/{_CHOICE}|{_ROOT})\.yaml( line \d+)?")

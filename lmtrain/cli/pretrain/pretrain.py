@@ -13,6 +13,7 @@ import typer
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.cli.ranks import launching
 from lmtrain.cli.ranks.launching import Processes, laid_out
+from lmtrain.cli.screen.terminal import tell
 from lmtrain.runtime.processes.signals import give_back
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def pretrain(
     from lmtrain.cli.pretrain.from_run import compose_run
     from lmtrain.cli.pretrain.summary import print_preview, print_settings, print_summary
 
-    compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name)
+    say = tell if env.rank == 0 and not env.is_child else None
+    compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, say=say)
     if dry_run or print_config:
         config = laid_out(compose(), overrides, env, elastic=elastic)
         return print_settings(config, env, as_json) if print_config else print_preview(config, env, as_json)

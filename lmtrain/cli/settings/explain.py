@@ -10,7 +10,7 @@ from typing import Any
 from lmtrain.cli.keys.settings_reference import Key, config_file, text_of
 from lmtrain.config.base import show
 from lmtrain.config.build import build_settings
-from lmtrain.config.compose import compose_plain, conf_dir, group_choices, selected
+from lmtrain.config.compose import compose_plain, conf_dir, group_choices, selected, typed_words
 from lmtrain.config.yaml_file import YamlFile, read_yaml
 from lmtrain.errors import SettingsError
 from lmtrain.train.config import RunConfig
@@ -95,12 +95,14 @@ class Composed:
     def of(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> Composed:
         """Refuses what `lmtrain pretrain` would refuse, but for settings that are still to be given."""
         tree = compose_plain(overrides, config_dir=config_dir, name=name)
+        gave_way = RunConfig.give_way(tree, typed_words(overrides))
         try:
             build_settings(RunConfig, tree)
         except SettingsError as error:
             if wrong := [problem for problem in error.problems if " is not set. " not in problem]:
                 raise SettingsError(wrong) from error
-        return cls(tree, origins(overrides, config_dir=config_dir, name=name))
+        found = origins(overrides, config_dir=config_dir, name=name)
+        return cls(tree, found | {one.key: Origin(f"to fit {one.cause}") for one in gave_way})
 
     def kind(self, section: str) -> str:
         part = self.tree.get(section)

@@ -31,6 +31,7 @@ from lmtrain.runtime.processes.process import ELSEWHERE, ProcessEnv, Rendezvous,
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.resume_checks import check_resumed, open_resumed, readable, shares_of
 from lmtrain.train.config import RunConfig
+from lmtrain.train.train_settings import TrainSettings
 from lmtrain.units import format_bytes
 
 _FREE = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no answer of the model
@@ -119,15 +120,16 @@ def find_model(config: RunConfig) -> ModelSettings:
 
 def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None:
     problems = list(compiler_problems(config))
-    wrong = list(process_problems(config.parallel.layout, env)) if starting or env.launcher != "single" else []
+    counts = starting or env.launcher != "single"
+    wrong = list(process_problems(config.parallel.layout, env, config.train)) if counts else []
     if wrong:
         raise LayoutError("\n".join(wrong + problems))
     if problems:
         raise SettingsError(problems)
 
 
-def process_problems(layout: Layout, env: ProcessEnv) -> Iterator[str]:
-    """Whether these processes can sit where the layout puts them."""
+def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | None = None) -> Iterator[str]:
+    """Whether these processes can sit where the layout puts them; of a training, all that has to change for it."""
     if env.world_size != layout.world_size:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
         factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
@@ -136,9 +138,23 @@ def process_problems(layout: Layout, env: ProcessEnv) -> Iterator[str]:
         ways += f" with --nproc {layout.world_size}" if env.launcher == "single" else ""
         axis = "dp_replicate" if layout.dp_replicate > 1 and layout.dp_shard == 1 else "dp_shard"
         fitting, rest = divmod(env.world_size * sizes[axis], layout.world_size)
-        ways += f" or set parallel.{axis}={fitting}" if rest == 0 else ""
+        if rest == 0:
+            words = [f"parallel.{axis}={fitting}", *_batch_for(replace(layout, **{axis: fitting}), train)]
+            ways += f" or set {' '.join(words)}"
+        ways += ", or add --elastic, which takes the nearest layout for them" if train else ""
         were = "was" if env.world_size == 1 else "were"
         yield f"{_processes(env.world_size)} {were} started but {asked} {layout.world_size}. {ways}."
+
+
+def _batch_for(layout: Layout, train: TrainSettings | None) -> Iterator[str]:
+    """The settings of the batch that so many copies of a model need besides."""
+    if train is None:
+        return
+    share = -(-train.global_batch // layout.dp)
+    if share * layout.dp != train.global_batch:
+        yield f"train.global_batch={share * layout.dp}"
+    if share % train.micro_batch:
+        yield f"train.micro_batch={divisors(share, train.micro_batch)[-1]}"
 
 
 def _warnings(layout: Layout, env: ProcessEnv) -> Iterator[str]:
@@ -256,7 +272,8 @@ def _check_model(path: Path, ours: ModelSettings, theirs: ModelSettings) -> None
         found = ", ".join(f"model.{key} is {show(mine.get(key))}, there {show(other[key])}" for key in wrong)
         settings = " ".join(f"model.{key}={show(other[key])}" for key in wrong)
         way_out = "Choose a model of that kind." if "kind" in wrong else f"Add {settings}."
-        raise SettingsError([f"checkpoint.init_from={path} is of another model: {found}. {way_out}"])
+        what = "is of another model" if ours.weights() != theirs.weights() else "computes with other settings"
+        raise SettingsError([f"checkpoint.init_from={path} {what}: {found}. {way_out}"])
 
 
 def _meaning(model: ModelSettings) -> dict[str, Any]:

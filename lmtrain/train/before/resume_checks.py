@@ -7,7 +7,7 @@ Called by preflight, before anything of the stated size is built, and again by s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
 
 _LONGEST = 200  # characters of a value in a message
+_OF_A_DATASET = ("data: num_tokens", "data: num_documents", "data: content")
 
 
 def open_resumed(config: RunConfig, path: Path | None) -> Contents | None:
@@ -97,24 +98,54 @@ def check_same_run(
     saved = model_of(state, path)
     theirs, unread = saved.to_dict(), {problem.key for problem in saved.unused()}
     pairs = [(f"model.{key}", v, theirs.get(key)) for key, v in model.to_dict().items() if key not in unread]
-    known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0}
-    known |= state["data"]
-    pairs += [(f"data: {key}", value, known.get(key)) for key, value in data.sample_identity.items()]
-    content = state["data"].get("content_sha256")
-    if data.content_sha256 is not None and content is not None:
-        pairs.append(("data: content", data.content_sha256[:12], content[:12]))
+    pairs += _data_pairs(state["data"], config, data)
     pairs += [
         ("tokenizer", tokenizer.fingerprint[:12], state["tokenizer"]["fingerprint"][:12]),
         ("train.seed", config.train.seed, state["seed"]),
         ("optim.kind", config.optim.kind, state["optimizer"]["kind"]),
-        ("samples before the next step", config.batch_plan.range_of(state["step"])[0], state["samples"]),
+        _batch_pair(config, state["step"], state["samples"]),
     ]
-    differ = [f"{name} is {ours}, there {str(other)[:_LONGEST]}" for name, ours, other in pairs if ours != other]
+    differ = [
+        (name, f"{name} is {ours}, there {str(other)[:_LONGEST]}") for name, ours, other in pairs if ours != other
+    ]  # fmt: skip
     if differ:
         raise CheckpointError(
-            f"{path} is a checkpoint of another run: {'; '.join(differ)}. "
-            "Go on with the settings it was made with, or choose a new run.dir."
+            f"{path} was made with other settings: {'; '.join(said for _, said in differ)}. "
+            f"Go on with those, {_other_way(path, config, [name for name, _ in differ])}."
         )
+
+
+def _data_pairs(state: dict[str, Any], config: RunConfig, data: TrainingData) -> list[tuple[str, Any, Any]]:
+    """Name, value and the checkpoint's value of what decides the samples; of another dataset that it is one."""
+    known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0} | state
+    pairs = [(f"data: {key}", value, known.get(key)) for key, value in data.sample_identity.items()]
+    content = state.get("content_sha256")
+    if data.content_sha256 is not None and content is not None:
+        pairs.append(("data: content", data.content_sha256[:12], content[:12]))
+    ours, theirs = data.sample_identity.get("num_tokens"), known.get("num_tokens")
+    if ours is not None and any(mine != other for name, mine, other in pairs if name in _OF_A_DATASET):
+        path = getattr(config.data, "path", None)
+        return [(f"the dataset data.path={path}", f"one of {ours:,} tokens", f"another, of {theirs or 0:,}")]
+    return pairs
+
+
+def _batch_pair(config: RunConfig, step: int, samples: int) -> tuple[str, Any, Any]:
+    """What the batches up to this step were, by the setting that decides it where that is one number."""
+    if config.train.rampup is None and step and samples % step == 0:
+        return "train.global_batch", config.train.global_batch, samples // step
+    reached = config.batch_plan.range_of(step)[0]
+    return f"train.global_batch with train.rampup, as samples up to step {step},", reached, samples
+
+
+def _other_way(path: Path, config: RunConfig, wrong: Sequence[str]) -> str:
+    """What can be done where one wants these settings, which have these names."""
+    is_own = path.resolve().is_relative_to(Path(config.run.dir).resolve())
+    if any(name == "tokenizer" or name.startswith("model.") for name in wrong):  # because: its weights are of no use
+        begin = f"give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
+        return "or choose another run.dir for a new run" if is_own else f"or {begin}"
+    begin = "run.dir=FOLDER " if is_own else ""
+    instead = "" if is_own else ", in place of checkpoint.resume"
+    return f"or begin a new run from its weights alone: {begin}checkpoint.init_from={path}{instead}"
 
 
 def _wrong_types(manifest: Manifest) -> Iterator[str]:

@@ -157,7 +157,7 @@ MUTANTS = [
     ),
     Mutant(
         name="tokens_are_rounded_down_to_samples",
-        file="lmtrain/train/config.py",
+        file="lmtrain/train/train_settings.py",
         function="count_steps",
         old="-(-train.tokens // seq_len)",
         new="train.tokens // seq_len",

@@ -10,8 +10,8 @@ from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.errors import SettingsError
-from lmtrain.train.config import RunConfig, count_steps
-from lmtrain.train.train_settings import RampUpSettings, TrainSettings
+from lmtrain.train.config import RunConfig
+from lmtrain.train.train_settings import RampUpSettings, TrainSettings, count_steps
 from tests.marks import wide
 
 
@@ -88,3 +88,40 @@ def test_settings_survive_their_own_dictionary() -> None:
     overrides = ["data.path=x", "model=llama_tiny", "precision=fp16", "train.tokens=1M", "train.steps=null"]
     config = compose(RunConfig, overrides)
     assert build_settings(RunConfig, config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "section", "values"),
+    [
+        (["train.steps=20"], ["schedule.warmup_steps=2 instead of 100, to fit train.steps=20."], "schedule",
+         {"warmup_steps": 2}),
+        (["train.tokens=100k", "schedule.warmup_steps=0"],
+         ["train.steps=null instead of 1000, to fit train.tokens=100k."], "train", {"steps": None, "tokens": 100_000}),
+        (["experiment=demo", "train={global_batch: 12}", "parallel.dp_shard=2"],
+         ["train.micro_batch=6 instead of 8, to fit train.global_batch=12 on 2 copies of the model."], "train",
+         {"micro_batch": 6, "global_batch": 12}),
+        (["train.rampup={start: 4, increment: 4, samples: 20}"],
+         ["train.micro_batch=4 instead of 8, to fit train.global_batch=32."], "train", {"micro_batch": 4}),
+        (["schedule=wsd", "train.steps=110"], ["schedule.warmup_steps=11 instead of 100, to fit train.steps=110."],
+         "schedule", {"warmup_steps": 11}),
+        (["train.steps=101"], [], "schedule", {"warmup_steps": 100}),
+    ],
+)  # fmt: skip
+def test_what_is_not_typed_gives_way_to_what_is(
+    typed: list[str], said: list[str], section: str, values: dict[str, int]
+) -> None:
+    heard = list[str]()
+    config = compose(RunConfig, ["data.path=x", *typed], say=heard.append)
+    assert heard == said
+    assert config.to_dict()[section].items() >= values.items()
+
+
+def test_what_is_typed_gives_way_to_nothing() -> None:
+    assert "leaves nothing of the run's 20 steps" in problems("train.steps=20", "schedule.warmup_steps=100")[0]
+    assert "must be given one without the other" in problems("train.steps=20", "train.tokens=1k")[0]
+
+
+def test_a_refused_word_does_not_hide_what_else_is_wrong() -> None:
+    """And what depends on it is not judged by what stands in its place."""
+    found = problems("optim.lr==3", "precision=fp8", "optim.lrr=1", "model=gpt2", "model.num_heads=7")
+    assert [one.split()[0] for one in found] == ["'optim.lr==3'", "precision=fp8", "model=gpt2", "optim.lrr=1"]

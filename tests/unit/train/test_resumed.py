@@ -32,20 +32,22 @@ def composed(words: tuple[str, ...]) -> RunConfig:
     return compose(RunConfig, [*WORDS, *words])
 
 
-def check(*overrides: str, without: tuple[str, ...] = (), changed: dict[str, Any] | None = None) -> None:
+def check(
+    *overrides: str, without: tuple[str, ...] = (), changed: dict[str, Any] | None = None, at: int = 0
+) -> None:  # fmt: skip
     """A run with these settings looks at a checkpoint of one without them, from which some are missing."""
     tokenizer, configs = learned(), [composed(words) for words in ((), overrides)]
     models = [config.model.with_vocab(67) for config in configs]
     data = TrainingData(ToyMasked(), Order(96, seed=1), {}, [], {"blend": None}, 0, 96)
     state: dict[str, Any] = {
         "model": {key: value for key, value in models[0].to_dict().items() if key not in without}, "data": {},
-        "tokenizer": {"fingerprint": tokenizer.fingerprint}, "seed": 1234, "step": 0, "samples": 0, "tokens": 0,
+        "tokenizer": {"fingerprint": tokenizer.fingerprint}, "seed": 1234, "step": at, "samples": 32 * at, "tokens": 0,
         "attempt": 1, "skipped": 0, "optimizer": {"kind": "adamw", "num_updates": 0}, "precision": {"kind": "fp32"},
     }  # fmt: skip
     for key, value in (changed or {}).items():
         *groups, last = key.split(".")
         reduce(lambda inner, group: inner[group], groups, state)[last] = value
-    check_same_run(Path("here"), Manifest(0, {}, {}, state), configs[1], models[1], tokenizer, data)
+    check_same_run(Path("here"), Manifest(at, {}, {}, state), configs[1], models[1], tokenizer, data)
 
 
 def test_a_checkpoint_may_be_older_than_a_setting() -> None:
@@ -58,6 +60,22 @@ def test_a_checkpoint_may_be_older_than_a_setting() -> None:
 def test_all_that_differs_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"model\.width is 64, there 128; train\.seed is 7, there 1234\."):
         check("model.width=64", "train.seed=7")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "at", "said"),
+    [
+        (["train.global_batch=16"], 2, r"train\.global_batch is 16, there 32\."),
+        (["train.rampup={start: 16, increment: 16, samples: 64}"], 2,
+         r"train\.global_batch with train\.rampup, as samples up to step 2, is 32, there 64\."),
+        (["train.seed=7"], 0, r"weights alone: checkpoint\.init_from=here, in place of checkpoint\.resume\.$"),
+        (["train.seed=7", "run.dir=."], 0, r"weights alone: run\.dir=FOLDER checkpoint\.init_from=here\.$"),
+        (["model.width=64"], 0, r"Go on with those, or give checkpoint\.resume=none to begin run\.dir=x anew\."),
+    ],
+)  # fmt: skip
+def test_what_differs_is_named_by_its_key_and_there_is_a_way_on(overrides: list[str], at: int, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        check(*overrides, at=at)
 
 
 @pytest.mark.parametrize(

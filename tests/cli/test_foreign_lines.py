@@ -1,0 +1,66 @@
+"""A line that was written for another tool is answered with what to paste, and that works."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tests.cli.harness import lmtrain
+
+MEGATRON = (
+    "--tensor-model-parallel-size 2 --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 "
+    "--micro-batch-size 4 --global-batch-size 16 --rampup-batch-size 8 8 64 --train-iters 1000 --lr 6e-4 "
+    "--lr-decay-style cosine --min-lr 6e-5 --lr-warmup-fraction .01 --adam-beta1 0.9 --adam-beta2 0.95 --clip-grad 1.0 "
+    "--bf16 --data-path 0.3 a 0.7 b --vocab-file v.json --split 949,50,1 --save ck --load ck --swiglu --use-flash-attn "
+    "--normalization RMSNorm --untie-embeddings-and-output-weights --eval-iters 2 --num-gpus 2"
+)
+NANOGPT = (
+    "--batch_size=12 --n_layer=6 --n_embd=192 --n_head=6 --block_size=64 --learning_rate=6e-4 --min_lr=6e-5 "
+    "--max_iters=50 --compile=False --decay_lr=False --dtype=float16 --gradient_accumulation_steps=4 --foo=1 "
+    "data.path=x"
+)
+TRAINER = (
+    "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --warmup_ratio 0.1 --max_steps 100 --seed 3 "
+    "--output_dir o --bf16 True --fp16 False --report_to wandb --num_train_epochs 3 --optim adamw_torch data.path=x"
+)
+TITAN = (
+    "--training.local_batch_size 4 --parallelism.tensor_parallel_degree 2 --optimizer.lr 3e-4 --training.steps 100 "
+    "--parallelism.context_parallel_degree 2 --metrics.log_freq 5 --nproc 2 data.path=x"
+)
+
+
+@pytest.mark.parametrize(
+    ("foreign", "typed", "said"),
+    [
+        (MEGATRON,
+         ["--nproc 2", "parallel.tp=2", "train.rampup={start: 8, increment: 8, samples: 64}", "schedule.min_ratio=0.1",
+          "schedule.warmup_steps=10", "optim.betas=[0.9,0.95]", "data=blend", "run.dir=ck", "model.norm=rmsnorm",
+          "data.datasets=[{path: a, weight: 0.3}, {path: b, weight: 0.7}]", "train.valid_samples=32",
+          "data.split=[949,50,1]", "model.tied=false"],
+         ["--vocab-file: The dataset has its tokenizer", "--use-flash-attn: The kernels are chosen"]),
+        (NANOGPT,
+         ["train.global_batch=48", "train.micro_batch=12", "schedule=constant", "compute.compile=false", "data.path=x"],
+         ["--foo is nothing that is known here"]),
+        (TRAINER,
+         ["train.global_batch=8", "schedule.warmup_steps=10", "observe.wandb=online", "optim=adamw", "precision=bf16"],
+         ["--num_train_epochs: A run counts steps or tokens"]),
+        (TITAN, ["--nproc 2", "train.micro_batch=4", "optim.lr=3e-4", "observe.log_interval_steps=5"],
+         ["--parallelism.context_parallel_degree: There is no context parallelism here"]),
+    ],
+    ids=["megatron", "nanogpt", "trainer", "titan"],
+)  # fmt: skip
+def test_a_whole_line_is_translated_and_works(foreign: str, typed: list[str], said: list[str]) -> None:
+    text = lmtrain("pretrain", *shlex.split(foreign), code=2)
+    words = shlex.split(text.partition("Type:\n")[2].replace("\\\n", ""))
+    line = " ".join(words)
+    assert [word for word in typed if f" {word} " not in f"{line} "] == []
+    assert [note for note in said if note not in text] == []
+    assert " --load" not in line
+    assert "checkpoint.resume" not in line
+    lmtrain(*words[1:], "--print-config")
+
+
+def test_what_is_not_here_is_said_where_it_stands_alone() -> None:
+    assert "There is no mixture of experts here." in lmtrain("pretrain", "--num-experts", "8", code=2)
+    assert "There is no context parallelism here" in lmtrain("pretrain", "data.path=x", "parallel.cp=2", code=2)
