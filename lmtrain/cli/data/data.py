@@ -307,7 +307,7 @@ def _show_samples(
         raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
                          "Give the run alone, or a dataset with settings.")  # fmt: skip
     paths = [f"data.path={path}" for path in given]
-    config = config_of(run) if run is not None else _compose([*paths, "run.dir=none", *settings], config_dir)
+    config = config_of(run) if run is not None else _compose([*paths, *settings], config_dir)
     # because: what data.split keeps from training is as the run began with it
     shares = shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
