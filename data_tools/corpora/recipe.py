@@ -201,6 +201,12 @@ def recipes() -> dict[str, Recipe | PublishedTexts]:
     return {recipe.name: recipe for recipe in sorted(found, key=lambda one: one.name)}
 
 
+def published_hashes() -> dict[str, str]:
+    """The SHA-256 of each file that evaluation reads, by the name under which it was published."""
+    texts = [one for one in recipes().values() if isinstance(one, PublishedTexts)]
+    return {file.name: file.sha256 for one in texts for file in one.files}
+
+
 def find_recipe(name: str) -> Recipe | PublishedTexts:
     known = recipes()
     if name not in known:

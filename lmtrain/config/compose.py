@@ -108,8 +108,6 @@ def selected(
         if override.is_sweep_override():
             problems.append(several(override))
         elif group in groups:
-            if group in choices:
-                problems.append(f"{override.input_line} chooses {group} again, after {choices[group]}. Leave one out.")
             choices[group] = str(override.input_line)
             problems += [] if override.is_delete() else _choice_problems(group, override.value(), groups[group])
             words.append(f"~{group}" if override.value() is None else choices[group])

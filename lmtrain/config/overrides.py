@@ -49,7 +49,7 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parser, parsed, problems = OverridesParser.create(), list[Any](), list[str]()
+    parser, parsed, problems, said = OverridesParser.create(), list[Any](), list[str](), dict[str, str]()
     bad = list[str]()
     for index, text in enumerate(words):
         if (problem := _refused(text) or _is_no_pair(words, index, groups)) is not None:
@@ -67,6 +67,13 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
             problems.append(_unreadable(text))
             bad.append(text)
         else:
+            key = override.key_or_group
+            if (before := said.get(key)) == text:
+                continue
+            # because: ~key makes room for a value that would else be merged with the one that is there
+            if before and (key in groups or not before.startswith("~")):
+                problems.append(f"{text} sets {key} again, after {before}. Leave one out.")
+            said[key] = text
             parsed.append(override)
             if not override.is_sweep_override():
                 values = [value for _, value in references.values_of([override.value()])]

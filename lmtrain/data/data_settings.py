@@ -88,7 +88,7 @@ class DataChoice(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(DataChoice):
-    """One dataset, split by documents into training, validation and test parts."""
+    """One dataset, split into training, validation and test parts."""
 
     kind = "dataset"
 
@@ -128,7 +128,7 @@ class BlendPart(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class BlendSettings(DataChoice):
-    """Several datasets, mixed by their shares; each is split by documents as one dataset would be."""
+    """Several datasets, mixed by their shares; each is split as one dataset would be."""
 
     kind = "blend"
 

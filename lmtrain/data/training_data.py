@@ -23,19 +23,20 @@ from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, WordPieces
 from lmtrain.data.samples.megatron import AsNumbered, MegatronDataset, blend_sizes, split_sequences
 from lmtrain.data.samples.packing import PackedDataset
-from lmtrain.data.store.documents import DocumentMap, index_folder, record_path, split_documents
+from lmtrain.data.store.documents import DocumentMap, index_folder, record_path, split_documents, split_tokens
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import IndexedDataset
-from lmtrain.errors import DataError, SettingsError, StorageError
+from lmtrain.errors import DataError, SettingsError, StorageError, a_few
 from lmtrain.observe.safe_text import warn
 
 _COUNTED = 1 << 18  # samples of a run, a second's work; in a shorter run every one
 _FILES_EACH = 3  # a memory map holds its file open, and what is first read may be recorded in another
 _OTHER_FILES = 48  # what Python, torch and the run's own records hold open
 
-# Which shares of data.split are kept from training: what validation reads or, as it once was, all but the first, read
-# or not. A run that began so goes on so.
-READ_SHARES, ALL_SHARES = "read", "all"
+# How data.split cuts: what validation reads is kept from training, counted in tokens or, as it once was, in documents;
+# and earlier still all but the first share was kept, read or not. A run that began so goes on so.
+TOKEN_SHARES, READ_SHARES, ALL_SHARES = SHARES = "tokens", "read", "all"
+_FAR = 2  # times the share that was asked for
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Asked:
     num_samples: int  # in the whole run
     validate: bool
     tokenizer: WordPieces | None = None  # for masked samples alone
-    shares: str = READ_SHARES  # or ALL_SHARES
+    shares: str = TOKEN_SHARES  # or another of SHARES
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,8 @@ class TrainingData:
     first_sample: int
     num_samples: int  # that the run takes
     pads: bool = False  # whether samples can be shorter than the sequence
-    said: str | None = None  # of a way to validate that nobody asked for by name
+    said: str | None = None  # what validation takes of the datasets to train on
+    warning: str | None = None  # where that is far more than was asked for
     datasets: tuple[IndexedDataset, ...] = ()  # all that training and validation read
 
     @property
@@ -153,7 +155,9 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
             f"{asked.num_samples} samples of this run. Give what the whole of Megatron-LM's run was to take."
         ])
     valid = make.domains(opened.valid) if asked.validate else {}
-    held_out, said = 0, None
+    held_out, said, warning = 0, None, None
+    if asked.validate and not opened.valid:
+        said, warning = _taken(make, opened.train)
     if isinstance(settings, BlendSettings):
         train, order, parts = _blend(settings, make, opened.train, wanted)
         if asked.validate and not valid:
@@ -161,22 +165,22 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
     else:
         [indexed] = opened.train
         documents = make.ranges(indexed)[0]
-        tail = _tail(settings, make, opened) if asked.validate else None
+        tail = _tail(make, opened) if asked.validate else None
         train = make.dataset(indexed, documents, wanted, None if tail is None else tail.before)
         order = make.order(train)
         parts = [Part(indexed, documents, train, Fraction(1))]
         if tail is not None:
             valid, held_out = {"": make.dataset(indexed, documents, None, tail.tokens)}, len(tail.tokens)
-            said = tail.words(documents, indexed)
+            said, warning = tail.words(documents, indexed), _far(make, indexed, held_out)
         elif asked.validate and not valid:
             valid = {"": _valid_part(settings, make, opened)}
     if settings.first_sample:
         order = Later(order, settings.first_sample)
     sample_identity = _sample_identity(settings, parts, wanted) | {"held_out_tokens": held_out}
-    sample_identity |= {"shares": READ_SHARES} if make.shares == READ_SHARES else {}
+    sample_identity |= {"shares": make.shares} if make.shares != ALL_SHARES else {}
     return TrainingData(
         train, order, valid, parts, sample_identity, settings.first_sample, asked.num_samples,
-        pads=settings.packing != "concatenate" or isinstance(settings, MaskedSettings), said=said,
+        pads=settings.packing != "concatenate" or isinstance(settings, MaskedSettings), said=said, warning=warning,
         datasets=tuple(opened.all),
     )  # fmt: skip
 
@@ -190,7 +194,13 @@ class _Maker:
         self.megatron = settings.order == "megatron"
         # because: a share must be cut where Megatron-LM cuts it, whoever reads it
         self.shares = ALL_SHARES if self.megatron else asked.shares
-        self.num_shares = 3 if self.shares == ALL_SHARES else 2 if reads_valid else 1
+        self.split = settings.split[: 3 if self.shares == ALL_SHARES else 2 if reads_valid else 1]
+        self.share = self.split[1] / sum(self.split) if len(self.split) > 1 else 0.0
+        masked = isinstance(settings, MaskedSettings)
+        self.by_sequence = self.megatron and not masked
+        self.plain = not self.megatron and not masked and settings.packing == "concatenate"
+        # because: running text can be cut within a document, and of a blend others are there to validate on
+        self.least = 0 if self.plain or isinstance(settings, BlendSettings) else 1
 
     @cached_property
     def vocabulary(self) -> MaskVocabulary:
@@ -205,15 +215,21 @@ class _Maker:
 
     def ranges(self, indexed: IndexedDataset) -> Sequence[range]:
         """Documents to train on, to validate on, and those that nothing reads."""
-        shares = self.settings.split[: self.num_shares]
         if self.megatron:
-            return split_sequences(len(self.everything(indexed)), shares)
-        return split_documents(indexed.num_documents, shares)
+            return split_sequences(len(self.everything(indexed)), self.split)
+        if self.shares != TOKEN_SHARES or not self.share:
+            return split_documents(indexed.num_documents, self.split)
+        return split_tokens(DocumentMap.of(indexed, self.cache(indexed)), self.share, self.least)
 
     def everything(self, indexed: IndexedDataset) -> range:
         """Megatron-LM divides running text by sequences, and sentences by documents."""
-        by_sequence = self.megatron and not isinstance(self.settings, MaskedSettings)
-        return range(indexed.num_sequences if by_sequence else indexed.num_documents)
+        return range(indexed.num_sequences if self.by_sequence else indexed.num_documents)
+
+    def num_tokens(self, indexed: IndexedDataset, documents: range) -> int:
+        if self.by_sequence:
+            return int(indexed.lengths[documents.start : documents.stop].sum())
+        map_ = DocumentMap.of(indexed, self.cache(indexed))
+        return map_.start(documents.stop) - map_.start(documents.start)
 
     def domains(self, opened: Sequence[IndexedDataset]) -> dict[str, Dataset]:
         """All documents of each dataset that validation tells apart from the others."""
@@ -283,23 +299,22 @@ class _Tail:
 
     def words(self, documents: range, indexed: IndexedDataset) -> str:
         few = "its only document" if len(documents) == 1 else f"its {len(documents)} documents"
+        taken, tokens = len(self.tokens), len(self.before) + len(self.tokens)
         return (
-            f"the last {len(self.tokens):,} of {len(self.before) + len(self.tokens):,} tokens of {indexed.prefix}, "
+            f"the last {taken:,} of {tokens:,} tokens of {indexed.prefix} ({taken / tokens:.1%}), "
             f"cut off {few} and not trained on"
         )
 
 
-def _tail(settings: DataChoice, make: _Maker, opened: Opened) -> _Tail | None:
+def _tail(make: _Maker, opened: Opened) -> _Tail | None:
     """Where data.split's share of validation rounds to no document: that share of the tokens, a sample at least."""
     [indexed] = opened.train
     documents, held_out = make.ranges(indexed)[:2]
-    share = settings.split[1] if len(settings.split) > 1 else 0.0
-    plain = settings.order == "own" and settings.packing == "concatenate" and not isinstance(settings, MaskedSettings)
-    if opened.valid or held_out or not documents or not share or not plain:
+    if opened.valid or held_out or not documents or not make.share or not make.plain:
         return None
     map_ = DocumentMap.of(indexed, make.cache(indexed))
     first, last, least = map_.start(documents.start), map_.start(documents.stop), make.asked.seq_len + 1
-    cut = last - max(round((last - first) * share / (settings.split[0] + share)), least)
+    cut = last - max(round((last - first) * make.share), least)
     if cut - first < least:
         raise DataError(
             f"{indexed.prefix} has {last - first} tokens, which are not two samples of {make.asked.seq_len}: one to "
@@ -309,12 +324,36 @@ def _tail(settings: DataChoice, make: _Maker, opened: Opened) -> _Tail | None:
     return _Tail(range(first, cut), range(cut, last))
 
 
+def _taken(make: _Maker, opened: Sequence[IndexedDataset]) -> tuple[str | None, str | None]:
+    """What validation takes of the datasets to train on, in words, and where it is far more than was asked for."""
+    parts = [(one, make.ranges(one)[1]) for one in opened]
+    each = {one: make.num_tokens(one, documents) for one, documents in parts if make.share}
+    if not (taken := sum(each.values())):
+        return None, None
+    tokens = sum(make.num_tokens(one, make.everything(one)) for one in opened)
+    name = str(opened[0].prefix) if len(opened) == 1 else f"{len(opened)} datasets"
+    said = f"{taken:,} of {tokens:,} tokens of {name} ({taken / tokens:.1%}), which are not trained on"
+    if without := [str(one.prefix) for one, documents in parts if not _has_sample(make, one, documents)]:
+        said += f"; {a_few(without)} {'has' if len(without) == 1 else 'have'} nothing to spare for it"
+    return said, next((far for one, number in each.items() if (far := _far(make, one, number))), None)
+
+
+def _far(make: _Maker, indexed: IndexedDataset, taken: int) -> str | None:
+    share = taken / make.num_tokens(indexed, make.everything(indexed))
+    if share <= _FAR * make.share:
+        return None
+    return (
+        f"validation takes {share:.1%} of the tokens of {indexed.prefix}, and data.split asks for {make.share:.1%}. "
+        "More text, shorter documents or data.valid_path=PREFIX leave more to train on."
+    )
+
+
 def _valid_part(settings: DataChoice, make: _Maker, opened: Opened) -> Dataset:
     if opened.valid:
         return make.dataset(opened.valid[0], make.everything(opened.valid[0]), None)
     documents = make.ranges(opened.train[0])[1]
     if len(documents) == 0:
-        raise _nothing_to_validate_on(settings, "data.valid_path=PREFIX")
+        raise _nothing_to_validate_on(make, opened, "data.valid_path=PREFIX")
     return make.dataset(opened.train[0], documents, None)
 
 
@@ -332,7 +371,7 @@ def _valid_blend(settings: BlendSettings, make: _Maker, opened: Opened) -> Datas
             sets.append(make.dataset(indexed, documents, None))
             kept.append(part)
     if not sets:
-        raise _nothing_to_validate_on(settings, "data.valid_datasets=[...]")
+        raise _nothing_to_validate_on(make, opened, "data.valid_datasets=[...]")
     shares = _shares(kept, sets, make.asked.seq_len)
     num_samples = min(one.num_samples * sum(shares) // share for one, share in zip(sets, shares, strict=True))
     order = BlendOrder(shares, [one.num_samples for one in sets], make.asked.seed, shuffled=False)
@@ -342,16 +381,19 @@ def _valid_blend(settings: BlendSettings, make: _Maker, opened: Opened) -> Datas
 def _has_sample(make: _Maker, indexed: IndexedDataset, documents: range) -> bool:
     if len(documents) == 0:
         return False
-    if make.megatron:
-        return int(indexed.lengths[documents.start : documents.stop].sum()) > make.asked.seq_len
-    map_ = DocumentMap.of(indexed, make.cache(indexed))
-    tokens = map_.start(documents.stop) - map_.start(documents.start)
-    return tokens > make.asked.seq_len if make.settings.packing == "concatenate" else tokens > len(documents)
+    tokens, is_cut = make.num_tokens(indexed, documents), make.megatron or make.settings.packing == "concatenate"
+    return tokens > (make.asked.seq_len if is_cut else len(documents))
 
 
-def _nothing_to_validate_on(settings: DataChoice, other: str) -> SettingsError:
+def _nothing_to_validate_on(make: _Maker, opened: Opened, other: str) -> SettingsError:
+    if all(one.num_documents == 1 for one in opened.train):
+        name = str(opened.train[0].prefix) if len(opened.train) == 1 else "Each dataset"
+        return SettingsError([
+            f"{name} is one document, which leaves none to validate on. Preprocess text that has a document in each "
+            f"line (.jsonl) or file, or set {other} or train.valid_interval_steps=0."
+        ])
     return SettingsError([
-        f"data.split={list(settings.split)} leaves no document to validate on. Give the second part a larger "
+        f"data.split={list(make.settings.split)} leaves no document to validate on. Give the second part a larger "
         f"share, set {other}, or train.valid_interval_steps=0."
     ])
 

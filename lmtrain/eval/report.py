@@ -20,7 +20,7 @@ from rich.text import Text
 
 from lmtrain.errors import DataError
 from lmtrain.eval.statistics import LEVEL, Comparison
-from lmtrain.eval.task import Columns, Prepared, Result, Task
+from lmtrain.eval.task import NOT_PUBLISHED, Columns, Prepared, Result, Task
 from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.runtime.files.files import json_bytes, parse_json, read_bytes
 from lmtrain.tokenizer.base import Tokenizer
@@ -87,9 +87,11 @@ def read_columns(path: Path, sha256: str) -> dict[int, Columns]:
 
 
 def render(result: Result, model: dict[str, Any], *, full: bool = False) -> RenderableType:
+    published = result.notes.get(NOT_PUBLISHED)
     headline = _Whole(
         Text(result.protocol, "bold"),
         Text("" if result.limit is None else f"PARTIAL: the first {result.limit:,} items", "bold yellow"),
+        Text("" if published is None else f"NOT OF {published} AS PUBLISHED", "bold yellow"),
         Text(f"{result.headline} {show_measure(result.headline, result.measures[result.headline])}", "bold green"),
         Text(_sure(result, result.headline)),
     )

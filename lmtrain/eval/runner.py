@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -18,6 +18,7 @@ from lmtrain.eval.scoring import Known, Passes, Scorable, Scored, Scorer
 from lmtrain.eval.source import check_kind
 from lmtrain.eval.statistics import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.task import (
+    NOT_PUBLISHED,
     ONE_PROCESS,
     Answers,
     Asked,
@@ -133,16 +134,21 @@ def run(
     stride: int | None = None,
     seq_len: int | None = None,
     limit: int | None = None,
+    hashes: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Outcome:
-    """Prepare the text and score it. `limit`: the first items alone; `options` are those of `score`."""
+    """Prepare the text and score it. `limit`: the first items alone; `hashes`: as in `Asked`; `options` are those of
+    `score`."""
     check_kind(task, causal=subject.causal, pairs=subject.pairs)
     check_vocabulary(subject)
     window = window_of(task, subject.seq_len, seq_len)
     prepared, name = prepare(
         task,
         source,
-        Asked(tokenizer=subject.tokenizer, seq_len=window, stride=stride, shortened=window < subject.seq_len),
+        Asked(
+            tokenizer=subject.tokenizer, seq_len=window, stride=stride, shortened=window < subject.seq_len,
+            hashes=hashes or {},
+        ),
         limit,
     )
     return score(task, subject, prepared, name, seq_len=window, **options)
@@ -155,6 +161,9 @@ def prepare(task: Task, source: Path | TextInput, asked: Asked, limit: int | Non
         prepared, name = task.prepare_texts(source, asked), source.name
     else:
         prepared, name = task.prepare(source, asked), str(source)
+    facts = prepared.facts
+    if task.published and facts.text_sha256 != asked.hashes.get(task.published, facts.text_sha256):
+        prepared = replace(prepared, facts=replace(facts, notes=facts.notes | {NOT_PUBLISHED: task.published}))
     if limit is not None:
         prepared = first_items(prepared, limit)
     if prepared.num_targets == 0:

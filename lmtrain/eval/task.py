@@ -28,6 +28,7 @@ from lmtrain.tokenizer.base import Tokenizer
 
 TASK_ROOM = "lmtrain.eval.tasks"
 ONE_PROCESS = "one process"
+NOT_PUBLISHED = "text_is_not_the_published"  # a note: the name of the file whose figures the id stands for
 _WINDOWED = re.compile(r"(?P<task>.+)-s(?P<seq_len>[1-9]\d{0,8})")
 
 Columns = dict[str, NDArray[np.float64]]  # by name, a number for each item; a measure follows from their sums
@@ -42,6 +43,7 @@ class Asked:
     seq_len: int  # the window: what the model is shown at once
     stride: int | None = None  # None: the task's own
     shortened: bool = False  # the model sees more than seq_len
+    hashes: Mapping[str, str] = field(default_factory=dict)  # of published files by their names: their SHA-256
 
     def protocol(self, task: str, published: int | None = None) -> str:
         """The task's id, with the window where it is another than was published, or than the model's own."""
@@ -104,6 +106,7 @@ class Task(Protocol):
 
     id: str
     data: ClassVar[str]  # the file it needs
+    published: ClassVar[str | None] = None  # and the name of the one whose figures its id stands for
     headline: ClassVar[str]  # the measure to read first
     recipe: ClassVar[dict[str, str]]
     causal: ClassVar[bool] = True  # it asks what comes next; else for tokens that are masked

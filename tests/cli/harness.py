@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,18 @@ from tests.toytext import write_toy_texts
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class Preset(str):
+    """A setting of a toy run, which gives way to one that a test adds to it."""
+
+
+def typed(arguments: Sequence[object]) -> list[str]:
+    """The words of a command line, in which no setting stands twice."""
+    words = [str(one) for one in arguments]
+    keys = [word.lstrip("+~").partition("=")[0] for word in words]
+    again = [isinstance(one, Preset) and keys[at] in keys[at + 1 :] for at, one in enumerate(arguments)]
+    return [word for word, is_again in zip(words, again, strict=True) if not is_again]
+
+
 def start(
     *arguments: object, env: Mapping[str, str] | None = None, output: int = subprocess.PIPE, fresh: bool = False
 ) -> subprocess.Popen[str]:
@@ -30,7 +42,7 @@ def start(
     It is forked from a process that has imported everything; `fresh` starts Python instead, for tests about starting.
     A pipe that nobody reads stops a process that writes for long: give that one `output=subprocess.DEVNULL`.
     """
-    words = [str(word) for word in arguments]
+    words = typed(arguments)
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **(env or {})}
     if not fresh and (process := forked(words, variables, output)) is not None:
         return process
@@ -53,7 +65,7 @@ def outcome(*arguments: object, env: Mapping[str, str] | None = None) -> tuple[o
     found: object = 0
     try:
         with redirect_stdout(output), redirect_stderr(output):
-            main([str(a) for a in arguments])
+            main(typed(arguments))
     except SystemExit as end:
         found = end.code or 0
     except Exception:  # what --debug shows, or a crash: a shell sees a traceback and exit code 1
@@ -78,7 +90,7 @@ def on_terminal(*arguments: object, columns: int = 80, code: int = 0) -> str:
         for name, value in env.items():
             patch.setenv(name, value)
         try:
-            main([str(one) for one in arguments])
+            main(typed(arguments))
         except SystemExit as end:
             found = int(end.code or 0)
     assert found == code, output.getvalue()
@@ -103,7 +115,7 @@ class Toy:
             "schedule.warmup_steps": 2, "optim.lr": "3e-3",
         }  # fmt: skip
         values |= {key.replace("__", "."): value for key, value in overrides.items()}
-        return [f"{key}={value}" for key, value in values.items()]
+        return [Preset(f"{key}={value}") for key, value in values.items()]
 
 
 @pytest.fixture(scope="session")

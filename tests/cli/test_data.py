@@ -45,6 +45,17 @@ def test_merge_and_split(toy: Toy, tmp_path: Path) -> None:
     assert "not a list of numbers" in lmtrain("data", "split", toy.data, "--shares", "half", *outputs, code=2)
 
 
+def test_a_folder_is_no_name_of_a_dataset(toy: Toy, tmp_path: Path) -> None:
+    """A slash at the end is lost in a Path, and the files would lie beside the folder that was meant."""
+    (tmp_path / "old").mkdir()
+    made = ("preprocess", toy.text, "--tokenizer", toy.tokenizer), ("data", "merge", toy.data)
+    for words, output in zip(made, ("new/", "old"), strict=True):
+        said = lmtrain(*words, "--output", f"{tmp_path}/{output}", code=2)
+        assert f"--output {tmp_path}/{output} is refused: it is a folder. Add a name" in said
+        assert f"as in {(tmp_path / output / 'NAME')}." in said
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
 def test_documents_as_text(toy: Toy, tmp_path: Path) -> None:
     [row] = json.loads(lmtrain("data", "decode", toy.data, 1, "--json"))
     texts = [path.read_text() for path in sorted(toy.text.iterdir())]
@@ -113,6 +124,6 @@ def test_a_run_on_a_blend_stops_and_goes_on(blended: list[str], tmp_path: Path, 
     after = [json.loads(line) for line in (tmp_path / "half" / "metrics.jsonl").read_text().splitlines()]
     want = [(row["loss"], row["samples_hash"]) for row in rows if row["event"] == "step" and row["step"] > 4]
     assert [(row["loss"], row["samples_hash"]) for row in after if row["event"] == "step"] == want
-    other = [one.replace("weight: 3", "weight: 2") for one in settings]
+    other = [one.replace("weight: 3", "weight: 2") if "weight: 3" in one else one for one in settings]
     refused = lmtrain("pretrain", *other, f"run.dir={tmp_path / 'half'}", code=65)
     assert "data: blend is" in refused

@@ -168,3 +168,4 @@ def test_what_cannot_be_measured_is_refused_before_it_starts(toy: Toy, lines: Pa
     assert "It was read for eval.tasks[0], lambada/megatron-strict." in said
     said = lmtrain(*typed, *tasks(toy, lines))
     assert "every 10 steps and at the end: lambada/megatron-strict, " in said
+    assert "is not lambada_test.jsonl as it was published" in said

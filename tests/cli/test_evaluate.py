@@ -98,6 +98,9 @@ def test_several_tasks_each_with_its_file(run: Path, held_out: Path, tmp_path: P
     assert lambada["protocol"] == names[1]
     assert wiki["num_words"] == len(["=", "Mill", "=", "\n", "\n", "The", "mill", "'s", "wheel", "was", "old", "."])
     assert lambada["num_documents"] == 2
+    assert wiki["notes"]["text_is_not_the_published"] == "wiki.test.tokens"
+    assert lambada["notes"]["text_is_not_the_published"] == "lambada_test.jsonl"
+    assert "NOT OF lambada_test.jsonl AS PUBLISHED" in lmtrain("eval", run, "--task", names[1], "--data", held_out)
 
 
 def test_a_window_is_chosen_by_an_option_or_by_an_id(run: Path, held_out: Path) -> None:

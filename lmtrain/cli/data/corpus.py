@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
+from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs, written_file
 from lmtrain.cli.screen.terminal import echo, progress
 from lmtrain.errors import UsageError
 from lmtrain.units import format_bytes
@@ -80,7 +80,7 @@ def get(
 def fetch(
     url: Annotated[str, typer.Argument(help="An https address.")],
     sha256: Annotated[str, typer.Option(help="What the file must hash to.")],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="Where it goes.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", parser=written_file, help="Where it goes.")],
 ) -> None:
     """Fetch one file whose SHA-256 you know; a broken transfer is continued."""
     from data_tools.corpora import fetch as fetching

@@ -18,7 +18,7 @@ from lmtrain.cli.inspect.dataset_view import (
     sample_row,
 )
 from lmtrain.cli.keys.completion import complete_override
-from lmtrain.cli.options import ConfigDir, Json, Plugins
+from lmtrain.cli.options import ConfigDir, Json, Plugins, written_file
 from lmtrain.cli.screen.console import print_facts, print_table
 from lmtrain.cli.screen.terminal import echo, print_json, progress
 from lmtrain.config.compose import compose
@@ -80,7 +80,7 @@ def verify(
 @app.command()
 def merge(
     prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX", help="Datasets to join, in this order.")],
-    output: Annotated[Path, typer.Option(metavar="PREFIX", help="The dataset to make.")],
+    output: Annotated[Path, typer.Option(metavar="PREFIX", parser=written_file, help="The dataset to make.")],
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -96,7 +96,10 @@ def merge(
 def split(
     prefix: Prefix,
     shares: Annotated[str, typer.Option(help="Two or three shares of the documents, as in 98,2.")],
-    output: Annotated[list[Path], typer.Option(metavar="PREFIX", help="A dataset to make; once for each share.")],
+    output: Annotated[
+        list[Path],
+        typer.Option(metavar="PREFIX", parser=written_file, help="A dataset to make; once for each share."),
+    ],
     seed: Annotated[
         int | None, typer.Option(help="Draw the documents at random by this seed. [default: consecutive documents]")
     ] = None,
@@ -304,7 +307,7 @@ def _show_samples(
         raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
                          "Give the run alone, or a dataset with settings.")  # fmt: skip
     paths = [f"data.path={path}" for path in given]
-    config = config_of(run) if run is not None else _compose([*paths, "run.dir=none", *settings], config_dir)
+    config = config_of(run) if run is not None else _compose([*paths, *settings], config_dir)
     # because: what data.split keeps from training is as the run began with it
     shares = shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)

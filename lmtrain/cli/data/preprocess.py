@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
+from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs, written_file
 from lmtrain.cli.screen.terminal import echo, print_json, progress, tell
 from lmtrain.runtime.processes.faults import arm_from_env
 from lmtrain.runtime.processes.process import num_usable_cpus
@@ -32,7 +32,10 @@ def preprocess(
         Path, typer.Option(help="tokenizer.json, GPT-2's vocab.json, BERT's vocab.txt, or a folder that holds one.")
     ],
     output: Annotated[
-        Path, typer.Option(metavar="PREFIX", help="Makes PREFIX.bin, .idx, .json, .tokenizer.json, .blocks.")
+        Path,
+        typer.Option(
+            metavar="PREFIX", parser=written_file, help="Makes PREFIX.bin, .idx, .json, .tokenizer.json, .blocks."
+        ),
     ],
     workers: Annotated[int | None, typer.Option(help="How many encode at once. [default: every core]")] = None,
     key: Annotated[

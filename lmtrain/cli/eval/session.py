@@ -141,6 +141,7 @@ class Session:
     def _outcome(
         self, task: Task, given: Path | TextInput, loaded: Loaded, journal: Journal, passes: Passes | None
     ) -> Outcome:
+        from data_tools.corpora.recipe import published_hashes
         from lmtrain.eval.runner import run
 
         options, kept = self.options, "the same command goes on from here."
@@ -148,7 +149,8 @@ class Session:
         with progress(self.console, f"{task.id}: fed", "tokens", stopped=stopped) as shown:
             return run(
                 task, loaded.subject, given, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
-                batch_size=options.batch_size, known=journal, passes=passes, progress=shown,
+                hashes=published_hashes() if task.published else None, batch_size=options.batch_size, known=journal,
+                passes=passes, progress=shown,
             )  # fmt: skip
 
     def compared(self, outcome: Outcome, loaded: Loaded) -> Outcome:

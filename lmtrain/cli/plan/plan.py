@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins, check_place, refuse_unfit
+from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins, check_place, refuse_unfit, written_file
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import LayoutError, UsageError
 from lmtrain.placement.parallel_settings import MAX_PROCESSES
@@ -52,13 +52,15 @@ def plan(
         float | None, typer.Option(min=0, metavar="DOLLARS", help="Of one GPU for an hour: say what the run costs.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write a page that needs no other file.")
+        Path | None,
+        typer.Option(metavar="FILE", parser=written_file, help="Also write a page that needs no other file."),
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit the machine's figures to runs, whose folders are named.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --calibrate: keep it, as DIR/hardware/NAME.yaml.")
+        Path | None,
+        typer.Option(metavar="FILE", parser=written_file, help="With --calibrate: keep it, as DIR/hardware/NAME.yaml."),
     ] = None,
     plugin: Plugins = None,
     as_json: Json = False,

@@ -22,6 +22,7 @@ from lmtrain.cli.keys.settings_reference import config_file
 from lmtrain.config.base import Problem, show
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
+from lmtrain.config.overrides import parse
 from lmtrain.config.yaml_file import read_yaml
 from lmtrain.errors import LayoutError, LmtrainError, UsageError, nearest, refusal
 from lmtrain.layout import divisors
@@ -78,6 +79,7 @@ class Question:
 
 def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
     own, rest = _own(words)
+    parse(rest, group_choices(config_dir))  # because: parts of a word are looked for below, and none may stand twice
     gpus = _gpus(own.get("gpus"))
     recipe = _value(rest, "experiment")
     machine = own.get("hardware") or (recipe and _chosen_by(recipe, "hardware", config_dir))
@@ -183,7 +185,8 @@ def _fills(
     recipe = "experiment" in keys
     if tokens is not None:
         yield "tokens", f"train.tokens={tokens}"
-        yield "steps", "train.steps=null"
+        if "train.steps" not in keys:
+            yield "steps", "train.steps=null"
     yield from _data_fills(words, keys, config_dir)
     if "train.micro_batch" in keys and "train.global_batch" not in keys and not recipe:
         micro = next(word.partition("=")[2] for word in words if word.lstrip("+").startswith("train.micro_batch="))

@@ -24,15 +24,19 @@ def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
     """Each entry of eval.tasks with its file, cut as this model will see it, and the inputs that tell of them."""
     if not config.eval.tasks:
         return inputs, []
+    from data_tools.corpora.recipe import published_hashes
     from lmtrain.eval.in_training import Planned
     from lmtrain.eval.runner import prepare
-    from lmtrain.eval.task import Asked
+    from lmtrain.eval.task import NOT_PUBLISHED, Asked
     from lmtrain.train.before.preflight import Evaluated
 
     planned = []
     for number, (entry, task) in enumerate(zip(config.eval.tasks, _tasks(config), strict=True)):
         window = task.seq_len or config.seq_len
-        asked = Asked(tokenizer=inputs.tokenizer, seq_len=window, shortened=window < config.seq_len)
+        hashes = published_hashes() if task.published else {}
+        asked = Asked(
+            tokenizer=inputs.tokenizer, seq_len=window, shortened=window < config.seq_len, hashes=hashes
+        )
         try:
             prepared, data = prepare(task, _source(task, entry.data), asked)
         except LmtrainError as error:
@@ -43,7 +47,12 @@ def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
     told = tuple(
         Evaluated(one.name, one.data, one.prepared.num_targets, one.prepared.facts.text_sha256) for one in planned
     )
-    return replace(inputs, evaluations=told), planned
+    others = tuple(
+        f"{one.data} is not {one.task.published} as it was published, whose figures {one.task.id} stands for."
+        for one in planned
+        if NOT_PUBLISHED in one.prepared.facts.notes
+    )
+    return replace(inputs, evaluations=told, warnings=(*inputs.warnings, *others)), planned
 
 
 def evaluation(config: RunConfig, inputs: Inputs, planned: list[Planned]) -> Evaluation | None:

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from lmtrain.cli.inspect.run_view import finite, made_of, planned
-from lmtrain.cli.options import check_place
+from lmtrain.cli.options import check_place, written_file
 from lmtrain.cli.report.figures import MOST_EVALS, charts, eval_rows, headlines
 from lmtrain.cli.report.ranks import kernel_parts, layout_parts, memory_parts, trace_parts
 from lmtrain.cli.screen.terminal import echo
@@ -54,7 +54,10 @@ _KEYS = (
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs, in any state.")],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write it. [default: report.html in the first RUN]")
+        Path | None,
+        typer.Option(
+            metavar="FILE", parser=written_file, help="Where to write it. [default: report.html in the first RUN]"
+        ),
     ] = None,
     svg: Annotated[
         Path | None,

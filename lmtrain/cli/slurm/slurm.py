@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_
 
 import typer
 
-from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
+from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins, written_file
 from lmtrain.cli.screen.terminal import echo, pass_on, tell
 from lmtrain.config.overrides import shell
 from lmtrain.errors import LayoutError, MissingInputError, UsageError
@@ -178,7 +178,7 @@ def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
 @_with_options
 def render(
     asked: Asked,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", parser=written_file, help="Write it there.")] = None,
 ) -> None:
     """Print the sbatch file of a run: it starts all processes, starts them again, and queues itself again."""
     job = _job(asked)

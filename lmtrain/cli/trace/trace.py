@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.options import Json, Plugins, check_place
+from lmtrain.cli.options import Json, Plugins, check_place, written_file
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.runfolder.names import TRACES
 
@@ -22,7 +22,7 @@ def trace(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
+            metavar="FILE", parser=written_file,
             help="Where the trace goes that ui.perfetto.dev opens; with a name that ends in .gz it is compressed. "
             "[default: RUN/trace/trace.json; with --json none]",
         ),

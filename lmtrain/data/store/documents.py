@@ -106,6 +106,19 @@ def split_documents(num: int, ratios: Sequence[float]) -> tuple[range, range, ra
     return range(bounds[0], bounds[1]), range(bounds[1], bounds[2]), range(bounds[2], bounds[3])
 
 
+def split_tokens(map_: DocumentMap, share: float, least: int) -> tuple[range, range]:
+    """Documents of training and validation: the last ones, of which the tokens come nearest to this share.
+
+    Training has one at least, and validation so many of the others.
+    """
+    num, tokens = map_.num_documents, map_.num_tokens
+    target = round(tokens * (1 - share))
+    after = int(map_.find(np.array([min(target, tokens - 1)]))[0]) + 1  # the first that begins behind it
+    bound = after if map_.start(after) - target <= target - map_.start(after - 1) else after - 1
+    bound = max(min(bound, num - least), min(num, 1))
+    return range(bound), range(bound, num)
+
+
 def index_identity(dataset: IndexedDataset) -> dict[str, Any]:
     """What decides the entries of this .idx: all of its bytes, for it must have been these that were checked."""
     return _sizes(dataset) | {

@@ -35,6 +35,7 @@ class Example(NamedTuple):
 
 
 class Lambada(Task):
+    published = "lambada_test.jsonl"
     data = 'lambada_test.jsonl, one {"text": ...} a line (OpenAI\'s detokenized variant, 5153 lines)'
     headline = "whole_word_accuracy"
     compares = False
@@ -156,6 +157,7 @@ class LambadaLmEval(Lambada):
 
 
 class LambadaLmEvalStandard(LambadaLmEval):
+    published = "lambada_test_plain_text.txt"
     data = 'the original test set, one text a line in a .txt, or {"text": ...} in a .jsonl (lower case, 5153 lines)'
 
     def texts(self, content: str, source: Path) -> list[str]:

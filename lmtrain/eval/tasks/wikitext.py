@@ -85,6 +85,7 @@ class HuggingFace(OneStream):
 
     family = "wikitext/hf-stride"
     data = "wiki.test.raw of wikitext-2-raw-v1"
+    published = "wiki.test.raw"
     headline = "token_perplexity"
     recipe: ClassVar = {
         "text": "the file's lines, blank ones empty, joined by two newlines; not detokenized",
@@ -178,6 +179,7 @@ class WikitextLmEval(Task):
     """The harness takes WikiText-2's raw test set, which is the text of WikiText-103's to the letter, so that one
     protocol has two names and a file of either kind gives the same number."""
 
+    published = "wiki.test.raw"
     headline = "word_perplexity"
     compares = True
     version = "2.0"
@@ -242,6 +244,7 @@ class Megatron(OneStream):
 
     family = "wikitext103/megatron-o"
     data = "wiki.test.tokens of wikitext-103-v1 (word level, with <unk>)"
+    published = "wiki.test.tokens"
     headline = "word_perplexity_adjusted"
     recipe: ClassVar = {
         "text": "the whole file as one string, through the 24-step detokenizer",

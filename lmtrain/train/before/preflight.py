@@ -19,7 +19,7 @@ from lmtrain.checkpoint.store import latest, list_checkpoints, list_set_aside, r
 from lmtrain.config.base import show
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.store.indexed import IndexedDataset, part
-from lmtrain.data.training_data import READ_SHARES, Asked, Opened, TrainingData, build_training_data, open_datasets
+from lmtrain.data.training_data import TOKEN_SHARES, Asked, Opened, TrainingData, build_training_data, open_datasets
 from lmtrain.errors import CheckpointError, DataError, LayoutError, OutputError, SettingsError, StorageError
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
@@ -92,13 +92,12 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
         check_port(env)  # because: a run opens it right after this, and finds out itself
     # because: once a run has a checkpoint of its own, the one it began from may be gone
     weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
-    return Inputs(
-        model, tokenizer, data, resume_from, weights_from, warnings=tuple(_warnings(config.parallel.layout, env))
-    )
+    warnings = [*_warnings(config.parallel.layout, env), *([data.warning] if data.warning else [])]
+    return Inputs(model, tokenizer, data, resume_from, weights_from, warnings=tuple(warnings))
 
 
 def load_data(
-    config: RunConfig, *, validate: bool = True, shares: str = READ_SHARES
+    config: RunConfig, *, validate: bool = True, shares: str = TOKEN_SHARES
 ) -> tuple[Tokenizer, ModelSettings, TrainingData]:
     """The data of a run, its tokenizer, and the model with the vocabulary that follows from both."""
     opened = open_datasets(config.data)

@@ -15,7 +15,7 @@ from lmtrain.checkpoint.contents import Contents, checked_model, model_of
 from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, NewerFormatError, is_count
 from lmtrain.checkpoint.store import before, manifest_problem, newer_than, set_aside
 from lmtrain.config.base import show
-from lmtrain.data.training_data import ALL_SHARES, READ_SHARES, TrainingData
+from lmtrain.data.training_data import ALL_SHARES, SHARES, TOKEN_SHARES, TrainingData
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, a_few
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.files import storage_errors
@@ -67,10 +67,10 @@ def pass_over(path: Path, own: Path, error: LmtrainError) -> None:
 def shares_of(resumed: Contents | None) -> str:
     """Asked.shares as the run began with it."""
     if resumed is None:
-        return READ_SHARES
+        return TOKEN_SHARES
     data = resumed.manifest.state.get("data")
     # because: checkpoints that do not say are of a time when all shares were cut
-    return str(data.get("shares", ALL_SHARES)) if isinstance(data, dict) else READ_SHARES
+    return str(data.get("shares", ALL_SHARES)) if isinstance(data, dict) else TOKEN_SHARES
 
 
 def check_resumed(
@@ -156,7 +156,7 @@ def _wrong_types(manifest: Manifest) -> Iterator[str]:
         "seed": (lambda value: isinstance(value, int) and not isinstance(value, bool), "a whole number"),
         "data": (lambda value: isinstance(value, dict), "an object"),
         "data.content_sha256": (lambda value: value is None or isinstance(value, str), "a text"),
-        "data.shares": (lambda value: value in (None, READ_SHARES, ALL_SHARES), f"{READ_SHARES} or {ALL_SHARES}"),
+        "data.shares": (lambda value: value is None or value in SHARES, " or ".join(SHARES)),
         "tokenizer.fingerprint": (lambda value: isinstance(value, str), "a text"),
         "optimizer.kind": (lambda value: isinstance(value, str), "a text"),
         "optimizer.num_updates": (

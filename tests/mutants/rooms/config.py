@@ -80,6 +80,15 @@ MUTANTS = [
         only_for="folders of a user's own configs that have groups within groups",
     ),
     Mutant(
+        name="the_last_of_two_wins",
+        file="lmtrain/config/overrides.py",
+        function="parse",
+        old="if before and (key in groups or not before.startswith(\"~\"))",
+        new="if before and key in groups",
+        breaks="Of a key that is typed twice the last value wins, and nobody hears of the first.",
+        only_for="a setting of a long command line that stands there twice",
+    ),
+    Mutant(
         name="plus_lost_in_a_sweep",
         file="lmtrain/config/compose.py",
         function="sweep",

@@ -68,11 +68,20 @@ MUTANTS = [
         name="megatron_split_counts_documents",
         file="lmtrain/data/training_data.py",
         function="_Maker.ranges",
-        old="split_sequences(len(self.everything(indexed)), shares)",
-        new="split_sequences(indexed.num_documents, shares)",
+        old="split_sequences(len(self.everything(indexed)), self.split)",
+        new="split_sequences(indexed.num_documents, self.split)",
         breaks="Megatron-LM's split is made of as many sequences as there are documents, so that a large part of the "
         "text is neither trained on nor validated on.",
         only_for="data.order=megatron over running text in a dataset with several sequences a document",
+    ),
+    Mutant(
+        name="border_behind_the_share",
+        file="lmtrain/data/store/documents.py",
+        function="split_tokens",
+        old="bound = after if map_.start(after) - target <= target - map_.start(after - 1) else after - 1",
+        new="bound = after - 1",
+        breaks="A long last document goes to validation whole, which then takes a quarter of the text and not 2%.",
+        only_for="datasets whose last document is long",
     ),
     Mutant(
         name="checksums_of_another_part",

@@ -51,6 +51,15 @@ def test_keys_are_set_added_and_removed() -> None:
     assert _tree({"l": [1, {"x": 2}]}, "l.1.x=3", "l.0=7") == {"l": [7, {"x": 3}]}
 
 
+def test_what_is_set_twice_is_refused_and_nothing_wins_in_silence() -> None:
+    assert _said("a.b=1", "model=gpt_tiny", "+a.b=2", "model=x") == (
+        "2 settings are wrong:\n  1. +a.b=2 sets a.b again, after a.b=1. Leave one out.\n"
+        "  2. model=x sets model again, after model=gpt_tiny. Leave one out."
+    )
+    assert len(parse(["a=1", "a=1"], GROUPS)) == 1  # what a plan printed, behind what it was asked
+    assert _tree({"a": {"b": 1}}, "~a", "a={c: 2}") == {"a": {"c": 2}}  # anew, where it would be merged
+
+
 def test_a_mapping_adds_to_the_one_that_is_there_however_deep() -> None:
     tree = {"hardware": {"peak_tflops": {"fp32": 67, "bf16": 989}, "power_W": 700}}
     assert _tree(tree, "hardware={peak_tflops: {bf16: 300}}") == {

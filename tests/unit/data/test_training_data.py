@@ -253,7 +253,33 @@ def test_only_running_text_is_cut_in_the_middle(make: Make, other: dict[str, Any
 def test_one_dataset_is_read_as_ever(paths: list[str]) -> None:
     data = build(DataSettings(path=paths[0], split=SPLIT))
     assert data.order == Order(data.train.num_samples, 3)
-    assert data.sample_identity["train_documents"] == [0, 28]
+    assert (data.sample_identity["train_documents"], data.sample_identity["shares"]) == ([0, 26], "tokens")
+    older = build(DataSettings(path=paths[0], split=SPLIT), replace(ASKED, shares=READ_SHARES))
+    assert older.sample_identity["train_documents"] == [0, 28]
+
+
+def test_a_long_last_document_does_not_make_the_share_larger(make: Make) -> None:
+    """Running text is cut within it; other samples are not, and the share that they take is said."""
+    prefix = str(make("long", [50] * 12 + [400]).prefix)
+    data = build(DataSettings(path=prefix))
+    assert (data.sample_identity["held_out_tokens"], data.warning) == (20, None)
+    assert "the last 20 of 1,000 tokens" in (data.said or "")
+    data = build(DataSettings(path=prefix, packing="document"))
+    assert (data.said or "").startswith("400 of 1,000 tokens of ")
+    assert (data.said or "").endswith("/long (40.0%), which are not trained on")
+    assert (data.warning or "").startswith("validation takes 40.0% of the tokens of ")
+    assert "and data.split asks for 2.0%." in (data.warning or "")
+    data = build(DataSettings(path=str(make("even", [50] * 100).prefix)))
+    assert ("100 of 5,000 tokens" in (data.said or ""), data.warning) == (True, None)
+
+
+def test_a_blend_says_which_dataset_validation_does_not_read(make: Make) -> None:
+    made = [str(make(name, lengths).prefix) for name, lengths in (("one", [900]), ("many", [50] * 20))]
+    data = build(BlendSettings(datasets=tuple(BlendPart(path=path, weight=1.0) for path in made), split=(0.9, 0.1)))
+    assert (data.said or "").startswith("100 of 1,900 tokens of 2 datasets (5.3%), which are not trained on; ")
+    assert (data.said or "").endswith("/one has nothing to spare for it")
+    with pytest.raises(SettingsError, match=r"is one document, which leaves none to validate on\. Preprocess text"):
+        build(DataSettings(path=made[0], packing="document"))
 
 
 def test_megatrons_run_is_gone_on_with(paths: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from data_tools.corpora.recipe import published_hashes
 from lmtrain.errors import DataError, MissingInputError, UsageError
-from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.task import Asked, find_task, sum_up
+from lmtrain.eval.runner import Subject, prepare, run
+from lmtrain.eval.task import NOT_PUBLISHED, Asked, all_tasks, find_task, sum_up
 from lmtrain.eval.tasks.wikitext import articles
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.protocols import WIKI
@@ -37,6 +39,15 @@ def test_counts_of_the_published_file(shared_data: Path) -> None:
     assert (prepared.facts.num_documents, prepared.facts.protocol) == (62, "wikitext103/megatron-o32")
     assert prepared.known["words"].sum() == 245_565
     assert prepared.known["bytes"].sum() == 1_281_077
+
+
+def test_another_text_than_the_published_one_is_noted(source: Path, tokenizer: Tokenizer) -> None:
+    own = hashlib.sha256(source.read_bytes()).hexdigest()
+    for hashes, noted in ({}, None), ({"wiki.test.tokens": "another"}, "wiki.test.tokens"), ({source.name: own}, None):
+        prepared, _ = prepare(TASK, source, Asked(tokenizer=tokenizer, seq_len=SEQ_LEN, hashes=hashes))
+        assert prepared.facts.notes.get(NOT_PUBLISHED) == noted
+    named = {task.published for task in all_tasks().values() if task.published}
+    assert named == published_hashes().keys() - {"wiki.valid.tokens", "lambada_development_plain_text.txt"}
 
 
 def test_the_number_follows_from_the_sum_and_the_original_words(

@@ -22,7 +22,8 @@ MOST = 12  # processes
 
 def config(*overrides: str) -> RunConfig:
     small = ["data.path=x", "model.seq_len=24", "model.width=24", "model.num_layers=6", "model.num_heads=6"]
-    return compose(RunConfig, [*small, "train.global_batch=24", "train.micro_batch=2", *overrides])
+    usual = {"train.global_batch": "24", "train.micro_batch": "2"} | dict(one.split("=", 1) for one in overrides)
+    return compose(RunConfig, [*small, *(f"{key}={value}" for key, value in usual.items())])
 
 
 PLAIN = config()

@@ -22,6 +22,7 @@ from lmtrain.data.store.documents import (
     sequences_follow,
     sequences_follow_twin,
     split_documents,
+    split_tokens,
 )
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
@@ -182,6 +183,19 @@ def test_splits_are_a_partition(num: int, ratios: list[float]) -> None:
     assert [i for one in ranges for i in one] == list(range(num))
     for one, ratio in zip(ranges, [*ratios, 0.0, 0.0], strict=False):
         assert abs(len(one) - num * ratio / sum(ratios)) <= 1
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=30), st.floats(0.001, 0.999), st.integers(0, 1))
+def test_a_split_by_tokens_is_at_the_nearest_border(lengths: list[int], share: float, least: int) -> None:
+    map_ = DocumentMap.from_lengths(np.array(lengths))
+    train, valid = split_tokens(map_, share, least)
+    assert [*train, *valid] == [*range(len(lengths))]
+    assert train
+    assert len(valid) >= min(least, len(lengths) - 1)
+    target, starts = round(sum(lengths) * (1 - share)), [map_.start(at) for at in range(1, len(lengths) + 1 - least)]
+    if starts:
+        assert abs(map_.start(len(train)) - target) == min(abs(start - target) for start in starts)
 
 
 @pytest.mark.parametrize("ratios", [(0.98, 0.02, 0.0), (98, 2), (49, 1, 0)])
