@@ -29,6 +29,17 @@ class CheckpointSettings(Settings):
         """Before the end of the run."""
         return bool(self.interval_steps or self.interval_s)
 
+    def num_at_once(self, total_steps: int) -> tuple[int, int]:
+        """How many checkpoints a run surely has at once, with the one that is being written, and how many at most."""
+        num_saves = -(-total_steps // self.interval_steps) if self.interval_steps else 1
+        for_good = total_steps // self.keep_every_steps if self.keep_every_steps else 0
+        kept = self.keep_last + self.keep_best + for_good
+        return min(num_saves, self.keep_last + 1), min(total_steps if self.interval_s else num_saves, kept + 1)
+
+    def keeping(self) -> list[str]:
+        """The keys that decide how many checkpoints stay."""
+        return ["keep_last", *(key for key in ("keep_best", "keep_every_steps", "interval_s") if getattr(self, key))]
+
     def problems(self) -> Iterator[Problem]:
         steps, every, start = self.interval_steps, self.keep_every_steps, self.init_from
         by_step = "no step is" if steps is None else "the last step alone is"

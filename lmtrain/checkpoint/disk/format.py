@@ -34,6 +34,8 @@ MAX_AXES = 8
 MAX_NAME_LENGTH = 500
 MAX_KEY_LENGTH = 700  # a name and where the piece begins
 MAX_FILE_BYTES = 256 << 20  # of a file that is read whole
+SLACK_BYTES = 1 << 20  # of a checkpoint: folders and the file system's own records
+_ROUNDED_BYTES = 16 << 10  # of a process: the last block of each of its files
 # Names of safetensors; torch and numpy both call these types by the second name.
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -70,6 +72,11 @@ def rank_file(rank: int) -> str:
 
 def blocks_file(name: str) -> str:
     return f"{name.removesuffix('.safetensors')}.blocks.json"
+
+
+def room_beside(num_pieces: int, num_letters: int, data_bytes: int, num_ranks: int = 1) -> int:
+    """Bytes for headers, lists of blocks and manifest, rather too many than too few; `num_letters` of all keys."""
+    return 3 * (num_letters + 200 * num_pieces) + 80 * (data_bytes // BLOCK_BYTES) + num_ranks * _ROUNDED_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from typing import Any
 
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import (
-    BLOCK_BYTES,
     MANIFEST,
     MAX_FILE_BYTES,
+    SLACK_BYTES,
     FileEntry,
     Manifest,
     PieceEntry,
@@ -29,6 +29,7 @@ from lmtrain.checkpoint.disk.format import (
     check_num_pieces,
     encode_manifest,
     rank_file,
+    room_beside,
 )
 from lmtrain.checkpoint.disk.hashed import encode_blocks, verify_file, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData, encode_header, tensors_of
@@ -48,8 +49,6 @@ from lmtrain.runtime.files.files import (
 from lmtrain.runtime.processes.agreement import ALONE, Peers, together
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes
-
-_SLACK_BYTES = 1 << 20  # folders and the file system's own records
 
 
 def save_checkpoint(
@@ -72,7 +71,8 @@ def save_checkpoint(
         check_files(files)
         if peers.num_ranks == 1:
             tensors_of([describe(0, data.specs)])  # because: wrong pieces are better refused before they are written
-        num_bytes = data.num_bytes + num_overhead_bytes(data, state) + leads * sum(map(len, files.values()))
+        num_bytes = data.num_bytes + room_beside(len(data.specs), sum(len(s.key) for s in data.specs), data.num_bytes)
+        num_bytes += leads * (sum(map(len, files.values())) + len(json.dumps(state)) + SLACK_BYTES)
         sizes.give = num_bytes, len(data.specs)
     check_num_pieces(sum(num_specs for _, num_specs in sizes.all))
     need = sum(num_bytes for num_bytes, _ in sizes.all)
@@ -122,12 +122,6 @@ def check_files(files: Mapping[str, bytes]) -> None:
                 f"{name} has {format_bytes(len(data))} and a checkpoint takes files of {format_bytes(MAX_FILE_BYTES)}. "
                 "Save it elsewhere."
             )
-
-
-def num_overhead_bytes(data: RankData, state: Mapping[str, Any]) -> int:
-    """Room for header, list of blocks and manifest, rather too much than too little."""
-    names = sum(len(spec.key) + 200 for spec in data.specs)
-    return 3 * names + 80 * (data.num_bytes // BLOCK_BYTES + 1) + len(json.dumps(state)) + _SLACK_BYTES
 
 
 def describe(rank: int, specs: Sequence[PieceSpec]) -> list[tuple[PieceSpec, PieceEntry]]:

@@ -296,8 +296,7 @@ def _judge(config: RunConfig, ranks_per_node: int) -> None:
 
     elsewhere = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
     inputs, _ = plan(config, preflight(config, elsewhere, starting=False))
-    check_folder(config, inputs.model, lock=False)
-    for warning in inputs.warnings:
+    for warning in (*inputs.warnings, *check_folder(config, inputs.model, inputs.tokenizer, lock=False)):
         tell(warning)
 
 

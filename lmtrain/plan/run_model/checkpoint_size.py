@@ -12,6 +12,7 @@ from collections.abc import Callable
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import (
     FEWER,
+    SLACK_BYTES,
     FileEntry,
     PieceEntry,
     TensorEntry,
@@ -20,6 +21,7 @@ from lmtrain.checkpoint.disk.format import (
     manifest_line,
     most_bytes,
     rank_file,
+    room_beside,
 )
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec
 from lmtrain.errors import CheckpointError
@@ -45,8 +47,10 @@ def checkpoint_bytes(model: ModelSettings, num_slots: Slots) -> int:
     )
 
 
-def check_listed(model: ModelSettings, layout: Layout, num_slots: Slots, data_bytes: int) -> None:
+def check_listed(model: ModelSettings, layout: Layout, num_slots: Slots, data_bytes: int) -> int:
     """Refuse a layout whose checkpoints would have too many pieces; `data_bytes` is the size of all tensors.
+
+    Returns the size of a checkpoint as a save reckons it, without the files that the run adds.
 
     Of a layout nothing but dp_shard, tp and how many processes it has decides.
     """
@@ -60,13 +64,18 @@ def check_listed(model: ModelSettings, layout: Layout, num_slots: Slots, data_by
     ))  # fmt: skip
     file = rank_file(layout.world_size - 1)
     both = "".join(manifest_line(one, _LARGEST) for one in (file, blocks_file(file)))
+    num_pieces = num_letters = 0
     num_bytes, memory = _STATE + len(both) * layout.world_size, _STATE_MEMORY + json_memory(both) * layout.world_size
     for (padded, cut, shape), alike in names.items():
         boxes = [Box(region.offset, region.shape) for region in saved_regions(padded, cut, layout, vocab_size)]
         pieces = tuple(PieceEntry(file, PieceSpec(alike[0], "F32", shape, box).key, box) for box in boxes)
         line = manifest_line(alike[0], TensorEntry("F32", shape, pieces))
         longer = sum(len(name) - len(alike[0]) for name in alike) * (1 + len(pieces))
+        num_pieces += len(alike) * len(pieces)
+        num_letters += len(alike) * sum(len(piece.key) for piece in pieces) + longer
         num_bytes += len(alike) * len(line) + longer
         memory += len(alike) * json_memory(line) + longer
     if problem := size_problem(num_bytes, memory, most_bytes(data_bytes)):
         raise CheckpointError(f"The manifest of a checkpoint could not be read again: {problem}. {FEWER}")
+    beside = room_beside(num_pieces, num_letters, data_bytes, layout.world_size)
+    return data_bytes + beside + _STATE + SLACK_BYTES

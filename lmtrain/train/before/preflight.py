@@ -35,7 +35,7 @@ from lmtrain.train.train_settings import TrainSettings
 from lmtrain.units import format_bytes
 
 _FREE = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no answer of the model
-_COPIES = 2  # because: a checkpoint is whole before the one before it goes
+_RECORDS_BYTES = 1 << 20  # what a run writes besides checkpoints, as long as it is young
 _EFFECTIVE = ("num_kv_heads", "head_width", "ffn_width")  # null is a default that others write out
 
 
@@ -86,13 +86,13 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     if is_here and starting and config.data.verify == "full":
         for dataset in data.datasets:  # because: the processes of a node share the work, and each still checks its own
             dataset.check_all(env.local_rank, max(env.local_world_size, 1))
+    warnings = [*_warnings(config.parallel.layout, env), *([data.warning] if data.warning else [])]
     if is_here and env.rank == 0:
-        check_folder(config, model, lock=not starting)
+        warnings += check_folder(config, model, tokenizer, lock=not starting)
     if is_here and not starting:
         check_port(env)  # because: a run opens it right after this, and finds out itself
     # because: once a run has a checkpoint of its own, the one it began from may be gone
     weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
-    warnings = [*_warnings(config.parallel.layout, env), *([data.warning] if data.warning else [])]
     return Inputs(model, tokenizer, data, resume_from, weights_from, warnings=tuple(warnings))
 
 
@@ -311,32 +311,49 @@ def check_sinks(config: RunConfig) -> None:
         ])  # fmt: skip
 
 
-def check_folder(config: RunConfig, model: ModelSettings, *, lock: bool) -> None:
-    """Where the run keeps what it makes: whether it can, and whether there is room for its checkpoints."""
-    folder = Path(config.run.dir)
+def check_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, *, lock: bool) -> list[str]:
+    """Refuse a run that cannot keep what it makes, or has no room for its checkpoints; return what room may lack."""
+    folder, settings = Path(config.run.dir), config.checkpoint
     check_output_folder(folder, f"run.dir={config.run.dir}", lock=lock)
-    if config.checkpoint.interval_steps is None:
-        return
-    there = len(list_checkpoints(folder / CHECKPOINTS))
-    is_only_one = config.checkpoint.interval_steps == 0 or config.checkpoint.interval_steps >= config.total_steps
-    copies = 1 if is_only_one else max(1, _COPIES - there)
-    need, free = copies * checkpoint_bytes(model, config.optim.num_slots), free_bytes(folder)
-    if need > free:
-        them = "A checkpoint needs" if copies == 1 else f"{copies} checkpoints need"
+    if settings.interval_steps is None:
+        return []
+    there, extra, free = len(list_checkpoints(folder / CHECKPOINTS)), len(tokenizer.to_bytes()), free_bytes(folder)
+    size, records = check_pieces(config, model) + extra, extra + _RECORDS_BYTES
+    room = max(0, free - records) // size
+    # because: a run that goes on has its newest ones already, and writes the next before the oldest goes
+    surely, at_most = (max(1, count - there) for count in settings.num_at_once(config.total_steps))
+    if room >= at_most:
+        return []
+    need = surely if room < surely else at_most
+    them = "A checkpoint" if need == 1 else f"{need} checkpoints, {format_bytes(size)} each,"
+    lack = (
+        f"{them} and the run's records need {format_bytes(need * size + records)} in run.dir={config.run.dir} "
+        f"and its disk has {format_bytes(free)} free"
+    )
+    if room < surely:
         raise StorageError(
-            f"{them} {format_bytes(need)} in run.dir={config.run.dir} and its disk has {format_bytes(free)} free. "
-            "Free some space, choose another run.dir, or set checkpoint.interval_steps=null to save none."
+            f"{lack}. Free some space, choose another run.dir, {_fewer(config, there + room, there)}"
+            "or set checkpoint.interval_steps=null to save none."
         )
+    keys = ", ".join(f"checkpoint.{key}={show(getattr(settings, key))}" for key in settings.keeping())
+    return [f"{lack}, for {room}. So many may come to lie there ({keys}); what finds no room is not saved."]
 
 
-def check_pieces(config: RunConfig, model: ModelSettings) -> None:
-    """Whether a checkpoint of this layout could be written: better told now than at the first save."""
-    if config.checkpoint.interval_steps is None:
-        return
+def _fewer(config: RunConfig, in_all: int, there: int) -> str:
+    """The settings with which so many checkpoints suffice, for a message."""
+    if 1 < in_all <= config.checkpoint.keep_last:
+        return f"set checkpoint.keep_last={in_all - 1}, "
+    return "set checkpoint.interval_steps=0 to save only at the end, " if in_all == 1 and not there else ""
+
+
+def check_pieces(config: RunConfig, model: ModelSettings) -> int:
+    """Refuse a layout whose checkpoints could not be written, better now than at the first save; return their size."""
+    slots = config.optim.num_slots
     try:
-        slots = config.optim.num_slots
-        check_listed(model, config.parallel.layout, slots, checkpoint_bytes(model, slots))
+        return check_listed(model, config.parallel.layout, slots, checkpoint_bytes(model, slots))
     except CheckpointError as error:
+        if config.checkpoint.interval_steps is None:
+            return 0
         raise LayoutError(f"{error} checkpoint.interval_steps=null saves none.") from error
 
 

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from lmtrain.checkpoint.disk.boxes import Box
-from lmtrain.checkpoint.disk.format import FileEntry, Manifest, PieceEntry, blocks_file, encode_manifest, rank_file
+from lmtrain.checkpoint.disk.format import (
+    SLACK_BYTES,
+    FileEntry,
+    Manifest,
+    PieceEntry,
+    blocks_file,
+    encode_manifest,
+    rank_file,
+    room_beside,
+)
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
@@ -42,13 +51,17 @@ def manifest_of(parallel: ParallelSettings) -> Manifest:
 @pytest.mark.parametrize("sizes", [{"dp_shard": 24}, {"dp_shard": 6, "tp": 4}, {"dp_replicate": 2, "dp_shard": 15}])
 def test_it_is_as_large_as_the_layout_says(monkeypatch: pytest.MonkeyPatch, sizes: dict[str, Any]) -> None:
     parallel = ParallelSettings(**sizes)
-    text = encode_manifest(manifest_of(parallel))
+    manifest = manifest_of(parallel)
+    text = encode_manifest(manifest)
     need = max(len(text), json_memory(text) * MAX_JSON_BYTES // MAX_JSON_MEMORY)
     monkeypatch.setattr(checkpoint_size, "most_bytes", lambda data_bytes: need - 1)
     with pytest.raises(CheckpointError, match=r"could not be read again: it.* Cut them less finely"):
         check_listed(MODEL, parallel.layout, two, 1 << 30)
     monkeypatch.setattr(checkpoint_size, "most_bytes", lambda data_bytes: int(1.03 * need) + 4 * checkpoint_size._STATE)
-    check_listed(MODEL, parallel.layout, two, 1 << 30)
+    size = check_listed(MODEL, parallel.layout, two, 1 << 30)
+    keys = [piece.key for tensor in manifest.tensors.values() for piece in tensor.pieces]
+    reckoned = room_beside(len(keys), sum(map(len, keys)), 1 << 30, parallel.layout.world_size)  # by the save
+    assert reckoned <= size - (1 << 30) - SLACK_BYTES - checkpoint_size._STATE < 1.03 * reckoned
 
 
 def test_it_is_counted_before_anything_of_that_size_is_made() -> None:

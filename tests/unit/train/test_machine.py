@@ -5,21 +5,47 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lmtrain.checkpoint.disk.tensor_file import RankData
+from lmtrain.checkpoint.disk.boxes import Box
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
+from lmtrain.checkpoint.store import prune
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
-from lmtrain.plan.run_model.checkpoint_size import checkpoint_bytes
+from lmtrain.models.model_settings import true_weights
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.process import ProcessEnv
+from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.before import preflight
-from lmtrain.train.before.preflight import check_folder, check_port
+from lmtrain.train.before.preflight import check_folder, check_pieces, check_port
 from lmtrain.train.config import RunConfig
+
+TOKENIZER = train_wordpiece(["a cat sat on a mat"], 40, lowercase=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A file system of so many bytes of its own, and a new folder on it."""
+    mounted = []
+
+    def mount(size: int) -> Path:
+        disk = tmp_path / f"disk_{len(mounted)}"
+        disk.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", disk], capture_output=True).returncode:
+            pytest.skip("mounting a file system is not allowed")
+        mounted.append(disk)
+        return disk / "run"
+
+    yield mount
+    for disk in mounted:
+        subprocess.run(["umount", disk], check=True)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +62,8 @@ def test_a_folder_that_cannot_be_made(config: RunConfig, tmp_path: Path) -> None
     (tmp_path / "file").write_text("x")
     for name in ("file", "file/below/it"):
         with pytest.raises(OutputError, match=r"^run\.dir=.*is a file.*Choose another one\.$"):
-            check_folder(_in(config, tmp_path / name), config.model, lock=True)
-    check_folder(_in(config, tmp_path / "new" / "run"), config.model, lock=True)
+            check_folder(_in(config, tmp_path / name), config.model, TOKENIZER, lock=True)
+    check_folder(_in(config, tmp_path / "new" / "run"), config.model, TOKENIZER, lock=True)
     assert not (tmp_path / "new").exists()
 
 
@@ -47,35 +73,83 @@ def test_a_folder_that_another_run_has(config: RunConfig, tmp_path: Path) -> Non
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(OutputError, match="is in use by process 7 on n1"):
-            check_folder(_in(config, tmp_path), config.model, lock=True)
-        check_folder(_in(config, tmp_path), config.model, lock=False)
-    check_folder(_in(config, tmp_path), config.model, lock=True)
+            check_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=True)
+        check_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=False)
+    check_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=True)
 
 
-def test_room_for_two_checkpoints(config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need = checkpoint_bytes(config.model, config.optim.num_slots)
-    monkeypatch.setattr(preflight, "free_bytes", lambda folder: 2 * need - 1)
-    with pytest.raises(StorageError, match=r"2 checkpoints need .*set checkpoint\.interval_steps=null to save none"):
-        check_folder(_in(config, tmp_path), config.model, lock=True)
-    for interval in (0, 5000, None):
-        check_folder(_in(config, tmp_path, interval_steps=interval), config.model, lock=True)
-    monkeypatch.setattr(preflight, "free_bytes", lambda folder: need - 1)
-    with pytest.raises(StorageError, match="A checkpoint needs"):
-        check_folder(_in(config, tmp_path, interval_steps=0), config.model, lock=True)
+def _data(config: RunConfig) -> RankData:
+    """All that one process would save."""
+    slots, specs = config.optim.num_slots, []
+    for name, shape in true_weights(config.model).items():
+        names = [f"model.{name}", *(f"optim.exp_avg{n}.{name}" for n in range(slots(name, shape)))]
+        specs += [PieceSpec(one, "F32", shape, Box((0,) * len(shape), shape)) for one in names]
+    return RankData(specs, [memoryview(bytes(spec.num_bytes)) for spec in specs])
+
+
+def _check(config: RunConfig) -> list[str]:
+    return check_folder(config, config.model, TOKENIZER, lock=True)
+
+
+def _save_all(config: RunConfig) -> int:
+    """Save every 500 steps, as a run does, and return how many of the saves the disk takes."""
+    folder, keep = Path(config.run.dir) / CHECKPOINTS, config.checkpoint.keep_last
+    with suppress(StorageError):
+        for step in range(500, config.total_steps + 1, 500):
+            save_checkpoint(folder, step, _data(config), {}, {"tokenizer.json": TOKENIZER.to_bytes()})
+            prune(folder, keep)
+        return config.total_steps // 500
+    return step // 500 - 1
+
+
+def test_a_small_disk_takes_all_saves_or_it_is_said_before_the_first_step(
+    config: RunConfig, tmp_path: Path, small_disk: Callable[[int], Path]
+) -> None:
+    size = save_checkpoint(tmp_path, 1, _data(config), {}, {"tokenizer.json": TOKENIZER.to_bytes()})[1]
+    asked = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=2500))
+    for room, advice in (
+        (size - (1 << 19), r"^3 checkpoints, .* each, and .* choose another run\.dir, or set .*=null to save none"),
+        (size + (3 << 20), r"set checkpoint\.interval_steps=0 to save only at the end, or set"),
+        (2 * size + (4 << 20), r"set checkpoint\.keep_last=1, or set checkpoint\.interval_steps=null to save none"),
+    ):
+        run = _in(asked, small_disk(room))
+        with pytest.raises(StorageError, match=advice):
+            _check(run)
+        assert _save_all(run) < 5
+    for keep_last in (1, 2):
+        run = _in(asked, small_disk((keep_last + 1) * (size + (1 << 20)) + (2 << 20)), keep_last=keep_last)
+        assert _check(run) == []
+        assert _save_all(run) == 5
+    with pytest.raises(StorageError, match=r"^A checkpoint and the run's records need .*"):
+        _check(_in(asked, small_disk(size - (1 << 19)), interval_steps=0))
+
+
+def test_what_may_lack_room_later_is_told(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = check_pieces(config, config.model) + len(TOKENIZER.to_bytes())
+    monkeypatch.setattr(preflight, "free_bytes", lambda folder: 4 * size)
+    [told] = _check(_in(config, tmp_path, interval_steps=100, keep_every_steps=200))
+    assert told.startswith("8 checkpoints, ")
+    assert "(checkpoint.keep_last=2, checkpoint.keep_every_steps=200)" in told
+    [told] = _check(_in(config, tmp_path, interval_steps=0, interval_s=60.0, keep_last=5))
+    assert "(checkpoint.keep_last=5, checkpoint.interval_s=60.0)" in told
+    assert _check(_in(config, tmp_path, interval_steps=None)) == []
 
 
 @pytest.mark.parametrize("num_there", [1, 2, 3])
 def test_a_run_that_goes_on_needs_room_for_one_more_however_many_are_there(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_there: int
 ) -> None:
-    need = checkpoint_bytes(config.model, config.optim.num_slots)
+    need = check_pieces(config, config.model) + len(TOKENIZER.to_bytes())
     for step in range(num_there):
         save_checkpoint(tmp_path / CHECKPOINTS, step, RankData([], []), {}, {})
-    monkeypatch.setattr(preflight, "free_bytes", lambda folder: need)
-    check_folder(_in(config, tmp_path), config.model, lock=True)
+    run = _in(config, tmp_path, keep_last=1)
+    monkeypatch.setattr(preflight, "free_bytes", lambda folder: need + (2 << 20))
+    _check(run)
     monkeypatch.setattr(preflight, "free_bytes", lambda folder: need - 1)
-    with pytest.raises(StorageError, match="A checkpoint needs"):
-        check_folder(_in(config, tmp_path), config.model, lock=True)
+    with pytest.raises(StorageError, match=r"^A checkpoint and the run's records need"):
+        _check(run)
 
 
 def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,9 +128,10 @@ def test_a_hole_between_the_ranks_is_refused(tmp_path: Path) -> None:
 
 
 def test_room_is_asked_for_all_ranks_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.checkpoint.store.free_bytes", lambda _: 5 << 20)  # four need 1 MiB and more each
-    errors = on_ranks(8, lambda seat: save_checkpoint(tmp_path, 1, rank_data([]), {}, {}, seat))
-    assert "needs 8." in str(errors[0])
+    large = rank_data([Piece("w", (8, 1 << 17), (0, 0), np.zeros((8, 1 << 17), np.float32))])  # 4 MiB
+    monkeypatch.setattr("lmtrain.checkpoint.store.free_bytes", lambda _: 8 << 20)  # two need 4 MiB and more each
+    errors = on_ranks(2, lambda seat: save_checkpoint(tmp_path, 1, large, {}, {}, seat))
+    assert "needs 9.0 MiB" in str(errors[0])
     assert {type(error) for error in errors} == {StorageError}
 
 
