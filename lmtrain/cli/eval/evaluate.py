@@ -203,12 +203,12 @@ def _jobs(
     from lmtrain.eval.task import TextTask, all_tasks, find_task
 
     names, sources = names or [], sources or []
+    tasks = [find_task(name) for name in names]
     if not names or len(names) != len(sources):
         raise UsageError(
             f"{len(names)} --task and {len(sources)} --data were given. Give one --data for each --task; "
             "`lmtrain eval --list` shows the tasks."
         )
-    tasks = [find_task(name) for name in names]
     if baseline is not None and not any(task.compares for task in tasks):
         known = ", ".join(name for name, task in all_tasks().items() if task.compares)
         raise UsageError(f"--baseline={baseline} works where whole documents are scored. Leave it out or use {known}.")

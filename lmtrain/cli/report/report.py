@@ -33,7 +33,7 @@ from lmtrain.page.document import (
     table,
 )
 from lmtrain.runfolder.differences import differences, flat
-from lmtrain.runfolder.folder import Seen, see_all
+from lmtrain.runfolder.folder import Seen, runs_in, see_all
 from lmtrain.runtime.files.files import atomic_file, storage_errors
 from lmtrain.units import format_bytes, format_count, format_seconds
 
@@ -65,11 +65,11 @@ def report(
     It is one file without references to any other. A run that goes on, was killed or is damaged gives what there is,
     and the page says what is missing.
     """
-    seen = see_all([*{path.resolve(): path for path in runs}.values()])
+    seen = see_all(runs_in(runs))
     if svg is not None:
         with storage_errors(svg, "Making"):
             svg.mkdir(parents=True, exist_ok=True)
-    out = out or seen[0].path / "report.html"
+    out = out or runs[0] / "report.html"
     check_place("--out", out)
     records = [read_record(one.metrics) for one in seen]
     found = charts([one.name for one in seen], records, [one.stop for one in seen])
