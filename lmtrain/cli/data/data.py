@@ -295,16 +295,20 @@ def _show_samples(
     most: int | None, ids: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from lmtrain.checkpoint.store import latest
+    from lmtrain.config.build import build_settings
+    from lmtrain.runfolder.folder import read_settings
     from lmtrain.runfolder.names import CHECKPOINTS
     from lmtrain.train.before.preflight import load_data
     from lmtrain.train.before.resume_checks import open_resumed, shares_of
-    from lmtrain.train.config import config_of
+    from lmtrain.train.config import RunConfig, seen_from_here
 
     if run is not None and (given or settings):
         raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
                          "Give the run alone, or a dataset with settings.")  # fmt: skip
     paths = [f"data.path={path}" for path in given]
-    config = config_of(run) if run is not None else _compose([*paths, "run.dir=none", *settings], config_dir)
+    config = _compose([*paths, "run.dir=none", *settings], config_dir) if run is None else build_settings(
+        RunConfig, seen_from_here(read_settings(run), run)
+    )  # fmt: skip
     # because: what data.split keeps from training is as the run began with it
     shares = shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
