@@ -33,6 +33,7 @@ from typing import IO, Any, cast
 from data_tools.read.sources import STDIN, Source, codec_of
 from lmtrain.errors import DataError, UsageError
 from lmtrain.runtime.files.files import read_errors
+from lmtrain.runtime.machine.installed import install_command
 
 # because: text shrinks three- to tenfold, logs to a fiftieth; zeros to a thousandth (gz) or a ten-thousandth (zst)
 MAX_RATIO = 250
@@ -379,5 +380,5 @@ def _package(name: str, suffix: str) -> Any:
     except ImportError as error:
         raise UsageError(
             f".{suffix} files need the package {name.partition('.')[0]}. "
-            f"Install it with `pip install 'lmtrain[{suffix}]'`."
+            f"Install it with `{install_command(suffix)}`."
         ) from error

@@ -110,6 +110,17 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def refuse_problems(found: Iterable[dict[str, Any]]) -> None:
+    """Name what is damaged, and how a run goes on from its newest checkpoint that is whole."""
+    found = list(found)
     problems = [problem for facts in found for problem in facts["problems"]]
-    if problems:
-        raise CheckpointError("\n".join(problems))
+    if not problems:
+        return
+    path, sound = Path(found[0]["checkpoint"]), [facts["checkpoint"] for facts in found if not facts["problems"]]
+    if path.parent.name == CHECKPOINTS:
+        run = path.parent.parent
+        goes_on = f"`lmtrain pretrain --from-run {run} checkpoint.fallback=true`"
+        if sound:
+            problems.append(f"The newest that is whole is {sound[-1]}; {goes_on} goes on from there.")
+        elif len(found) == 1:
+            problems.append(f"`lmtrain verify {run}` looks at all of its run.")
+    raise CheckpointError("\n".join(problems))

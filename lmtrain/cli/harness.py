@@ -6,6 +6,7 @@ import sys
 
 from lmtrain.cli.screen.terminal import print_error
 from lmtrain.errors import LmtrainError, UsageError
+from lmtrain.runtime.machine.installed import install_command
 
 
 def main() -> None:
@@ -15,7 +16,7 @@ def main() -> None:
             from lmtrain.eval.harness import cli_evaluate
         except ImportError as error:
             raise UsageError(
-                f"lm-evaluation-harness cannot be imported ({error}). Run `pip install 'lmtrain[harness]'`."
+                f"lm-evaluation-harness cannot be imported ({error}). Run `{install_command('harness')}`."
             ) from error
         cli_evaluate()
     except LmtrainError as error:

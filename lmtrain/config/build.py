@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
 from lmtrain.config.base import FROM_A_PLUGIN, Choice, Settings, kinds, show
-from lmtrain.config.names import Names, nearest_value
+from lmtrain.config.names import Names, nearest_value, of_percent
 from lmtrain.config.overrides import quoted, shell
 from lmtrain.errors import LayoutError, SettingsError, a_few, nearest, refusal
 
@@ -156,7 +156,8 @@ class _Builder:
         if plain is None and hint is str and self.names and (typed := self.names.typed.get(path)):
             return self._refuse(f"{path}={typed} is not a text. As a text it is {shell(f'{path}={quoted(typed)}')}.")
         if plain is None:
-            return self._wrong(_name(hint), value, path, example or _EXAMPLES.get(hint, "VALUE"))
+            share = of_percent(value) if hint is float else None
+            return self._wrong(_name(hint), value, path, share or example or _EXAMPLES.get(hint, "VALUE"))
         if isinstance(plain, str) and (wrong := _NO_TEXT.search(plain)):
             zero = "a zero byte, which no text has. Take it out."
             half = f"half a character (U+{ord(wrong[0]):04X}), which UTF-8 has no bytes for. Give another name."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -151,7 +152,8 @@ class Names:
         same = [key for key in known if key.rpartition(".")[2] == word]
         if len(same) > 3:
             same = [key for key in same if key.startswith(f"{parent}.")] or same[:3]
-        if word in _KEY_OF and not (parent and same):
+        # because: `train.batch_size` is not meant for the batch of evaluations
+        if word in _KEY_OF and not (parent and any(key.startswith(f"{parent}.") for key in same)):
             same = [_KEY_OF[word]]
         if not same:
             beside = [key for key in known if key.rpartition(".")[0] == parent]
@@ -167,19 +169,31 @@ class Names:
         """The sentence that ends a message about a key that is no setting; `beside` are those of its level."""
         if said := NOT_HERE.get(path.rpartition(".")[2].lower().replace("-", "_")):
             return said
+        if path in keys_of(self.root):  # of another kind of its group
+            group = path.partition(".")[0]
+            return f"Leave it out, or choose another {group}; `lmtrain config explain {path}` says which have it."
         words = self.meant(path, value)
         return f"Did you mean {' or '.join(words)}?" if words else nearest(path.rpartition(".")[2], beside)
 
     def _word(self, key: str, value: str) -> str:
         if "." not in key:
             return self._choice(key, value)
-        literals = [option for option in options_of(keys_of(self.root).get(key)) if get_origin(option) is Literal]
+        options = options_of(keys_of(self.root).get(key))
+        if float in options and (share := of_percent(value)):
+            return f"{key}={share}"
+        literals = [option for option in options if get_origin(option) is Literal]
         choices = [str(choice) for option in literals for choice in get_args(option)]
         return f"{key}={near_value(value, choices) or value if choices else value}"
 
     def _choice(self, group: str, value: str) -> str:
         known = self.groups.get(group, ())
         return f"{group}={value if value in known else near_value(value, known) or 'NAME'}"
+
+
+def of_percent(value: object) -> str | None:
+    """`10%` as the share that it is."""
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value))
+    return f"{float(number[1]) / 100:g}" if number else None
 
 
 def near_value(value: str, known: typing.Iterable[str]) -> str | None:

@@ -212,6 +212,8 @@ def find_task(name: str) -> Task:
         task = copy(find_task(windowed["task"]))
         task.seq_len = int(windowed["seq_len"])
         return task
+    if family := [one for one in tasks if one.startswith(f"{name}/")]:
+        raise UsageError(f"--task={name} is measured in several ways. Choose one: {', '.join(family)}.")
     raise UsageError(f"--task={name} is not an evaluation task. {nearest(name, tasks)} {FROM_A_PLUGIN}")
 
 

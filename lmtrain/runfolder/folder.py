@@ -7,7 +7,7 @@ is not there; what else reads it refuses what is damaged.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +80,12 @@ def find_runs(folder: Path, deepest: int = _DEEPEST) -> Iterator[Path]:
     for one in inside if deepest else ():
         if not one.name.startswith("."):
             yield from find_runs(one, deepest - 1)
+
+
+def runs_in(paths: Iterable[Path]) -> list[Path]:
+    """Each run once: of a folder of runs, such as a sweep's, those in it; what holds none stays, to be refused."""
+    found = [run for path in paths for run in ([*find_runs(path)] or [path])]
+    return [*{run.resolve(): run for run in found}.values()]
 
 
 @dataclass

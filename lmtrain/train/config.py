@@ -7,6 +7,7 @@ checked itself by the time `RunConfig` exists; here are the rules that need two 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -31,6 +32,10 @@ from lmtrain.train.give_way import give_way
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
 
 _KEY = "checkpoint.best_by"
+_PATHS = (
+    r"data\.(?:(?:(?:valid_)?datasets\.)?path|valid_path|valid_paths\..+|tokenizer|index_dir)|eval\.tasks\.data|"
+    r"checkpoint\.(?:resume|init_from)"
+)
 # What is worked out one by one before a run begins; nothing that is built comes near to any of these.
 MAX_PARAMETERS = 10**15
 MAX_INCREMENTS = 10_000
@@ -239,3 +244,29 @@ def _rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
 def config_of(run: Path) -> RunConfig:
     """Return the settings that a run was started with last; refuse those that this version does not know."""
     return build_settings(RunConfig, read_settings(run))
+
+
+def seen_from_here(settings: dict[str, Any], run: Path) -> dict[str, Any]:
+    """The settings of a run with its relative paths as they lead on from this folder, where it began in another.
+
+    Where it began is what is left of the place of its folder without the run.dir that it was given.
+    """
+    place, own = run.resolve(), settings.get("run")
+    given = Path(str(own.get("dir", "")) if isinstance(own, dict) else "")
+    count = len(given.parts)
+    if given.is_absolute() or not count or ".." in given.parts or place.parts[-count:] != given.parts:
+        return settings
+    began = Path(*place.parts[:-count])
+    return settings if began == Path.cwd() else {key: _paths_from(began, key, one) for key, one in settings.items()}
+
+
+def _paths_from(folder: Path, key: str, value: Any) -> Any:
+    """A value of settings, with the paths in it that begin in this folder written out."""
+    if isinstance(value, dict):
+        return {name: _paths_from(folder, f"{key}.{name}", one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_paths_from(folder, key, one) for one in value]
+    is_path = isinstance(value, str) and re.fullmatch(_PATHS, key)
+    if not is_path or (key == "checkpoint.resume" and value in ("auto", "none")):
+        return value
+    return str(folder / value)

@@ -40,6 +40,24 @@ def plan(*words: object) -> dict[str, Any]:
     return found
 
 
+def test_from_another_folder_its_paths_lead_to_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "began" / "runs" / "a"
+    run.mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    blend = "data.datasets=[{path: out/a, weight: 1}, {path: /b, weight: 1}]"
+    tasks = "eval.tasks=[{task: perplexity, data: held.txt}]"
+    words = ["data=blend", blend, "data.valid_paths={x: v}", tasks, "run.dir=runs/a", "model.vocab_size=400"]
+    (run / "config.json").write_text(json.dumps(compose(RunConfig, words).to_dict()))
+    monkeypatch.chdir(tmp_path / "began")
+    assert [part["path"] for part in settled("--from-run", "runs/a")["data"]["datasets"]] == ["out/a", "/b"]
+    monkeypatch.chdir(tmp_path / "other")
+    found = settled("--from-run", "../began/runs/a")
+    assert [part["path"] for part in found["data"]["datasets"]] == [f"{tmp_path}/began/out/a", "/b"]
+    assert found["data"]["valid_paths"] == {"x": f"{tmp_path}/began/v"}
+    assert found["eval"]["tasks"][0]["data"] == f"{tmp_path}/began/held.txt"
+    assert (found["run"]["dir"], found["checkpoint"]["resume"]) == ("../began/runs/a", "auto")
+
+
 @pytest.mark.wide
 def test_it_goes_on_or_branches_off(trained: Path, tmp_path: Path) -> None:
     assert settled("--from-run", trained) == json.loads((trained / "config.json").read_text())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.cli import harness
+from lmtrain.runtime.machine.installed import install_command
 
 
 def test_without_the_package_the_command_says_how_to_get_it(
@@ -21,7 +22,7 @@ def test_without_the_package_the_command_says_how_to_get_it(
     with pytest.raises(SystemExit) as ended:
         harness.main()
     assert ended.value.code == 2
-    assert "pip install 'lmtrain[harness]'" in capsys.readouterr().err
+    assert install_command("harness") in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -43,6 +43,7 @@ def test_the_table_and_its_filters(runs: Path) -> None:
     assert [*listed(runs, "--state", "killed", "--state", "failed")] == ["killed"]
     assert [*listed(runs, "--where", "optim.lr=0.001", "--where", "train.steps=6")] == ["deep/b"]
     assert listed(runs, "--where", "optim.lr=7") == {}
+    assert [*listed(runs / "a", runs / "deep")] == ["a", "b"]
     assert "killed" in lmtrain("runs", runs)
     for columns in (60, 80, 120):
         lines = on_terminal("runs", runs, columns=columns).splitlines()
@@ -120,9 +121,8 @@ def test_a_picture_of_any_height_has_numbers_on_its_axis(log: bool) -> None:
 
 
 def test_curves_in_the_terminal(runs: Path) -> None:
-    both = (runs / "a", runs / "deep" / "b")
     for columns in (80, 120):
-        lines = on_terminal("runs", "plot", *both, columns=columns).splitlines()
+        lines = on_terminal("runs", "plot", runs / "a", runs / "deep", columns=columns).splitlines()
         assert max(map(len, lines)) <= columns
         assert (lines[0], len(lines)) == ("loss", 21)
         assert {"a", "b"} <= set("".join(lines[1:-2]))  # without colours a letter stands for each

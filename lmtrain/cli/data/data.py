@@ -23,7 +23,7 @@ from lmtrain.cli.screen.console import print_facts, print_table
 from lmtrain.cli.screen.terminal import echo, print_json, progress
 from lmtrain.config.compose import compose
 from lmtrain.errors import DataError, UsageError
-from lmtrain.units import format_count
+from lmtrain.units import format_count, plural
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed import IndexedDataset
@@ -298,16 +298,20 @@ def _show_samples(
     most: int | None, ids: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from lmtrain.checkpoint.store import latest
+    from lmtrain.config.build import build_settings
+    from lmtrain.runfolder.folder import read_settings
     from lmtrain.runfolder.names import CHECKPOINTS
     from lmtrain.train.before.preflight import load_data
     from lmtrain.train.before.resume_checks import open_resumed, shares_of
-    from lmtrain.train.config import config_of
+    from lmtrain.train.config import RunConfig, seen_from_here
 
     if run is not None and (given or settings):
         raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
                          "Give the run alone, or a dataset with settings.")  # fmt: skip
     paths = [f"data.path={path}" for path in given]
-    config = config_of(run) if run is not None else _compose([*paths, *settings], config_dir)
+    config = _compose([*paths, *settings], config_dir) if run is None else build_settings(
+        RunConfig, seen_from_here(read_settings(run), run)
+    )  # fmt: skip
     # because: what data.split keeps from training is as the run began with it
     shares = shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
@@ -318,7 +322,7 @@ def _show_samples(
 def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
     from lmtrain.data.store.indexed import IndexedDataset
 
-    facts = [
+    facts: list[dict[str, Any]] = [
         {"dataset": str(made.prefix), "documents": made.num_documents, "tokens": made.num_tokens}
         for made in map(IndexedDataset.open, prefixes)
     ]
@@ -326,7 +330,7 @@ def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
         print_json(facts)
     else:
         for row in facts:
-            echo(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
+            echo(f"{row['dataset']}: {plural(row['documents'], 'document')}, {plural(row['tokens'], 'token')}")
 
 
 def _compared(facts: dict[str, Any]) -> str:

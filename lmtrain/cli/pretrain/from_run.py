@@ -23,7 +23,7 @@ from lmtrain.config.yaml_file import MAX_BYTES
 from lmtrain.errors import DataError, MissingInputError, SettingsError, UsageError
 from lmtrain.runfolder.names import CHECKPOINTS, CONFIG
 from lmtrain.runtime.files.files import parse_json, read_bytes
-from lmtrain.train.config import RunConfig
+from lmtrain.train.config import RunConfig, seen_from_here
 
 _CHOICE, _ROOT = "as_in_that_run", "from_run"  # names of the files that a run becomes
 
@@ -52,7 +52,7 @@ class Source:
             raise DataError(f"{run / CONFIG} does not hold the settings of a run. Give another run to --from-run.")
         if wrong := next(_no_settings(settings), None):
             raise DataError(f"{run / CONFIG} {wrong}, which no run writes. It is damaged; give another to --from-run.")
-        return cls(path, run, settings)
+        return cls(path, run, seen_from_here(settings, run))
 
     def base(self, overrides: Sequence[str], *, branches: bool) -> dict[str, Any]:
         """The run's settings, with the checkpoint to begin from: its own newest, or one of another run's."""

@@ -14,7 +14,7 @@ import numpy as np
 from lmtrain.errors import DataError, UsageError, nearest
 from lmtrain.observe.history.record import Numbers, extremes, read_record
 from lmtrain.page.chart import Form, labels, log_ticks, ticks
-from lmtrain.runfolder.folder import see_all
+from lmtrain.runfolder.folder import runs_in, see_all
 
 _AXES: dict[str, Form] = {"step": "count", "tokens": "count", "seconds": "seconds"}
 _FORMS: dict[str, Form] = {"memory_bytes": "bytes", "mfu": "percent", "data_wait_s": "seconds"}
@@ -41,7 +41,7 @@ def plot_runs(paths: Sequence[Path], key: str, by: str, log: bool, height: int) 
 
 def _curves(paths: Sequence[Path], key: str, by: str, log: bool) -> list[Curve]:
     found, known = [], set()
-    for seen in see_all(list(paths)):
+    for seen in see_all(runs_in(paths)):
         record = read_record(seen.metrics)
         steps, values = record.column(key)
         known |= record.columns.keys() - {"step", "seconds"}

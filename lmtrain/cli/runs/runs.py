@@ -16,9 +16,9 @@ from lmtrain.cli.options import Json
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.cli.verbs import PlainGroup, examples
 from lmtrain.config.base import show
-from lmtrain.errors import MissingInputError, UsageError, nearest
+from lmtrain.errors import MissingInputError, UsageError, a_few, nearest
 from lmtrain.runfolder.differences import flat
-from lmtrain.runfolder.folder import Seen, find_runs, see
+from lmtrain.runfolder.folder import Seen, find_runs, runs_in, see_all
 from lmtrain.runfolder.rows import read_last_rows, writable, written_at
 from lmtrain.units import format_count
 
@@ -53,8 +53,9 @@ app = typer.Typer(cls=_ListFirst, rich_markup_mode="markdown", epilog=examples(E
 
 @app.command(name="list")
 def list_runs(
-    folder: Annotated[
-        Path | None, typer.Argument(help="Where to look, also in folders inside. [default: runs, or this folder]")
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="FOLDER", help="Where to look, also inside. [default: runs, or this folder]"),
     ] = None,
     state: Annotated[
         list[str] | None,
@@ -67,7 +68,7 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """Show the runs of a folder: state, step, loss, speed, when they last wrote, and why they stopped."""
-    rows = rows_of(folder, state or [], where or [])
+    rows = rows_of(folders or [], state or [], where or [])
     return print_json(rows) if as_json else print_runs(rows)
 
 
@@ -94,7 +95,7 @@ def diff(
 
 @app.command()
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs, or a sweep's.")],
     key: Annotated[str, typer.Option(metavar="KEY", help="A number of step rows, as metrics.jsonl calls it.")] = "loss",
     by: Annotated[str, typer.Option(metavar="AXIS", help="Over step, tokens or seconds.")] = "step",
     log: Annotated[bool, typer.Option("--log", help="On a logarithmic scale.")] = False,
@@ -103,27 +104,28 @@ def plot(
     """Draw a number of one or more runs in the terminal, as wide as it is. Extremes are kept."""
     from lmtrain.cli.runs.plot import plot_runs
 
-    plot_runs([*{path.resolve(): path for path in runs}.values()], key, by, log, height)
+    plot_runs(runs, key, by, log, height)
 
 
-def rows_of(folder: Path | None, states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
+def rows_of(folders: Sequence[Path], states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
     if wrong := [state for state in states if state not in _STATES]:
         raise UsageError(f"--state={wrong[0]} is no state of a run. {nearest(wrong[0], _STATES)}")
     wanted = [text.partition("=") for text in where]
     for text, (key, sign, _) in zip(where, wanted, strict=True):
         if not (key and sign):
             raise UsageError(f"--where={text} names no value. Write KEY=VALUE, as in --where optim.lr=3e-4.")
-    folder = folder or (Path("runs") if Path("runs").is_dir() else Path())
-    paths = [*find_runs(folder)]
-    if not paths:
-        why = "holds no run" if folder.is_dir() else "is no folder"
-        raise MissingInputError(f"{folder} {why}. Name a folder in which `lmtrain pretrain` has written runs.")
-    # where it lies in the folder, so that a run of a sweep has its sweep's name
-    seen = [see(path, str(path.relative_to(folder)) if path != folder else path.resolve().name) for path in paths]
+    folders = folders or [Path("runs") if Path("runs").is_dir() else Path()]
+    if empty := next((one for one in folders if next(find_runs(one), None) is None), None):
+        why = "holds no run" if empty.is_dir() else "is no folder"
+        raise MissingInputError(f"{empty} {why}. Name a folder in which `lmtrain pretrain` has written runs.")
+    seen = see_all(runs_in(folders))
+    for one in seen if len(folders) == 1 else ():  # so that a run of a sweep has its sweep's name
+        one.name = str(one.path.relative_to(folders[0])) if one.path != folders[0] else one.name
     known = {key for one in seen for key, _ in flat(one.settings)}
     for key, _, _ in wanted:
         if key not in known:
-            raise UsageError(f"--where={key} is a setting that no run in {folder} has. {nearest(key, known)}")
+            there = a_few(map(str, folders))
+            raise UsageError(f"--where={key} is a setting that no run in {there} has. {nearest(key, known)}")
     rows = [_row(one) for one in seen if all(_has(one, key, value) for key, _, value in wanted)]
     return [row for row in rows if not states or row["state"] in states]
 

@@ -178,7 +178,7 @@ def settings_of(
     if not isinstance(family, str) or family not in _MEANT:
         raise CheckpointError(
             f"{where} is of model_type {show(None) if family is None else brief(family)} and lmtrain imports "
-            f"{', '.join(_MEANT)}. Convert it to one of them."
+            f"{', '.join(_MEANT)} alone. Choose a model of one of these; weights of another shape have no place here."
         )
     meant = _MEANT[family] | config
     long = [key for key in _MEANT[family].keys() & config.keys() if len(str(config[key])) > _LONGEST_VALUE]

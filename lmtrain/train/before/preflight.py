@@ -27,6 +27,7 @@ from lmtrain.plan.run_model.checkpoint_size import check_listed, checkpoint_byte
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.files.files import check_output_folder, free_bytes
 from lmtrain.runtime.machine.gpus import Gpus, device_problem
+from lmtrain.runtime.machine.installed import install_command
 from lmtrain.runtime.processes.process import ELSEWHERE, ProcessEnv, Rendezvous, listen
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.resume_checks import check_resumed, open_resumed, readable, shares_of
@@ -307,7 +308,7 @@ def check_sinks(config: RunConfig) -> None:
     if found is None or found.origin is None:  # because: a folder of that name, as the package leaves, is not it
         raise SettingsError([
             f"observe.wandb={config.observe.wandb} needs the package wandb, which is not installed. "
-            "Run `pip install 'lmtrain[wandb]'`, or set observe.wandb=none."
+            f"Run `{install_command('wandb')}`, or set observe.wandb=none."
         ])  # fmt: skip
 
 

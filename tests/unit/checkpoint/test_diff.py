@@ -12,6 +12,7 @@ from lmtrain.checkpoint import diff
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.save.writer import CheckpointWriter
+from lmtrain.errors import CheckpointError
 from lmtrain.layout import Piece
 from lmtrain.runfolder.differences import differences
 from tests.unit.checkpoint.arrays import rank_data
@@ -69,3 +70,13 @@ def test_types_and_shapes(tmp_path: Path) -> None:
     assert diff.different_kinds(a, c) == {"w": ("BF16 [3]", "F32 [3]")}
     assert diff.different_kinds(c, d) == {"w": ("F32 [3]", "F32 [1, 3]")}
     assert list(diff.different_values(a, c)) == []
+
+
+def test_beside_what_is_damaged_stands_how_to_go_on() -> None:
+    found = [{"checkpoint": f"r/checkpoints/step_{step}", "problems": []} for step in (1, 2)]
+    diff.refuse_problems(found)
+    found.append({"checkpoint": "r/checkpoints/step_3", "problems": ["it is damaged."]})
+    with pytest.raises(CheckpointError, match=r"whole is r/checkpoints/step_2; `lmtrain pretrain --from-run r checkp"):
+        diff.refuse_problems(found)
+    with pytest.raises(CheckpointError, match=r"it is damaged\.\n`lmtrain verify r` looks at all of its run\."):
+        diff.refuse_problems(found[2:])

@@ -20,6 +20,8 @@ NAMES = Names(RunConfig, group_choices())
         ("model.name", "gpt2_small", "model=gpt2_small"), ("optimizer", "adam", "optim=adamw"),
         ("optimm.lr", "1", "optim.lr=1"), ("mixed_precision", "float16", "precision=fp16"),
         ("parallel.tensor_parallel_size", "2", "parallel.tp=2"),
+        ("train.batch_size", "8", "train.global_batch=8"), ("dropout", "10%", "model.dropout=0.1"),
+        ("model_name_or_path", "gpt2", "model=gpt2_small"),
     ],
 )  # fmt: skip
 def test_the_nearest_name_over_all_levels(key: str, value: str, meant: str) -> None:
@@ -28,6 +30,10 @@ def test_the_nearest_name_over_all_levels(key: str, value: str, meant: str) -> N
 
 def test_nothing_near_gives_the_names_of_the_level() -> None:
     assert NAMES.way_out("optim.xyzzy", "1", ["lr", "eps"]) == "Known: eps, lr."
+
+
+def test_a_key_of_another_kind_is_not_offered_again() -> None:
+    assert NAMES.way_out("schedule.min_ratio", "0.1", []).startswith("Leave it out, or choose another schedule;")
 
 
 def test_names_of_other_tools_lead_to_keys_and_groups_that_there_are() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.errors import DataError
 from lmtrain.runfolder import folder as module
-from lmtrain.runfolder.folder import as_written, find_runs, is_run, see_all, state_of
+from lmtrain.runfolder.folder import as_written, find_runs, is_run, runs_in, see_all, state_of
 from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, METRICS, STOP
 from lmtrain.runtime.files.files import folder_lock
 
@@ -43,6 +43,9 @@ def test_runs_are_found_below_a_folder_and_not_inside_of_one(tmp_path: Path) -> 
     for name in ("b", "a/c", "a/c/inner", "x/x/x/x/deep", ".hidden"):
         a_run(tmp_path / name)
     assert list(find_runs(tmp_path)) == [tmp_path / "a/c", tmp_path / "b"]
+    assert runs_in([tmp_path / "b", tmp_path, tmp_path / "none"]) == [
+        tmp_path / "b", tmp_path / "a/c", tmp_path / "none",
+    ]  # fmt: skip
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / CONFIG).write_text("{}")
     assert not is_run(tmp_path / "hf")  # because: others call a file so, too
