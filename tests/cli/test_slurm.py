@@ -37,8 +37,9 @@ def srun(
     words = [*map(str, arguments)]
     if way == "node":
         command, words = [*command, f"--cpus-per-task={ranks}"], [*words, f"--nproc-per-node={ranks}"]
+    changed = ON_N2.format(on_n2.partition("=")[0] or "none", on_n2)
     done = subprocess.run(
-        [*command, "bash", "-c", ON_N2.format(on_n2.partition('=')[0] or 'no', on_n2), "bash", sys.executable, "-m", "lmtrain", *words],
+        [*command, "bash", "-c", changed, "bash", sys.executable, "-m", "lmtrain", *words],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900,
         env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200", **(env or {})},
     )  # fmt: skip
