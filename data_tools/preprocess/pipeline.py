@@ -231,10 +231,12 @@ def preprocess(
         if not outputs.finished:
             _run(sources, tokenizer, data, options, outputs, report)
         if outputs.totals.num_tokens == 0:
-            bad, filtered = outputs.totals.bad.total(), outputs.totals.filtered.total()
+            found, filtered = outputs.totals.bad, outputs.totals.filtered.total()
+            causes = "".join(f", {count} of them: {cause}" for cause, count in found.most_common(3))
             raise DataError(
                 f"The {len(sources)} input files hold no text that could be used ({outputs.totals.num_documents} empty "
-                f"documents, {bad} bad lines, {filtered} filtered documents). Check the files and options."
+                f"documents, {filtered} filtered documents, {found.total()} bad lines{causes}). Check the files and "
+                "options: --key is the key of the text, --format says what a file holds."
             )
         files = outputs.finish()
     totals = outputs.totals
