@@ -154,7 +154,7 @@ def _expand(given: Path | Source) -> Sequence[Path | Source]:
     if not _known(given):
         way_out = "Say what it holds, as in --format txt, or convert it."
         if given.suffix == ".json":
-            way_out = f"`jq -c '.[]' {given} > {given}l` makes lines of an array; where it is lines, add --format jsonl."
+            way_out = f"`jq -c '.[]' {given} > {given}l` makes lines of an array; if it has lines, add --format jsonl."
         raise UsageError(f"{given} is none of {KNOWN}. {way_out}")
     return [given]
 
