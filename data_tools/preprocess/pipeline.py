@@ -27,6 +27,7 @@ from data_tools.read.ahead import budget_of, worked_ahead
 from data_tools.read.chunks import Chunk, Limits, Portion, cut
 from data_tools.read.content import Bad, BadLines, Content, Judged, OnError, TextList, judge, read_content
 from data_tools.read.sources import STDIN, Inputs, Source, find_sources
+from lmtrain import native
 from lmtrain.data.store.indexed import dtype_for
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
@@ -229,12 +230,14 @@ def preprocess(
         resumed = outputs.totals.num_documents if outputs.resumed else 0
         _say_what_was_found(outputs, say)
         if not outputs.finished:
-            _run(sources, tokenizer, data, options, outputs, report)
+            _run(sources, tokenizer, data, options, outputs, report, say)
         if outputs.totals.num_tokens == 0:
-            bad, filtered = outputs.totals.bad.total(), outputs.totals.filtered.total()
+            found, filtered = outputs.totals.bad, outputs.totals.filtered.total()
+            causes = "".join(f", {count} of them: {cause}" for cause, count in found.most_common(3))
             raise DataError(
                 f"The {len(sources)} input files hold no text that could be used ({outputs.totals.num_documents} empty "
-                f"documents, {bad} bad lines, {filtered} filtered documents). Check the files and options."
+                f"documents, {filtered} filtered documents, {found.total()} bad lines{causes}). Check the files and "
+                "options: --key is the key of the text, --format says what a file holds."
             )
         files = outputs.finish()
     totals = outputs.totals
@@ -260,6 +263,7 @@ def _run(
     options: Options,
     outputs: Outputs,
     report: Callable[[Standing], None] | None,
+    say: Callable[[str], None] | None,
 ) -> None:
     eod_id = tokenizer.eod_id if options.append_eod else None
     total = sum(source.num_bytes for source in sources) if STDIN not in {s.path for s in sources} else 0
@@ -268,6 +272,12 @@ def _run(
     bad_lines = BadLines(options.on_error, options.max_bad, totals.bad, totals.line)
     portions = cut(sources, totals.place, options.limits, options.keys, budget)
     encoder = build_encoder(tokenizer)
+    if say is not None and isinstance(encoder, TwinEncoder):
+        why = "nothing was compiled here (`lmtrain env`)" if native.lib is None else "its rules are not compiled ones"
+        say(
+            f"this tokenizer is a slow one, as {why}: expect 0.5 to 2 MB of text a second for each of "
+            f"{options.workers} workers, where GPT-2's takes 25 to 90 times as much"
+        )
     # because: the compiled encoder lets threads run at once; its twin holds the interpreter, as looking at texts does
     looks_at_texts = options.filters.of_text or options.split_sentences
     processes = options.workers > 1 and (looks_at_texts or isinstance(encoder, TwinEncoder))

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from data_tools.read.chunks import START, Budget, Buffer, Chunk, Limits, cut, read_lines
-from data_tools.read.sources import Source
-from lmtrain.errors import DataError
+from data_tools.read.sources import STDIN, Source
+from lmtrain.errors import DataError, a_few, brief
 from lmtrain.runtime.files.files import read_errors
 from lmtrain.tokenizer.fast import Encoded, Encoder
 from lmtrain.tokenizer.json_lines import BOM, BadTextError, Document, Reject, document_of, judged, lines_of, read_jsonl
@@ -36,6 +36,7 @@ from lmtrain.tokenizer.json_lines import BOM, BadTextError, Document, Reject, do
 MOST_BAD = 100_000
 _STEP_BYTES = 1 << 20
 ALL = -1
+_NO_KEY = "no key "  # how the cause begins where an object lacks the key of the text
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,11 @@ class LineList:
         for reject in rejects[: MOST_BAD + 1]:
             line += _count(self._data, at, reject.item)
             at = reject.item
-            content = bytes(self._data[at : self._stop(at)]) if keep_content else None
-            bad.append(Bad(line, self._start + reject.offset, reject.cause, content))
+            content, cause = bytes(self._data[at : self._stop(at)]), reject.cause
+            if cause.startswith(_NO_KEY):
+                keys = document_of(content.removeprefix(BOM), None)
+                cause += f" (its keys: {brief(a_few(map(repr, keys))) or 'none'})"
+            bad.append(Bad(line, self._start + reject.offset, cause, content if keep_content else None))
         return bad
 
     def _stop(self, item: int) -> int:
@@ -288,16 +292,14 @@ class BadLines:
         for one in bad:
             self.counts[one.kind] += 1
             line = before + one.line + 1
-            self._check(where(chunk, line, one), one)
+            self._check(where(chunk, line, one), one, chunk)
             rejects.append(_record(chunk, line, one))
         self.line += num_lines
         return b"".join(rejects)
 
-    def _check(self, place: str, bad: Bad) -> None:
+    def _check(self, place: str, bad: Bad, chunk: Chunk) -> None:
         if self.on_error is OnError.STOP:
-            raise DataError(
-                f"{place}: {bad.cause}. Repair or remove the line, or leave such lines out with --on-error skip."
-            )
+            raise DataError(f"{place}: {bad.cause}. {_way_out(chunk, bad, ', or skip such lines: --on-error skip')}")
         total = self.counts.total()
         if self.max_bad is not None and total > self.max_bad:
             causes = ", ".join(f"{number} {cause}" for cause, number in self.counts.most_common())
@@ -330,6 +332,15 @@ def where(chunk: Chunk, line: int, bad: Bad) -> str:
     if chunk.kind == "parquet":
         return f"{chunk.path}, row {line}"
     return f"{chunk.path}:{line} (byte {bad.offset})"
+
+
+def _way_out(chunk: Chunk, bad: Bad, other: str = "") -> str:
+    """What to type; of what all lines have alike, not how to lose them all."""
+    if bad.cause.startswith(_NO_KEY):
+        return "Name the key of the text with --key."
+    if chunk.path == STDIN and bad.kind == "not valid JSON":
+        return "If it is plain text, add --format txt."
+    return f"Repair or remove the line{other}."
 
 
 def _record(chunk: Chunk, line: int, bad: Bad) -> bytes:
@@ -387,4 +398,4 @@ class SourceTexts:
 
 
 def _refuse(chunk: Chunk, line: int, bad: Bad) -> None:
-    raise DataError(f"{where(chunk, line + bad.line + 1, bad)}: {bad.cause}. Repair or remove the line.")
+    raise DataError(f"{where(chunk, line + bad.line + 1, bad)}: {bad.cause}. {_way_out(chunk, bad)}")

@@ -152,7 +152,10 @@ def _expand(given: Path | Source) -> Sequence[Path | Source]:
         return found
     _stat(given)
     if not _known(given):
-        raise UsageError(f"{given} is none of {KNOWN}. Say what it holds, as in --format txt, or convert it.")
+        way_out = "Say what it holds, as in --format txt, or convert it."
+        if given.suffix == ".json":
+            way_out = f"`jq -c '.[]' {given} > {given}l` makes lines of an array; if it has lines, add --format jsonl."
+        raise UsageError(f"{given} is none of {KNOWN}. {way_out}")
     return [given]
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from lmtrain import units
 from lmtrain.config.base import FROM_A_PLUGIN, Choice, Settings, kinds, show
 from lmtrain.config.names import Names, nearest_value, of_percent
-from lmtrain.config.overrides import quoted, shell
+from lmtrain.config.overrides import blended, quoted, shell
 from lmtrain.errors import LayoutError, SettingsError, a_few, nearest, refusal
 
 _READERS = {"count": units.parse_count, "bytes": units.parse_bytes, "seconds": units.parse_seconds}
@@ -154,7 +154,8 @@ class _Builder:
             return {str(key): self._value(get_args(hint)[1], one, f"{path}.{key}") for key, one in value.items()}
         plain = _plain(hint, value)
         if plain is None and hint is str and self.names and (typed := self.names.typed.get(path)):
-            return self._refuse(f"{path}={typed} is not a text. As a text it is {shell(f'{path}={quoted(typed)}')}.")
+            as_text = f" As a text it is {shell(f'{path}={quoted(typed)}')}."
+            return self._refuse(f"{path}={typed} is not a text.{blended(path, typed) or as_text}")
         if plain is None:
             share = of_percent(value) if hint is float else None
             return self._wrong(_name(hint), value, path, share or example or _EXAMPLES.get(hint, "VALUE"))

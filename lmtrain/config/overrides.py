@@ -22,6 +22,7 @@ _LONG_NUMBER = re.compile(rf"(?<![\w.'\"])[+-]?[0-9][0-9_]{{{MAX_DIGITS},}}(?![\
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w$/-]*(?:\.[\w$-]+)*", re.ASCII)
 _HYDRA = re.compile(r"[~+]*hydra(?:[./]|$)")
 _SIGNS = ",[]{}()'\""
+_BLENDS = {"data.path": "data.datasets", "data.valid_path": "data.valid_datasets"}  # one dataset, and several
 _CLOSE = {"[": "]", "{": "}", "(": ")"}
 _INSTEAD = {
     "hydra.run.dir": "Use run.dir=FOLDER.",
@@ -89,10 +90,19 @@ def several(override: Any) -> str:
     """What is wrong with `a=1,2` where one run is asked for."""
     text = str(override.input_line)
     key, _, value = text.partition("=")
-    ways = ""
-    if "," in value and not set(_SIGNS[1:]) & set(value):
+    ways = blended(key, value)
+    if not ways and "," in value and not set(_SIGNS[1:]) & set(value):
         ways = f" A list is {shell(f'{key}=[{value}]')}, one text {shell(f'{key}={quoted(value)}')}."
     return f"{text} names several values. Add -m to run each of them.{ways}"
+
+
+def blended(key: str, value: str) -> str:
+    """What mixes the datasets that are named where one is asked for."""
+    names = [name.strip() for name in value.removeprefix("[").removesuffix("]").split(",")]
+    if key not in _BLENDS or len(names) == 1 or set(_SIGNS) & set("".join(names)):
+        return ""
+    parts = ", ".join(f"{{path: {name}, weight: 1}}" for name in names)
+    return f" To mix them in one run, type data=blend {shell(f'{_BLENDS[key]}=[{parts}]')}."
 
 
 def change(tree: dict[str, Any], override: Any) -> str | None:

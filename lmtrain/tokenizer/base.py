@@ -208,6 +208,8 @@ class Tokenizer:
             return cls._made(
                 lambda name: vocabularies.read_gpt2(_read(path), _read(merges), name, str(merges)), str(path)
             )
+        if path.suffix == ".model":
+            raise _sentencepiece(path, path.parent)
         if path.suffix == ".txt":
             return cls._made(lambda name: vocabularies.read_wordpiece(_read(path), name), str(path))
         return cls._made(lambda name: tokenizers.Tokenizer.from_str(_read(path).decode()), str(path))
@@ -348,8 +350,21 @@ def _choose(folder: Path) -> Path:
     for name in ("tokenizer.json", "vocab.json", "vocab.txt"):
         if (folder / name).is_file():
             return folder / name
+    if models := sorted(folder.glob("*.model")):
+        raise _sentencepiece(models[0], folder)
     raise MissingInputError(
         f"{folder} holds no tokenizer. A tokenizer is tokenizer.json, vocab.json with merges.txt, or vocab.txt."
+    )
+
+
+def _sentencepiece(path: Path, folder: Path) -> LmtrainError:
+    if not path.is_file():
+        return MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.")
+    code = f"from transformers import AutoTokenizer as A; A.from_pretrained('{folder}').save_pretrained('new')"
+    return DataError(
+        f"{path} is a model of SentencePiece, which cannot be read. Give the tokenizer.json that models are published "
+        "with; where there is none, `pip install transformers sentencepiece protobuf` has what writes one: "
+        f'`python -c "{code}"`, and then give new.'
     )
 
 

@@ -46,6 +46,17 @@ def test_shards_are_measured_in_tokens(toy: Toy, tmp_path: Path, monkeypatch: py
         assert (facts["num_shards"] == 1) is is_one
 
 
+def test_what_all_lines_have_alike_is_said_and_not_how_to_lose_them(toy: Toy, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"content": "good", "id": 3}\n' * 2)
+    (tmp_path / "b.json").write_text('[{"text": "good"}]')
+    common = ["--tokenizer", toy.tokenizer, "--output", tmp_path / "out"]
+    said = lmtrain("preprocess", tmp_path / "a.jsonl", *common, code=65)
+    assert "no key 'text' (its keys: 'content', 'id'). Name the key of the text with --key." in said
+    said = lmtrain("preprocess", tmp_path / "a.jsonl", *common, "--on-error", "skip", code=65)
+    assert "2 bad lines, 2 of them: no key 'text'). Check the files and options: --key is" in said
+    assert "`jq -c '.[]'" in lmtrain("preprocess", tmp_path / "b.json", *common, code=2)
+
+
 def test_bad_lines_on_the_command_line(toy: Toy, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "good"}\nbad\n{"text": 1}\n{"text": "also good"}\n')
     common = ["preprocess", tmp_path / "a.jsonl", "--tokenizer", toy.tokenizer, "--output", tmp_path / "out"]

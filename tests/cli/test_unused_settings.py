@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import Toy, lmtrain
+from tests.cli.harness import Preset, Toy, lmtrain
 from tests.marks import wide
 
 # what is typed, what is said, and what is typed instead
@@ -22,7 +22,8 @@ UNUSED = {
 @pytest.mark.parametrize("name", ["schedule", "keep", *wide("rotary_base", "valid_path")])
 def test_refused_until_it_applies(toy: Toy, tmp_path: Path, name: str) -> None:
     typed, said, instead = UNUSED[name]
-    typed = [*toy.settings(tmp_path / "run"), *(word.replace("DATA", str(toy.data)) for word in typed), "--dry-run"]
+    words = [Preset(word.replace("DATA", str(toy.data))) for word in typed]
+    typed = [*toy.settings(tmp_path / "run"), *words, "--dry-run"]
     assert said in lmtrain("pretrain", *typed, code=78 if name == "schedule" else 2)
     assert "parameters" in lmtrain("pretrain", *typed, *instead)
 

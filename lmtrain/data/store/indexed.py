@@ -14,6 +14,7 @@ P.idx is renamed into place last, so a dataset without it was never finished. Op
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from lmtrain.data.store.blocks import Mapped, Record, TokenBlocks, Watch, read_block_file
 from lmtrain.data.store.format import CHUNK, DTYPES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, dtype_for, part
 from lmtrain.data.store.writer import DatasetWriter
-from lmtrain.errors import DataError, MissingInputError
+from lmtrain.errors import DataError, MissingInputError, a_few
 from lmtrain.runtime.files import files
 from lmtrain.runtime.files.checksum import crc32c
 
@@ -202,7 +203,23 @@ def _size(path: Path, other: Path) -> int:
     except OSError as error:
         if other.exists():
             raise MissingInputError(f"{path} is missing beside {other}. Make the dataset again.") from error
-        raise MissingInputError(f"{path} does not exist. Give a dataset's path without .bin or .idx.") from error
+        raise MissingInputError(f"{path} does not exist. {_meant(path.with_name(path.stem))}") from error
+
+
+def _meant(prefix: Path) -> str:
+    """The way out where a prefix names no dataset: what lies there instead, or nearby."""
+    if prefix.is_file():
+        made = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
+        return (
+            f"{prefix} is a file, and a dataset is made of text: type "
+            f"`lmtrain preprocess {prefix} --tokenizer TOKENIZER --output {made}`, and then give {made}."
+        )
+    beside = prefix if prefix.is_dir() else prefix.parent
+    known = sorted(str(path.with_name(path.stem)) for path in beside.glob("*.idx"))
+    near = difflib.get_close_matches(str(prefix), known, n=1, cutoff=0.6)
+    if near or (known and beside == prefix):
+        return f"Did you mean {near[0] if near else a_few(known)}?"
+    return "Give a dataset's path without .bin or .idx."
 
 
 def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:

@@ -108,4 +108,7 @@ def test_several_values() -> None:
     assert several(parse(["a=1,2"], GROUPS)[0]) == (
         'a=1,2 names several values. Add -m to run each of them. A list is "a=[1,2]", one text "a=\'1,2\'".'
     )
+    assert several(parse(["data.path=a,b"], GROUPS)[0]).endswith(
+        'To mix them in one run, type data=blend "data.datasets=[{path: a, weight: 1}, {path: b, weight: 1}]".'
+    )
     assert several(parse(["a=range(3)"], GROUPS)[0]).endswith("Add -m to run each of them.")

@@ -181,6 +181,12 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: str, says: 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError, match="holds no tokenizer"):
         Tokenizer.load(tmp_path)
+    with pytest.raises(MissingInputError, match=r"none\.model does not exist"):
+        Tokenizer.load(tmp_path / "none.model")
+    (tmp_path / "spiece.model").write_bytes(b"\n\x0e")
+    for path in (tmp_path, tmp_path / "spiece.model"):
+        with pytest.raises(DataError, match=r"spiece\.model is a model of SentencePiece, .* Give the tokenizer\.json"):
+            Tokenizer.load(path)
     with pytest.raises(MissingInputError, match=r"none\.json"):
         Tokenizer.load(tmp_path / "none.json")
     write_gpt2(tmp_path, BPE)

@@ -319,3 +319,18 @@ def test_what_a_killed_writer_left_is_taken_over(tmp_path: Path) -> None:
     write(tmp_path / "a", [[[1]]])
     assert (tmp_path / "a.bin").read_bytes() == b"\x01\x00"
     assert not (tmp_path / ".a.tmp").exists()
+
+
+def test_a_prefix_that_names_no_dataset_is_told_what_lies_there(tmp_path: Path) -> None:
+    for name in ("out/train.idx", "book.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for name, said in {
+        "book.jsonl": f"`lmtrain preprocess {tmp_path}/book.jsonl --tokenizer TOKENIZER --output {tmp_path}/book`",
+        "out": f"Did you mean {tmp_path}/out/train?",
+        "out/trian": f"Did you mean {tmp_path}/out/train?",
+        "none": "Give a dataset's path without .bin or .idx.",
+    }.items():
+        with pytest.raises(MissingInputError) as refused:
+            IndexedDataset.open(tmp_path / name)
+        assert said in str(refused.value)

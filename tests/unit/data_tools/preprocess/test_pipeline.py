@@ -19,6 +19,7 @@ from data_tools.preprocess.filters import Filters
 from data_tools.preprocess.pipeline import Options, Standing, Summary, preprocess
 from data_tools.read.chunks import Limits
 from data_tools.read.content import OnError
+from lmtrain import native
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dtype_for
 from lmtrain.data.store.reshape import merge, verify
 from lmtrain.errors import DataError, OutputError, UsageError
@@ -117,6 +118,14 @@ def test_the_bytes_are_those_of_megatrons_rules(tmp_path: Path) -> None:
         + np.array(sizes, "<i4").tobytes() + np.array([0, 2 * sizes[0]], "<i8").tobytes()
         + np.array([0, 1, 1, 2], "<i8").tobytes()
     )  # fmt: skip
+
+
+def test_a_slow_tokenizer_says_so_once(corpus: Path, tmp_path: Path) -> None:
+    slow = Tokenizer.from_bytes(json.dumps(TOKENIZER.tree | {"normalizer": {"type": "NFC"}}).encode())
+    said: list[str] = []
+    for name, tokenizer in (("slow", slow), ("fast", TOKENIZER)):
+        preprocess([corpus], tokenizer, tmp_path / name, Options(limits=SMALL, workers=1), say=said.append)
+    assert [one.partition(",")[0] for one in said] == ["this tokenizer is a slow one"] * (1 if native.lib else 2)
 
 
 def test_ends_of_documents(corpus: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 import zstandard
 
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
-from data_tools.read.chunks import Limits
-from data_tools.read.content import OnError, SourceTexts
-from data_tools.read.sources import find_sources
+from data_tools.read.chunks import Chunk, Limits
+from data_tools.read.content import Bad, BadLines, OnError, SourceTexts
+from data_tools.read.sources import STDIN, find_sources
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError
 from lmtrain.tokenizer.train import train_bpe
@@ -221,3 +221,9 @@ def test_a_document_of_a_gibibyte_is_refused_before_it_is_held(tmp_path: Path) -
         file.truncate(1 << 30)  # a hole, which takes no room on disk
     with pytest.raises(DataError, match=r"a\.jsonl:2 \(byte 15\): longer than a document may be .268435456 bytes"):
         run(path, tmp_path / "out", workers=2)
+
+
+def test_plain_text_in_a_pipe_is_told_how_to_say_so() -> None:
+    chunk = Chunk(source=0, path=STDIN, kind="jsonl", start=0, stop=9, num_bytes=9)
+    with pytest.raises(DataError, match=r"not valid JSON \(x\)\. If it is plain text, add --format txt\.$"):
+        BadLines(OnError.STOP).add(chunk, [Bad(0, 0, "not valid JSON (x)")], 1)
