@@ -45,6 +45,7 @@ from lmtrain.runtime.files import files
 from lmtrain.runtime.files.checksum import crc32c
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.tokenizer.base import Tokenizer
+from lmtrain.units import format_bytes
 
 _HEAD = {"format": "lmtrain preprocess journal", "version": 2}
 _SEAL = "sha256"
@@ -224,6 +225,12 @@ class Outputs:
             # A wrong line or setting will be another next time; a full disk or Ctrl-C only interrupts.
             if isinstance(error, LmtrainError) and not isinstance(error, StorageError):
                 shutil.rmtree(self._folder, ignore_errors=True)
+        if isinstance(error, StorageError):
+            kept = sum(path.stat().st_size for path in self._folder.iterdir())
+            raise StorageError(
+                f"{error} {self._folder} has what is done so far, {format_bytes(kept)}: the same command goes on from "
+                "there, and removing it frees them."
+            ) from error
 
     def add(self, batches: list[Batch], rejects: bytes) -> None:
         """What a portion came to. Everything but the batches is counted in `totals` already."""

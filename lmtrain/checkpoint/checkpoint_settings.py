@@ -9,11 +9,13 @@ from lmtrain.checkpoint.store import DEFAULT
 from lmtrain.config.base import Problem, Settings, show
 from lmtrain.config.build import quantity
 
+EVERY_S = 600.0  # a run saves by time without being asked
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings(Settings):
-    interval_steps: int | None = quantity("count", default=500)  # 0: only at the end; None: never
-    interval_s: float | None = quantity("seconds", default=None)  # and whenever so much time went by
+    interval_steps: int | None = quantity("count", default=500)  # 0: by time and at the end; None: never
+    interval_s: float | None = quantity("seconds", default=EVERY_S)  # and whenever so much time went by
     keep_last: int = 2
     keep_every_steps: int | None = quantity("count", default=None)  # these stay for good
     keep_best: int = 0  # and so many of those that are best by `best_by`
@@ -25,9 +27,14 @@ class CheckpointSettings(Settings):
     init_from: str | None = None  # the path of one whose weights a new run begins from
 
     @property
+    def every_s(self) -> float | None:
+        """`interval_s` of a run that saves at all: the default gives way to one that never does."""
+        return None if self.interval_steps is None else self.interval_s
+
+    @property
     def saves_on_the_way(self) -> bool:
         """Before the end of the run."""
-        return bool(self.interval_steps or self.interval_s)
+        return bool(self.interval_steps or self.every_s)
 
     def num_at_once(self, total_steps: int) -> tuple[int, int]:
         """How many checkpoints a run surely has at once, with the one that is being written, and how many at most."""
@@ -43,13 +50,13 @@ class CheckpointSettings(Settings):
     def problems(self) -> Iterator[Problem]:
         steps, every, start = self.interval_steps, self.keep_every_steps, self.init_from
         by_step = "no step is" if steps is None else "the last step alone is"
-        saves = "hardly one of them is" if self.interval_s is not None else by_step
+        saves = "hardly one of them is" if self.every_s is not None else by_step
         none_saved = f"since with interval_steps={show(steps)} {saves} saved"
         yield from self.checked(
             (steps is not None and steps < 0, "interval_steps",
-             "is negative", "Use 0 to save only at the end of the run, or null for never."),
+             "is negative", "Use 0 to save by time and at the end of the run, or null for never."),
             self.above_0("interval_s", "Use 10min, or null to go by interval_steps alone."),
-            (self.interval_s is not None and steps is None, "interval_s",
+            (self.interval_s not in (None, EVERY_S) and steps is None, "interval_s",
              "would save, and with interval_steps=null nothing is saved",
              "Use checkpoint.interval_steps=0 to save by time and at the end, or leave it out."),
             (self.keep_last < 1, "keep_last",

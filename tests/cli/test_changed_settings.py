@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from tests.cli.harness import Toy, lmtrain
@@ -33,6 +34,21 @@ def test_a_finished_run_keeps_what_it_trained_with_and_one_that_goes_on_says_wha
         assert text in (folder / "log.txt").read_text()
     assert "warning: with that the learning rate goes from 1.65e-03 to 2." in said
     assert (folder / "config.json").read_bytes() != trained
+
+    said = lmtrain("inspect", folder)
+    assert "train.steps: 4 from step 1, 16 from step 5" in said
+    assert "optim.betas: [0.9,0.95] from step 1, [0.9,0.99] from step 5" in said
+    lmtrain("report", folder)
+    page = (folder / "report.html").read_text()
+    assert "that changed while it trained" in page
+    assert page.count("optim.betas</td>") == 3
+    said = lmtrain("config", "explain", "train.steps", "--run", folder)
+    assert re.search(r"held +4, from step 1 *\n +16, from step 5 *\n", said)
+    values = json.loads(lmtrain("config", "explain", "optim", "--run", folder, "--json"))
+    assert [(row["step"], row["value"]) for row in values if row["key"] == "optim.betas"] == [
+        (1, [0.9, 0.95]), (5, [0.9, 0.99])
+    ]  # fmt: skip
+    assert "Leave one out." in lmtrain("config", "explain", "optim", "optim.lr=1", "--run", folder, code=2)
 
 
 def test_steps_of_which_nothing_was_saved_are_said_to_be_lost(toy: Toy, tmp_path: Path) -> None:

@@ -204,9 +204,9 @@ def test_checkpoints_by_time_stand_beside_those_by_steps(toy: Toy, tmp_path: Pat
     by_both = toy.settings(tmp_path / "b", checkpoint__interval_s="1h")
     lmtrain("pretrain", *by_both, "train.steps=5", "checkpoint.keep_last=9")
     assert checkpoints(tmp_path / "b") == ["step_00000004", "step_00000005"]
-    never = toy.settings(tmp_path / "c", checkpoint__interval_steps="null", checkpoint__interval_s="10min")
+    never = toy.settings(tmp_path / "c", checkpoint__interval_steps="null", checkpoint__interval_s="5min")
     said = lmtrain("pretrain", *never, code=2)
-    assert "checkpoint.interval_s=600.0 would save, and with interval_steps=null nothing is saved" in said
+    assert "checkpoint.interval_s=300.0 would save, and with interval_steps=null nothing is saved" in said
 
 
 @pytest.mark.wide

@@ -360,7 +360,7 @@ REFUSALS = [
     Refusal(Key("blend", "data.valid_datasets"), BLEND | {"data.valid_datasets": [{"path": B, "weight": 1}]}),
     Refusal(Key("", "parallel.schedule"), BASE | {"parallel.schedule": "gpipe"}),
     Refusal(Key("", "parallel.balance"), BASE | {"parallel.balance": "cost"}),
-    Refusal(Key("", "checkpoint.interval_s"), UNSAVED | {"checkpoint.interval_s": 600.0}),
+    Refusal(Key("", "checkpoint.interval_s"), UNSAVED | {"checkpoint.interval_s": 300.0}),
     Refusal(Key("", "checkpoint.keep_every_steps"), UNSAVED | {"checkpoint.keep_every_steps": 2}),
     Refusal(Key("", "checkpoint.keep_every_steps"), BASE | {"checkpoint.keep_every_steps": 2}),
     Refusal(Key("", "checkpoint.verify_after_save"), UNSAVED | {"checkpoint.verify_after_save": True}),

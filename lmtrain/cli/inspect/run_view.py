@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.store import best, list_broken, list_checkpoints, list_set_aside
+from lmtrain.config.base import show
 from lmtrain.errors import LmtrainError, MissingInputError
 from lmtrain.observe.measure.named_measures import measures_of, worth_by_step
 from lmtrain.observe.screen.row_text import (
@@ -21,6 +22,7 @@ from lmtrain.observe.screen.row_text import (
     sparkline,
     terms,
 )
+from lmtrain.runfolder.changes import Held, changes
 from lmtrain.runfolder.folder import read_settings, state_now
 from lmtrain.runfolder.names import CHECKPOINTS, METRICS, step_of
 from lmtrain.runfolder.rows import read_metrics, written_at
@@ -66,6 +68,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "damaged": [one.name for some in (list_broken, list_set_aside) for one in some(path / CHECKPOINTS)],
         "settings_digest": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12],
         "settings": settings,
+        "changed": changes(row for row in rows if row["event"] == "start"),
     }
 
 
@@ -138,6 +141,8 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
     if facts["damaged"]:
         yield "damaged", ", ".join(facts["damaged"])
     yield from made_of(facts)
+    for key, values in facts["changed"].items():
+        yield "changed", f"{key}: {held_words(values)}"
     yield "settings", f"digest {facts['settings_digest']}; --all lists them"
 
 
@@ -219,6 +224,10 @@ def model_words(model: dict[str, Any], parameters: int | None = None) -> str:
     shape = [f"{model[key]} {word}" for key, word in (("num_layers", "layers"), ("width", "wide")) if key in model]
     length = [f"sequences of {model['seq_len']}"] if "seq_len" in model else []
     return ", ".join([f"{model.get('kind', '-')}{size}", *shape, *length])
+
+
+def held_words(values: Held) -> str:
+    return ", ".join(f"{show(value)} from step {step:,}" for step, value in values)
 
 
 def finite(value: Any) -> Any:

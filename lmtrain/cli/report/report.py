@@ -32,6 +32,7 @@ from lmtrain.page.document import (
     style,
     table,
 )
+from lmtrain.runfolder.changes import changes
 from lmtrain.runfolder.differences import differences, flat
 from lmtrain.runfolder.folder import Seen, runs_in, see_all
 from lmtrain.runtime.files.files import atomic_file, storage_errors
@@ -123,7 +124,7 @@ def parts_of(seen: Sequence[Seen], records: Sequence[Record], found: Charts) -> 
     for one in seen[:1] if _alike(seen, "parallel") and _alike(seen, "model") else seen:
         yield from layout_parts(one, f" of {one.name}" if len(seen) > 1 else "")
     yield from _evaluations(seen, records)
-    yield from _settings(seen)
+    yield from _settings(seen, records)
     yield from _environment(seen)
     keys = "".join(f"<span><kbd>{escape(key)}</kbd> {escape(does)}</span>" for key, does in _KEYS)
     yield f'{section("Keys", name="keys")}<div class="keys">{keys}</div>'
@@ -212,7 +213,7 @@ def _evaluations(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[st
     yield f"<details{opened}><summary>Numbers{many}</summary>{table(numbers[-_MOST_NUMBERS:])}</details>"
 
 
-def _settings(seen: Sequence[Seen]) -> Iterator[str]:
+def _settings(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[str]:
     known = [one for one in seen if one.settings]
     if not known:
         return
@@ -222,6 +223,13 @@ def _settings(seen: Sequence[Seen]) -> Iterator[str]:
         beside = _beside("<key", [one.name for one in known], found)
         differ = f"{plural(len(found), 'setting')} {'differs' if len(found) == 1 else 'differ'}."
         yield f"<p>{differ}</p>" + table(beside) if found else "<p>All settings are the same.</p>"
+    for one, record in zip(seen, records, strict=True):
+        whose = f" of {one.name}" if len(seen) > 1 else ""
+        if found := changes(record.rows.get("start", [])):
+            yield f"<p>Settings{escape(whose)} that changed while it trained:</p>" + table([
+                {"<key": key, "from step": f"{step:,}", "<value": _shown(value)}
+                for key, values in found.items() for step, value in values
+            ])  # fmt: skip
     rows = [{"<key": key, "<value": _shown(value)} for key, value in flat(known[0].settings)]
     whose = f" of {known[0].name}" if len(known) > 1 else ""
     yield f"<details><summary>All {len(rows)} settings{escape(whose)}</summary>{table(rows)}</details>"

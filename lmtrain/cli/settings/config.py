@@ -99,6 +99,9 @@ def explain(
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
     config_name: ConfigName = "pretrain",
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Say which values it had in this run, and from which step.")
+    ] = None,
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
@@ -106,8 +109,10 @@ def explain(
 
     Of a part, such as `optim`, the value of each of its keys, and the line or the override that has set it.
     """
-    from lmtrain.cli.settings.explain import Composed, key_facts, value_rows
+    from lmtrain.cli.settings.explain import Composed, held_rows, key_facts, value_rows
 
+    if run is not None and overrides:
+        raise UsageError(f"--run={run} asks about a run that was, {overrides[0]} about one that may be. Leave one out.")
     known = known_keys()
     parts = {name[:cut] for name in known for cut, letter in enumerate(name) if letter == "."} | {"all"}
     if key not in known and key not in parts:
@@ -119,8 +124,9 @@ def explain(
     if key in known:
         bare = Composed.of([], config_dir, config_name) if overrides else composed
         facts = key_facts(known[key], composed, bare, config_dir)
+        facts |= {"held": held_rows(key, run)} if run is not None else {}
         return print_json(facts) if as_json else print_key(facts)
-    rows = value_rows("" if key == "all" else f"{key}.", known, composed)
+    rows = value_rows("" if key == "all" else f"{key}.", known, composed) if run is None else held_rows(key, run)
     if as_json:
         return print_json(rows)
     return print_table([
@@ -198,6 +204,10 @@ def print_key(facts: dict[str, Any]) -> None:
         ("meaning", facts["meaning"]),
         ("type", f"{facts['type']}{kinds}"),
         *((title, _value(facts[key])) for title, key in (("default", "default"), ("this run", "run")) if key in facts),
+        *(
+            ("" if at else "held", f"{as_typed(one['value'])}, {one['from']}")
+            for at, one in enumerate(facts.get("held", ()))
+        ),
         *(("" if at else "set by", f"{one['choice']}: {one['value']}") for at, one in enumerate(facts["set_by"])),
     ])  # fmt: skip
 

@@ -12,7 +12,8 @@ from lmtrain.config.base import show
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose_plain, conf_dir, group_choices, selected, typed_words
 from lmtrain.config.yaml_file import YamlFile, read_yaml
-from lmtrain.errors import SettingsError
+from lmtrain.errors import SettingsError, UsageError
+from lmtrain.runfolder.changes import held_in
 from lmtrain.train.config import RunConfig
 
 _ABSENT = object()
@@ -162,6 +163,18 @@ def value_rows(prefix: str, known: dict[str, list[Key]], run: Composed) -> list[
         for name, row in rows.items()
         if not isinstance(row["value"], dict) and name.rpartition(".")[0] not in empty
     ]
+
+
+def held_rows(key: str, run: Path) -> list[dict[str, Any]]:
+    """Every value that a key, or one below it, had in a run, and from which step."""
+    found = held_in(run)
+    below = [one for one in found if key in (one, "all") or one.startswith((f"{key}.", f"{key}["))]
+    if not below:
+        raise UsageError(f"{run} has no setting {key}. `lmtrain config explain all --run {run}` lists what it has.")
+    return [
+        {"key": one, "value": value, "step": step, "from": f"from step {step:,}"}
+        for one in below for step, value in found[one]
+    ]  # fmt: skip
 
 
 def _choices_that_set(name: str, config_dir: Path | None) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ Called by the live view of a run, and by `lmtrain watch`, which reads the same r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -28,7 +29,7 @@ _TWO_COLUMNS = 70  # below this width the figures stand in one column
 class Saves:
     """When checkpoints come, as the settings have it."""
 
-    interval_steps: int | None = None  # 0: only at the end; None: never
+    interval_steps: int | None = None  # 0: by time and at the end; None: never
     interval_s: float | None = None
 
     def next_step(self, step: int, total_steps: int) -> int | None:
@@ -161,15 +162,20 @@ class RunPanel:
         ]
 
     def _next_save(self, row: Row, since_s: float) -> str:
-        step, words = int(row["step"]), []
-        if (at := self.saves.next_step(step, self.total_steps)) is not None and at > step:
-            left_s = None
-            if row.get("eta_s") is not None and self.total_steps > step:
-                left_s = row["eta_s"] * (at - step) / (self.total_steps - step) - since_s
-            words.append(f"at step {at}" + ("" if left_s is None else f", in {ticking(max(left_s, 0.0))}"))
+        """By steps or by time, whichever comes first; both where it is not known how long steps take."""
+        step, words, at_s = int(row["step"]), [], math.inf
+        if (at := self.saves.next_step(step, self.total_steps)) is None:
+            return ""
+        if at > step:
+            words.append(f"at step {at}")
+            if row.get("eta_s") is not None:
+                at_s = max(row["eta_s"] * (at - step) / (self.total_steps - step) - since_s, 0.0)
+                words = [f"at step {at}, in {ticking(at_s)}"]
         if self.saves.interval_s is not None:
             since_save = self._time_s() - (self.last_save[1] if self.last_save else self._began_s)
-            words.append(f"in {ticking(max(self.saves.interval_s - since_save, 0.0))} at the latest")
+            due_s = max(self.saves.interval_s - since_save, 0.0)
+            if due_s < at_s:
+                words = [*words * (at_s == math.inf), f"in {ticking(due_s)} at the latest"]
         return "; ".join(words)
 
     def _evals(self) -> list[Text]:

@@ -344,7 +344,8 @@ def _fewer(config: RunConfig, in_all: int, there: int) -> str:
     """The settings with which so many checkpoints suffice, for a message."""
     if 1 < in_all <= config.checkpoint.keep_last:
         return f"set checkpoint.keep_last={in_all - 1}, "
-    return "set checkpoint.interval_steps=0 to save only at the end, " if in_all == 1 and not there else ""
+    one = "set checkpoint.interval_steps=0 checkpoint.interval_s=null to save only at the end, "
+    return one if in_all == 1 and not there else ""
 
 
 def check_pieces(config: RunConfig, model: ModelSettings) -> int:

@@ -276,7 +276,7 @@ def requests_of(
     run: Run, stop: StopRequest, trace: Callable[[], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Requests]:
     """All that may ask something of this run, in the order in which their causes are told."""
-    leads, limit, every = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.interval_s
+    leads, limit, every = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.every_s
     run.costs.pace = pace_of(run.config, run.inputs.model, run.mesh, run.memory)
     requests = Requests(Vote(run.mesh), run.view.note, trace, run.costs.pace)
     requests.join(*(Signal(name, stop) for name in NAMES), Fullest(run.memory, clock))

@@ -98,7 +98,7 @@ def _energy(run: Planned, hardware: Hardware) -> dict[str, str]:
 
 def forecast_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     """For the dry run. Memory needs no machine to be known; time does."""
-    run, hardware = planned_of(config, model), config.hardware
+    run, hardware = planned_of(_as_here(config), model), config.hardware
     rank = fullest_rank(run)
     held = rank_bytes_of(run, rank)
     whole, largest = sum(held.values()), sorted(held, key=lambda name: -held[name])[:3]
@@ -106,7 +106,8 @@ def forecast_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     talk = _communicators(run, held["communicators"])
     if hardware is None:
         return {
-            "memory": f"{format_bytes(whole)} on rank {rank}, the fullest, predicted: {parts}",
+            "memory": f"{format_bytes(whole)} on rank {rank}, the fullest, predicted"
+            f"{', beside what Python and torch take' * run.on_cpu}: {parts}",
             **talk,
             "step_time": "not predicted: hardware=NAME says on which machine, as in hardware=h100",
         }
@@ -119,6 +120,14 @@ def forecast_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
         "step_time": f"{expected_step(run, hardware).words()}, predicted",
         **_energy(run, hardware),
     }
+
+
+def _as_here(config: RunConfig) -> RunConfig:
+    """On the CPU, if it is one process that names no machine and finds no GPU: several are likely to sit elsewhere."""
+    layout, compute = config.parallel.layout, config.compute
+    if config.hardware is not None or compute.device != "auto" or layout.world_size > 1 or Gpus.found().count != 0:
+        return config
+    return replace(config, compute=replace(compute, device="cpu", tf32=False))
 
 
 def _communicators(run: Planned, held_bytes: int) -> dict[str, str]:

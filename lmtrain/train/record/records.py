@@ -40,6 +40,7 @@ from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.plan.run_model.ranks import rank_bytes_of
+from lmtrain.runfolder.changes import changed
 from lmtrain.runfolder.differences import flat
 from lmtrain.runfolder.folder import read_settings
 from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, TENSORBOARD, TOKENIZER
@@ -111,9 +112,7 @@ def changed_settings(folder: Path, config: RunConfig, inputs: Inputs) -> dict[st
         known = dict(flat(read_settings(folder)))
     except LmtrainError:  # because: a damaged record is written anew, and stops no run
         return {}
-    # because: what an older version had no setting for is no change
-    now = {key: value for key, value in flat(settled(config, inputs).to_dict()) if key in known}
-    return {key: [known[key], now[key]] for key in now if now[key] != known[key] and not key.startswith("run.")}
+    return changed(known, dict(flat(settled(config, inputs).to_dict())))
 
 
 def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:

@@ -36,7 +36,8 @@ def test_what_stays_for_good_must_be_saved_at_all() -> None:
     ("given", "said"),
     [
         ({"interval_steps": None, "keep_every_steps": 7}, "no step is saved. Add checkpoint.interval_steps=7, or"),
-        ({"interval_steps": 0, "keep_every_steps": 7}, "the last step alone is saved. Add checkpoint.interval_steps=7"),
+        ({"interval_steps": 0, "interval_s": None, "keep_every_steps": 7}, "the last step alone is saved. Add check"),
+        ({"interval_steps": 0, "keep_every_steps": 7}, "hardly one of them is saved. Add checkpoint.interval_steps=7"),
         ({"interval_steps": None, "verify_after_save": True}, "nothing is saved. Use checkpoint.interval_steps=0 to"),
     ],
 )

@@ -230,7 +230,7 @@ def test_the_step_of_the_next_save(saves: Saves, step: int, expected: int | None
 
 def test_the_time_to_a_save_and_to_the_end_runs_down() -> None:
     clock = Clock()
-    panel = RunPanel(FACTS, 2000, clock, Saves(None, 600.0))
+    panel = RunPanel(FACTS, 2000, clock, Saves(0, 600.0))
     panel.step(_row(1234) | {"limit_left_s": 90.0})
     panel.saved({"saved_step": 1200}, age_s=60.0)
     clock.now_s += 30
@@ -238,5 +238,9 @@ def test_the_time_to_a_save_and_to_the_end_runs_down() -> None:
     console.print(panel)
     text = console.export_text()
     assert "in 8m30s at the latest" in text
+    panel.saves = Saves(300, 600.0)
+    console.print(panel)
+    assert "at step 1500, in 5m15s" in (sooner := console.export_text())
+    assert "at the latest" not in sooner
     assert "in 1m" in text
     assert "step 1200, 1m30s ago" in text

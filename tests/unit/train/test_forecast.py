@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lmtrain.config.compose import conf_dir
+from lmtrain.runtime.machine.gpus import Gpus
 from lmtrain.train.layouts.dry_run import StepForecast, expected_step, forecast_facts, planned_of
 from tests.unit.plan.machines import hardware_named
 from tests.unit.train.test_layout_table import BIG, config
@@ -26,6 +27,16 @@ def test_memory_is_known_without_a_machine_and_time_is_not() -> None:
     assert "GiB on rank 0, the fullest, predicted: " in found["memory"]
     assert "hardware=NAME" in found["step_time"]
     assert "energy" not in found
+
+
+@pytest.mark.parametrize(("num_gpus", "words", "is_cpu"), [(0, (), True), (1, (), False), (0, LAYOUT, False)])
+def test_a_run_of_one_process_where_no_gpu_is_holds_what_a_cpu_does(
+    monkeypatch: pytest.MonkeyPatch, num_gpus: int, words: tuple[str, ...], is_cpu: bool
+) -> None:
+    monkeypatch.setattr(Gpus, "found", lambda: Gpus("13.0", num_gpus))
+    said = facts(*words)["memory"]
+    assert (said == facts(*words, "compute.device=cpu")["memory"]) == is_cpu
+    assert ("beside what Python and torch take" in said) == is_cpu
 
 
 def test_a_machine_tells_time_and_room() -> None:

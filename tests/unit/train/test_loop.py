@@ -42,6 +42,15 @@ def test_the_clock_of_saves_begins_anew_with_each_save_whatever_it_was_for(
     assert kept(tmp_path) == [2, 4, 6], "600 s after the start, but 200 s after a save, none is due by the clock"
 
 
+@pytest.mark.parametrize(("settings", "saved"), [({}, [3, 6]), ({"interval_steps": None}, [])])
+def test_a_slow_run_saves_by_time_without_being_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], saved: list[int]
+) -> None:
+    with opened(tmp_path, **settings) as run:
+        train(run, monkeypatch, step_s=200.0)
+    assert (kept(tmp_path) if saved else list(tmp_path.glob("checkpoints/*"))) == saved
+
+
 def test_a_run_that_goes_on_keeps_the_best_of_its_earlier_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

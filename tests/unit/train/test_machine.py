@@ -109,7 +109,7 @@ def test_a_small_disk_takes_all_saves_or_it_is_said_before_the_first_step(
     asked = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=2500))
     for room, advice in (
         (size - (1 << 19), r"^3 checkpoints, .* each, and .* choose another run\.dir, or set .*=null to save none"),
-        (size + (3 << 20), r"set checkpoint\.interval_steps=0 to save only at the end, or set"),
+        (size + (3 << 20), r"set checkpoint\.interval_steps=0 checkpoint\.interval_s=null to save only at the end, or"),
         (2 * size + (4 << 20), r"set checkpoint\.keep_last=1, or set checkpoint\.interval_steps=null to save none"),
     ):
         run = _in(asked, small_disk(room))
@@ -131,7 +131,7 @@ def test_what_may_lack_room_later_is_told(
     monkeypatch.setattr(preflight, "free_bytes", lambda folder: 4 * size)
     [told] = _check(_in(config, tmp_path, interval_steps=100, keep_every_steps=200))
     assert told.startswith("8 checkpoints, ")
-    assert "(checkpoint.keep_last=2, checkpoint.keep_every_steps=200)" in told
+    assert "(checkpoint.keep_last=2, checkpoint.keep_every_steps=200, checkpoint.interval_s=600.0)" in told
     [told] = _check(_in(config, tmp_path, interval_steps=0, interval_s=60.0, keep_last=5))
     assert "(checkpoint.keep_last=5, checkpoint.interval_s=60.0)" in told
     assert _check(_in(config, tmp_path, interval_steps=None)) == []
