@@ -33,7 +33,7 @@ TOKENIZER = train_wordpiece(["a cat sat on a mat"], 40, lowercase=True)
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     """A file system of so many bytes of its own, and a new folder on it."""
-    mounted = []
+    mounted: list[Path] = []
 
     def mount(size: int) -> Path:
         disk = tmp_path / f"disk_{len(mounted)}"
