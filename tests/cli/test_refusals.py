@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import Toy, lmtrain
+from tests.cli.harness import Toy, lmtrain, on_terminal
 from tests.marks import wide
 from tests.mistakes.runner import Runner
 
@@ -61,6 +61,13 @@ def test_a_missing_dataset(toy: Toy, tmp_path: Path) -> None:
     output = lmtrain("pretrain", *toy.settings(tmp_path / "run", data__path=tmp_path / "none"), code=66)
     assert str(tmp_path / "none") in output
     assert not (tmp_path / "run").exists()
+
+
+def test_on_a_terminal_a_line_comes_before_anything_is_read(toy: Toy, tmp_path: Path) -> None:
+    words = toy.settings(tmp_path / "run", data__path="none")
+    said = on_terminal("pretrain", *words, columns=200, code=66)
+    assert said.startswith(f"{tmp_path}/run: looking at data and machine, then loading torch\nerror: none")
+    assert lmtrain("pretrain", *words, code=66).startswith("error: none")
 
 
 def torchrun(world_size: int, rank: int = 0, local: int = 0) -> dict[str, str]:

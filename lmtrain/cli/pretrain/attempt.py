@@ -17,7 +17,7 @@ import typer
 
 from lmtrain.cli.pretrain.summary import left_behind
 from lmtrain.cli.ranks.launching import tell_peers
-from lmtrain.cli.screen.terminal import print_error, warn_of
+from lmtrain.cli.screen.terminal import echo, print_error, warn_of
 from lmtrain.errors import LayoutError, LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runfolder.ends import asked_by, is_written_since, stop_stamp, write_cut_off, write_failure, write_stop
 from lmtrain.runfolder.names import STOP_FILE
@@ -75,6 +75,9 @@ class Attempt:
         folder = Path(config.run.dir)
         self._config, self._before = config, stop_stamp(folder)
         self.stop.at_once()
+        if self.env.rank == 0 and not self.env.is_child and sys.stderr.isatty():
+            # because: what follows takes seconds, and a person would look at nothing
+            echo(f"{config.run.dir}: looking at data and machine, then loading torch", err=True, dim=True)
         path = folder / STOP_FILE
         if self.env.rank == 0 and os.path.lexists(path):
             path.unlink()
