@@ -229,7 +229,7 @@ class Outputs:
             kept = sum(path.stat().st_size for path in self._folder.iterdir())
             raise StorageError(
                 f"{error} {self._folder} has what is done so far, {format_bytes(kept)}: the same command goes on from "
-                "there, and removing it frees them."
+                "there, and removing it frees that room."
             ) from error
 
     def add(self, batches: list[Batch], rejects: bytes) -> None:

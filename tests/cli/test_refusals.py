@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import Toy, lmtrain
+from tests.cli.harness import Toy, lmtrain, on_terminal
 from tests.marks import wide
 from tests.mistakes.runner import Runner
 
@@ -63,6 +63,13 @@ def test_a_missing_dataset(toy: Toy, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_on_a_terminal_a_line_comes_before_anything_is_read(toy: Toy, tmp_path: Path) -> None:
+    words = toy.settings(tmp_path / "run", data__path="none")
+    said = on_terminal("pretrain", *words, columns=200, code=66)
+    assert said.startswith(f"{tmp_path}/run: looking at data and machine, then loading torch\nerror: none")
+    assert lmtrain("pretrain", *words, code=66).startswith("error: none")
+
+
 def torchrun(world_size: int, rank: int = 0, local: int = 0) -> dict[str, str]:
     local = local or world_size
     names = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -88,6 +95,17 @@ def test_too_many_or_too_few_processes(toy: Toy, tmp_path: Path, started: int, s
     given = [*toy.settings(tmp_path / "run", train__global_batch=24), *(f"parallel.{s}" for s in settings)]
     assert words in lmtrain("pretrain", *given, code=78, env=torchrun(started) if started > 1 else {})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_wrong_number_under_srun_waits_for_no_peer(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds it by itself, and one that the step lacks would never come to hear it."""
+    monkeypatch.setattr("lmtrain.cli.pretrain.attempt.tell_peers", lambda *_: pytest.fail("meets its peers"))
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+            "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "here"}  # fmt: skip
+    said = lmtrain("pretrain", *toy.settings(tmp_path / "run"), code=78, env=step)
+    assert said.count("error: 2 processes were started but parallel.* asks for 1.") == 1
 
 
 @pytest.mark.parametrize("way", ["--dry-run", pytest.param("--nproc=2048", marks=pytest.mark.wide)])

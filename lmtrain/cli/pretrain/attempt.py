@@ -17,8 +17,8 @@ import typer
 
 from lmtrain.cli.pretrain.summary import left_behind
 from lmtrain.cli.ranks.launching import tell_peers
-from lmtrain.cli.screen.terminal import print_error, warn_of
-from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
+from lmtrain.cli.screen.terminal import echo, print_error, warn_of
+from lmtrain.errors import LayoutError, LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runfolder.ends import asked_by, is_written_since, stop_stamp, write_cut_off, write_failure, write_stop
 from lmtrain.runfolder.names import STOP_FILE
 from lmtrain.runfolder.stop import DONE
@@ -75,6 +75,9 @@ class Attempt:
         folder = Path(config.run.dir)
         self._config, self._before = config, stop_stamp(folder)
         self.stop.at_once()
+        if self.env.rank == 0 and not self.env.is_child and sys.stderr.isatty():
+            # because: what follows takes seconds, and a person would look at nothing
+            echo(f"{config.run.dir}: looking at data and machine, then loading torch", err=True, dim=True)
         path = folder / STOP_FILE
         if self.env.rank == 0 and os.path.lexists(path):
             path.unlink()
@@ -151,7 +154,8 @@ class Attempt:
         try:
             yield
         except LmtrainError as error:
-            if self.stop.meets or not self.env.has_peers:
+            # because: each of them finds by itself that its layout does not fit, and those that are missing never come
+            if self.stop.meets or not self.env.has_peers or isinstance(error, LayoutError):
                 raise
             print_error(error)
             tell_peers(self.env, error)

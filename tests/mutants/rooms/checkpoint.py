@@ -168,4 +168,13 @@ MUTANTS = [
         breaks="A reshard takes more memory than --max-memory allows.",
         only_for="several workers under a tight --max-memory",
     ),
+    Mutant(
+        name="the_checkpoint_that_is_being_written_needs_no_room",
+        file="lmtrain/checkpoint/checkpoint_settings.py",
+        function="num_at_once",
+        old="min(num_saves, self.keep_last + 1)",
+        new="min(num_saves, self.keep_last)",
+        breaks="A run on a disk with room for checkpoint.keep_last checkpoints begins, and all saves after these fail.",
+        only_for="disks with room for keep_last checkpoints and not for one more",
+    ),
 ]

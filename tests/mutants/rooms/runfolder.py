@@ -60,4 +60,13 @@ MUTANTS = [
         breaks="stop.json says that the job is to be queued again, though somebody has asked for no more steps.",
         only_for="runs that a STOP file has ended",
     ),
+    Mutant(
+        name="settings_of_a_start_that_was_done_again_stay",
+        file="lmtrain/runfolder/changes.py",
+        function="held",
+        old='if one[0] < row["step"]',
+        new='if one[0] <= row["step"]',
+        breaks="A value is shown to have held for steps that were trained again with another one.",
+        only_for="runs that were started twice at one step with different settings",
+    ),
 ]
