@@ -22,7 +22,7 @@ import numpy as np
 
 from data_tools.preprocess.filters import Filters
 from data_tools.preprocess.outputs import Names, Outputs, Totals
-from data_tools.preprocess.sequences import Batch, Sentences, ToSequences, Whole
+from data_tools.preprocess.sequences import Batch, Sentences, ToSequences, Whole, prepended
 from data_tools.read.ahead import budget_of, worked_ahead
 from data_tools.read.chunks import Chunk, Limits, Portion, cut
 from data_tools.read.content import Bad, BadLines, Content, Judged, OnError, TextList, judge, read_content
@@ -42,6 +42,7 @@ class Options:
     workers: int = 1
     keys: tuple[str, ...] = ("text",)
     append_eod: bool | None = None  # None: whenever the tokenizer has such a token
+    prepend_bos: bool = False
     filters: Filters = field(default_factory=Filters)
     split_sentences: bool = False  # one sequence each, as BERT's samples are made of
     lines_end_sentences: bool = False
@@ -69,10 +70,12 @@ class TokenizedPortion:
 
 class TokenizeWorker:
     def __init__(
-        self, options: Options, eod_id: int | None, tokenizer: bytes, encoder: Encoder | None = None
-    ) -> None:
-        """`eod_id` is put behind every document. No encoder can travel to another process; a tokenizer's bytes can."""
-        self._options, self._has_eod = options, eod_id is not None
+        self, options: Options, bos_id: int | None, eod_id: int | None, tokenizer: bytes,
+        encoder: Encoder | None = None,
+    ) -> None:  # fmt: skip
+        """`bos_id` is put before every document and `eod_id` behind it. No encoder can travel to another process; a
+        tokenizer's bytes can."""
+        self._options, self._bos_id, self._has_eod = options, bos_id, eod_id is not None
         encoder = encoder if encoder is not None else build_encoder(Tokenizer.from_bytes(tokenizer))
         self._to_sequences: ToSequences = (
             Sentences(encoder, eod_id, options.lines_end_sentences)
@@ -128,7 +131,8 @@ class TokenizeWorker:
         return batches, rejects, filtered
 
     def _of_keys(self, content: Content) -> list[Batch]:
-        return [self._to_sequences(content, number, key) for number, key in enumerate(self._options.keys)]
+        batches = [self._to_sequences(content, number, key) for number, key in enumerate(self._options.keys)]
+        return batches if self._bos_id is None else [prepended(batch, self._bos_id) for batch in batches]
 
     def _filter_texts(self, content: Content) -> Counter[str]:
         """The first key's text decides; bad ones are left for the encoder to name."""
@@ -221,6 +225,9 @@ def preprocess(
         options = replace(options, append_eod=tokenizer.eod_id is not None)
     elif options.append_eod and tokenizer.eod_id is None:
         raise UsageError("--append-eod needs an end-of-document token; the tokenizer has none. Use --no-append-eod.")
+    if options.prepend_bos and (tokenizer.bos_id is None or options.split_sentences):
+        why = "is for whole documents" if options.split_sentences else "needs a token for it; the tokenizer has none"
+        raise UsageError(f"--prepend-bos {why}. Leave it out.")
     sources = find_sources(inputs)
     if len(options.keys) > 1 and (texts := [source.path for source in sources if source.kind == "text"]):
         raise UsageError(f"{texts[0]} is one text without keys, and --key names {len(options.keys)}. Name one.")
@@ -281,7 +288,8 @@ def _run(
     # because: the compiled encoder lets threads run at once; its twin holds the interpreter, as looking at texts does
     looks_at_texts = options.filters.of_text or options.split_sentences
     processes = options.workers > 1 and (looks_at_texts or isinstance(encoder, TwinEncoder))
-    build = partial(TokenizeWorker, options, eod_id, data, None if processes else encoder)
+    bos_id = tokenizer.bos_id if options.prepend_bos else None
+    build = partial(TokenizeWorker, options, bos_id, eod_id, data, None if processes else encoder)
     with worked_ahead(portions, build, options.workers, budget, processes=processes) as results:
         _ = tokenizer.fingerprint  # because: it takes a while, and now the workers are busy beside
         for portion, result in results:
@@ -316,7 +324,7 @@ def _identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> 
         [(str(s.path.absolute()), s.num_bytes, s.mtime_ns) for s in sources],
         hashlib.sha256(tokenizer).hexdigest(),
         [options.keys, options.append_eod, options.shard_tokens, options.on_error],
-        [options.split_sentences, options.lines_end_sentences],
+        [options.split_sentences, options.lines_end_sentences, *([options.prepend_bos] if options.prepend_bos else [])],
         [options.limits.slice_bytes, options.limits.max_doc_bytes],
         options.filters.identity(),
     ])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,15 @@ class Batch:
         of_sequences = np.repeat(kept, self.num_sequences)
         tokens = self.tokens[np.repeat(of_sequences, self.lengths)]
         return Batch(tokens, self.lengths[of_sequences], self.num_sequences[kept], num_text_bytes, self.rejects)
+
+
+def prepended(batch: Batch, token: int) -> Batch:
+    """The same with this token before the first sequence of each document."""
+    before = (np.cumsum(batch.num_sequences) - batch.num_sequences)[batch.num_sequences > 0]
+    starts = (np.cumsum(batch.lengths) - batch.lengths)[before]
+    lengths = batch.lengths.copy()
+    lengths[before] += 1
+    return replace(batch, tokens=np.insert(batch.tokens, starts, token), lengths=lengths)
 
 
 ToSequences = Callable[[Content, int, str], Batch]  # what holds the documents, and the number and name of the key

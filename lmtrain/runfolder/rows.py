@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -120,6 +120,23 @@ def read_last_rows(path: Path) -> list[Row]:
     return Followed(path, _FEW_BYTES).rows()
 
 
+def read_first_step(path: Path) -> Row:
+    """Return the oldest row of a step; an empty one where none can be read."""
+    with suppress(OSError):
+        return next((row for row in _rows_among(read_lines(path)) if row.get("event") == "step"), {})
+    return {}
+
+
+def went_wrong(first: Row, last: Row) -> str:
+    """Return what the losses of a run that came to its end say against it, from its first and its last step."""
+    began, ended = (row.get("loss") for row in (first, last))
+    if not isinstance(ended, float | int):
+        return ""
+    if not math.isfinite(ended):
+        return "loss not finite"
+    return "loss above its first" if isinstance(began, float | int) and ended > began else ""
+
+
 def written_at(rows: Sequence[Row], path: Path) -> str | None:
     """Return when the last row was written; those of older versions carry no time, and their file's has to do."""
     if rows and isinstance(rows[-1].get("time"), str):
@@ -130,7 +147,7 @@ def written_at(rows: Sequence[Row], path: Path) -> str | None:
         return None
 
 
-def _rows_among(lines: list[bytes]) -> Iterator[Row]:
+def _rows_among(lines: Iterable[bytes]) -> Iterator[Row]:
     for line in lines:
         with suppress(*NO_ROW):
             yield read_value(parse_row(line))

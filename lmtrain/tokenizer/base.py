@@ -31,6 +31,7 @@ _MAX_GROWTH = 64  # of a text by rules that replace its parts
 _MAX_RULES = 256
 _MAX_AFFIX = 100  # characters
 _MAX_WORD = 1000  # characters; because: WordPiece looks at all the parts of a word, and BERT's has 100
+_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 _ROLES = {
     "eod": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
@@ -312,6 +313,11 @@ class Tokenizer:
     @cached_property
     def eod_id(self) -> int | None:
         return self.special.get("eod")
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a document. It has no role in `special`, whose ids BERT's masks leave alone."""
+        return next((found for name in _BEGINS if (found := self._inner.token_to_id(name)) is not None), None)
 
     @cached_property
     def _words_stand_alone(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
+from lmtrain.cli.pretrain.sweep import print_rows, summary
 from lmtrain.cli.runs.plot import draw
+from lmtrain.runfolder.stop import DONE
 from tests.cli.harness import Toy, lmtrain, on_terminal
 
 
@@ -78,6 +82,24 @@ def test_a_loss_that_is_no_number_is_shown_as_what_it_is(tmp_path: Path) -> None
     assert lmtrain("runs", tmp_path).splitlines()[1].split()[:4] == ["a", "killed", "4", "nan"]
     lmtrain("report", tmp_path / "a")
     assert "<dt>loss</dt><dd>nan; 2.5 at step 2</dd>" in (tmp_path / "a" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("last", "said"), [("nan", "loss not finite"), (3865.0, "loss above its first"), (2.4, "")])
+def test_an_end_that_is_no_success_is_marked(tmp_path: Path, last: float | str, said: str) -> None:
+    """By the table of runs and by a sweep's, which both call it finished."""
+    run = tmp_path / "a"
+    run.mkdir()
+    rows = [{"event": "step", "step": step, "attempt": 1, "loss": loss} for step, loss in ((1, 2.5), (2, last))]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (run / "stop.json").write_text(json.dumps({"cause": DONE}))
+    found = listed(tmp_path)["a"]
+    assert (found["state"], found["why"]) == ("finished", said)
+    member = summary(run, {"optim.lr": "1"}, "done")
+    assert (member["state"], member["went_wrong"]) == ("done", said)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as shown:
+        patch.setenv("COLUMNS", "120")
+        print_rows([member])
+    assert (f"done, {said}" if said else "done") in shown.getvalue()
 
 
 def test_what_is_refused(runs: Path) -> None:

@@ -15,7 +15,9 @@ from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.disk.format import MANIFEST, encode_manifest
 from lmtrain.data.samples.packing import Packing
 from lmtrain.data.store.indexed import IndexedDataset
+from lmtrain.data.training_data import READ_SHARES
 from lmtrain.observe.metrics import read_metrics
+from lmtrain.train.before import preflight
 from tests.cli.harness import Toy, lmtrain
 
 
@@ -59,9 +61,13 @@ def test_of_an_older_run_the_samples_are_shown_that_it_has_read(toy: Toy, tmp_pa
 
 
 @pytest.mark.wide
-def test_an_older_run_goes_on_with_the_samples_that_it_had(toy: Toy, tmp_path: Path) -> None:
+def test_an_older_run_goes_on_with_the_samples_that_it_had(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = {"data__split": "[60,40]", "train__steps": 8}
-    lmtrain("pretrain", *toy.settings(tmp_path / "run", **given))
+    with monkeypatch.context() as older:
+        older.setattr(preflight, "shares_of", lambda resumed: READ_SHARES)
+        lmtrain("pretrain", *toy.settings(tmp_path / "run", **given))
     whole = steps(tmp_path / "run")
     checkpoint = tmp_path / "run/checkpoints/step_00000004"
     changed = given | {"checkpoint__resume": checkpoint, "data__valid_path": toy.data, "train__valid_interval_steps": 8}
@@ -70,6 +76,7 @@ def test_an_older_run_goes_on_with_the_samples_that_it_had(toy: Toy, tmp_path: P
     change(checkpoint, lambda state: state["data"].pop("shares"))
     lmtrain("pretrain", *toy.settings(tmp_path / "old", **changed))
     assert [row["loss"] for row in steps(tmp_path / "old")] == [row["loss"] for row in whole[4:]]
+    assert "at step 8" in lmtrain("pretrain", *toy.settings(tmp_path / "run", **given | {"train__steps": 9}))
     again = changed | {"checkpoint__resume": "auto", "train__steps": 9}
     assert "at step 8" in lmtrain("pretrain", *toy.settings(tmp_path / "old", **again))
 

@@ -47,6 +47,9 @@ def preprocess(
         bool | None,
         _ends("--append-eod/--no-append-eod", help="End each document with the end token, if there is one."),
     ] = None,
+    prepend_bos: Annotated[
+        bool, _ends("--prepend-bos", help="Begin each document with the tokenizer's begin token, such as <s>.")
+    ] = False,
     split_sentences: Annotated[
         bool, _ends("--split-sentences", help="Make a sequence of every sentence, for BERT.")
     ] = False,
@@ -98,6 +101,7 @@ def preprocess(
         workers=num_usable_cpus() if workers is None else workers,
         keys=tuple(key or ("text",)),
         append_eod=append_eod,
+        prepend_bos=prepend_bos,
         filters=Filters(
             min_chars, max_chars, min_tokens, max_tokens, tuple(map(parse_script, script or ())), tuple(filter_ or ())
         ),

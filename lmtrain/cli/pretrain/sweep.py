@@ -26,7 +26,7 @@ from lmtrain.errors import LmtrainError, StoppedEarly, UsageError, a_few
 from lmtrain.runfolder.ends import stop_told
 from lmtrain.runfolder.folder import as_written
 from lmtrain.runfolder.names import METRICS
-from lmtrain.runfolder.rows import read_metrics
+from lmtrain.runfolder.rows import read_metrics, went_wrong
 from lmtrain.runfolder.stop import DONE
 from lmtrain.runtime.files.files import write_json
 from lmtrain.runtime.processes.signals import STOPS, Stopped, StopRequest, listening
@@ -228,6 +228,7 @@ def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]
             "steps": steps[-1]["step"] if steps else 0, "loss": finite(steps[-1]["loss"]) if steps else None,
             "best_valid_loss": finite(min(valid)) if valid else None,
             "tokens_per_s": median(speeds) if speeds else None,
+            "went_wrong": went_wrong(steps[0], steps[-1]) if steps and state == "done" else "",
         }  # fmt: skip
 
 
@@ -254,7 +255,8 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
     echo()
     print_table([
         {f"<{key}": row["settings"].get(key, "") for key in keys}
-        | {"<state": row["state"], "steps": str(row["steps"]), "loss": four(row["loss"])}
+        | {"<state": ", ".join(filter(None, (row["state"], row["went_wrong"])))}
+        | {"steps": str(row["steps"]), "loss": four(row["loss"])}
         | {"best valid": four(row["best_valid_loss"])}
         | {"tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"])}
         for row in rows

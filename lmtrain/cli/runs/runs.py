@@ -19,7 +19,7 @@ from lmtrain.config.base import show
 from lmtrain.errors import MissingInputError, UsageError, a_few, nearest
 from lmtrain.runfolder.differences import flat
 from lmtrain.runfolder.folder import Seen, find_runs, runs_in, see_all
-from lmtrain.runfolder.rows import read_last_rows, writable, written_at
+from lmtrain.runfolder.rows import read_first_step, read_last_rows, went_wrong, writable, written_at
 from lmtrain.units import format_count
 
 EXAMPLES = (
@@ -145,12 +145,13 @@ def _row(seen: Seen) -> dict[str, Any]:
     steps = [row for row in rows if row["event"] == "step"]
     last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]
     total = seen.settings.get("train", {})
+    wrong = went_wrong(read_first_step(seen.metrics), last) if seen.state == "finished" else ""
     return {
         "run": str(seen.path), "name": seen.name, "state": seen.state, "step": finite(last.get("step")) or 0,
         "steps": finite(total.get("steps")) if isinstance(total, dict) else None,
         "loss": _loss(last), "valid_loss": _loss(valid[-1]) if valid else None,
         "tokens_per_s": finite(last.get("tokens_per_s")), "tokens": finite(last.get("tokens")),
-        "last_row": written_at(rows, seen.metrics), "why": seen.why, "missing": seen.problems,
+        "last_row": written_at(rows, seen.metrics), "why": seen.why or wrong, "missing": seen.problems,
     }  # fmt: skip
 
 

@@ -120,6 +120,27 @@ def test_the_bytes_are_those_of_megatrons_rules(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_a_begin_token_stands_before_each_document_that_has_text(corpus: Path, tmp_path: Path) -> None:
+    begin = {"id": 300, "content": "<s>", "special": True, **dict.fromkeys(("lstrip", "rstrip", "normalized"), False)}
+    begin["single_word"] = False
+    tree = TOKENIZER.tree | {"added_tokens": [*TOKENIZER.tree["added_tokens"], begin]}
+    tokenizer = Tokenizer.from_bytes(json.dumps(tree).encode())
+    for name, begins in (("plain", False), ("begun", True)):
+        for eod in (True, False):
+            options = Options(limits=SMALL, prepend_bos=begins, append_eod=eod)
+            preprocess([corpus], tokenizer, tmp_path / f"{name}{eod}", options)
+    for eod in (True, False):
+        plain, begun = (IndexedDataset.open(tmp_path / f"{name}{eod}") for name in ("plain", "begun"))
+        assert begun.num_documents == plain.num_documents
+        for number in range(plain.num_documents):
+            ids = plain.document(number).tolist()
+            assert begun.document(number).tolist() == [300] * bool(ids) + ids
+    with pytest.raises(UsageError, match="--prepend-bos needs a token for it; the tokenizer has none"):
+        preprocess([corpus], TOKENIZER, tmp_path / "none", Options(prepend_bos=True))
+    with pytest.raises(UsageError, match="--prepend-bos is for whole documents"):
+        preprocess([corpus], tokenizer, tmp_path / "none", Options(prepend_bos=True, split_sentences=True))
+
+
 def test_a_slow_tokenizer_says_so_once(corpus: Path, tmp_path: Path) -> None:
     slow = Tokenizer.from_bytes(json.dumps(TOKENIZER.tree | {"normalizer": {"type": "NFC"}}).encode())
     said: list[str] = []
