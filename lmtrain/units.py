@@ -52,6 +52,11 @@ def format_count(value: float) -> str:
     return f"{value:.3g}"
 
 
+def plural(count: float, noun: str, number: str | None = None) -> str:
+    """ "1 document", "2 documents"; `number` is the count as it is to be written."""
+    return f"{count if number is None else number} {noun}{'' if count == 1 else 's'}"
+
+
 def format_bytes(value: float) -> str:
     for size, name in ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(value) >= size:

@@ -27,9 +27,11 @@ def generate(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 200,
     temperature: Annotated[float, typer.Option(help="Above 1 wilder, 0 always the likeliest.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Draw from this many of the likeliest tokens.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from this many of the likeliest tokens. [default: all]")
+    ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Draw from the likeliest tokens that make up this probability.")
+        float | None, typer.Option(help="Draw from the likeliest tokens that make up this probability. [default: all]")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The first sample's seed; the next ones count up.")] = 0,
     num_samples: Annotated[int, typer.Option(min=1, help="How many continuations.")] = 1,

@@ -65,7 +65,8 @@ InputFormat = Annotated[
     str | None,
     typer.Option(
         "--format", metavar="NAME",
-        help="What - or a file of another name holds: txt, jsonl, or one compressed, as in txt.gz. [default: jsonl]",
+        help="What standard input holds, or a file whose name does not say it: txt, jsonl, or one compressed, as in "
+        "txt.gz. [default: jsonl]",
     ),
 ]
 

@@ -219,7 +219,7 @@ class Tokenizer:
 
     @classmethod
     def _made(cls, make: Callable[[str], tokenizers.Tokenizer], name: str) -> Tokenizer:
-        with library_errors(name, f"is no valid {Path(name).name}", "It is damaged or another file."):
+        with library_errors(name, "cannot be read as a tokenizer.json", "It is damaged or another file."):
             inner = make(name)
             vocab_size = judged(inner, name)
             tokenizer = cls(inner, name)

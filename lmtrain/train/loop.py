@@ -35,6 +35,8 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
     total, began = config.total_steps, time.monotonic()
     last_saved = progress.step if run.inputs.resume_from is not None else None
     keep = config.checkpoint.interval_steps is not None
+    # because: ranks agree on a stop one step later
+    last = "this step" if config.parallel.layout.world_size == 1 else "the next step"
     loss = valid_loss = None
     record_start(run)
     with traced(run) as tracer, requests_of(run, stop, tracer.ask) as requests:
@@ -58,7 +60,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
             report_now_and_then(run)
 
             requests.answer()
-            stop.politely(lambda name: view.stopping(f"{name}: stopping after this step"))
+            stop.politely(lambda name: view.stopping(f"{name}: stopping after {last}"))
             report_save(run)
             names = due(run, evaluation)
             done = progress.step == total or requests.stop is not None

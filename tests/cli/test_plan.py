@@ -37,7 +37,7 @@ def test_the_table_fits_its_terminal_and_names_the_best(width: int) -> None:
     table = [line for line in shown.splitlines() if re.match(r" ?\d+ +2 ", line)]
     assert len(table) == 10
     assert max(map(len, table)) <= width
-    assert all(re.search(r"[0-9]m?s\+-\d+%|[0-9]m?s-[0-9.]+m?s", line) for line in table)
+    assert all(re.search(r"[0-9]m?s±\d+%|[0-9]m?s-[0-9.]+m?s", line) for line in table)
     assert "…" not in shown
     for said in ("four runs of five", "J/token", "unverified", "10B in", "$", "pipeline: ", "2 is "):
         assert said in shown
@@ -49,7 +49,7 @@ def test_the_curve_fits_its_terminal_with_an_interval_for_each_time(width: int) 
     shown = lmtrain(*FEW[:5], *FEW[7:], "parallel.zero=3", env={"COLUMNS": str(width)})
     lines = shown.partition("with more GPUs\n")[2].splitlines()[1:3]
     assert [line.split()[0] for line in lines] == ["8", "16"]
-    assert all(re.search(r"[0-9]m?s\+-\d+%", line) and len(line) <= width for line in lines)
+    assert all(re.search(r"[0-9]m?s±\d+%", line) and len(line) <= width for line in lines)
 
 
 def test_layouts_are_ranked_and_each_has_its_figures() -> None:

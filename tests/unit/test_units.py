@@ -69,3 +69,8 @@ def test_sizes_are_printed(write: Callable[[float], str], value: float, text: st
 @given(value=st.integers(0, 10**15))
 def test_a_printed_count_reads_back_to_three_digits(value: int) -> None:
     assert units.parse_count(units.format_count(value)) == pytest.approx(value, rel=6e-3, abs=0.5)
+
+
+def test_a_count_with_its_noun() -> None:
+    assert [units.plural(count, "document") for count in (0, 1, 2)] == ["0 documents", "1 document", "2 documents"]
+    assert units.plural(2000, "step", "2k") == "2k steps"

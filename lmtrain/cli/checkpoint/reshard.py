@@ -42,7 +42,7 @@ def reshard(
     max_memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Bound of the memory that a change of layout takes.")
     ] = "2GiB",
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads; one a processor by default.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Threads. [default: one a processor]")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is already there.")] = False,
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="PATH", help="With --from: the tokenizer, where SOURCE has none.")

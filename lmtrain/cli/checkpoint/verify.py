@@ -9,7 +9,7 @@ import typer
 
 from lmtrain.cli.options import Json, Plugins
 from lmtrain.cli.screen.terminal import print_json, say
-from lmtrain.units import format_bytes
+from lmtrain.units import format_bytes, plural
 
 
 def verify(
@@ -30,7 +30,8 @@ def verify(
     for facts in verify_checkpoints(path):
         found.append(facts)
         if not as_json and not facts["problems"]:
-            counts = f"{facts['tensors']} tensors, {facts['files']} files, {format_bytes(facts['bytes'])}"
+            tensors, files = plural(facts["tensors"], "tensor"), plural(facts["files"], "file")
+            counts = f"{tensors}, {files}, {format_bytes(facts['bytes'])}"
             say(Screen(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
     if as_json:
         print_json(found)

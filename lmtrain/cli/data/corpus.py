@@ -16,7 +16,7 @@ import typer
 from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
 from lmtrain.cli.screen.terminal import echo, progress
 from lmtrain.errors import UsageError
-from lmtrain.units import format_bytes
+from lmtrain.units import format_bytes, plural
 
 if TYPE_CHECKING:
     from data_tools.corpus.flow.steps import Report, Work
@@ -336,7 +336,7 @@ def _shares(text: str) -> tuple[float, ...]:
 def _print(result: Report) -> None:
     tally = result.tally
     echo(
-        f"{result.step}: {tally.num_in} documents ({format_bytes(tally.bytes_in)}) -> "
+        f"{result.step}: {plural(tally.num_in, 'document')} ({format_bytes(tally.bytes_in)}) -> "
         f"{tally.num_out} ({format_bytes(tally.bytes_out)})"
     )
     for sign_, counts in (("-", tally.dropped), ("*", tally.changed)):

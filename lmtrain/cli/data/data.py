@@ -23,7 +23,7 @@ from lmtrain.cli.screen.console import print_facts, print_table
 from lmtrain.cli.screen.terminal import echo, print_json, progress
 from lmtrain.config.compose import compose
 from lmtrain.errors import DataError, UsageError
-from lmtrain.units import format_count
+from lmtrain.units import format_count, plural
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed import IndexedDataset
@@ -319,7 +319,7 @@ def _show_samples(
 def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
     from lmtrain.data.store.indexed import IndexedDataset
 
-    facts = [
+    facts: list[dict[str, Any]] = [
         {"dataset": str(made.prefix), "documents": made.num_documents, "tokens": made.num_tokens}
         for made in map(IndexedDataset.open, prefixes)
     ]
@@ -327,7 +327,7 @@ def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
         print_json(facts)
     else:
         for row in facts:
-            echo(f"{row['dataset']}: {row['documents']} documents, {row['tokens']} tokens")
+            echo(f"{row['dataset']}: {plural(row['documents'], 'document')}, {plural(row['tokens'], 'token')}")
 
 
 def _compared(facts: dict[str, Any]) -> str:

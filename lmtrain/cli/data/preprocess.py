@@ -16,7 +16,7 @@ from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs
 from lmtrain.cli.screen.terminal import echo, print_json, progress, tell
 from lmtrain.runtime.processes.faults import arm_from_env
 from lmtrain.runtime.processes.process import num_usable_cpus
-from lmtrain.units import format_bytes, format_count, format_seconds, parse_count
+from lmtrain.units import format_bytes, format_count, format_seconds, parse_count, plural
 
 if TYPE_CHECKING:
     from data_tools.preprocess.pipeline import Standing, Summary
@@ -135,7 +135,8 @@ def _shown(inputs: list[str]) -> Iterator[Callable[[Standing], None]]:
 
 def _print(summary: Summary) -> None:
     echo(
-        f"{format_count(summary.num_documents)} documents, {format_bytes(summary.num_bytes)} of text -> "
+        f"{plural(summary.num_documents, 'document', format_count(summary.num_documents))}, "
+        f"{format_bytes(summary.num_bytes)} of text -> "
         f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
         f"in {format_seconds(summary.seconds)}"
     )

@@ -12,6 +12,7 @@ import typer
 from lmtrain.cli.options import InputFormat, TextInputs, text_inputs
 from lmtrain.cli.screen.terminal import echo, progress
 from lmtrain.errors import DataError, OutputError, UsageError
+from lmtrain.units import plural
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -85,7 +86,7 @@ def show(
     if text is None:
         return
     ids = tokenizer.encode(text)
-    echo(f"{len(ids)} tokens, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
+    echo(f"{plural(len(ids), 'token')}, {len(text.encode(errors='replace')) / max(len(ids), 1):.2f} bytes each")
     table = Table("id", "piece")
     for number in ids:
         piece = tokenizer.piece(number)

@@ -69,7 +69,7 @@ def evaluate(
         int | None, typer.Option(min=1, help="Tokens between windows, where the task leaves it open.")
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a window; all that the model sees unless given.")
+        int | None, typer.Option(min=1, help="Tokens in a window. [default: all that the model sees]")
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Only the first N items: a quick look, marked as partial.")
@@ -201,13 +201,16 @@ def _jobs(
     """Each task with what reads its files, refused before a model is loaded."""
     from lmtrain.eval.recipes.documents import dataset_prefix
     from lmtrain.eval.task import TextTask, all_tasks, find_task
+    from lmtrain.units import plural
 
     names, sources = names or [], sources or []
     tasks = [find_task(name) for name in names]
-    if not names or len(names) != len(sources):
+    if not names:
+        raise UsageError("No task was given. Give --task and --data, one for each; `lmtrain eval --list` shows them.")
+    if len(names) != len(sources):
         raise UsageError(
-            f"{len(names)} --task and {len(sources)} --data were given. Give one --data for each --task; "
-            "`lmtrain eval --list` shows the tasks."
+            f"{plural(len(names), 'task')} and {plural(len(sources), 'file')} to measure on were given. "
+            "Give --task and --data, one for each; `lmtrain eval --list` shows the tasks."
         )
     if baseline is not None and not any(task.compares for task in tasks):
         known = ", ".join(name for name, task in all_tasks().items() if task.compares)

@@ -16,7 +16,7 @@ from lmtrain.cli.inspect.run_view import model_words
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.runfolder.differences import differences
 from lmtrain.train.layouts.layout_table import layout_words
-from lmtrain.units import format_bytes, format_count
+from lmtrain.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -65,7 +65,7 @@ def print_checkpoint(facts: dict[str, Any], all_: bool) -> None:
     lines.append(("parameters", format_count(facts["parameters"])))
     size, files, names = format_bytes(facts["bytes"]), len(facts["files"]), facts["tensors"]
     both = " with the optimizer's" if any(name.startswith("optim.") for name in names) else ""
-    lines.append(("on disk", f"{size} in {files} files, {len(names)} tensors{both}"))
+    lines.append(("on disk", f"{size} in {plural(files, 'file')}, {plural(len(names), 'tensor')}{both}"))
     if isinstance(facts["model"], dict):
         lines.append(("model", model_words(facts["model"])))
     match facts["tokenizer"]:
@@ -96,7 +96,7 @@ def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
             tree.add(Text(f"{label}  {tensor['dtype']} {tensor['shape']}  {format_bytes(tensor['bytes'])}  {where}"))
             return
         total = format_bytes(sum(tensors[name]["bytes"] for name in names))
-        branch = tree.add(Text(f"{word}  {len(names)} tensors  {total}"))
+        branch = tree.add(Text(f"{word}  {plural(len(names), 'tensor')}  {total}"))
         for inner, some in _by_word(names, depth):
             say(branch, inner, some, depth + 1)
 

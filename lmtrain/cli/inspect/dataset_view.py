@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.screen.terminal import echo, say
 from lmtrain.errors import UsageError
-from lmtrain.units import format_bytes, format_count
+from lmtrain.units import format_bytes, format_count, plural
 
 if TYPE_CHECKING:
     from lmtrain.data.store.indexed import IndexedDataset
@@ -100,7 +100,7 @@ def document_rows(
 def print_documents(rows: Rows, most: int | None) -> None:
     for row in rows:
         cut = f", the first {most}" if most is not None and row["tokens"] > most else ""
-        echo(f"document {row['document']}: {row['tokens']} tokens{cut}", bold=True)
+        echo(f"document {row['document']}: {plural(row['tokens'], 'token')}{cut}", bold=True)
         echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
 
 
@@ -141,7 +141,8 @@ def print_samples(rows: Rows, ids_only: bool) -> None:
     from lmtrain.cli.screen.console import Screen
 
     for row in rows:
-        head = f"sample {row['sample']} of {row['dataset']}: {row['tokens']} tokens, {row['num_labels']} with a label"
+        tokens = plural(row["tokens"], "token")
+        head = f"sample {row['sample']} of {row['dataset']}: {tokens}, {row['num_labels']} with a label"
         echo(head, bold=True)
         for line in _notes(row):
             echo(line, dim=True)

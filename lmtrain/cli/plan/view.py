@@ -113,7 +113,7 @@ def step_time(seconds: float) -> str:
 
 def likely(one: Answer) -> str:
     """A step's time, and by how much four runs of five stay within it."""
-    return f"{step_time(one.seconds)}+-{one.interval:.0%}"
+    return f"{step_time(one.seconds)}±{one.interval:.0%}"
 
 
 def of_best(found: Found, best: Answer) -> Iterator[tuple[str, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmtrain.cli.screen.terminal import echo, pass_on, print_json, say
-from lmtrain.units import format_count, format_seconds
+from lmtrain.units import format_count, format_seconds, plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +80,7 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     if as_json:
         keys = ("step", "loss", "valid_loss", "tokens", "epochs", "seconds", "stopped_by")
         return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)
-    parts = [f"{summary.step} steps", f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
+    parts = [plural(summary.step, "step"), f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
     parts += [f"{summary.epochs:.1f} times through the data"] * (summary.epochs > 1)
     losses = {"loss": summary.loss, "validation": summary.valid_loss}
     parts += [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lmtrain.train.config import RunConfig
 
 NumProcesses = Annotated[
-    int | None, typer.Option("--nproc", min=1, help="Start this many processes here; they share the work.")
+    int | None, typer.Option("--nproc", min=1, help="Start this many processes here; they share the work. [default: 1]")
 ]
 NumPerNode = Annotated[
     int | None,
@@ -33,7 +33,9 @@ NumPerNode = Annotated[
 ]
 MaxRestarts = Annotated[
     int | None,
-    typer.Option("--max-restarts", min=0, help="Start again, so many times at most, where a process is lost."),
+    typer.Option(
+        "--max-restarts", min=0, help="Start again, so many times at most, where a process is lost. [default: 0]"
+    ),
 ]
 Elastic = Annotated[
     bool, typer.Option("--elastic", help="Take the nearest layout for the processes there are; same batches.")

@@ -35,7 +35,7 @@ from lmtrain.page.document import (
 from lmtrain.runfolder.differences import differences, flat
 from lmtrain.runfolder.folder import Seen, runs_in, see_all
 from lmtrain.runtime.files.files import atomic_file, storage_errors
-from lmtrain.units import format_bytes, format_count, format_seconds
+from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 EXAMPLES = (
     ("lmtrain report runs/a", "write runs/a/report.html, while the run goes on or afterwards"),
@@ -78,7 +78,7 @@ def report(
         file.write(_bytes(document(title(seen), parts, more_style=style("report.css"))))
     missing = sum(len(one.problems) + len(record.problems) for one, record in zip(seen, records, strict=True))
     few = f"; {missing} things are missing, and it says which" if missing > 1 else "; it says what is missing" * missing
-    echo(f"{out}: {len(found.figures)} figures, {format_bytes(out.stat().st_size)}{few}")
+    echo(f"{out}: {plural(len(found.figures), 'figure')}, {format_bytes(out.stat().st_size)}{few}")
     if svg is not None:
         curves = [Picture(figure.key, drawn(found, figure, 760, 360)) for figure in found.figures]
         pictures = [*curves, *(part for part in parts if isinstance(part, Picture))]
@@ -191,7 +191,8 @@ def _settings(seen: Sequence[Seen]) -> Iterator[str]:
     if len(known) > 1:
         found = differences([one.settings for one in known])
         beside = _beside("<key", [one.name for one in known], found)
-        yield f"<p>{len(found)} settings differ.</p>" + table(beside) if found else "<p>All settings are the same.</p>"
+        differ = f"{plural(len(found), 'setting')} {'differs' if len(found) == 1 else 'differ'}."
+        yield f"<p>{differ}</p>" + table(beside) if found else "<p>All settings are the same.</p>"
     rows = [{"<key": key, "<value": _shown(value)} for key, value in flat(known[0].settings)]
     whose = f" of {known[0].name}" if len(known) > 1 else ""
     yield f"<details><summary>All {len(rows)} settings{escape(whose)}</summary>{table(rows)}</details>"

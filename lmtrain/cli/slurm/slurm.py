@@ -178,7 +178,7 @@ def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
 @_with_options
 def render(
     asked: Asked,
-    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there.")] = None,
+    output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there. [default: print it]")] = None,
 ) -> None:
     """Print the sbatch file of a run: it starts all processes, starts them again, and queues itself again."""
     job = _job(asked)

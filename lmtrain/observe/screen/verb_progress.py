@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmtrain.observe.screen.row_text import ticking
-from lmtrain.units import format_bytes, format_count
+from lmtrain.units import format_bytes, format_count, plural
 
 EVERY_S = 5.0  # between two plain lines
 _MOST_S = 60.0
@@ -78,19 +78,23 @@ class Reporter:
         parts.append(f"{ticking(now - self.began_s)} gone")
         if state.total and made > 0:
             left = seconds * (state.total - state.done) / made - (now - state.at_s)
-            parts.append(f"{ticking(max(left, 0.0))} left")
+            parts += [f"{ticking(left)} left"] * (left >= 0.5)  # because: "0s left" says nothing
         return f"{state.doing} {', '.join(parts)}"
 
     def _of(self, done: int, total: int) -> str:
         """12.3 of 45.6 MiB: the unit once where it is the same."""
         if not total:
             return self._amount(done)
+        if self._unit != "bytes":
+            return f"{format_count(done)} of {self._amount(total)}"
         number, _, unit = self._amount(done).partition(" ")
         whole = self._amount(total)
         return f"{number} of {whole}" if whole.endswith(f" {unit}") else f"{number} {unit} of {whole}"
 
     def _amount(self, value: float) -> str:
-        return format_bytes(value) if self._unit == "bytes" else f"{format_count(value)} {self._unit}".strip()
+        if self._unit == "bytes":
+            return format_bytes(value)
+        return plural(value, self._unit.removesuffix("s"), format_count(value)) if self._unit else format_count(value)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state, line = self._state, Table.grid(padding=(0, 1, 0, 0))

@@ -37,7 +37,7 @@ def test_the_time_left_goes_on_between_reports() -> None:
     clock.now_s += 4
     assert shown.words() == "written 10.0 of 40.0 MiB, 1.0 MiB/s, 14s gone, 26s left"
     clock.now_s += 100
-    assert shown.words().endswith("0s left")
+    assert shown.words().endswith(", 1m54s gone")  # what should be over says no time
 
 
 def test_what_was_there_before_is_neither_speed_nor_time() -> None:
@@ -56,6 +56,10 @@ def test_the_next_part_of_the_work_begins_anew() -> None:
     clock.now_s += 1
     shown(1000)
     assert shown.words() == "read 1k documents, 1k/s, 1s gone"
+    shown(1001, 1001)
+    assert shown.words().endswith("1s gone")
+    shown(1, 1)
+    assert shown.words().startswith("read 1 of 1 document, ")
     shown.doing("learning 500 pieces")
     clock.now_s += 61
     assert shown.words() == "learning 500 pieces 1m02s gone"
