@@ -107,7 +107,7 @@ def _option_meant(option: str, command: str, error: Any, words: Sequence[str], t
         from lmtrain.cli.keys.foreign import PROCESSES
         from lmtrain.config.names import NOT_HERE
 
-        if name in PROCESSES:
+        if name in PROCESSES and any("--nproc" in param.opts for param in error.ctx.command.params):
             return "Did you mean --nproc?"
         if name in NOT_HERE:
             return NOT_HERE[name]
