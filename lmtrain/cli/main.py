@@ -99,15 +99,15 @@ def _whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
 
 def _option_meant(option: str, command: str, error: Any, words: Sequence[str], takes_settings: bool) -> str:
     """Another option, or the setting that another tool has as an option."""
-    # because: click takes two words of one letter in common for near
-    near = difflib.get_close_matches(option, list(error.possibilities or ()), n=3, cutoff=0.65)
+    known = list(error.possibilities or ())  # because: what click takes for near is often far
+    near = [one for one in known if one.startswith(option)] or difflib.get_close_matches(option, known, cutoff=0.7)
     name = option.lstrip("-").lower().replace("-", "_")
     surely = difflib.get_close_matches(option, near, n=1, cutoff=0.8)
     if takes_settings and not surely:
         from lmtrain.cli.keys.foreign import PROCESSES
         from lmtrain.config.names import NOT_HERE
 
-        if name in PROCESSES:
+        if name in PROCESSES and any("--nproc" in param.opts for param in error.ctx.command.params):
             return "Did you mean --nproc?"
         if name in NOT_HERE:
             return NOT_HERE[name]

@@ -61,6 +61,12 @@ def test_a_whole_line_is_translated_and_works(foreign: str, typed: list[str], sa
     lmtrain(*words[1:], "--print-config")
 
 
+def test_a_verb_without_processes_of_its_own_names_the_layout() -> None:
+    text = lmtrain("slurm", "render", "data.path=x", "--num-gpus", "2", "--lr", "1", code=2)
+    assert "2 processes are what the layout makes: parallel.dp_shard=2." in text
+    assert "--nproc" not in text
+
+
 def test_what_is_not_here_is_said_where_it_stands_alone() -> None:
     assert "There is no mixture of experts here." in lmtrain("pretrain", "--num-experts", "8", code=2)
     assert "There is no context parallelism here" in lmtrain("pretrain", "data.path=x", "parallel.cp=2", code=2)

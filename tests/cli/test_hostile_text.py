@@ -160,4 +160,4 @@ def test_text_that_is_no_text_in_a_table_is_a_bad_row(here: Path, toy: Toy) -> N
 def test_fifty_thousand_empty_frames_are_soon_read(here: Path) -> None:
     line = json.dumps({"text": "a line of text"}).encode() + b"\n"
     Path("in.jsonl.zst").write_bytes(zstandard.compress(b"") * 50_000 + zstandard.compress(line))
-    assert "1 documents" in lmtrain("corpus", "clean", "in.jsonl.zst", "--output", "o", "--rule", "none", *ONE)
+    assert "1 document (" in lmtrain("corpus", "clean", "in.jsonl.zst", "--output", "o", "--rule", "none", *ONE)

@@ -225,7 +225,7 @@ def test_the_dry_run_says_how_often_to_save_where_it_knows(toy: Toy, tmp_path: P
 @pytest.mark.parametrize(
     ("action", "point"),
     [("usr1", "start.imports"), ("term", "start.rendezvous"), ("usr1", "start.build"), ("term", "start.loop"),
-     ("usr1", "forward")],
+     ("usr1", "forward"), ("usr1", "forward:step=4")],
 )  # fmt: skip
 def test_two_processes_that_hear_of_it_end_alike(toy: Toy, tmp_path: Path, action: str, point: str) -> None:
     folder = tmp_path / "run"
@@ -235,6 +235,7 @@ def test_two_processes_that_hear_of_it_end_alike(toy: Toy, tmp_path: Path, actio
     assert process.returncode == 75, output
     assert stop_of(folder)["exit_code"] == 75
     assert NAMES[action] in stop_of(folder)["cause"]
+    assert ("SIGUSR1: stopping after the next step" in output) == (point == "forward:step=4"), output
 
 
 @pytest.mark.wide

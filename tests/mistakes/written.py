@@ -207,6 +207,7 @@ def verbs() -> Iterator[Mistake]:
     yield Mistake("not a number", ("pretrain", "--nproc", "two"), ("two", "--nproc"), instead=("pretrain", "--help"))
     yield Mistake("none", ("pretrain", "--nproc", "0"), ("--nproc", "0"), instead=("pretrain", "--help"))
     yield Mistake("dry_run", (*SHOW, "--dry_run"), ("--dry_run", "--dry-run"), "--dry_run")
+    yield Mistake("half an option", (*SHOW, "--print"), ("--print", "Did you mean --print-config?"), "--print")
     yield Mistake("a plugin", ("pretrain", "--plugin", "no_such_package"), ("no_such_package",), instead=SHOW)
 
 

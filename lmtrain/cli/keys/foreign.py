@@ -110,7 +110,10 @@ def whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
         return None
     found = translated(options)
     settings = [f"{key}={value}" for key, value in found.settings.items()]
-    processes = ["--nproc", found.processes] if found.processes else []
+    processes = ["--nproc", found.processes] if found.processes and "--nproc" in own else []
+    if found.processes and not processes:
+        count = found.processes
+        found.notes.append(f"{count} processes are what the layout makes: parallel.dp_shard={count}.")
     line = _in_lines([*command.split(), *kept, *settings, *processes])
     unknown = [f"{option} is nothing that is known here." for option in found.unknown]
     notes = "".join(f"\n  {note}" for note in [*found.notes, *unknown])
