@@ -19,7 +19,7 @@ from lmtrain.train.before.resume_checks import check_same_run
 from lmtrain.train.config import RunConfig
 from tests.layouts.toy_data import ToyMasked
 
-WORDS = ["model=bert_tiny", "data=masked", "data.path=x", "run.dir=x"]
+WORDS = ["model=bert_tiny", "data=masked", "data.path=x"]
 
 
 @cache
@@ -29,7 +29,8 @@ def learned() -> Tokenizer:
 
 @cache
 def composed(words: tuple[str, ...]) -> RunConfig:
-    return compose(RunConfig, [*WORDS, *words])
+    place = [] if any(word.startswith("run.dir=") for word in words) else ["run.dir=x"]
+    return compose(RunConfig, [*WORDS, *place, *words])
 
 
 def check(
