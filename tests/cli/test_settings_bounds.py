@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.cli.harness import Toy, lmtrain
+from tests.cli.harness import Preset, Toy, lmtrain
 
 NINES = "9" * 5000
 
@@ -14,7 +14,7 @@ NINES = "9" * 5000
 def _said(toy: Toy, words: str, code: int, seconds: float) -> str:
     small = [word for word in toy.settings(toy.data.parent / "run") if not word.startswith("train.steps")]
     began = time.process_time()
-    said = lmtrain("pretrain", *small, "train.steps=1000", *words.split(), "--dry-run", code=code)
+    said = lmtrain("pretrain", *small, Preset("train.steps=1000"), *words.split(), "--dry-run", code=code)
     assert time.process_time() - began < seconds
     return said
 

@@ -18,7 +18,8 @@ LEFT_OUT = ("data.datasets", "data.valid_datasets", "train.rampup")  # lists and
 
 
 def show(name: str, word: str, *says: str, before: tuple[str, ...] = (), **kwargs: Any) -> Mistake:
-    return Mistake(name, (*SHOW, *before, word), says, wrong=word, **kwargs)
+    others = [one for one in SHOW if one.partition("=")[0] != word.partition("=")[0]]
+    return Mistake(name, (*others, *before, word), says, wrong=word, **kwargs)
 
 
 def homes() -> Iterator[tuple[str, Any, tuple[str, ...]]]:

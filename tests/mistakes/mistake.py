@@ -65,7 +65,7 @@ def type_the_way_out(mistake: Mistake, text: str, words: Sequence[str]) -> list[
         key, _, value = word.partition("=")
         word = f"{key}={_PLACES.get(value, value)}"
         kept = [one for one in words if one != wrong or re.search(rf"\bAdd {re.escape(fragments[0])}", said)]
-        return [*kept, word]
+        return [*(one for one in kept if one.lstrip("+~").partition("=")[0] != key), word]
     key = wrong.partition("=")[0]
     for pattern in (r"Did you mean (\S+?)\?", r"Known: (\S+?)[,.]", r"Use (\S+?)[,.]?(?: |$)", r"Write (\S+?)\.?$"):
         if match := re.search(pattern, said):

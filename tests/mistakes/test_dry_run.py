@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.harness import Preset, typed
 from tests.mistakes.runner import Runner
 from tests.toytext import write_toy_texts
 
@@ -44,7 +45,8 @@ def _torchrun(world_size: int, port: int) -> dict[str, str]:
 
 def test_what_the_machine_lacks(runner: Runner, data: Path, tmp_path: Path) -> None:
     def dry(*words: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-        said = runner(["pretrain", "--dry-run", f"data.path={data}", f"run.dir={tmp_path / 'run'}", *TINY, *words], env)
+        usual = [Preset(word) for word in (f"data.path={data}", f"run.dir={tmp_path / 'run'}", *TINY)]
+        said = runner(["pretrain", "--dry-run", *typed([*usual, *words])], env)
         assert not said.torch
         assert not (tmp_path / "run" / "config.json").exists()
         return said.code, said.text

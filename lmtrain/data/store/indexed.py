@@ -211,7 +211,7 @@ def _meant(prefix: Path) -> str:
     if prefix.is_file():
         made = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
         return (
-            f"{prefix} is a file, and a dataset is made of text: type "
+            "A dataset is made of such a file: type "
             f"`lmtrain preprocess {prefix} --tokenizer TOKENIZER --output {made}`, and then give {made}."
         )
     beside = prefix if prefix.is_dir() else prefix.parent
