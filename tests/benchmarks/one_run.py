@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
         only_attention(asked.attention)
     config = work.config(asked.data, asked.run, tuple(more))
     if asked.contender == "lmtrain":
-        found = whole_command([*work.settings(asked.data, asked.run), *more], config)
+        found = whole_command(work.settings(asked.data, asked.run, tuple(more)), config)
     else:
         found = {"step_s": beside(asked.contender, shape_of(config, work), asked.path)}
     print(json.dumps(found | rates(found["step_s"], config)))

@@ -47,21 +47,22 @@ class Workload:
     def _narrow(self) -> tuple[str, ...]:
         return ("model.num_kv_heads=2", "model.ffn_width=128") if self.model.startswith("llama") else ()
 
-    def settings(self, data: Path, run: Path) -> list[str]:
-        """For `lmtrain pretrain`."""
+    def settings(self, data: Path, run: Path, more: tuple[str, ...] = ()) -> list[str]:
+        """For `lmtrain pretrain`, each key once: `more` in the place of what this workload has."""
         vocab = ["model.vocab_size=32000"] if self.model.startswith("llama") else []
         kind, tokenizer = ("masked", "words") if self.data == "sentences" else ("dataset", "text")
-        return [
+        words = [
             f"model={self.model}", *vocab, f"data={kind}", f"data.path={data / self.data}",
             f"data.tokenizer={data / tokenizer}.json", f"run.dir={run}", f"train.steps={self.steps}",
             f"train.global_batch={self.global_batch}", f"train.micro_batch={self.micro_batch}",
             "train.valid_interval_steps=0", "schedule.warmup_steps=1", "precision=bf16",
             *([] if self.is_toy else ["compute.compile=true"]),
-            "checkpoint.interval_steps=null", "observe.log_interval_steps=1", *self.changed,
+            "checkpoint.interval_steps=null", "observe.log_interval_steps=1", *self.changed, *more,
         ]  # fmt: skip
+        return [*{word.partition("=")[0]: word for word in words}.values()]
 
     def config(self, data: Path, run: Path, more: tuple[str, ...] = ()) -> RunConfig:
-        return compose(RunConfig, [*self.settings(data, run), *more])
+        return compose(RunConfig, self.settings(data, run, more))
 
 
 LLAMA_8K = Workload("llama_1b", 2, 16, 8, changed=("model.seq_len=8192",))
