@@ -339,7 +339,7 @@ def _taken(make: _Maker, opened: Sequence[IndexedDataset]) -> tuple[str | None, 
 
 
 def _far(make: _Maker, indexed: IndexedDataset, taken: int) -> str | None:
-    share = taken / make.num_tokens(indexed, make.everything(indexed))
+    share = taken / max(make.num_tokens(indexed, make.everything(indexed)), 1)
     if share <= _FAR * make.share:
         return None
     return (
