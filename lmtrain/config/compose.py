@@ -98,7 +98,7 @@ def selected(
     # because: hydra is slow to import
     from lmtrain.config.source import Asked
 
-    folders = _search_path(config_dir)
+    overrides, folders = [*dict.fromkeys(overrides)], _search_path(config_dir)  # the same word twice is one
     roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
     name = _checked_name(name, roots, folders)
     groups = group_choices(config_dir)

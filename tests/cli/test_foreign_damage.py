@@ -145,7 +145,7 @@ _WORDPIECE = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_pre
         (tree(decoder={"type": "Sequence", "decoders": [_REPLACE] * 40}), "a decoder that makes a text"),
         (tree(normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}] * 999}), "a normalizer of 1000 rules"),
         (tree(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAAAAAA"}), "cannot cut 'ab ab'"),
-        (tree(normalizer={"type": "Precompiled", "precompiled_charsmap": "/////w=="}), "no valid tokenizer.json"),
+        (tree(normalizer={"type": "Precompiled", "precompiled_charsmap": "/////w=="}), "cannot be read as a"),
         (tree(model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}), "Missing [UNK] token"),
         (tree(model={"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]]}), "`unk_id` is missing"),
         (tree(model=_WORDPIECE | {"max_input_chars_per_word": 10**9}), "words of up to 1000000000 characters"),

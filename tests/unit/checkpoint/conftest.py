@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lmtrain.checkpoint import contents
+from lmtrain.checkpoint.disk import format as format_module
 from lmtrain.checkpoint.disk import hashed, tensor_file
 from lmtrain.checkpoint.reshard import run, targets
-from lmtrain.checkpoint.save import commit as commit_module
 from lmtrain.checkpoint.save.commit import commit, write_rank
 from lmtrain.layout import Piece
 from lmtrain.runtime.processes.faults import arm
@@ -46,7 +46,7 @@ def arrays() -> Arrays:
 def small_blocks() -> Iterator[None]:
     """Blocks of 4 KiB, so that small files have many."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hashed, tensor_file, contents, commit_module, targets, run, targets):
+        for module in (hashed, tensor_file, contents, format_module, targets, run):
             patch.setattr(module, "BLOCK_BYTES", 4096)
         yield
 

@@ -154,8 +154,8 @@ def test_a_lone_surrogate_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("tokenizer.json", "{", "no valid tokenizer.json"),
-        ("tokenizer.json", "[]", "no valid tokenizer.json"),
+        ("tokenizer.json", "{", "cannot be read as a tokenizer.json"),
+        ("tokenizer.json", "[]", "cannot be read as a tokenizer.json"),
         ("tokenizer.json", '{"model": {"type": "BPE", "vocab": {}, "merges": []}}', "no vocabulary"),
         ("vocab.json", "[1]", "not a JSON object"),
         ("vocab.json", '{"a": -1}', "id -1"),
