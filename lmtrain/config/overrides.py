@@ -74,6 +74,7 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
             # because: ~key makes room for a value that would else be merged with the one that is there
             if before and (key in groups or not before.startswith("~")):
                 problems.append(f"{text} sets {key} again, after {before}. Leave one out.")
+                bad.append(text)
             said[key] = text
             parsed.append(override)
             if not override.is_sweep_override():

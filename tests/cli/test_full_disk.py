@@ -107,7 +107,7 @@ def test_an_output_that_nobody_takes_ends_no_run(toy: Toy, tmp_path: Path) -> No
     assert _steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
     reader, writer = os.pipe()
     os.close(reader)
-    command[-1:] = [command[-1], "train.steps=8"]
+    command[4:] = toy.settings(tmp_path / "run", train__steps=8)
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env={**os.environ, **ONE})
     os.close(writer)
     assert done.returncode == 0, done.stderr

@@ -263,7 +263,7 @@ RUN = [
         "eval.tasks.name": (None, "one"), "eval.interval_steps": (0, 1, 3),
     }),
     *proofs("", see.scored_together, EVALUATED, {"eval.batch_size": (8, 64)}),
-    *proofs("", see.threads, BASE, {"checkpoint.asynchronous": (True, False)}),
+    *proofs("", see.threads, BASE | {"checkpoint.interval_s": None}, {"checkpoint.asynchronous": (True, False)}),
     *proofs("", see.bad_disk, BASE, {"checkpoint.verify_after_save": (False, True)}),
     *proofs("", see.damaged, SAVING, {"checkpoint.fallback": (False, True)}),
     *proofs("", see.traced, BASE | {"train.steps": 17}, {"observe.trace": ("none", "sampled", "all")}),

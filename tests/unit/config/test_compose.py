@@ -8,9 +8,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from lmtrain.config import source
-from lmtrain.config.compose import compose_plain, conf_dir, group_choices, sweep
+from lmtrain.config.compose import compose, compose_plain, conf_dir, group_choices, sweep
 from lmtrain.config.yaml_file import YamlFile, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError
+from lmtrain.train.config import RunConfig
 
 
 @pytest.fixture
@@ -55,6 +56,14 @@ def test_overrides_choose_change_add_and_remove(mine: Path) -> None:
     assert plain == {
         "drink": {"kind": "coffee", "sugar": 2}, "cups": "4k", "saucers": "4k", "rampup": {"start": 3}
     }  # fmt: skip
+
+
+def test_a_key_that_stands_twice_hides_nothing_else_that_is_wrong() -> None:
+    words = ["data.path=x", "train.steps=6", "train.steps=8", "train.stepz=3"]
+    with pytest.raises(SettingsError) as refused:
+        compose(RunConfig, words)
+    assert [said.split(" ")[0] for said in refused.value.problems] == ["train.steps=8", "train.stepz=3"]
+    assert compose(RunConfig, [*words[:2], words[1]]).train.steps == 6
 
 
 def test_composing_leaves_nothing_behind(mine: Path) -> None:
