@@ -97,15 +97,22 @@ def test_too_many_or_too_few_processes(toy: Toy, tmp_path: Path, started: int, s
     assert not (tmp_path / "run").exists()
 
 
-def test_a_wrong_number_under_srun_waits_for_no_peer(
+def test_a_wrong_number_under_srun_waits_for_no_peer_for_long(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each finds it by itself, and one that the step lacks would never come to hear it."""
-    monkeypatch.setattr("lmtrain.cli.pretrain.attempt.tell_peers", lambda *_: pytest.fail("meets its peers"))
+    waits: list[float] = []
+
+    def nobody_comes(process: object, timeout_s: float, **_: object) -> None:
+        waits.append(timeout_s)
+        raise TimeoutError
+
+    monkeypatch.setattr("lmtrain.runtime.processes.meeting.meet", nobody_comes)
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
             "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "here"}  # fmt: skip
     said = lmtrain("pretrain", *toy.settings(tmp_path / "run"), code=78, env=step)
     assert said.count("error: 2 processes were started but parallel.* asks for 1.") == 1
+    assert waits == [5.0]
 
 
 @pytest.mark.parametrize("way", ["--dry-run", pytest.param("--nproc=2048", marks=pytest.mark.wide)])

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
 
-from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, passed_on
+from lmtrain.errors import LayoutError, LmtrainError, PeerLostError, StoppedEarly, UsageError, passed_on
 from lmtrain.runtime.processes.process import RUN_TOKEN, ProcessEnv, Rendezvous, listen, ranks_text
 from lmtrain.runtime.processes.signals import Stopped, asked_to_stop
 
@@ -35,6 +35,7 @@ _LOOK_S = 0.25  # at whether this process is asked to stop
 _LAST_WORD_S = 0.5
 _LONGER_S = 60.0  # because: a call into torch that gives up just as Python ends aborts the process
 _LAST_S = 60.0  # because: who is refused has said so by now, and peers that are lost never come to hear it
+_BRIEFLY_S = 5.0  # because: whoever has the same settings finds by itself that its layout does not fit the processes
 # because: where a stop cuts a meeting short, rank 0 says so in the store that it has opened; a second one at the same
 # port would answer some of the peers, and all would wait for each other
 _held: dict[tuple[str, int], TCPStore] = {}
@@ -87,7 +88,7 @@ def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
         ) from error
     if verdict == _ALL_BEGIN:
         return
-    _hear(process, store, wait=process.rank == 0)
+    _hear(process, store, _LAST_S if process.rank == 0 else 0.0)
     if (refusal := _REFUSAL.fullmatch(verdict)) is None:
         raise UsageError(
             f"{process.who} read a verdict that no process of this run has written. Keep other programs away from the "
@@ -110,20 +111,21 @@ def _missing(process: ProcessEnv, store: _Asked) -> str:
 def tell_refusal(process: ProcessEnv, error: LmtrainError) -> None:
     """Let the others know why this process does not begin, where they can be met; otherwise they would wait for it."""
     with suppress(LmtrainError, TimeoutError, dist.DistError):
-        store = _Asked(meet(process, _LAST_S, heeds_stops=False, begins=False), _LAST_S)
+        limit_s = _BRIEFLY_S if isinstance(error, LayoutError) else _LAST_S
+        store = _Asked(meet(process, limit_s, heeds_stops=False, begins=False), limit_s)
         why = "was asked to stop" if isinstance(error, StoppedEarly) else "is refused"
         store.compare_set(_VERDICT, "", f"{error.exit_code} {process.who} {why}: {error}"[:_NUM_CHARACTERS])
-        _hear(process, store, wait=True)
+        _hear(process, store, limit_s)
 
 
-def _hear(process: ProcessEnv, store: _Asked, *, wait: bool) -> None:
-    """Note that this process knows, and `wait` until all do: rank 0 may hold the store, and an end brings on others."""
+def _hear(process: ProcessEnv, store: _Asked, wait_s: float) -> None:
+    """Note that this process knows, and wait until all do: rank 0 may hold the store, and an end brings on others."""
     with suppress(TimeoutError, dist.DistError):
         # because: a launcher speaks for all its ranks, some of which may have been told before it ended them
         if store.add("num heard", process.num_ranks) >= process.world_size:
             store.set(_HEARD_BY_ALL, "")
-        if wait:
-            _wait(store, _HEARD_BY_ALL, _LAST_S)
+        if wait_s:
+            _wait(store, _HEARD_BY_ALL, wait_s)
 
 
 def _store(process: ProcessEnv, at: Rendezvous, timeout_s: float) -> TCPStore:
