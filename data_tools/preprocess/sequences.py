@@ -178,7 +178,7 @@ class Batch:
 
 
 def prepended(batch: Batch, token: int) -> Batch:
-    """The same with this token before the first sequence of each document."""
+    """Return a batch with this token before the first sequence of each document."""
     before = (np.cumsum(batch.num_sequences) - batch.num_sequences)[batch.num_sequences > 0]
     starts = (np.cumsum(batch.lengths) - batch.lengths)[before]
     lengths = batch.lengths.copy()

@@ -335,7 +335,7 @@ def where(chunk: Chunk, line: int, bad: Bad) -> str:
 
 
 def _way_out(chunk: Chunk, bad: Bad, other: str = "") -> str:
-    """What to type; of what all lines have alike, not how to lose them all."""
+    """Return the way out of a bad line; where all lines are bad alike, it is not to skip them."""
     if bad.cause.startswith(_NO_KEY):
         return "Name the key of the text with --key."
     if chunk.path == STDIN and bad.kind == "not valid JSON":

@@ -37,7 +37,7 @@ class CheckpointSettings(Settings):
         return bool(self.interval_steps or self.every_s)
 
     def num_at_once(self, total_steps: int) -> tuple[int, int]:
-        """How many checkpoints a run surely has at once, with the one that is being written, and how many at most."""
+        """Count the checkpoints that lie there at once, the one being written too: surely so many, and at most."""
         num_saves = -(-total_steps // self.interval_steps) if self.interval_steps else 1
         for_good = total_steps // self.keep_every_steps if self.keep_every_steps else 0
         kept = self.keep_last + self.keep_best + for_good

@@ -72,7 +72,7 @@ InputFormat = Annotated[
 
 
 def written_file(text: str) -> Path:
-    """Where a file goes, as typed: a folder is none, and without its slash it would name files beside it."""
+    """Return the path of a file to be written; refuse a folder, whose name would be given to files beside it."""
     if text.endswith("/") or Path(text).is_dir():
         raise typer.BadParameter(f"it is a folder. Add a name for what goes into it, as in {Path(text) / 'NAME'}.")
     return Path(text)

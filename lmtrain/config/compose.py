@@ -58,7 +58,7 @@ def typed_words(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def _others_wrong(cls: type[Settings], error: WrongWords, config_dir: Path | None, name: str) -> Iterator[str]:
-    """What is wrong with the words beside those that are refused, as far as that does not depend on these."""
+    """Yield what is wrong with the other words, as far as that does not depend on those that are refused."""
     if not error.wrong or not all("=" in word for word in error.wrong):
         return  # because: nobody knows what a word without a key was to set
     keys = [key_of(word) for word in error.wrong]

@@ -98,7 +98,7 @@ def several(override: Any) -> str:
 
 
 def blended(key: str, value: str) -> str:
-    """What mixes the datasets that are named where one is asked for."""
+    """Return the setting that mixes datasets, where several are named for one; else nothing."""
     names = [name.strip() for name in value.removeprefix("[").removesuffix("]").split(",")]
     if key not in _BLENDS or len(names) == 1 or set(_SIGNS) & set("".join(names)):
         return ""

@@ -43,7 +43,7 @@ def held(starts: Iterable[Mapping[str, Any]]) -> dict[str, Held]:
 
 
 def held_in(run: Path) -> dict[str, Held]:
-    """As `held`, of a run's folder; of one whose starts have not written any, what is on record."""
+    """Return `held` for the folder of a run; where its starts wrote no settings, what config.json says."""
     rows = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
     return held(row for row in rows if row["event"] == "start") or held([{"step": 0, "settings": read_settings(run)}])
 

@@ -77,6 +77,6 @@ def _part(cls: Any, tree: dict[str, Any], name: str) -> Any:
 
 
 def _is_typed(key: str, typed: Mapping[str, str]) -> bool:
-    """By itself, or within its group as in `train={steps: 20}`."""
+    """Return whether a key is typed, by itself or within its group as in `train={steps: 20}`."""
     group, _, name = key.partition(".")
     return key in typed or f"{name}:" in typed.get(group, "")

@@ -70,3 +70,9 @@ def test_a_verb_without_processes_of_its_own_names_the_layout() -> None:
 def test_what_is_not_here_is_said_where_it_stands_alone() -> None:
     assert "There is no mixture of experts here." in lmtrain("pretrain", "--num-experts", "8", code=2)
     assert "There is no context parallelism here" in lmtrain("pretrain", "data.path=x", "parallel.cp=2", code=2)
+
+
+def test_what_cannot_be_reckoned_with_is_said_and_nothing_is_dropped() -> None:
+    said = lmtrain("pretrain", "--warmup-ratio", "inf", "--train-iters", "10", code=2)
+    assert "--warmup-ratio is schedule.warmup_steps here" in said
+    assert "0.3 a 0.7" in lmtrain("pretrain", "--data-path", "0.3", "a", "0.7", "--train-iters", "10", code=2)

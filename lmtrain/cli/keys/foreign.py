@@ -51,7 +51,7 @@ class Translated:
 
 
 def translated(options: Mapping[str, Sequence[str]]) -> Translated:
-    """Of options as they were typed, with dashes, and their values."""
+    """Return what options mean here; they come with their dashes and values, as they were typed."""
     found, later, betas = Translated(), list[tuple[str, str, str]](), ["0.9", "0.95"]
     groups = group_choices()
     names = Names(RunConfig, groups)
@@ -136,12 +136,12 @@ def _in_lines(words: Sequence[str]) -> str:
 
 
 def _is_key(word: str) -> bool:
-    """Whether a word begins something new: an option, or a setting; a negative number is a value."""
+    """Return whether a word begins an option or a setting; a negative number is a value."""
     return (word.startswith("-") and not word[1:2].isdigit()) or "=" in word
 
 
 def _ours(value: str) -> str:
-    """As YAML writes it; a switch is on."""
+    """Return a value as YAML writes it; a switch without one is on."""
     return {"": "true", "True": "true", "False": "false", "None": "null"}.get(value, value)
 
 
@@ -156,8 +156,8 @@ def _of_several(name: str, values: Sequence[str]) -> str:
         return "train.rampup={{start: {}, increment: {}, samples: {}}}".format(*values)
     if name == "split" and values:
         return f"data.split=[{','.join(values)}]"
-    if len(values) > 1 and name in ELSEWHERE["data.path"].split():
-        pairs = zip(values[::2], values[1::2], strict=False)
+    if values and len(values) % 2 == 0 and name in ELSEWHERE["data.path"].split():
+        pairs = zip(values[::2], values[1::2], strict=True)
         return f"data.datasets=[{', '.join(f'{{path: {path}, weight: {weight}}}' for weight, path in pairs)}]"
     return ""
 
@@ -178,8 +178,9 @@ def _put_in_our_unit(found: Translated, option: str, value: str, key: str, sign:
         product = number * by if sign == "*" else number / by
         if key == "train.global_batch":
             product *= float(found.processes or 1)
-    except (KeyError, ValueError, ZeroDivisionError):
+        whole = str(max(1, round(product)))
+    except (KeyError, ValueError, ZeroDivisionError, OverflowError):
         how = "times" if sign == "*" else "divided by"
         found.notes.append(f"{option} is {key} here, which is its value {how} {other}.")
         return
-    found.settings[key] = f"{product:.6g}" if key == "schedule.min_ratio" else str(max(1, round(product)))
+    found.settings[key] = f"{product:.6g}" if key == "schedule.min_ratio" else whole

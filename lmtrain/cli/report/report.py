@@ -165,7 +165,7 @@ def summary(seen: Seen, record: Record) -> dict[str, str]:
 
 
 def _plan_of(seen: Seen) -> Iterator[tuple[str, str]]:
-    """What a reader asks first of a run: its model, data, layout, batch and learning rate."""
+    """Yield the model, data, layout, batch and learning rate of a run, by name."""
     if not seen.settings:
         return
     yield from made_of({**planned(seen.path, seen.settings), "settings": seen.settings})

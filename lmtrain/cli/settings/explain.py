@@ -166,7 +166,7 @@ def value_rows(prefix: str, known: dict[str, list[Key]], run: Composed) -> list[
 
 
 def held_rows(key: str, run: Path) -> list[dict[str, Any]]:
-    """Every value that a key, or one below it, had in a run, and from which step."""
+    """Return every value that a key, or one below it, had in a run, and from which step."""
     found = held_in(run)
     below = [one for one in found if key in (one, "all") or one.startswith((f"{key}.", f"{key}["))]
     if not below:
