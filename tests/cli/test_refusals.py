@@ -97,8 +97,15 @@ def test_too_many_or_too_few_processes(toy: Toy, tmp_path: Path, started: int, s
     assert not (tmp_path / "run").exists()
 
 
-def test_a_wrong_number_under_srun_waits_for_no_peer_for_long(
-    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("word", "code", "words"),
+    [
+        ("train.steps=8", 78, "error: 2 processes were started but parallel.* asks for 1."),
+        ("optim.lrr=1", 2, "error: optim.lrr=1 is not a setting."),
+    ],
+)
+def test_what_each_process_refuses_by_itself_waits_for_no_peer_for_long(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, code: int, words: str
 ) -> None:
     """Each finds it by itself, and one that the step lacks would never come to hear it."""
     waits: list[float] = []
@@ -110,8 +117,8 @@ def test_a_wrong_number_under_srun_waits_for_no_peer_for_long(
     monkeypatch.setattr("lmtrain.runtime.processes.meeting.meet", nobody_comes)
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
             "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "here"}  # fmt: skip
-    said = lmtrain("pretrain", *toy.settings(tmp_path / "run"), code=78, env=step)
-    assert said.count("error: 2 processes were started but parallel.* asks for 1.") == 1
+    said = lmtrain("pretrain", *toy.settings(tmp_path / "run"), word, code=code, env=step)
+    assert said.count(words) == 1
     assert waits == [5.0]
 
 

@@ -18,7 +18,7 @@ import typer
 from lmtrain.cli.pretrain.summary import left_behind
 from lmtrain.cli.ranks.launching import tell_peers
 from lmtrain.cli.screen.terminal import echo, print_error, warn_of
-from lmtrain.errors import LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
+from lmtrain.errors import LayoutError, LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runfolder.ends import asked_by, is_written_since, stop_stamp, write_cut_off, write_failure, write_stop
 from lmtrain.runfolder.names import STOP_FILE
 from lmtrain.runfolder.stop import DONE
@@ -157,7 +157,7 @@ class Attempt:
             if self.stop.meets or not self.env.has_peers:
                 raise
             print_error(error)
-            tell_peers(self.env, error)
+            tell_peers(self.env, error, found_by_all=self._config is None or isinstance(error, LayoutError))
             if "--debug" in sys.argv:
                 raise
             raise typer.Exit(error.exit_code) from None

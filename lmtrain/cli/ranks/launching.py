@@ -248,12 +248,12 @@ def words_of_ranks(words: Sequence[str]) -> list[str]:
     return found
 
 
-def tell_peers(env: ProcessEnv, error: LmtrainError) -> None:
-    """Why this process does not come, where they can be met."""
+def tell_peers(env: ProcessEnv, error: LmtrainError, *, found_by_all: bool = False) -> None:
+    """Tell the peers why this process does not come, where they can be met."""
     try:
         Rendezvous.detect(env)
     except LmtrainError:
         return  # because: torch takes seconds to import, and there is nowhere to meet
     from lmtrain.runtime.processes.meeting import tell_refusal
 
-    tell_refusal(env, error)
+    tell_refusal(env, error, found_by_all=found_by_all)

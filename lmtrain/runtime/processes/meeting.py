@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
 
-from lmtrain.errors import LayoutError, LmtrainError, PeerLostError, StoppedEarly, UsageError, passed_on
+from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, passed_on
 from lmtrain.runtime.processes.process import RUN_TOKEN, ProcessEnv, Rendezvous, listen, ranks_text
 from lmtrain.runtime.processes.signals import Stopped, asked_to_stop
 
@@ -35,7 +35,7 @@ _LOOK_S = 0.25  # at whether this process is asked to stop
 _LAST_WORD_S = 0.5
 _LONGER_S = 60.0  # because: a call into torch that gives up just as Python ends aborts the process
 _LAST_S = 60.0  # because: who is refused has said so by now, and peers that are lost never come to hear it
-_BRIEFLY_S = 5.0  # because: whoever has the same settings finds by itself that its layout does not fit the processes
+_BRIEFLY_S = 5.0  # because: whoever was given the same command refuses it by itself
 # because: where a stop cuts a meeting short, rank 0 says so in the store that it has opened; a second one at the same
 # port would answer some of the peers, and all would wait for each other
 _held: dict[tuple[str, int], TCPStore] = {}
@@ -108,10 +108,13 @@ def _missing(process: ProcessEnv, store: _Asked) -> str:
     return f"{ranks_text(missing)} of {process.world_size} {have} not come" if missing else "no verdict came"
 
 
-def tell_refusal(process: ProcessEnv, error: LmtrainError) -> None:
-    """Let the others know why this process does not begin, where they can be met; otherwise they would wait for it."""
+def tell_refusal(process: ProcessEnv, error: LmtrainError, *, found_by_all: bool = False) -> None:
+    """Let the others know why this process does not begin, where they can be met; otherwise they would wait for it.
+
+    Wait for them a minute, or a few seconds for an error that is `found_by_all` in the same command.
+    """
     with suppress(LmtrainError, TimeoutError, dist.DistError):
-        limit_s = _BRIEFLY_S if isinstance(error, LayoutError) else _LAST_S
+        limit_s = _BRIEFLY_S if found_by_all else _LAST_S
         store = _Asked(meet(process, limit_s, heeds_stops=False, begins=False), limit_s)
         why = "was asked to stop" if isinstance(error, StoppedEarly) else "is refused"
         store.compare_set(_VERDICT, "", f"{error.exit_code} {process.who} {why}: {error}"[:_NUM_CHARACTERS])
