@@ -15,7 +15,7 @@ from typing import Any
 
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEarly, StoppedForGood, brief
 from lmtrain.runfolder.ends import read_stop
-from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, STOP
+from lmtrain.runfolder.names import BEGAN_IN, CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, STOP
 from lmtrain.runfolder.stop import DONE
 from lmtrain.runtime.files.files import lock_holder, read_json
 
@@ -38,6 +38,13 @@ def as_written(run: Path) -> Iterator[None]:
 def read_settings(run: Path) -> Any:
     """Return the settings that a run was started with last, as it has written them."""
     return read_json(run / CONFIG)
+
+
+def start_folder(run: Path) -> Path | None:
+    """Return the folder in which a run was started last, or None if it has not written that down."""
+    written = read_json(run / ENVIRONMENT) if (run / ENVIRONMENT).is_file() else None
+    folder = written.get(BEGAN_IN) if isinstance(written, dict) else None
+    return Path(folder) if isinstance(folder, str) else None
 
 
 def state_of(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:

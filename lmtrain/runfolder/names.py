@@ -12,6 +12,7 @@ METRICS = "metrics.jsonl"  # a row for each thing that happened: rows.py
 STOP = "stop.json"  # why the newest start ended: ends.py
 CONFIG = "config.json"  # the settings of the newest start
 ENVIRONMENT = "environment.json"  # its versions and its machine
+BEGAN_IN = "folder"  # key of environment.json: where the run was started, which its relative paths lead on from
 TOKENIZER = "tokenizer.json"
 STARTS = "starts.json"  # starts since the newest checkpoint that were lost
 TIMES = "phase_times.json"  # the longest times that the watch has seen, with which the next start begins

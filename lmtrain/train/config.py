@@ -27,7 +27,7 @@ from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.compute_settings import ComputeSettings, NoRecomputeSettings, PrecisionSettings, RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.runfolder.folder import read_settings
+from lmtrain.runfolder.folder import read_settings, start_folder
 from lmtrain.train.give_way import give_way
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
 
@@ -247,17 +247,20 @@ def config_of(run: Path) -> RunConfig:
 
 
 def seen_from_here(settings: dict[str, Any], run: Path) -> dict[str, Any]:
-    """The settings of a run with its relative paths as they lead on from this folder, where it began in another.
+    """Return the settings of a run with its relative paths as they lead on from this folder, if it began in another.
 
-    Where it began is what is left of the place of its folder without the run.dir that it was given.
+    The folder where it began is the place of the run without the run.dir that it was given: so a tree that has moved is
+    found again. Where run.dir cannot tell, as it is absolute, the run has written down where it began.
     """
     place, own = run.resolve(), settings.get("run")
     given = Path(str(own.get("dir", "")) if isinstance(own, dict) else "")
     count = len(given.parts)
-    if given.is_absolute() or not count or ".." in given.parts or place.parts[-count:] != given.parts:
+    began = Path(*place.parts[:-count]) if count else None
+    if given.is_absolute() or ".." in given.parts or place.parts[-count:] != given.parts:
+        began = start_folder(run)
+    if began is None or began == Path.cwd():
         return settings
-    began = Path(*place.parts[:-count])
-    return settings if began == Path.cwd() else {key: _paths_from(began, key, one) for key, one in settings.items()}
+    return {key: _paths_from(began, key, value) for key, value in settings.items()}
 
 
 def _paths_from(folder: Path, key: str, value: Any) -> Any:

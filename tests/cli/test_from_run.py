@@ -56,6 +56,10 @@ def test_from_another_folder_its_paths_lead_to_the_same_files(tmp_path: Path, mo
     assert found["data"]["valid_paths"] == {"x": f"{tmp_path}/began/v"}
     assert found["eval"]["tasks"][0]["data"] == f"{tmp_path}/began/held.txt"
     assert (found["run"]["dir"], found["checkpoint"]["resume"]) == ("../began/runs/a", "auto")
+    words[-2] = f"run.dir={run}"
+    (run / "config.json").write_text(json.dumps(compose(RunConfig, words).to_dict()))
+    (run / "environment.json").write_text(json.dumps({"folder": str(tmp_path / "began")}))
+    assert [part["path"] for part in settled("--from-run", run)["data"]["datasets"]] == [f"{tmp_path}/began/out/a", "/b"]
 
 
 @pytest.mark.wide

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-Output = Annotated[Path, typer.Option(metavar="FILE", help="The .jsonl to write; FILE.report.json goes beside it.")]
+Output = Annotated[
+    Path,
+    typer.Option(metavar="FILE", parser=written_file, help="The .jsonl to write; FILE.report.json goes beside it."),
+]
 Workers = Annotated[int | None, typer.Option(help="Processes that work. [default: every core]")]
 PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Do task I (from 0) of N, and write its part.")]
 Key = Annotated[str, typer.Option(help="The key of the text.")]

@@ -43,7 +43,7 @@ from lmtrain.plan.run_model.ranks import rank_bytes_of
 from lmtrain.runfolder.changes import changed
 from lmtrain.runfolder.differences import flat
 from lmtrain.runfolder.folder import read_settings
-from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, TENSORBOARD, TOKENIZER
+from lmtrain.runfolder.names import BEGAN_IN, CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, TENSORBOARD, TOKENIZER
 from lmtrain.runfolder.rows import read_last_rows, read_metrics, step_told
 from lmtrain.runtime.files.files import atomic_file, read_json, write_json
 from lmtrain.runtime.machine.device import device_name
@@ -76,7 +76,7 @@ def open_records(
     goes_on = not progress.is_over(config.total_steps) or not (folder / CONFIG).is_file()
     if goes_on:
         write_json(folder / CONFIG, settled(config, inputs).to_dict())
-        write_json(folder / ENVIRONMENT, environment_report())
+        write_json(folder / ENVIRONMENT, environment_report() | {BEGAN_IN: str(Path.cwd())})
         with atomic_file(folder / TOKENIZER) as file:
             file.write(inputs.tokenizer.to_bytes())
     log = RunLog(folder / LOG)
