@@ -59,7 +59,7 @@ def test_from_another_folder_its_paths_lead_to_the_same_files(tmp_path: Path, mo
     words[-2] = f"run.dir={run}"
     (run / "config.json").write_text(json.dumps(compose(RunConfig, words).to_dict()))
     (run / "environment.json").write_text(json.dumps({"folder": str(tmp_path / "began")}))
-    assert [part["path"] for part in settled("--from-run", run)["data"]["datasets"]] == [f"{tmp_path}/began/out/a", "/b"]
+    assert settled("--from-run", run)["data"]["valid_paths"] == {"x": f"{tmp_path}/began/v"}
 
 
 @pytest.mark.wide

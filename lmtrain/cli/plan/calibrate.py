@@ -34,8 +34,8 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
     """`words` are folders of runs, and hardware=NAME where the runs do not name the machine themselves."""
     if out is not None and (out.parent.name != _GROUP or out.suffix != ".yaml"):
         raise UsageError(
-            f"--out={out} could not be chosen as {_GROUP}=NAME, which is a file NAME.yaml in a folder called {_GROUP}. "
-            f"Write --out={out.parent / _GROUP / out.stem}.yaml."
+            f"--output={out} could not be chosen as {_GROUP}=NAME, which is a file NAME.yaml in a folder called "
+            f"{_GROUP}. Write --output={out.parent / _GROUP / out.stem}.yaml."
         )
     folders = [Path(word) for word in words if "=" not in word]
     if len(folders) < 2:
@@ -151,7 +151,7 @@ def _print(facts: dict[str, Any], out: Path | None) -> None:
     changes = [f"{name} {old:.3g} -> {new:.3g}" for name, (old, new) in facts["figures"].items()]
     echo(f"{facts['hardware']}: {', '.join(changes)}")
     if out is None:
-        echo(f"Nothing is written: --out DIR/{_GROUP}/NAME.yaml keeps it.")
+        echo(f"Nothing is written: --output DIR/{_GROUP}/NAME.yaml keeps it.")
     else:
         echo(f"{out} is written. Choose it with --config-dir {out.parent.parent} {_GROUP}={out.stem}")
 

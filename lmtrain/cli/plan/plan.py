@@ -60,7 +60,10 @@ def plan(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", parser=written_file, help="With --calibrate: keep it, as DIR/hardware/NAME.yaml."),
+        typer.Option(
+            "--output", "--out", metavar="FILE", parser=written_file,
+            help="With --calibrate: keep it, as DIR/hardware/NAME.yaml.",
+        ),
     ] = None,
     plugin: Plugins = None,
     as_json: Json = False,
@@ -76,7 +79,7 @@ def plan(
 
         return calibrate_runs(overrides or [], config_dir, out, as_json)
     if out is not None:
-        raise UsageError(f"--out={out} keeps what --calibrate finds. Add --calibrate and folders of runs.")
+        raise UsageError(f"--output={out} keeps what --calibrate finds. Add --calibrate and folders of runs.")
     if layout is not None:
         refuse_unfit(context, {"grow_batch", *["doublings"] * bool(doublings)}, "--layout, which is of so many GPUs")
     if grow_batch and not doublings:

@@ -40,7 +40,7 @@ from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
 EXAMPLES = (
     ("lmtrain report runs/a", "write runs/a/report.html, while the run goes on or afterwards"),
-    ("lmtrain report runs/a runs/b --out ab.html", "curves of both, and the settings that differ"),
+    ("lmtrain report runs/a runs/b --output ab.html", "curves of both, and the settings that differ"),
     ("lmtrain report runs/a --svg figures", "each picture as a file for a paper too"),
 )
 _MOST_MARKS = 30
@@ -57,7 +57,8 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", parser=written_file, help="Where to write it. [default: report.html in the first RUN]"
+            "--output", "--out", metavar="FILE", parser=written_file,
+            help="Where to write it. [default: report.html in the first RUN]",
         ),
     ] = None,
     svg: Annotated[
@@ -75,7 +76,7 @@ def report(
         with storage_errors(svg, "Making"):
             svg.mkdir(parents=True, exist_ok=True)
     out = out or runs[0] / "report.html"
-    check_place("--out", out)
+    check_place("--output", out)
     records = [read_record(one.metrics) for one in seen]
     found = charts([one.name for one in seen], records, [one.stop for one in seen])
     parts = [*parts_of(seen, records, found)]

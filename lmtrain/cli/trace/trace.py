@@ -13,7 +13,7 @@ from lmtrain.runfolder.names import TRACES
 
 EXAMPLES = (
     ("lmtrain trace runs/a", "tables of a step, and a file for ui.perfetto.dev"),
-    ("lmtrain trace runs/a --step 12 --out step.json.gz", "the critical path of step 12"),
+    ("lmtrain trace runs/a --step 12 --output step.json.gz", "the critical path of step 12"),
 )
 
 
@@ -22,7 +22,7 @@ def trace(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", parser=written_file,
+            "--output", "--out", metavar="FILE", parser=written_file,
             help="Where the trace goes that ui.perfetto.dev opens; with a name that ends in .gz it is compressed. "
             "[default: RUN/trace/trace.json; with --json none]",
         ),
@@ -44,7 +44,7 @@ def trace(
 
     path = out if out is not None or as_json else run / TRACES / "trace.json"
     if out is not None:
-        check_place("--out", out)
+        check_place("--output", out)
     timeline = merged(run)
     facts, rows = trace_facts(timeline, start, step)
     if path is not None:
