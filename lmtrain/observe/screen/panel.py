@@ -14,11 +14,11 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from lmtrain.observe.screen.row_text import Row, compute, eval_figures, figures, percent, smoothed, sparkline, ticking
+from lmtrain.observe.screen.verb_progress import drawn
 from lmtrain.observe.stragglers.judge import slow_link, slow_rank
 
 _KEPT_LOSSES = 512
@@ -83,7 +83,7 @@ class RunPanel:
         inner = width - 4
         yield Panel(
             Group(
-                self._facts_line(), self._progress(inner), Text(""), self._figures(inner, options.ascii_only),
+                self._facts_lines(inner), self._progress(inner), Text(""), self._figures(inner, options.ascii_only),
                 *self._slow(), *self._evals(),
             ),
             title=Text(self.facts.get("run", "run"), style="bold", overflow="ellipsis", no_wrap=True),
@@ -94,10 +94,17 @@ class RunPanel:
             # new line, and everything would be drawn one line too low
             yield Text(f"  {self.now}", style="dim", overflow="ellipsis", no_wrap=True)
 
-    def _facts_line(self) -> Text:
-        return Text("  ", overflow="fold").join(
-            Text.assemble((f"{k} ", "dim"), str(v)) for k, v in self.facts.items() if k != "run"
-        )
+    def _facts_lines(self, width: int) -> Text:
+        """Join the facts to lines that break between two of them, not within one."""
+        lines = [Text(overflow="fold")]
+        for name, value in self.facts.items():
+            if name == "run":
+                continue
+            fact = Text.assemble((f"{name} ", "dim"), str(value))
+            if lines[-1] and lines[-1].cell_len + 2 + fact.cell_len > width:
+                lines.append(Text(overflow="fold"))
+            lines[-1].append_text(Text("  ") + fact if lines[-1] else fact)
+        return Text("\n", overflow="fold").join(lines)
 
     def _progress(self, width: int) -> Table:
         step = int(self.row.get("step", 0))
@@ -107,9 +114,7 @@ class RunPanel:
         line = Table.grid(expand=True, padding=(0, 2, 0, 0))
         line.add_column(ratio=1)
         line.add_column(justify="right", no_wrap=True)
-        line.add_row(
-            ProgressBar(total=max(self.total_steps, 1), completed=step, width=max(width - done.cell_len - 2, 4)), done
-        )
+        line.add_row(drawn(step, max(self.total_steps, 1), max(width - done.cell_len - 2, 4)), done)
         return line
 
     def _figures(self, width: int, ascii_only: bool) -> Table:

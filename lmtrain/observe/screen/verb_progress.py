@@ -27,6 +27,13 @@ _SHARE = 0.05  # because: a line every 5 s for a day is a log that nobody reads
 _LEAST_BAR = 8
 
 
+def drawn(done: float, total: float, width: int) -> ProgressBar:
+    """Draw a bar whose two parts can be told apart on a dark terminal and on a light one."""
+    return ProgressBar(
+        total=total, completed=done, width=width, style="grey58", complete_style="bold cyan", finished_style="green"
+    )
+
+
 def is_live(console: Console) -> bool:
     """Whether what is printed can be drawn over."""
     return console.is_interactive and not console.is_dumb_terminal and console.file.isatty()
@@ -100,7 +107,7 @@ class Reporter:
         state, line = self._state, Table.grid(padding=(0, 1, 0, 0))
         words = Text(self.words(), overflow="ellipsis", no_wrap=True)
         room = options.max_width - words.cell_len - 2
-        bar = ProgressBar(total=state.total, completed=state.done, width=min(room, 40))
+        bar = drawn(state.done, state.total, min(room, 40))
         line.add_row(words, *([bar] if state.total and room >= _LEAST_BAR else []))
         yield line
 

@@ -90,6 +90,15 @@ def test_the_panel_shows_every_figure_whole(width: int) -> None:
     assert len(last.rstrip()) < width - 10  # where ^C is echoed, which must not begin a new line
 
 
+def test_facts_break_between_two_of_them() -> None:
+    """A fact that is torn apart reads as two."""
+    facts = {"run": "runs/a", "model": "gpt 7.23M parameters", "device": "AMD EPYC fp32"}
+    facts["data"] = "5.18k samples of 64 ids"
+    console = Console(width=80, record=True, file=io.StringIO(), legacy_windows=False)
+    console.print(RunPanel(facts, 2000))
+    assert "| data 5.18k samples of 64 ids " in console.export_text().replace("│", "|")
+
+
 def test_two_columns_at_80_and_one_below_70() -> None:
     assert len(_panel(80).splitlines()) == 12
     assert len(_panel(66).splitlines()) > 15
