@@ -31,6 +31,7 @@ _SIGNS = {Kind.FORWARD: "F", Kind.BACKWARD: "B", Kind.INPUT: "B", Kind.WEIGHT: "
 _KINDS = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "weights' gradients"}
 _MOST_SPANS = 2500  # because: a page stays quick to open
 _MOST_BARS = 5
+_NAME_HEIGHT = 14.0  # of a line's name in a picture
 
 
 def print_found(found: Found) -> None:
@@ -334,9 +335,12 @@ def scaling(points: Sequence[Point]) -> str:
         )
         yield f'<polygon points="{" ".join([*fast, *reversed(slow)])}" class="band"/>'
         curve = [(x(best.gpus), y(best.tokens_per_s / best.gpus)) for _, best in shown]
-        yield from _line(curve, "curve", "best layout")
+        yield from _line(curve, "curve", "best layout", curve[-1][1])
         plain = [(x(p.gpus), y(p.plain.tokens_per_s / p.gpus)) for p, _ in shown if p.plain]
-        yield from _line(plain, "curve plain", "all sharded (ZeRO 3)") if plain else ()
+        if plain:
+            # because: names of two lines that end beside each other would be written over each other
+            name_y = max(plain[-1][1], curve[-1][1] + _NAME_HEIGHT)
+            yield from _line(plain, "curve plain", "all sharded (ZeRO 3)", name_y)
         for _, best in shown:
             parallel = best.run.parallel
             yield text(x(best.gpus), bottom + 18, f"{best.gpus:,}", "small", "middle")
@@ -345,10 +349,10 @@ def scaling(points: Sequence[Point]) -> str:
     return svg(bottom + 44, parts(), "tokens a second and GPU over the number of GPUs")
 
 
-def _line(points: Sequence[tuple[float, float]], kind: str, name: str) -> Iterator[str]:
+def _line(points: Sequence[tuple[float, float]], kind: str, name: str, name_y: float) -> Iterator[str]:
     yield polyline(points, kind)
     yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{kind}"/>' for x, y in points)
-    yield text(points[-1][0] + 8, points[-1][1] + 4, name, "small")
+    yield text(points[-1][0] + 8, name_y + 4, name, "small")
 
 
 def page(found: Found) -> str:
