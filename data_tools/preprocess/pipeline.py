@@ -33,6 +33,7 @@ from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.fast import Encoder, TwinEncoder, build_encoder
 from lmtrain.tokenizer.json_lines import Reject
+from lmtrain.units import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,9 +243,10 @@ def preprocess(
             found, filtered = outputs.totals.bad, outputs.totals.filtered.total()
             causes = "".join(f", {count} of them: {cause}" for cause, count in found.most_common(3))
             raise DataError(
-                f"The {len(sources)} input files hold no text that could be used ({outputs.totals.num_documents} empty "
-                f"documents, {filtered} filtered documents, {found.total()} bad lines{causes}). Check the files and "
-                "options: --key is the key of the text, --format says what a file holds."
+                f"The input, {plural(len(sources), 'file')}, holds no text that could be used "
+                f"({plural(outputs.totals.num_documents, 'empty document')}, {plural(filtered, 'filtered document')}, "
+                f"{plural(found.total(), 'bad line')}{causes}). Check the files and options: --key is the key of the "
+                "text, --format says what a file holds."
             )
         files = outputs.finish()
     totals = outputs.totals

@@ -27,7 +27,8 @@ def give_way(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay
         return
     for key, other in (("steps", "tokens"), ("tokens", "steps")):
         if _is_typed(f"train.{key}", typed) and not _is_typed(f"train.{other}", typed) and train.get(key) is not None:
-            yield from _changed(train, f"train.{other}", None, f"train.{key}={show(train[key])}")
+            value = typed.get(f"train.{key}", show(train[key]))
+            yield from _changed(train, f"train.{other}", None, f"train.{key}={value}")
     yield from _micro_batch(tree, train, typed)
     yield from _warm_up(tree, typed)
 

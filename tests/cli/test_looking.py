@@ -186,7 +186,8 @@ def test_documents_are_shown_by_the_same_verb(toy: Toy) -> None:
         (["DATA", "--sample", 1, "--run", "RUN"], "Give the run alone"),
         (["DATA", "--document", 1, "--seed", 2], "--seed is for --random"),
         (["--sample", 1], "PREFIX is missing"),
-        (["DATA", "DATA"], "two datasets"),
+        (["DATA", "DATA"], "are 2 datasets. Show one"),
+        (["DATA", 3], "by its number, from 0: --document 3."),
     ],
 )
 def test_what_cannot_be_shown(toy: Toy, run: Path, words: list[object], said: str) -> None:

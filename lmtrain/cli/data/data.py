@@ -159,7 +159,9 @@ def show(
         if value is not None and needs != (chosen or ["random"])[0]:
             raise UsageError(f"{name} is for --{needs} NUMBER, which was not given. Add it, or leave {name} out.")
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} are two datasets. Show one at a time.")
+        numbers = " ".join(f"--document {word}" for word in given[1:] if word.isdecimal())
+        way_out = f"A document is shown by its number, from 0: {numbers}." if numbers else "Show one at a time."
+        raise UsageError(f"{' and '.join(given)} are {len(given)} datasets. {way_out}")
     if run is None and not given:
         raise UsageError("PREFIX is missing. Give a dataset such as data/books, or --run RUN --sample NUMBER.")
     if sample:
@@ -330,7 +332,11 @@ def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
         print_json(facts)
     else:
         for row in facts:
-            echo(f"{row['dataset']}: {plural(row['documents'], 'document')}, {plural(row['tokens'], 'token')}")
+            documents, tokens = row["documents"], row["tokens"]
+            echo(
+                f"{row['dataset']}: {plural(documents, 'document', f'{documents:,}')}, "
+                f"{plural(tokens, 'token', f'{tokens:,}')}"
+            )
 
 
 def _compared(facts: dict[str, Any]) -> str:

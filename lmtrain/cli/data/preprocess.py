@@ -147,10 +147,11 @@ def _print(summary: Summary) -> None:
         f"{format_count(summary.num_tokens)} tokens ({summary.bytes_per_token:.2f} bytes a token) "
         f"in {format_seconds(summary.seconds)}"
     )
-    for counts, what in ((summary.rejects, "bad lines left out"), (summary.filtered, "documents filtered out")):
+    losses = ((summary.rejects, "bad line", "left out"), (summary.filtered, "document", "filtered out"))
+    for counts, what, done in losses:
         if counts:
             parts = ", ".join(f"{count} {cause}" for cause, count in sorted(counts.items(), key=lambda c: -c[1]))
-            echo(f"{sum(counts.values())} {what}: {parts}")
+            echo(f"{plural(sum(counts.values()), what)} {done}: {parts}")
     _print_lengths(summary.lengths)
     for name in summary.files if summary.num_shards == 1 else (summary.files[0], f"... {summary.num_shards} shards"):
         echo(f"  {name}")

@@ -244,7 +244,7 @@ def test_the_output_is_guarded(corpus: Path, tmp_path: Path) -> None:
 
 def test_no_text_at_all(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
-    with pytest.raises(DataError, match="hold no text"):
+    with pytest.raises(DataError, match="holds no text"):
         run(tmp_path / "a.txt", tmp_path / "out")
     with pytest.raises(UsageError, match="--workers=0"):
         Options(workers=0)
