@@ -26,7 +26,7 @@ TRAINER = (
 )
 TITAN = (
     "--training.local_batch_size 4 --parallelism.tensor_parallel_degree 2 --optimizer.lr 3e-4 --training.steps 100 "
-    "--parallelism.context_parallel_degree 2 --metrics.log_freq 5 --nproc 2 data.path=x"
+    "--parallelism.context_parallel_degree 2 --metrics.log_freq 5 data.path=x"
 )
 
 

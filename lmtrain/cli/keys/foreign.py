@@ -6,6 +6,7 @@ how their values are written.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from lmtrain.config.compose import group_choices
 from lmtrain.config.names import ELSEWHERE, NOT_HERE, Names
 from lmtrain.config.overrides import shell
 from lmtrain.errors import brief
+from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.config import RunConfig
 
 PROCESSES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus", "nproc_per_node", "ngpu")
@@ -110,8 +112,9 @@ def whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
         return None
     found = translated(options)
     settings = [f"{key}={value}" for key, value in found.settings.items()]
-    processes = ["--nproc", found.processes] if found.processes and "--nproc" in own else []
-    if found.processes and not processes:
+    count = found.processes or (_of_layout(found.settings) if ProcessEnv.detect().world_size == 1 else "")
+    processes = ["--nproc", count] if count and "--nproc" in own and "--nproc" not in kept else []
+    if found.processes and "--nproc" not in own:
         count = found.processes
         found.notes.append(f"{count} processes are what the layout makes: parallel.dp_shard={count}.")
     line = _in_lines([*command.split(), *kept, *settings, *processes])
@@ -123,6 +126,13 @@ def whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
         + (f" Left out:{notes}\n" if notes else " ")
         + f"Type:\n  {line}"
     )
+
+
+def _of_layout(settings: Mapping[str, str]) -> str:
+    """Return the number of processes that a layout takes; nothing for one, or where a size is no number."""
+    sizes = [settings.get(f"parallel.{axis}", "1") for axis in ("tp", "pp", "dp_replicate", "dp_shard")]
+    count = math.prod(int(size) if size.isdecimal() else 0 for size in sizes)
+    return str(count) if count > 1 else ""
 
 
 def _in_lines(words: Sequence[str]) -> str:
