@@ -121,6 +121,6 @@ def refuse_problems(found: Iterable[dict[str, Any]]) -> None:
         goes_on = f"`lmtrain pretrain --from-run {run} checkpoint.fallback=true`"
         if sound:
             problems.append(f"The newest that is whole is {sound[-1]}; {goes_on} goes on from there.")
-        elif len(found) == 1:
+        elif len(found) == 1 and len(list_checkpoints(path.parent)) > 1:
             problems.append(f"`lmtrain verify {run}` looks at all of its run.")
     raise CheckpointError("\n".join(problems))

@@ -24,7 +24,7 @@ from lmtrain.eval.task import NOT_PUBLISHED, Columns, Prepared, Result, Task
 from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.runtime.files.files import json_bytes, parse_json, read_bytes
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.units import format_count, format_seconds, show_measure
+from lmtrain.units import format_count, format_seconds, plural, show_measure
 
 _HEAD_TOKENS = 24
 _MOST_BYTES = 4 << 30
@@ -172,8 +172,8 @@ def _sure(result: Result, name: str) -> str:
 
 def _short_rows(result: Result, model: dict[str, Any]) -> list[tuple[str, str]]:
     others = [f"{n} {show_measure(n, v)}" for n, v in result.measures.items() if n != result.headline]
-    counted = [(result.num_documents, "documents"), (result.num_words, "words"), (result.num_bytes, "bytes")]
-    counts = ", ".join(f"{number:,} {word}" for number, word in counted if number is not None)
+    counted = [(result.num_documents, "document"), (result.num_words, "word"), (result.num_bytes, "byte")]
+    counts = ", ".join(plural(number, word, f"{number:,}") for number, word in counted if number is not None)
     whole = "" if result.limit is None else "all of it: "
     on = f"{result.dtype} on {model['device']}" if "device" in model else result.dtype
     return [

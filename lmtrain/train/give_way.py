@@ -29,8 +29,19 @@ def give_way(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay
         if _is_typed(f"train.{key}", typed) and not _is_typed(f"train.{other}", typed) and train.get(key) is not None:
             value = typed.get(f"train.{key}", show(train[key]))
             yield from _changed(train, f"train.{other}", None, f"train.{key}={value}")
+    yield from _samples(tree, typed)
     yield from _micro_batch(tree, train, typed)
     yield from _warm_up(tree, typed)
+
+
+def _samples(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay]:
+    """Choose masked samples for a model that learns from no others, unless the kind of data is typed."""
+    data, model = tree.get("data"), tree.get("model")
+    if not isinstance(data, dict) or not isinstance(model, dict) or "data" in typed or "data.kind" in typed:
+        return
+    if (model.get("kind"), data.get("kind")) == ("bert", "dataset"):
+        tree["data"] = {"kind": "masked"} | {key: value for key, value in data.items() if f"data.{key}" in typed}
+        yield GaveWay("data", "masked", "dataset", f"model={typed.get('model', 'bert')}")
 
 
 def _micro_batch(tree: dict[str, Any], train: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay]:

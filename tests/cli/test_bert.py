@@ -113,7 +113,7 @@ def test_wrong_settings_are_refused(
 
 def test_a_model_and_samples_that_do_not_fit(sentences: Toy, tmp_path: Path) -> None:
     given = sentences.settings(tmp_path / "run")
-    told = lmtrain("pretrain", "model=bert_tiny", *given, code=2)
+    told = lmtrain("pretrain", "model=bert_tiny", "data=dataset", *given, code=2)
     assert "data.kind=dataset makes samples that a bert model cannot learn from. Use data=masked" in told
     told = lmtrain("pretrain", "data=masked", *given, code=2)
     assert "data.kind=masked makes samples that a gpt model cannot learn from" in told

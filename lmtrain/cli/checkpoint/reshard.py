@@ -186,4 +186,6 @@ def _print(facts: dict[str, Any]) -> None:
             value = format_bytes(value)
         elif key == "seconds":
             key, value = "time", format_seconds(value)
+        elif isinstance(value, (int, float)):
+            value = f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
         echo(f"{key.replace('_', ' '):18} {value}")

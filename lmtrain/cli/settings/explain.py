@@ -103,7 +103,10 @@ class Composed:
             if wrong := [problem for problem in error.problems if " is not set. " not in problem]:
                 raise SettingsError(wrong) from error
         found = origins(overrides, config_dir=config_dir, name=name)
-        return cls(tree, found | {one.key: Origin(f"to fit {one.cause}") for one in gave_way})
+        for change in gave_way:
+            chosen = f"{change.key}.kind" if isinstance(tree.get(change.key), dict) else change.key
+            _put(found, chosen, Origin(f"to fit {change.cause}"))
+        return cls(tree, found)
 
     def kind(self, section: str) -> str:
         part = self.tree.get(section)

@@ -212,7 +212,8 @@ def _meant(prefix: Path) -> str:
         made = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
         return (
             "A dataset is made of such a file: type "
-            f"`lmtrain preprocess {prefix} --tokenizer TOKENIZER --output {made}`, and then give {made}."
+            f"`lmtrain preprocess {prefix} --tokenizer TOKENIZER --output {made}`, and then give {made}. "
+            "A BERT model needs --split-sentences as well."
         )
     beside = prefix if prefix.is_dir() else prefix.parent
     known = sorted(str(path.with_name(path.stem)) for path in beside.glob("*.idx"))

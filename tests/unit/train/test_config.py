@@ -38,7 +38,7 @@ def test_every_choice_of_every_group_composes(group: str, choice: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model=bert_tiny"], "data.kind=dataset makes samples that a bert model cannot learn from. Use data=masked"),
+        (["model=bert_tiny", "data=dataset"], "data.kind=dataset makes samples that a bert model cannot learn from. Use data=masked"),
         (["data=masked"], "data.kind=masked makes samples that a gpt model cannot learn from. Use data=dataset"),
         (["model=bert_tiny", "data=masked", "data.pairs=none"], "model.pair_head=true finds no pairs in data.pairs"),
         (["model=bert_tiny", "data=masked", "model.pair_head=false"], "model.pair_head=false leaves the pairs"),
@@ -102,6 +102,8 @@ def test_settings_survive_their_own_dictionary() -> None:
          {"micro_batch": 6, "global_batch": 12}),
         (["train.rampup={start: 4, increment: 4, samples: 20}"],
          ["train.micro_batch=4 instead of 8, to fit train.global_batch=32."], "train", {"micro_batch": 4}),
+        (["model=bert_tiny", "data.mask_share=0.2"], ["data=masked instead of dataset, to fit model=bert_tiny."],
+         "data", {"kind": "masked", "mask_share": 0.2, "path": "x"}),
         (["schedule=wsd", "train.steps=110"], ["schedule.warmup_steps=11 instead of 100, to fit train.steps=110."],
          "schedule", {"warmup_steps": 11}),
         (["train.steps=101"], [], "schedule", {"warmup_steps": 100}),
