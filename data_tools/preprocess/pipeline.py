@@ -33,7 +33,6 @@ from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.fast import Encoder, TwinEncoder, build_encoder
 from lmtrain.tokenizer.json_lines import Reject
-from lmtrain.units import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,12 +240,11 @@ def preprocess(
             _run(sources, tokenizer, data, options, outputs, report, say)
         if outputs.totals.num_tokens == 0:
             found, filtered = outputs.totals.bad, outputs.totals.filtered.total()
-            causes = "".join(f", {count} of them: {cause}" for cause, count in found.most_common(3))
+            causes = "".join(f", of which {count}: {cause}" for cause, count in found.most_common(3))
             raise DataError(
-                f"The input, {plural(len(sources), 'file')}, holds no text that could be used "
-                f"({plural(outputs.totals.num_documents, 'empty document')}, {plural(filtered, 'filtered document')}, "
-                f"{plural(found.total(), 'bad line')}{causes}). Check the files and options: --key is the key of the "
-                "text, --format says what a file holds."
+                f"The input holds no text that could be used (files: {len(sources)}, empty documents: "
+                f"{outputs.totals.num_documents}, filtered documents: {filtered}, bad lines: {found.total()}{causes}). "
+                "Check the files and options: --key is the key of the text, --format says what a file holds."
             )
         files = outputs.finish()
     totals = outputs.totals

@@ -53,7 +53,7 @@ def test_what_all_lines_have_alike_is_said_and_not_how_to_lose_them(toy: Toy, tm
     said = lmtrain("preprocess", tmp_path / "a.jsonl", *common, code=65)
     assert "no key 'text' (its keys: 'content', 'id'). Name the key of the text with --key." in said
     said = lmtrain("preprocess", tmp_path / "a.jsonl", *common, "--on-error", "skip", code=65)
-    assert "2 bad lines, 2 of them: no key 'text'). Check the files and options: --key is" in said
+    assert "bad lines: 2, of which 2: no key 'text'). Check the files and options: --key is" in said
     assert "`jq -c '.[]'" in lmtrain("preprocess", tmp_path / "b.json", *common, code=2)
 
 

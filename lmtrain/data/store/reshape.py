@@ -19,7 +19,6 @@ from lmtrain.data.store.format import DatasetInfo
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
 from lmtrain.errors import DataError, UsageError
 from lmtrain.runtime.files.files import read_bytes
-from lmtrain.units import plural
 
 _COPIED_TOKENS = 1 << 22
 _COPIED_DOCUMENTS = 1 << 16
@@ -90,8 +89,8 @@ def split(
     """
     if len(shares) != len(outputs) or not 2 <= len(shares) <= 3:
         raise UsageError(
-            f"{plural(len(shares), 'share')} and {plural(len(outputs), 'output')} were given. Give two or three "
-            f"shares, and --output once for each, as in --output {outputs[0]}_train --output {outputs[0]}_valid."
+            f"--shares names {len(shares)}, and --output was given {len(outputs)} times. Give two or three shares, and "
+            f"--output once for each, as in --output {outputs[0]}_train --output {outputs[0]}_valid."
         )
     if any(not 0 < share < float("inf") for share in shares):
         raise UsageError(f"The shares {list(shares)} are not all above 0. Use shares such as 98,2.")

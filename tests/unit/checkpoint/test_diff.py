@@ -72,11 +72,14 @@ def test_types_and_shapes(tmp_path: Path) -> None:
     assert list(diff.different_values(a, c)) == []
 
 
-def test_beside_what_is_damaged_stands_how_to_go_on() -> None:
+def test_beside_what_is_damaged_stands_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [{"checkpoint": f"r/checkpoints/step_{step}", "problems": []} for step in (1, 2)]
     diff.refuse_problems(found)
     found.append({"checkpoint": "r/checkpoints/step_3", "problems": ["it is damaged."]})
     with pytest.raises(CheckpointError, match=r"whole is r/checkpoints/step_2; `lmtrain pretrain --from-run r checkp"):
         diff.refuse_problems(found)
+    with pytest.raises(CheckpointError, match=r"it is damaged\.$"):
+        diff.refuse_problems(found[2:])
+    monkeypatch.setattr(diff, "list_checkpoints", lambda folder: [folder / "step_1", folder / "step_3"])
     with pytest.raises(CheckpointError, match=r"it is damaged\.\n`lmtrain verify r` looks at all of its run\."):
         diff.refuse_problems(found[2:])

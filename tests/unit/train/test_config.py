@@ -38,7 +38,7 @@ def test_every_choice_of_every_group_composes(group: str, choice: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["model=bert_tiny", "data=dataset"], "data.kind=dataset makes samples that a bert model cannot learn from. Use data=masked"),
+        (["model=bert_tiny", "data=dataset"], "makes samples that a bert model cannot learn from. Use data=masked"),
         (["data=masked"], "data.kind=masked makes samples that a gpt model cannot learn from. Use data=dataset"),
         (["model=bert_tiny", "data=masked", "data.pairs=none"], "model.pair_head=true finds no pairs in data.pairs"),
         (["model=bert_tiny", "data=masked", "model.pair_head=false"], "model.pair_head=false leaves the pairs"),

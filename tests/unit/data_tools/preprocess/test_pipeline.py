@@ -223,7 +223,7 @@ def test_filters_are_counted(tmp_path: Path) -> None:
     assert summary.filtered == {"min_chars": 2, "max_chars": 1, "script latin": 1, "min_tokens": 1}
     assert documents(tmp_path / "out") == expected(texts[5:])
     assert summary.num_bytes == len(texts[5])
-    with pytest.raises(DataError, match="6 filtered documents"):
+    with pytest.raises(DataError, match="filtered documents: 6"):
         run(tmp_path / "a.jsonl", tmp_path / "none", filters=Filters(max_tokens=-1))
 
 
