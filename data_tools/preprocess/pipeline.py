@@ -337,7 +337,7 @@ def _say_what_was_found(outputs: Outputs, say: Callable[[str], None] | None) -> 
     if outputs.redone:
         say("some of what a run that was cut short left behind is damaged and is made again")
     if outputs.resumed:
-        say(f"going on after the {outputs.totals.num_documents} documents of a run that was cut short")
+        say(f"going on after the {outputs.totals.num_documents:,} documents of a run that was cut short")
     elif outputs.dropped:
         say("starting over: what a run that was cut short left behind is of other inputs or settings")
 

@@ -27,7 +27,7 @@ SUFFIXES = {  # the first that fits decides: what the file holds, and how it is 
     **{f".json{line}.{codec}": ("jsonl", codec) for codec in _CODECS for line in ("l", "")},
     ".zst": ("jsonl", "zst"),
 }
-KNOWN = ".txt, .jsonl, .parquet, .txt.gz, .jsonl.gz, .json.gz (or .zst, .bz2, .xz for .gz), .zst"
+KNOWN = ".txt, .jsonl and .parquet, and text or lines compressed, as in .txt.gz, .jsonl.bz2, .jsonl.xz or .jsonl.zst"
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _expand(given: Path | Source) -> Sequence[Path | Source]:
     if given.is_dir():
         found = sorted(path for path in _below(given) if _known(path) and not path.is_dir())
         if not found:
-            raise MissingInputError(f"{given} holds none of {KNOWN}. Check the folder.")
+            raise MissingInputError(f"{given} holds no file of a kind that is read: {KNOWN}. Check the folder.")
         return found
     if not os.path.lexists(given):
         matches = _refuse_repeated(Path(name) for name in glob.iglob(str(given), recursive=True))
@@ -155,7 +155,7 @@ def _expand(given: Path | Source) -> Sequence[Path | Source]:
         way_out = "Say what it holds, as in --format txt, or convert it."
         if given.suffix == ".json":
             way_out = f"`jq -c '.[]' {given} > {given}l` makes lines of an array; if it has lines, add --format jsonl."
-        raise UsageError(f"{given} is none of {KNOWN}. {way_out}")
+        raise UsageError(f"{given} is of no kind that is read: {KNOWN}. {way_out}")
     return [given]
 
 

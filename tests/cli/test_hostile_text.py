@@ -80,7 +80,7 @@ def test_a_vocabulary_of_nothing_is_none(here: Path, toy: Toy) -> None:
         assert "The input holds no text to learn from" in said
     for name in ("empty.txt", "none.jsonl"):
         said = lmtrain("preprocess", name, "--tokenizer", toy.tokenizer, "--output", "d", code=65)
-        assert "hold no text that could be used" in said
+        assert "holds no text that could be used" in said
     assert sorted(path.name for path in here.iterdir()) == ["blank.txt", "empty.txt", "eval.txt", "none.jsonl"]
 
 

@@ -99,6 +99,13 @@ def test_a_later_start_had_other_settings(tmp_path: Path) -> None:
     assert ("setting", "optim.lr: 0.1 and 0.2 after step 10") in list(diff_lines(found))
 
 
+def test_what_changed_after_the_last_step_of_both_is_named(tmp_path: Path) -> None:
+    longer = write(tmp_path / "b", start(), start(20, optim={"lr": 0.2}), end=30)
+    found = facts(write(tmp_path / "a", start()), longer)
+    assert (found["settings"], found["causes"]) == ({}, [])
+    assert ("in the end", "optim.lr: 0.1 and 0.2") in list(diff_lines(found))
+
+
 def test_what_came_later_explains_nothing(tmp_path: Path) -> None:
     """Not even what changed just after the first step that differs."""
     late = start(15, optim={"lr": 0.2})

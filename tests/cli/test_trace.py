@@ -42,9 +42,9 @@ def test_json_says_the_same_and_adds_up(tmp_path: Path) -> None:
     Made(layout=Layout(dp_shard=2), num_microbatches=4, steps=(10, 12), start=1, began_s=500).write(tmp_path)
     facts = json.loads(lmtrain("trace", tmp_path, "--json"))
     assert not (tmp_path / "trace" / "trace.json").exists()
-    assert [one["start"] for one in facts["starts"]] == [0, 1]
-    assert (facts["start"], facts["steps"], facts["replay"], facts["file"]) == (1, [10, 12], None, None)
-    facts = json.loads(lmtrain("trace", tmp_path, "--json", "--start", 0, "--step", 11, "--out", tmp_path / "x.json"))
+    assert [one["start"] for one in facts["starts"]] == [1, 2]
+    assert (facts["start"], facts["steps"], facts["replay"], facts["file"]) == (2, [10, 12], None, None)
+    facts = json.loads(lmtrain("trace", tmp_path, "--json", "--start", 1, "--step", 11, "--out", tmp_path / "x.json"))
     assert sum(one["seconds"] for one in facts["classes"].values()) == pytest.approx(facts["step_s"])
     for row in facts["by_rank"]:
         assert sum(row[name] for name in facts["classes"]) == pytest.approx(facts["step_s"], rel=0.01)
@@ -86,7 +86,7 @@ def test_refusals_have_a_way_out(tmp_path: Path) -> None:
     assert "observe.trace=sampled" in said
     Made(layout=Layout(), num_microbatches=2).write(tmp_path)
     said = lmtrain("trace", tmp_path, "--step", 99, code=2)
-    assert "--step=99 is not among the steps that start 0 recorded: 10, 11, 12, 13. Choose one" in said
+    assert "--step=99 is not among the steps that start 1 recorded: 10, 11, 12, 13. Choose one" in said
     assert "--start=3 has left no trace" in lmtrain("trace", tmp_path, "--start", 3, code=2)
     assert "is in no folder" in lmtrain("trace", tmp_path, "--out", tmp_path / "none" / "x.json", code=73)
     (tmp_path / "trace" / "rank-00000.spans").write_bytes(b"LMSPANS\n")

@@ -48,7 +48,7 @@ def preprocess(
         _ends("--append-eod/--no-append-eod", help="End each document with the end token, if there is one."),
     ] = None,
     prepend_bos: Annotated[
-        bool, _ends("--prepend-bos", help="Begin each document with the tokenizer's begin token, such as <s>.")
+        bool, _ends("--prepend-bos", help="Begin each document with the tokenizer's begin-of-text token.")
     ] = False,
     split_sentences: Annotated[
         bool, _ends("--split-sentences", help="Make a sequence of every sentence, for BERT.")
@@ -131,9 +131,9 @@ def _shown(inputs: list[str]) -> Iterator[Callable[[Standing], None]]:
             if first is None:
                 first, began = now, perf_counter()
             seconds = max(perf_counter() - began, 1e-9)
-            megabytes = (now.num_text_bytes - first.num_text_bytes) / 1e6
+            text = format_bytes((now.num_text_bytes - first.num_text_bytes) / seconds)
             tokens = format_count((now.num_tokens - first.num_tokens) / seconds)
-            speed = "" if now is first else f"{megabytes / seconds:.1f} MB/s, {tokens} tokens/s"
+            speed = "" if now is first else f"{text}/s, {tokens} tokens/s"
             earlier = first.done_bytes if first.total_bytes else 0
             shown(now.done_bytes if now.total_bytes else now.num_text_bytes, now.total_bytes, earlier, speed)
 

@@ -50,14 +50,16 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "documents", f"{documents:,}" + (f" of {sequences:,} sequences" if sequences != documents else "")
     yield "tokens", f"{tokens:,} ({format_count(tokens)}){per_document}"
     if facts["longest_sequence"] is not None:
-        yield "a sequence", f"{facts['shortest_sequence']:,} to {facts['longest_sequence']:,} tokens"
+        what = "a document" if sequences == documents else "a sequence"
+        yield what, f"{facts['shortest_sequence']:,} to {facts['longest_sequence']:,} tokens"
     yield "on disk", f"{format_bytes(facts['bytes'])}, ids as {facts['dtype']}"
     sidecar = facts["sidecar"]
     if sidecar is None:
         yield "sidecar", "none: a dataset of another tool, which carries no tokenizer"
     else:
         text = sidecar["num_bytes"]
-        yield "made of", f"{format_bytes(text)} of text, {text / tokens:.2f} bytes a token" if text > 0 else "unknown"
+        if text > 0:
+            yield "made of", f"{format_bytes(text)} of text, {text / tokens:.2f} bytes a token"
         yield "tokenizer", tokenizer_words(sidecar["vocab_size"], sidecar["eod_id"], sidecar["tokenizer_fingerprint"])
         yield "content sha256", sidecar["content_sha256"]
         if sidecar["sidecar_sha256"] is None:
@@ -100,7 +102,8 @@ def document_rows(
 def print_documents(rows: Rows, most: int | None) -> None:
     for row in rows:
         cut = f", the first {most}" if most is not None and row["tokens"] > most else ""
-        echo(f"document {row['document']}: {plural(row['tokens'], 'token')}{cut}", bold=True)
+        count = f"{row['tokens']:,}"
+        echo(f"document {row['document']}: {plural(row['tokens'], 'token', count)}{cut}", bold=True)
         echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
 
 

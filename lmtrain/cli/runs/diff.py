@@ -55,6 +55,9 @@ def diff_facts(a: Path, b: Path) -> dict[str, Any]:
         "first_step": found.step, "first": found.first, "equal_until": found.equal_until, "loss_after": found.after,
         "not_compared": [*found.untold, *problems, *_untold_starts(seen, starts)],
     }  # fmt: skip
+    last = [rows[-1]["settings"] for rows in starts]
+    ended = differences(last) if all(last) else {}
+    facts["ended"] = {key: values for key, values in ended.items() if facts["settings"].get(key) != values}
     facts["weights"] = _weights(seen, found)
     facts["causes"] = list(_causes(facts, starts))
     return facts
@@ -223,9 +226,12 @@ def diff_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield key, f"differs from step {step:,} on" + (f"; equal in every row up to step {until:,}" if until else "")
     for at in facts["loss_after"]:
         yield f"loss at {at['step']:,}", f"{at['a']!r} and {at['b']!r}, {at['apart']:+.3g}"
-    for name, found in (("setting", "settings"), ("environment", "environment"), ("at the start", "begun")):
+    for name, found in (
+        ("setting", "settings"), ("environment", "environment"), ("at the start", "begun"), ("in the end", "ended")
+    ):  # fmt: skip
         for key, (ours, theirs) in facts[found].items():
-            yield name, f"{key}: {show(ours)} and {show(theirs)}" + (_after(facts, key) if found != "begun" else "")
+            after = _after(facts, key) if found in ("settings", "environment") else ""
+            yield name, f"{key}: {show(ours)} and {show(theirs)}{after}"
     for cause in facts["causes"] or (["nothing that was recorded"] if facts["first"] else []):
         yield "cause", cause
     for said in facts["not_compared"]:

@@ -28,7 +28,7 @@ def trace(
         ),
     ] = None,
     start: Annotated[
-        int | None, typer.Option(metavar="N", help="The tables of this start of the run. [default: the newest]")
+        int | None, typer.Option(metavar="N", help="The tables of this start of the run, from 1. [default: the newest]")
     ] = None,
     step: Annotated[
         int | None,

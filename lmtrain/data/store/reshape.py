@@ -89,7 +89,7 @@ def split(
     """
     if len(shares) != len(outputs) or not 2 <= len(shares) <= 3:
         raise UsageError(
-            f"--shares names {len(shares)}, and --output was given {len(outputs)} times. Give two or three shares, and "
+            f"There are {len(shares)} of --shares and {len(outputs)} of --output. Give two or three shares, and "
             f"--output once for each, as in --output {outputs[0]}_train --output {outputs[0]}_valid."
         )
     if any(not 0 < share < float("inf") for share in shares):

@@ -82,7 +82,7 @@ class Reporter:
         if made > 0 and seconds > 0.1:
             short = format_bytes if self._unit == "bytes" else format_count
             parts.append(state.speed or f"{short(made / seconds)}/s")
-        parts.append(f"{ticking(now - self.began_s)} gone")
+        parts.append(f"{ticking(now - self.began_s)} elapsed")
         if state.total and made > 0:
             left = seconds * (state.total - state.done) / made - (now - state.at_s)
             parts += [f"{ticking(left)} left"] * (left >= 0.5)  # because: "0s left" says nothing

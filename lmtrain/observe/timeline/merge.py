@@ -93,7 +93,7 @@ MERGED = np.dtype([*[(name, SPAN[name]) for name in SPAN.names or ()], ("rank", 
 class Segment:
     """One start of a run."""
 
-    start: int
+    start: int  # counted from 1, as everywhere but in the names and headers of the files
     layout: Layout
     schedule: str
     num_microbatches: int
@@ -164,7 +164,7 @@ def _read(folder: Path) -> tuple[dict[int, list[RankSpans]], list[str]]:
         try:
             one = read_spans(path)
             _check(one, path)
-            starts[one.header.start].append(one)
+            starts[one.header.start + 1].append(one)
         except (DataError, OSError) as error:
             notes.append(str(error))
     if not starts:

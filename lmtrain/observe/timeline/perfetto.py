@@ -44,7 +44,7 @@ class _Threads:
             dp = at.dp_replicate * segment.layout.dp_shard + at.dp_shard
             what = f"(pp {at.pp}, dp {dp}, tp {at.tp})" if stage == _NO_STAGE else f"stage {stage}"
             what = f"beside {stage - _ASIDE}" if stage >= _ASIDE else what
-            start = f"start {segment.start}: " if segment.start else ""
+            start = f"start {segment.start}: " if segment.start > 1 else ""
             order = (segment.start << 40) + (rank << 21) + stage + 1
             self._name(pid, tid, "thread", f"{start}rank {rank} {what}", order)
         return pid, self.threads[key]

@@ -30,14 +30,14 @@ def plain() -> tuple[Console, io.StringIO]:
 def test_the_time_left_goes_on_between_reports() -> None:
     clock = Clock()
     shown = Reporter("written", "bytes", clock)
-    assert shown.words() == "written 0s gone"
+    assert shown.words() == "written 0s elapsed"
     clock.now_s += 10
     shown(10 << 20, 40 << 20)
-    assert shown.words() == "written 10.0 of 40.0 MiB, 1.0 MiB/s, 10s gone, 30s left"
+    assert shown.words() == "written 10.0 of 40.0 MiB, 1.0 MiB/s, 10s elapsed, 30s left"
     clock.now_s += 4
-    assert shown.words() == "written 10.0 of 40.0 MiB, 1.0 MiB/s, 14s gone, 26s left"
+    assert shown.words() == "written 10.0 of 40.0 MiB, 1.0 MiB/s, 14s elapsed, 26s left"
     clock.now_s += 100
-    assert shown.words().endswith(", 1m54s gone")  # what should be over says no time
+    assert shown.words().endswith(", 1m54s elapsed")  # what should be over says no time
 
 
 def test_what_was_there_before_is_neither_speed_nor_time() -> None:
@@ -47,7 +47,7 @@ def test_what_was_there_before_is_neither_speed_nor_time() -> None:
     shown(512 << 10, 3 << 20, earlier=512 << 10)
     clock.now_s += 2
     shown(1536 << 10, 3 << 20, earlier=512 << 10)
-    assert shown.words() == "written 1.5 of 3.0 MiB, 512.0 KiB/s, 52s gone, 3s left"
+    assert shown.words() == "written 1.5 of 3.0 MiB, 512.0 KiB/s, 52s elapsed, 3s left"
 
 
 def test_the_next_part_of_the_work_begins_anew() -> None:
@@ -55,18 +55,18 @@ def test_the_next_part_of_the_work_begins_anew() -> None:
     shown = Reporter("read", "documents", clock)
     clock.now_s += 1
     shown(1000)
-    assert shown.words() == "read 1k documents, 1k/s, 1s gone"
+    assert shown.words() == "read 1k documents, 1k/s, 1s elapsed"
     shown(1001, 1001)
-    assert shown.words().endswith("1s gone")
+    assert shown.words().endswith("1s elapsed")
     shown(1, 1)
     assert shown.words().startswith("read 1 of 1 document, ")
     shown.doing("learning 500 pieces")
     clock.now_s += 61
-    assert shown.words() == "learning 500 pieces 1m02s gone"
+    assert shown.words() == "learning 500 pieces 1m02s elapsed"
     shown(0, 10)
     clock.now_s += 2
     shown(5, 10)
-    assert shown.words().endswith("5 of 10 documents, 2.5/s, 1m04s gone, 2s left")
+    assert shown.words().endswith("5 of 10 documents, 2.5/s, 1m04s elapsed, 2s left")
 
 
 def test_plain_lines_come_at_even_times_whatever_is_reported() -> None:
@@ -75,7 +75,7 @@ def test_plain_lines_come_at_even_times_whatever_is_reported() -> None:
         sleep(0.28)
     lines = out.getvalue().splitlines()
     assert 3 <= len(lines) <= 6
-    assert set(lines) == {"[matching] 0s gone"}
+    assert set(lines) == {"[matching] 0s elapsed"}
 
 
 def test_what_ends_soon_says_nothing() -> None:

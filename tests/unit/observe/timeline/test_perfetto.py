@@ -59,7 +59,7 @@ def test_hosts_are_processes_and_starts_lie_behind_one_another(tmp_path: Path) -
     assert [name for name in names if name.startswith("host")] == ["host node0", "host node1"]
     assert "rank 3 (pp 1, dp 0, tp 1)" in names
     assert "rank 3 stage 1" in names
-    assert "start 1: rank 1 (pp 0, dp 1, tp 0)" in names
+    assert "start 2: rank 1 (pp 0, dp 1, tp 0)" in names
     steps = [e for e in events if e["name"] == "step 10"]
     assert len(steps) == 6
     assert max(e["ts"] + e["dur"] for e in steps[:4]) < min(e["ts"] for e in steps[4:])
