@@ -13,6 +13,8 @@ from contextlib import suppress
 # because: these move the cursor, change the terminal, turn the order of letters round, or are no characters at all
 _OBEYED = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
 _HEAD = re.compile(r" *\d+\. |\w+ {2,}")  # of a list's entry, or of a fact: what follows goes on below its text
+_QUOTED = re.compile(r'`[^`]*`|"[^"]*"')
+_NO_BREAK = "\N{NO-BREAK SPACE}"
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -27,11 +29,16 @@ def plain(text: str) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Lines that end between words; a word that is longer than a line, as a path can be, stays whole."""
+    """Lines that end between words; a word that is longer than a line, as a path can be, stays whole.
+
+    So does what stands between ` or " signs: it is to be copied, and a shell would read two lines of it as two.
+    """
 
     def one(line: str) -> str:
+        line = _QUOTED.sub(lambda found: found[0].replace(" ", _NO_BREAK), line)
         indent = " " * (head.end() if (head := _HEAD.match(line)) else 0)
-        return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        lines = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        return lines.replace(_NO_BREAK, " ")
 
     return "\n".join(map(one, text.split("\n")))
 

@@ -24,10 +24,11 @@ class Summary:
     step: int
     loss: float | None  # of the last step of this attempt
     valid_loss: float | None
-    seconds: float
+    seconds: float  # of this attempt
     tokens: int
     stopped_by: str | None  # what ended the run early
     epochs: float  # how often the training data has been gone through
+    went_on: bool  # whether earlier attempts did some of the steps
 
 
 def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> Summary:
@@ -84,4 +85,5 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
     stopped_by = requests.stop if progress.step < total or progress.owed else None
     record(run, "stop", {"stopped_by": stopped_by, "elapsed_s": time.monotonic() - began})
     epochs = progress.samples / run.inputs.data.train.num_samples
-    return Summary(progress.step, loss, valid_loss, time.monotonic() - began, progress.tokens, stopped_by, epochs)
+    seconds, went_on = time.monotonic() - began, run.inputs.resume_from is not None
+    return Summary(progress.step, loss, valid_loss, seconds, progress.tokens, stopped_by, epochs, went_on)

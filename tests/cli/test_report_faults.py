@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from lmtrain.cli.report.figures import charts
 from lmtrain.observe.history.record import read_record
 from tests.cli.harness import Toy, lmtrain
 from tests.cli.test_report import figures
@@ -26,3 +28,12 @@ def test_faults_that_a_run_survived(toy: Toy, tmp_path: Path) -> None:
     assert [kind for kind, _ in marks] == ["restart", "fault", "restart", "restart", "fault"]
     assert marks[1][1].startswith("the start before failed with exit code 86: the loss of")
     assert marks[4][1] == "the start before was killed or crashed: it left no stop.json"
+
+
+def test_a_stop_stands_before_the_start_that_went_on_from_there(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [{"event": "start", "step": step, "attempt": 1 + step // 4} for step in (0, 4)]
+    rows.insert(1, {"event": "step", "step": 4, "loss": 2.0})
+    rows.insert(2, {"event": "stop", "step": 4, "stopped_by": "SIGINT"})
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = charts(["run"], [read_record(tmp_path / "metrics.jsonl")], [None])
+    assert [mark.kind for mark in found.marks] == ["stop", "restart"]

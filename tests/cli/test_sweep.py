@@ -15,6 +15,7 @@ import pytest
 from lmtrain.cli.pretrain.sweep import SweepRun, folder_name, is_done, plan, run_all
 from lmtrain.config.compose import compose_plain
 from lmtrain.errors import StoppedEarly
+from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.signals import STOPS, listen
 from tests.cli.harness import Toy, lmtrain, start
 
@@ -171,10 +172,17 @@ def heard() -> Iterator[list[int]]:
         signal.signal(number, handler)
 
 
+def test_a_layout_that_does_not_fit_is_refused_once_before_the_first_run(tmp_path: Path) -> None:
+    words = ["data.path=nowhere", f"run.dir={tmp_path / 's'}", "parallel.dp_shard=2", "train.seed=1,2"]
+    said = lmtrain("pretrain", "-m", *words, code=78)
+    assert said.count("1 process was started but parallel.dp_shard=2 asks for 2.") == 1
+    assert "run 1 of 2" not in said
+
+
 def test_a_stop_before_the_first_run_is_one(tmp_path: Path, heard: list[int]) -> None:
     words = [f"run.dir={tmp_path / 's'}", "data.path=nowhere", "train.seed=1,2"]
     with pytest.raises(StoppedEarly, match="SIGUSR1: no run was under way"):
-        run_all(["pretrain"], Asks(words), None, "pretrain", None)
+        run_all(["pretrain"], Asks(words), None, "pretrain", None, ProcessEnv.detect())
     listen()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert "SIGUSR1: no run was under way" in lmtrain("pretrain", "-m", *words, code=75)

@@ -51,7 +51,7 @@ def pretrain(
     if multirun:
         from lmtrain.cli.pretrain.sweep import run_all
 
-        return run_all(context.obj, overrides, config_dir, config_name, from_run, speaks=env.rank == 0)
+        return run_all(context.obj, overrides, config_dir, config_name, from_run, env, elastic=elastic)
 
     from lmtrain.cli.pretrain.attempt import attempt
     from lmtrain.cli.pretrain.from_run import compose_run

@@ -80,7 +80,8 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     if as_json:
         keys = ("step", "loss", "valid_loss", "tokens", "epochs", "seconds", "stopped_by")
         return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)
-    parts = [plural(summary.step, "step"), f"{format_count(summary.tokens)} tokens", format_seconds(summary.seconds)]
+    time = f"{format_seconds(summary.seconds)}{' in this start' * summary.went_on}"
+    parts = [plural(summary.step, "step"), f"{format_count(summary.tokens)} tokens", time]
     parts += [f"{summary.epochs:.1f} times through the data"] * (summary.epochs > 1)
     losses = {"loss": summary.loss, "validation": summary.valid_loss}
     parts += [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]

@@ -22,18 +22,21 @@ from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.config.compose import sweep
 from lmtrain.config.overrides import quoted
-from lmtrain.errors import LmtrainError, StoppedEarly, UsageError, a_few
+from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, a_few
 from lmtrain.runfolder.ends import stop_told
 from lmtrain.runfolder.folder import as_written
 from lmtrain.runfolder.names import METRICS
 from lmtrain.runfolder.rows import read_metrics, went_wrong
 from lmtrain.runfolder.stop import DONE
 from lmtrain.runtime.files.files import write_json
+from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.signals import STOPS, Stopped, StopRequest, listening
+from lmtrain.train.before.preflight import process_problems
 from lmtrain.train.config import RunConfig, config_of
 from lmtrain.units import format_count
 
 SUMMARY = "sweep.json"  # what each folder is, and how it stands, for scripts
+_LOOKS = {"--dry-run", "--print-config"}
 _LONGEST_NAME = 120  # because: a file system takes 255 bytes, and the folder's own files need some
 
 
@@ -51,21 +54,22 @@ class SweepRun:
 
 def run_all(
     words: Sequence[str], overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None,
-    *, speaks: bool = True,
+    env: ProcessEnv, *, elastic: bool = False,
 ) -> None:  # fmt: skip
     """Run each combination in a process of its own, in a folder of its own; a failure does not stop the rest.
 
-    `words` are the command line, `overrides` its settings. Of several processes that sweep together, as srun starts
-    them, one `speaks`.
-
-    A run that is done is not run again, so that the same command goes on with a sweep that was stopped.
+    `words` are the command line, `overrides` its settings. A run that is done is not run again: the same command
+    goes on with a sweep that was stopped. Of several processes that sweep together, as srun starts them, rank 0 prints.
     """
     with listening() as stop:
         try:
             stop.at_once()
             jobs = plan(overrides, config_dir, config_name, from_run)
             stop.politely(lambda name: None)  # because: the run of the moment hears it, or else the next one
-            _run(jobs, options_of(words, overrides), _Runner(stop), speaks=speaks)
+            flags = options_of(words, overrides)
+            if not elastic and not _LOOKS.intersection(flags):
+                _refuse_layouts(jobs, env)
+            _run(jobs, flags, _Runner(stop), speaks=env.rank == 0)
         except Stopped:
             raise StoppedEarly(f"{stop.cause}: no run was under way. Run the same command again to go on.") from None
 
@@ -78,7 +82,7 @@ def options_of(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
 
 
 def _run(jobs: Sequence[SweepRun], flags: list[str], runner: _Runner, *, speaks: bool) -> None:
-    only_looks, as_json = "--dry-run" in flags or "--print-config" in flags, "--json" in flags
+    only_looks, as_json = bool(_LOOKS.intersection(flags)), "--json" in flags
     compares = only_looks and not as_json and "--print-config" not in flags
     first = None
     for number, job in enumerate(jobs, 1):
@@ -107,6 +111,18 @@ def _run(jobs: Sequence[SweepRun], flags: list[str], runner: _Runner, *, speaks:
     if runner.stopped:
         raise StoppedEarly(f"Stopped in run {number} of {len(jobs)}. Run the same command again to go on.")
     return _refuse_failures(jobs)
+
+
+def _refuse_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
+    """Refuse layouts that these processes cannot have, before the first run starts."""
+    problems = [
+        problem
+        for job in jobs
+        if not job.config.parallel.auto
+        for problem in process_problems(job.config.parallel.layout, env, job.config.train)
+    ]
+    if problems:
+        raise LayoutError("\n".join(dict.fromkeys(problems)))
 
 
 def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[SweepRun]:

@@ -160,6 +160,7 @@ def _points(record: Record, steps: Numbers, values: Numbers) -> Points:
 
 def _marks(run: int, record: Record, stop: dict[str, Any] | None) -> Iterator[Mark]:
     found = [*_saves(record), *_starts(record), *_slow(record), *_broken(record), *_ends(record, stop)]
+    found.sort(key=lambda one: (one[1], one[0] != "stop"))  # a stop comes before the start that went on from there
     steps = np.array([step for _, step, _ in found], np.float64)
     tokens, seconds = (np.nan_to_num(record.at(key, steps)).tolist() for key in ("tokens", "seconds"))
     for (kind, step, said), token, second in zip(found, tokens, seconds, strict=True):

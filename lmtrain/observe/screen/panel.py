@@ -152,7 +152,7 @@ class RunPanel:
             yield "bubble", Text(f"{percent(row['straggler_bubble'])} of a step")
         if row.get("straggler_exposed") is not None:
             yield "communication", Text(f"{percent(row['straggler_exposed'])}, not hidden")
-        if "step" in row and (words := self._next_save(row, since_s)):
+        if "step" in row and self._stopped_at_s is None and (words := self._next_save(row, since_s)):
             yield "next save", Text(words)
         if row.get("limit_left_s") is not None:
             left_s = row["limit_left_s"] - since_s

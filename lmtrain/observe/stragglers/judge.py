@@ -178,10 +178,10 @@ def medians_of_others(values: Sequence[float]) -> list[float]:
 
 def rank_words(who: str, slow: Slow) -> str:
     """ "rank 3 on n7 (pp 0, tp 1) is slow: its own work takes 10.2% longer than ..., most of all backward ..." """
-    peers = "the one rank that does the same" if slow.num_peers == 1 else f"{slow.num_peers} ranks that do the same"
+    others = "the one other rank" if slow.num_peers == 1 else f"{slow.num_peers} other ranks"
     return (
-        f"{who} is slow: its own work takes {slow.by:.1%} longer than that of {peers}, most of all {slow.kind} with "
-        f"{_ms(slow.seconds)} a step, theirs {_ms(slow.usual_s)}"
+        f"{who} is slow: its own work takes {slow.by:.1%} longer than that of {others} with this work, most of all "
+        f"{slow.kind} with {_ms(slow.seconds)} a step beside {_ms(slow.usual_s)}"
     )
 
 

@@ -44,8 +44,8 @@ def test_a_slow_rank_is_said_once_and_stays_in_the_rows_while_it_is() -> None:
     assert pace.facts() == {}
     lines = told(pace, rows(LAYOUT, backward_5=9, forward_5=2), 3 * IN_A_ROW)
     assert lines == [
-        "rank 5 on n1 (pp 1, dp_shard 0, tp 1) is slow: its own work takes 11.0% longer than that of 3 ranks that do "
-        "the same, most of all backward with 69.0 ms a step, theirs 60.0 ms"
+        "rank 5 on n1 (pp 1, dp_shard 0, tp 1) is slow: its own work takes 11.0% longer than that of 3 other ranks "
+        "with this work, most of all backward with 69.0 ms a step beside 60.0 ms"
     ]
     assert pace.facts() == {
         "straggler_slowest": 5, "straggler_slowest_by": 0.11, "straggler_rank": 5, "straggler_host": "n1",
@@ -83,7 +83,7 @@ def test_stages_are_compared_where_they_are_equal() -> None:
     pace = Pace(layout, 0, ["n"] * 4, [0, 1, 1, 2], MEMORY, on_host=True)
     assert told(pace, rows(layout, forward_0=50, forward_3=50), 20) == []
     (line,) = told(pace, rows(layout, forward_2=50))
-    assert line.startswith("rank 2 on n (pp 2) is slow: its own work takes 50.0% longer than that of the one rank that")
+    assert line.startswith("rank 2 on n (pp 2) is slow: its own work takes 50.0% longer than that of the one other rank")
 
 
 @pytest.mark.parametrize("layout", [Layout(pp=2, dp_shard=3), Layout(pp=4, tp=2), Layout(pp=3, vp=2)])
