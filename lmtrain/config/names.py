@@ -202,8 +202,9 @@ def near_value(value: str, known: typing.Iterable[str]) -> str | None:
     for word in (value, value.lower()):
         if (found := _VALUES.get(word, word)) in known:
             return found
+    family = [one for one in known if one.startswith(f"{value}_")]
     parts = [one for one in known if value and (value.startswith(one) or one.startswith(value))]
-    return next(iter([*difflib.get_close_matches(value, known, n=1, cutoff=0.6), *parts]), None)
+    return next(iter([*family, *difflib.get_close_matches(value, known, n=1, cutoff=0.6), *parts]), None)
 
 
 def nearest_value(value: str, known: typing.Iterable[str]) -> str:

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from lmtrain.config import references
@@ -201,6 +202,8 @@ def _is_no_pair(words: Sequence[str], index: int, groups: Mapping[str, Sequence[
         return f"{text!r} is not an override, since it names no key. Did you mean {found[0]}={text}?"
     if text.endswith((".yaml", ".yml")):
         return f"{text!r} is a file. Type --config-dir FOLDER --config-name NAME, without the .yaml."
+    if Path(f"{text}.idx").is_file():
+        return f"{text!r} is a dataset. Write data.path={shell(text)}."
     if "=" in before and not set(_SIGNS) & set(before):
         key, _, value = before.partition("=")
         joined = shell(f"{key}={quoted(f'{value} {text}')}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import Factors, Hardware, fitted, interval
+from lmtrain.plan.price.hardware import Factors, Hardware, fitted, fitted_memory, interval
 from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.rank import Prices
@@ -51,7 +51,8 @@ class Calibrated:
 def prices_of(hardware: Hardware) -> Prices:
     """Those of all machines, but for what runs on this one have shown."""
     time = Factors({**fitted().values, **hardware.factors})
-    return Prices(time=time, interval=interval() if hardware.interval is None else hardware.interval)
+    memory = fitted_memory(on_cpu=hardware.device == "cpu")
+    return Prices(time=time, memory=memory, interval=interval() if hardware.interval is None else hardware.interval)
 
 
 def calibrate(hardware: Hardware, runs: Sequence[Measured]) -> Calibrated:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import pty
 import re
+import sys
 
 import pytest
 import yaml
 
+from lmtrain.cli.screen.terminal import progress, tell
 from lmtrain.config.base import kinds
 from lmtrain.config.compose import conf_dir
 from lmtrain.optim.optim_settings import OptimSettings
 from tests.cli.harness import lmtrain, on_terminal
+from tests.unit.observe.test_training_view import drain
 
 WRONG = ["pretrain", "data.path=data/doc", "model.num_heads=5", "optim.lrr=3e-4", "model.width=64"]
 
@@ -21,6 +25,16 @@ def test_a_refusal_breaks_between_words() -> None:
     assert shown.split() == piped.split()
     assert "\n     or set head_width." in shown  # below the text, not below its number
     assert len(piped.splitlines()) == 3
+
+
+def test_a_line_beside_a_progress_line_stands_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, terminal = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    with open(terminal, "w", encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stderr", file)
+        with progress("working"):
+            tell("a line of its own")
+    assert re.search("\x1b\\[2Ka line of its own\r?\n", drain(host))
 
 
 def test_what_is_to_be_typed_stays_on_one_line() -> None:

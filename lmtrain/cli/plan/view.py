@@ -109,6 +109,8 @@ def lost(found: Found, at: int, one: Answer) -> str:
 
 
 def step_time(seconds: float) -> str:
+    if seconds >= 1000:
+        return format_seconds(seconds)
     return f"{seconds:.3g}s" if seconds >= 1 else f"{1000 * seconds:.3g}ms"
 
 

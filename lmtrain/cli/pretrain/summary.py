@@ -51,7 +51,8 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
     inputs, _ = plan(config, preflight(config, seen_from_here(config, env), starting=False))
     if env.rank > 0:
         return None
-    facts = plan_facts(config, inputs) | {"ranks": rank_rows(config, inputs.model)}
+    here = env.launcher == "lmtrain" and env.world_size == config.parallel.layout.world_size
+    facts = plan_facts(config, inputs, here=here) | {"ranks": rank_rows(config, inputs.model)}
     return print_json(facts, indent=None) if as_json else print_plan(facts)
 
 

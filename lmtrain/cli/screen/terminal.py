@@ -66,10 +66,13 @@ def say(console: Console, message: str) -> None:
 
 
 def tell(message: str) -> None:
-    """On stderr, beside a verb's result."""
+    """Print on stderr, beside a verb's result; above a progress line, where one is drawn there."""
     from lmtrain.cli.screen.console import Screen
 
-    say(Screen(stderr=True), message)
+    if hasattr(sys.stderr, "rich_proxied_file"):  # because: a console of its own would write past the one that draws
+        print(escaped(message), file=sys.stderr)
+    else:
+        say(Screen(stderr=True), message)
 
 
 def warn_of(problem: str | None) -> None:

@@ -217,7 +217,8 @@ def _meant(prefix: Path) -> str:
         )
     beside = prefix if prefix.is_dir() else prefix.parent
     known = sorted(str(path.with_name(path.stem)) for path in beside.glob("*.idx"))
-    near = difflib.get_close_matches(str(prefix), known, n=1, cutoff=0.6)
+    # because: a folder's name alone makes two paths alike
+    near = [one for one in known if difflib.get_close_matches(prefix.name, [Path(one).name], n=1, cutoff=0.6)]
     if near or (known and beside == prefix):
         return f"Did you mean {near[0] if near else a_few(known)}?"
     return "Give a dataset's path without .bin or .idx."

@@ -140,6 +140,8 @@ def smoothed(losses: Sequence[float]) -> float | None:
 
 
 def milliseconds(value: float | None) -> str:
+    if value is not None and value >= 120:
+        return format_seconds(value)
     return "-" if value is None else f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 

