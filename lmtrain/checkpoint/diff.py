@@ -119,7 +119,9 @@ def refuse_problems(found: Iterable[dict[str, Any]]) -> None:
     if path.parent.name == CHECKPOINTS:
         run = path.parent.parent
         goes_on = f"`lmtrain pretrain --from-run {run} checkpoint.fallback=true`"
-        if sound:
+        if sound and sound[-1] == max(facts["checkpoint"] for facts in found):
+            problems.append(f"The newest, {sound[-1]}, is whole: the run goes on from there as it is.")
+        elif sound:
             problems.append(f"The newest that is whole is {sound[-1]}; {goes_on} goes on from there.")
         elif len(found) == 1 and len(list_checkpoints(path.parent)) > 1:
             problems.append(f"`lmtrain verify {run}` looks at all of its run.")

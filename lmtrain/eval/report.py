@@ -90,7 +90,7 @@ def render(result: Result, model: dict[str, Any], *, full: bool = False) -> Rend
     published = result.notes.get(NOT_PUBLISHED)
     headline = _Whole(
         Text(result.protocol, "bold"),
-        Text("" if result.limit is None else f"PARTIAL: the first {result.limit:,} items", "bold yellow"),
+        Text("" if result.limit is None else f"PARTIAL: the first of the items, {result.limit:,}", "bold yellow"),
         Text("" if published is None else f"NOT OF {published} AS PUBLISHED", "bold yellow"),
         Text(f"{result.headline} {show_measure(result.headline, result.measures[result.headline])}", "bold green"),
         Text(_sure(result, result.headline)),
@@ -174,7 +174,7 @@ def _short_rows(result: Result, model: dict[str, Any]) -> list[tuple[str, str]]:
     others = [f"{n} {show_measure(n, v)}" for n, v in result.measures.items() if n != result.headline]
     counted = [(result.num_documents, "document"), (result.num_words, "word"), (result.num_bytes, "byte")]
     counts = ", ".join(plural(number, word, f"{number:,}") for number, word in counted if number is not None)
-    whole = "" if result.limit is None else "all of it: "
+    whole = "" if result.limit is None else "the whole text: "
     on = f"{result.dtype} on {model['device']}" if "device" in model else result.dtype
     return [
         ("also", ", ".join(others)),

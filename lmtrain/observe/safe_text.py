@@ -13,6 +13,7 @@ from contextlib import suppress
 # because: these move the cursor, change the terminal, turn the order of letters round, or are no characters at all
 _OBEYED = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
 _HEAD = re.compile(r" *\d+\. |\w+ {2,}")  # of a list's entry, or of a fact: what follows goes on below its text
+_LABEL = re.compile(r"^(\w+:) ")  # what follows stays beside it, however long it is
 _QUOTED = re.compile(r'`[^`]*`|"[^"]*"')
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -36,7 +37,9 @@ def wrapped(text: str, width: int) -> str:
 
     def one(line: str) -> str:
         line = _QUOTED.sub(lambda found: found[0].replace(" ", _NO_BREAK), line)
-        indent = " " * (head.end() if (head := _HEAD.match(line)) else 0)
+        line = _LABEL.sub(rf"\1{_NO_BREAK}", line)
+        head = _HEAD.match(line)
+        indent = " " * (head.end() if head else 2 + len(line) - len(line.lstrip()) if line.startswith(" ") else 0)
         lines = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         return lines.replace(_NO_BREAK, " ")
 

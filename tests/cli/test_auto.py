@@ -47,8 +47,8 @@ def test_what_cannot_be_chosen_is_refused_with_a_way_out(toy: Toy, tmp_path: Pat
     assert "Start 1, 2 or 4 of them." in output
     output = lmtrain("pretrain", *words, *AUTO, "--nproc", 2, "parallel.tp=4", "--dry-run", code=78)
     assert "with parallel.tp=4" in output
-    small = lmtrain("pretrain", *words, *AUTO, "hardware.memory_GiB=0.1", "--dry-run", code=78)
-    assert "that fits in 102.4 MiB of hardware=cpu" in small
+    small = lmtrain("pretrain", *words, *AUTO, "hardware.memory_GiB=0.0001", "--dry-run", code=78)
+    assert "that fits in 104.9 KiB of hardware=cpu" in small
     slurm = lmtrain("slurm", "render", *words, *AUTO, "--tasks-per-node", 2, code=78)
     assert "parallel.auto=true" in slurm
 

@@ -92,7 +92,7 @@ def test_every_kind_of_sample_trains(sentences: Toy, tmp_path: Path, changes: di
 
 def test_other_masks_are_another_run(sentences: Toy, run: Path) -> None:
     told = lmtrain("pretrain", *settings(sentences, run, data__mask_share=0.3), code=65)
-    assert "data: mask_share is 0.3, there 0.15" in told
+    assert "data: mask_share is 0.3, and was 0.15" in told
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ MEGATRON = (
 )
 NANOGPT = (
     "--batch_size=12 --n_layer=6 --n_embd=192 --n_head=6 --block_size=64 --learning_rate=6e-4 --min_lr=6e-5 "
-    "--max_iters=50 --compile=False --decay_lr=False --dtype=float16 --gradient_accumulation_steps=4 --foo=1 "
+    "config/train.py --eval_iters=20 --max_iters=50 --compile=False --decay_lr=False --dtype=float16 "
+    "--gradient_accumulation_steps=4 --foo=1 "
     "data.path=x"
 )
 TRAINER = (
@@ -40,8 +41,9 @@ TITAN = (
           "data.split=[949,50,1]", "model.tied=false"],
          ["--vocab-file: The dataset has its tokenizer", "--use-flash-attn: The kernels are chosen"]),
         (NANOGPT,
-         ["train.global_batch=48", "train.micro_batch=12", "schedule=constant", "compute.compile=false", "data.path=x"],
-         ["--foo is nothing that is known here"]),
+         ["train.global_batch=48", "train.micro_batch=12", "train.valid_samples=240", "schedule=constant",
+          "compute.compile=false", "data.path=x"],
+         ["--foo is nothing that is known here", "config/train.py: Settings are no program here"]),
         (TRAINER,
          ["train.global_batch=8", "schedule.warmup_steps=10", "observe.wandb=online", "optim=adamw", "precision=bf16"],
          ["--num_train_epochs: A run counts steps or tokens"]),

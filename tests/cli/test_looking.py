@@ -220,7 +220,7 @@ def test_one_document_is_validated_on_its_tail(toy: Toy, one: Path, tmp_path: Pa
     assert [row["step"] for row in rows if row["event"] == "valid"] == [4, 8]
     assert "at step 8" in lmtrain("pretrain", *settings, "train.steps=9")
     refused = lmtrain("pretrain", *settings, "train.steps=10", "train.valid_interval_steps=0", code=65)
-    assert f"data: held_out_tokens is 0, there {tail}" in refused
+    assert f"data: held_out_tokens is 0, and was {tail}" in refused
 
 
 def test_documents_drawn_by_a_seed(toy: Toy, tmp_path: Path) -> None:

@@ -187,8 +187,9 @@ def test_starting_over_on_top_of_checkpoints_is_refused(toy: Toy, run: Path) -> 
 def test_a_checkpoint_of_another_run_is_refused_with_all_that_differs(toy: Toy, run: Path) -> None:
     others = {"model__width": 64, "train__seed": 7, "train__global_batch": 8}
     output = lmtrain("pretrain", *toy.settings(run, train__steps=20, **others), code=65)
-    for words in ("model.width is 64, there 32", "train.seed is 7, there 1234", "train.global_batch is 8, there 4"):
+    for words in ("model.width is 64, and was 32", "train.seed is 7, and was 1234"):
         assert words in output
+    assert "train.global_batch is 8, and was 4" in output
 
 
 def test_a_damaged_checkpoint_is_named(toy: Toy, run: Path, tmp_path: Path) -> None:

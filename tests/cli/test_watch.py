@@ -146,6 +146,14 @@ def test_a_run_from_before_its_begin_until_it_is_killed(toy: Toy, tmp_path: Path
 
 
 @pytest.mark.wide
+def test_a_folder_of_runs_is_no_run_to_wait_for(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("")
+    said = lmtrain("watch", tmp_path, code=2)
+    assert f"is no run and holds some: {tmp_path}/a, {tmp_path}/b. Give one of them" in said
+
+
 def test_ctrl_c_ends_the_watching_alone(toy: Toy, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run = endless(toy, folder)

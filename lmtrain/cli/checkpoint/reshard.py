@@ -182,10 +182,12 @@ def _value(text: str) -> Any:
 
 def _print(facts: dict[str, Any]) -> None:
     for key, value in facts.items():
+        if key == "bytes_done_before" and not value:
+            continue
         if "bytes" in key and isinstance(value, int):
             value = format_bytes(value)
         elif key == "seconds":
             key, value = "time", format_seconds(value)
         elif isinstance(value, (int, float)):
             value = f"{value:,}" if isinstance(value, int) else f"{value:.2g}"
-        echo(f"{key.replace('_', ' '):18} {value}")
+        echo(f"{key.removeprefix('num_').replace('_', ' '):18} {value}")

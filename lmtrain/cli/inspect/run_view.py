@@ -163,6 +163,8 @@ def state_words(facts: dict[str, Any]) -> str:
     stop, seen = facts["stopped"], facts["last_row_time"]
     since = f" {ago(seen)}" if seen else ""
     last = f", last row{since}" if since else ""
+    saved = facts.get("checkpoints", True)
+    again = "the same command goes on" if saved else "nothing is saved, and the same command begins anew"
     match facts["state"]:
         case "finished":
             return f"finished{since}"
@@ -171,9 +173,9 @@ def state_words(facts: dict[str, Any]) -> str:
         case "out of sight":
             return f"running or killed: {facts['process']} cannot be seen from here{last}"
         case "killed":
-            return f"killed{since} (it left no stop.json); the same command goes on"
+            return f"killed{since} (it left no stop.json); {again}"
         case "stopped":
-            return f"stopped by {stop['cause']}{since}; the same command goes on"
+            return f"stopped by {stop['cause']}{since}; {again}"
     return f"failed with exit code {stop.get('exit_code')}{since}: {stop.get('cause')}"
 
 

@@ -81,7 +81,10 @@ def translated(options: Mapping[str, Sequence[str]]) -> Translated:
             found.unknown.append(option)
     # because: the batch decides other numbers
     for option, last, value in sorted(later, key=lambda one: _UNITS[one[1]][0] != "train.global_batch"):
-        _put_in_our_unit(found, option, value, *_UNITS[last])
+        key, sign, other = _UNITS[last]
+        # because: what nanoGPT writes so counts batches of an accumulation, and Megatron's --eval-iters those of a step
+        other = "train.micro_batch" if option == "--eval_iters" and "train.micro_batch" in found.settings else other
+        _put_in_our_unit(found, option, value, key, sign, other)
     if found.settings.get("checkpoint.resume") == found.settings.get("run.dir"):
         found.settings.pop("checkpoint.resume", None)  # because: a run goes on with its own checkpoints by itself
     if found.settings.get("schedule") == "constant":
@@ -92,7 +95,7 @@ def translated(options: Mapping[str, Sequence[str]]) -> Translated:
 def whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
     """The message about a line with several options that are none of this command; None where there is one."""
     own = {name: one for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)}
-    verb, kept, options = command.split()[1:], list[str](), dict[str, list[str]]()
+    verb, kept, options, scripts = command.split()[1:], list[str](), dict[str, list[str]](), list[str]()
     rest = list(words[len(verb) :])
     while rest:
         option, sign, value = rest.pop(0).partition("=")
@@ -106,11 +109,14 @@ def whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
             kept += [option, *takes]
         elif option.startswith("--"):
             options[option] = takes
+        elif option.endswith(".py") and not sign:
+            scripts.append(option)
         else:
             kept.append(f"{option}{sign}{value}")
     if len(options) < 2:
         return None
     found = translated(options)
+    found.notes += [f"{script}: Settings are no program here; give those in it as words." for script in scripts]
     settings = [f"{key}={value}" for key, value in found.settings.items()]
     count = found.processes or (_of_layout(found.settings) if ProcessEnv.detect().world_size == 1 else "")
     processes = ["--nproc", count] if count and "--nproc" in own and "--nproc" not in kept else []

@@ -15,12 +15,16 @@ from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.diff import different_values
 from lmtrain.checkpoint.store import list_checkpoints
 from lmtrain.config.base import show
+from lmtrain.config.build import build_settings
 from lmtrain.errors import LmtrainError, a_few, brief
+from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.history.record import Parting, Record, parting, read_record, starts_that_count, together
 from lmtrain.runfolder.differences import differences, flat
 from lmtrain.runfolder.folder import Seen, see_all
 from lmtrain.runfolder.names import CHECKPOINTS, step_of
 from lmtrain.runfolder.rows import Row
+from lmtrain.train.before.preflight import written_out
+from lmtrain.units import plural
 
 # settings that say where something lies or what is shown: no number depends on them
 _NO_CAUSE = (
@@ -70,7 +74,17 @@ def _starts(seen: Seen, record: Record) -> list[Row]:
         for row in rows:
             own = row.get(name, written if row is rows[-1] else None)
             row[name] = own if isinstance(own, dict) else {}
+            row[name] |= _model_written_out(row[name])
     return rows
+
+
+def _model_written_out(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a model's settings with the sizes that null stands for; nothing where there are none that are known."""
+    cls: Any = ModelSettings  # because: the kind of model chooses the class that is built
+    try:
+        return {"model": written_out(build_settings(cls, settings["model"], "model"))}
+    except (KeyError, LmtrainError):
+        return {}
 
 
 def _untold_starts(seen: Sequence[Seen], starts: Sequence[list[Row]]) -> Iterator[str]:
@@ -242,7 +256,7 @@ def _rows_words(facts: dict[str, Any]) -> str:
     rows = facts["rows"]
     if not rows["shared"]:
         return "no step of which both have a row"
-    until = f"{rows['shared']:,} steps of both, the last {rows['last_step']:,}"
+    until = f"{plural(rows['shared'], 'step')} of both, the last {rows['last_step']:,}"
     if facts["first_step"] is None:
         return f"{until}: all equal, bit for bit"
     return f"{until}: the first that differs is step {facts['first_step']:,}"

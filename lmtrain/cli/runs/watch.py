@@ -18,10 +18,10 @@ from rich.text import Text
 from lmtrain.cli.inspect.run_view import age_s, model_words, planned, state_words
 from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.terminal import say
-from lmtrain.errors import MissingInputError, UsageError
+from lmtrain.errors import MissingInputError, UsageError, a_few
 from lmtrain.observe.screen.panel import RunPanel, Saves
 from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
-from lmtrain.runfolder.folder import as_written, read_settings, state_now
+from lmtrain.runfolder.folder import as_written, find_runs, read_settings, state_now
 from lmtrain.runfolder.names import CONFIG, METRICS
 from lmtrain.runfolder.rows import Followed
 
@@ -56,6 +56,8 @@ def watch(
 def _wait_for(run: Path, every: float, console: Console, *, waits: bool) -> None:
     if (run / CONFIG).is_file():
         return
+    if inside := [str(one) for one in find_runs(run) if one != run]:
+        raise UsageError(f"{run} is no run and holds some: {a_few(inside)}. Give one of them, or type `lmtrain runs`.")
     there = f"is no run's folder (it has no {CONFIG})" if run.exists() else "does not exist"
     if not waits or (run.exists() and not run.is_dir()):
         raise MissingInputError(

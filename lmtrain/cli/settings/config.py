@@ -181,7 +181,8 @@ def print_groups(rows: Sequence[dict[str, Any]]) -> None:
 
 def print_choices(group: str, rows: Sequence[dict[str, Any]]) -> None:
     print_table([{"<choice": _name(group, row), "<what it is": row["about"]} for row in rows])
-    echo(_CHOSEN, dim=True)
+    if any(row["default"] for row in rows):
+        echo(_CHOSEN, dim=True)
 
 
 def print_models(rows: Sequence[dict[str, Any]]) -> None:

@@ -17,7 +17,17 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from lmtrain.observe.screen.row_text import Row, compute, eval_figures, figures, percent, smoothed, sparkline, ticking
+from lmtrain.observe.screen.row_text import (
+    Row,
+    compute,
+    eval_figures,
+    figures,
+    percent,
+    smoothed,
+    sparkline,
+    terms,
+    ticking,
+)
 from lmtrain.observe.screen.verb_progress import drawn
 from lmtrain.observe.stragglers.judge import slow_link, slow_rank
 
@@ -125,6 +135,7 @@ class RunPanel:
         spark = "" if ascii_only else sparkline(self.losses, max(half - 19 - len(loss), 0))
         left: list[tuple[str, RenderableType]] = [
             ("loss", Text.assemble((loss, "bold"), "  ", (spark, "green"))),
+            *([("its terms", Text(terms(row).strip(" ()")))] if terms(row) else []),
             ("smoothed loss", Text(_number(smoothed(self.losses), ".4f"))),
             ("validation", Text(validation)),
             ("learning rate", Text(_number(row.get("lr"), ".2e"))),

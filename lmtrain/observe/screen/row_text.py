@@ -80,7 +80,7 @@ def figures(row: Row, valid: Row) -> tuple[str, str]:
     """The last loss and the last validation loss, which says which step it is of."""
     loss, validation = row.get("loss"), valid.get("loss")
     return (
-        "-" if loss is None else f"{loss:.4f}{terms(row)}",
+        "-" if loss is None else f"{loss:.4f}",
         "-" if validation is None else f"{validation:.4f} at step {valid['step']}{domains(valid)}",
     )
 

@@ -263,21 +263,21 @@ def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Token
 
 
 def _check_model(path: Path, ours: ModelSettings, theirs: ModelSettings) -> None:
-    mine, other = _meaning(ours), _meaning(theirs)
+    mine, other, typed = written_out(ours), written_out(theirs), theirs.to_dict()
     free = {*_FREE, *(problem.key for problem in theirs.unused())}
     if "embedding.position.weight" not in theirs.weights():
         free.add("seq_len")  # because: angles go on where a table ends
     wrong = [key for key in other if key not in free and mine.get(key) != other[key]]
     if wrong:
         found = ", ".join(f"model.{key} is {show(mine.get(key))}, there {show(other[key])}" for key in wrong)
-        settings = " ".join(f"model.{key}={show(other[key])}" for key in wrong)
+        settings = " ".join(f"model.{key}={show(typed[key])}" for key in wrong if typed[key] != ours.to_dict().get(key))
         way_out = "Choose a model of that kind." if "kind" in wrong else f"Add {settings}."
         what = "is of another model" if ours.weights() != theirs.weights() else "computes with other settings"
         raise SettingsError([f"checkpoint.init_from={path} {what}: {found}. {way_out}"])
 
 
-def _meaning(model: ModelSettings) -> dict[str, Any]:
-    """Settings with defaults written out."""
+def written_out(model: ModelSettings) -> dict[str, Any]:
+    """Return settings with the sizes that null stands for."""
     values, shape = model.to_dict(), model.shape
     return values | {key: getattr(shape, key) for key in _EFFECTIVE if key in values}
 

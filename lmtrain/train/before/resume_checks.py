@@ -106,7 +106,7 @@ def check_same_run(
         _batch_pair(config, state["step"], state["samples"]),
     ]
     differ = [
-        (name, f"{name} is {ours}, there {str(other)[:_LONGEST]}") for name, ours, other in pairs if ours != other
+        (name, f"{name} is {ours}, and was {str(other)[:_LONGEST]}") for name, ours, other in pairs if ours != other
     ]  # fmt: skip
     if differ:
         raise CheckpointError(
@@ -125,7 +125,7 @@ def _data_pairs(state: dict[str, Any], config: RunConfig, data: TrainingData) ->
     ours, theirs = data.sample_identity.get("num_tokens"), known.get("num_tokens")
     if ours is not None and any(mine != other for name, mine, other in pairs if name in _OF_A_DATASET):
         path = getattr(config.data, "path", None)
-        return [(f"the dataset data.path={path}", f"one of {ours:,} tokens", f"another, of {theirs or 0:,}")]
+        return [(f"data.path={path}", f"a dataset of {ours:,} tokens", f"another one, of {theirs or 0:,}")]
     return pairs
 
 
@@ -145,7 +145,8 @@ def _other_way(path: Path, config: RunConfig, wrong: Sequence[str]) -> str:
         return "or choose another run.dir for a new run" if is_own else f"or {begin}"
     begin = "run.dir=FOLDER " if is_own else ""
     instead = "" if is_own else ", in place of checkpoint.resume"
-    return f"or begin a new run from its weights alone: {begin}checkpoint.init_from={path}{instead}"
+    anew = "choose another run.dir for a new run, " if is_own else ""
+    return f"{anew}or begin one from its weights alone: {begin}checkpoint.init_from={path}{instead}"
 
 
 def _wrong_types(manifest: Manifest) -> Iterator[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import math
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
-from lmtrain.observe.screen.row_text import figures, flops, smoothed, sparkline, step_line, ticking, valid_line
+from lmtrain.observe.screen.panel import RunPanel
+from lmtrain.observe.screen.row_text import flops, smoothed, sparkline, step_line, ticking, valid_line
 
 FULL: dict[str, Any] = {
     "step": 100, "loss": 3.21449, "lr": 3e-4, "grad_norm": 0.8412, "tokens_per_s": 12345.0, "flops_per_s": 4.12e14,
@@ -47,7 +50,11 @@ def test_terms_of_a_loss_are_said_behind_it() -> None:
     row = {"step": 7, **terms, "ppl": 20.0, "accuracy": 0.25, "accuracy/pair": 0.5}
     said = "loss 3.5000 (mlm 2.9957, pair 0.5000)  perplexity per token 20.00  accuracy 25.0%, pair 50.0%"
     assert valid_line(row) == f"valid at step 7  {said}"
-    assert figures({"step": 7, **terms}, row)[0] == "3.5000 (mlm 2.9957, pair 0.5000)"
+    console = Console(width=80, record=True, file=io.StringIO(), legacy_windows=False)
+    panel = RunPanel({}, 10)
+    panel.step({"step": 7, **terms})
+    console.print(panel)
+    assert "its terms     mlm 2.9957, pair 0.5000" in console.export_text()
 
 
 @pytest.mark.parametrize(

@@ -54,21 +54,21 @@ def check(
 def test_a_checkpoint_may_be_older_than_a_setting() -> None:
     check()
     check(without=("activation", "head_activation"))
-    with pytest.raises(CheckpointError, match=r"model\.activation is gelu_tanh, there gelu\."):
+    with pytest.raises(CheckpointError, match=r"model\.activation is gelu_tanh, and was gelu\."):
         check("model.activation=gelu_tanh", without=("activation", "head_activation"))
 
 
 def test_all_that_differs_is_named() -> None:
-    with pytest.raises(CheckpointError, match=r"model\.width is 64, there 128; train\.seed is 7, there 1234\."):
+    with pytest.raises(CheckpointError, match=r"model\.width is 64, and was 128; train\.seed is 7, and was 1234\."):
         check("model.width=64", "train.seed=7")
 
 
 @pytest.mark.parametrize(
     ("overrides", "at", "said"),
     [
-        (["train.global_batch=16"], 2, r"train\.global_batch is 16, there 32\."),
+        (["train.global_batch=16"], 2, r"train\.global_batch is 16, and was 32\."),
         (["train.rampup={start: 16, increment: 16, samples: 64}"], 2,
-         r"train\.global_batch with train\.rampup, as samples up to step 2, is 32, there 64\."),
+         r"train\.global_batch with train\.rampup, as samples up to step 2, is 32, and was 64\."),
         (["train.seed=7"], 0, r"weights alone: checkpoint\.init_from=here, in place of checkpoint\.resume\.$"),
         (["train.seed=7", "run.dir=."], 0, r"weights alone: run\.dir=FOLDER checkpoint\.init_from=here\.$"),
         (["model.width=64"], 0, r"Go on with those, or give checkpoint\.resume=none to begin run\.dir=x anew\."),
