@@ -79,7 +79,7 @@ def test_beside_what_is_damaged_stands_how_to_go_on(monkeypatch: pytest.MonkeyPa
     with pytest.raises(CheckpointError, match=r"whole is r/checkpoints/step_2; `lmtrain pretrain --from-run r checkp"):
         diff.refuse_problems(found)
     older = {"checkpoint": "r/checkpoints/step_0", "problems": ["it is damaged."]}
-    with pytest.raises(CheckpointError, match=r"The newest, r/checkpoints/step_2, is whole: the run goes on from there"):
+    with pytest.raises(CheckpointError, match=r"The newest, r/checkpoints/step_2, is whole: the run goes on"):
         diff.refuse_problems([older, *found[:2]])
     with pytest.raises(CheckpointError, match=r"it is damaged\.$"):
         diff.refuse_problems(found[2:])
