@@ -340,6 +340,8 @@ def _way_out(chunk: Chunk, bad: Bad, other: str = "") -> str:
         return "Name the key of the text with --key."
     if chunk.path == STDIN and bad.kind == "not valid JSON":
         return "If it is plain text, add --format txt."
+    if bad.kind == "invalid UTF-8" and chunk.kind != "parquet":
+        return f"Leave out a file that is no text, such as an image; of a text repair or remove the line{other}."
     return f"Repair or remove the line{other}."
 
 

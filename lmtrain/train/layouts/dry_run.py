@@ -152,6 +152,7 @@ def plan_facts(config: RunConfig, inputs: Inputs, *, here: bool = False) -> dict
         "model": inputs.model.kind,
         "parameters": inputs.model.num_parameters,
         "vocabulary": shape.vocab_size,
+        **({"of_which_used": pieces} if (pieces := inputs.tokenizer.vocab_size) < shape.vocab_size / 2 else {}),
         "steps": steps,
         "tokens": tokens,
         "tokens_per_step": config.train.global_batch * config.seq_len,
