@@ -83,8 +83,7 @@ def facts_of(found: Found) -> Iterator[tuple[str, str]]:
 
 
 def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
-    first, parallel, run = found.first, one.run.parallel, one.run
-    assert first is not None  # because: there is a row
+    first, parallel, run = found.best[0], one.run.parallel, one.run
     cells = {
         "#": str(at), "pp": str(parallel.pp), "vp": str(parallel.vp), "tp": str(parallel.tp),
         "dp": f"{parallel.dp_replicate}x{parallel.dp_shard}", "zero": str(parallel.zero),
@@ -100,8 +99,7 @@ def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
 
 def lost(found: Found, at: int, one: Answer) -> str:
     """Why it is not the best."""
-    first = found.first
-    assert first is not None  # because: there is another
+    first = found.best[0]
     said = f"{at} {_BEHIND[found.by].format(more(one, first, found.by))}"
     return f"{said}: {why_slower(one, first)}" if one.seconds > first.seconds else said
 
