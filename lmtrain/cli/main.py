@@ -41,8 +41,11 @@ def explained(error: Any, words: Sequence[str]) -> LmtrainError:
     message = error.format_message().strip()
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
         takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
-        if takes_settings and (said := _whole_line(command, error, words)):
-            return UsageError(said)
+        if takes_settings:
+            from lmtrain.cli.keys.foreign import whole_line
+
+            if said := whole_line(command, error, words):
+                return UsageError(said)
         way_out = _option_meant(option, command, error, words, takes_settings)
         return UsageError(f"{option} is not an option of {command}. {way_out}")
     if match := re.match(r"No such command ['\"](.*?)['\"]", message):
@@ -89,12 +92,6 @@ def command_of(context: Any) -> str:
 def _stopped(message: str) -> str:
     message = " ".join(message.split())
     return message if message.endswith((".", "?")) else f"{message}."
-
-
-def _whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
-    from lmtrain.cli.keys.foreign import whole_line
-
-    return whole_line(command, error, words)
 
 
 def _option_meant(option: str, command: str, error: Any, words: Sequence[str], takes_settings: bool) -> str:

@@ -118,7 +118,7 @@ class Figure:
     key: str
     title: str
     form: Form
-    curves: Sequence[Curve]
+    curves: Sequence[Curve] = ()
     said: str = ""
     log: bool = False
     wide: bool = False

@@ -152,9 +152,8 @@ def rect(x: float, y: float, width: float, height: float, kind: str, said: str =
     return f'<rect {size} class="{kind}"{f" style={chr(34)}{style}{chr(34)}" if style else ""}>{inside}</rect>'
 
 
-def line(x: float, y: float, to_x: float, to_y: float, kind: str, said: str = "") -> str:
-    inside = f"<title>{escape(said)}</title>" if said else ""
-    return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" class="{kind}">{inside}</line>'
+def line(x: float, y: float, to_x: float, to_y: float, kind: str) -> str:
+    return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" class="{kind}"></line>'
 
 
 def polyline(points: Iterable[tuple[float, float]], kind: str) -> str:

@@ -137,7 +137,7 @@ def test_a_picture_of_any_height_has_numbers_on_its_axis(log: bool) -> None:
     for low, high in ((2.05, 2.47), (4.1, 9.7), (3.2, 9.8), (5.5, 9e5), (1e-7, 2e-7), (3.0, 3.0)):
         values = np.linspace(low, high, 10)
         for height in range(4, 61):
-            lines = draw([("a", steps, values)], "loss", "step", log, 24, height, fine=True)
+            lines = [*draw([("a", steps, values)], "loss", "step", log, 24, height, fine=True)]
             assert len(lines) == height + 3
             assert any("┤" in str(line) for line in lines), (low, high, height)
 

@@ -5,7 +5,6 @@ Every step streams, writes the same bytes with any number of workers, and runs a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import typer
 from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs, written_file
 from lmtrain.cli.screen.terminal import echo, progress
 from lmtrain.errors import UsageError
+from lmtrain.runtime.processes.process import num_usable_cpus
 from lmtrain.units import format_bytes, plural
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def build(
 
     settings = read_recipe(recipe)
     with _documents_shown() as report:
-        reports = build_corpus(settings, _cores(workers), report)
+        reports = build_corpus(settings, num_usable_cpus() if workers is None else workers, report)
     for result in reports:
         _print(result)
     echo(f"{settings.output}/report.json has all of this")
@@ -315,7 +315,8 @@ def _work(workers: int | None, part: str, key: str, on_error: str, report: Calla
 
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error={on_error} is not a choice. Use stop or skip.")
-    return Work(_cores(workers), Reading(key, OnError(on_error), part=Part.parse(part)), report)
+    cores = num_usable_cpus() if workers is None else workers
+    return Work(cores, Reading(key, OnError(on_error), part=Part.parse(part)), report)
 
 
 @contextmanager
@@ -323,10 +324,6 @@ def _working(workers: int | None, part: str, key: str, on_error: str) -> Iterato
     """How a step is to work, showing meanwhile how many documents are done."""
     with _documents_shown() as report:
         yield _work(workers, part, key, on_error, report)
-
-
-def _cores(workers: int | None) -> int:
-    return len(os.sched_getaffinity(0)) if workers is None else workers
 
 
 def _shares(text: str) -> tuple[float, ...]:

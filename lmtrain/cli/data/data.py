@@ -291,7 +291,7 @@ def _show_documents(
     if documents is None:
         count = min(number, dataset.num_documents)
         documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
-    rows = document_rows(dataset, documents, most, None if ids else _tokenizer_of(dataset, tokenizer))
+    rows = [*document_rows(dataset, documents, most, None if ids else _tokenizer_of(dataset, tokenizer))]
     return print_json(rows, ensure_ascii=False) if as_json else print_documents(rows, most)
 
 

@@ -71,14 +71,10 @@ class Session:
     def __init__(self, jobs: list[Job], options: Options, env: ProcessEnv, settled: Sequence[ParallelSettings]) -> None:
         """`settled`: the layout, for each of the models."""
         arm_from_env()
-        self.options, self._env, self._settled, self._jobs = options, env, settled, jobs
+        self.options, self._env, self._settled, self.jobs = options, env, settled, jobs
         self.console = Screen(stderr=True, quiet=env.rank > 0)
         self.screen = Screen(highlight=False, quiet=env.rank > 0 or options.as_json)
         self._given: dict[int, Path | TextInput] = {}  # by job: texts are read once, however many models there are
-
-    @property
-    def tasks(self) -> list[Task]:
-        return [task for task, _ in self._jobs]
 
     @contextmanager
     def processes(self) -> Iterator[Callable[[Source, int], Loaded]]:
@@ -127,13 +123,13 @@ class Session:
         subject, facts = loaded.subject, loaded.facts
         computed = (subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)
         journal.of(identity_of(Path(facts["checkpoint"]), *computed))
-        passes = Passes() if len(self._jobs) > 1 else None
-        for number, (task, _) in enumerate(self._jobs):
+        passes = Passes() if len(self.jobs) > 1 else None
+        for number, (task, _) in enumerate(self.jobs):
             yield self._outcome(task, self._text(number), loaded, journal, passes)
 
     def _text(self, number: int) -> Path | TextInput:
         if number not in self._given:
-            task, read = self._jobs[number]
+            task, read = self.jobs[number]
             with progress(self.console, f"{task.id}: read", "bytes", stopped="nothing is written.") as shown:
                 self._given[number] = read(shown)
         return self._given[number]
@@ -302,7 +298,7 @@ def compare_models(sources: Sequence[Source], session: Session) -> None:
                 sides.append([Side(name, one.result, one.columns) for one in session.outcomes(loaded, journal)])
                 models.append(loaded.facts | {"results": [side.result.to_dict() for side in sides[-1]]})
                 del loaded  # because: two models need not fit in memory
-        pairs = [*zip(session.tasks, sides[0], sides[1], strict=True)]
+        pairs = [*zip((task for task, _ in session.jobs), sides[0], sides[1], strict=True)]
         document = new_document("lmtrain comparison", a=models[0], b=models[1], left_out=[])
         found = _comparisons(pairs, document)
         session.write(document)

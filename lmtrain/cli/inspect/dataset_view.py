@@ -83,10 +83,9 @@ def tokenizer_words(vocab_size: int, eod_id: int | None, fingerprint: str) -> st
 
 def document_rows(
     dataset: IndexedDataset, documents: Sequence[int], most: int | None, tokenizer: Tokenizer | None
-) -> Rows:
+) -> Iterator[dict[str, Any]]:
     """Text, or without a tokenizer the ids."""
     dataset.check_index()
-    rows = []
     for number in documents:
         if not 0 <= number < dataset.num_documents:
             raise UsageError(
@@ -95,8 +94,7 @@ def document_rows(
         start, stop = dataset.document_range(number)
         ids = dataset.read(start, stop if most is None else min(start + most, stop)).tolist()
         shown = {"ids": ids} if tokenizer is None else {"text": tokenizer.decode(ids)}
-        rows.append({"document": number, "tokens": stop - start} | shown)
-    return rows
+        yield {"document": number, "tokens": stop - start} | shown
 
 
 def print_documents(rows: Rows, most: int | None) -> None:
@@ -145,8 +143,7 @@ def print_samples(rows: Rows, ids_only: bool) -> None:
 
     for row in rows:
         tokens = plural(row["tokens"], "token")
-        head = f"sample {row['sample']} of {row['dataset']}: {tokens}, {row['num_labels']} with a label"
-        echo(head, bold=True)
+        echo(f"sample {row['sample']} of {row['dataset']}: {tokens}, {row['num_labels']} with a label", bold=True)
         for line in _notes(row):
             echo(line, dim=True)
         if not ids_only:

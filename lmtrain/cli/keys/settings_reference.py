@@ -27,7 +27,6 @@ Every key can be given on the command line as `key=value`, groups as `group=choi
 such as `10M` and `300B`.
 """
 _WORDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-_UNITS = {"count": "count", "bytes": "bytes", "seconds": "seconds"}
 
 
 def config_file(group: str, name: str, config_dir: Path | None = None) -> Path | None:
@@ -175,7 +174,7 @@ def _keys(path: str, cls: type[Settings], meanings: Meanings, kind: str) -> Iter
         name, hint = f"{path}.{field.name}", hints[field.name]
         default, meaning = meanings.of(name, _default(field))
         meaning = meaning if meanings.is_sure(name) else _source_comment(cls, field.name) or meaning
-        chosen, unit = field.metadata.get("kinds"), _UNITS.get(field.metadata.get("unit", ""))
+        chosen, unit = field.metadata.get("kinds"), field.metadata.get("unit")
         words = ", ".join(f"`{word}`" for word in kinds(chosen)) if chosen else type_words(hint, unit)
         yield Key(name, kind, words, default, meaning, tuple(kinds(chosen)) if chosen else _values(hint))
         inner = settings_class(hint)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -64,7 +64,7 @@ def _measured(folder: Path, config: RunConfig) -> Measured:
     """A run as it is priced on its machine, and how long its steps took."""
     path = folder / METRICS
     try:
-        times = _step_times(config, read_metrics(path))
+        times = [*_step_times(config, read_metrics(path))]
         are_times = all(0 < seconds < math.inf for seconds in times)
     except (KeyError, TypeError):  # because: rows of ours have these fields, and numbers in them
         are_times = False
@@ -83,10 +83,9 @@ def _measured(folder: Path, config: RunConfig) -> Measured:
     return Measured(str(folder), planned_of(config, config.model), middle, (high - low) / 2 / middle)
 
 
-def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> list[float]:
+def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> Iterator[float]:
     """Seconds of a step between one row and the next, where nothing else was done in between."""
     first: dict[Any, int] = {}  # by attempt: where it began
-    found = []
     for row, after in pairwise(rows):
         first.setdefault(row["attempt"], row["step"])
         steps = after["step"] - row["step"]
@@ -94,8 +93,7 @@ def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> list[float
         if plain and steps > 0 and row["step"] - first[row["attempt"]] >= _FIRST_STEPS:
             sizes = {config.batch_plan.range_of(step)[1] for step in (row["step"], after["step"] - 1)}
             if sizes == {config.train.global_batch}:
-                found.append((after["elapsed_s"] - row["elapsed_s"]) / steps)
-    return found
+                yield (after["elapsed_s"] - row["elapsed_s"]) / steps
 
 
 def _hardware(words: Sequence[str], configs: Sequence[RunConfig], config_dir: Path | None) -> Hardware:

@@ -38,7 +38,8 @@ def print_found(found: Found) -> None:
     console = Screen()
     print_facts(title(found), facts_of(found))
     if found.first is None:
-        return _print_too_large(console, found)
+        _print_too_large(console, found)
+        return
     echo()
     wide = console.width >= _WIDE
     print_table([row(found, at, one, wide) for at, one in enumerate(found.best, 1)], gap=1, spare=("slower",))
@@ -58,7 +59,6 @@ def print_found(found: Found) -> None:
         echo()
         for line in picture(found.first, console.width, plain=not console.encoding.startswith("utf")):
             echo(line)
-    return None
 
 
 def title(found: Found) -> str:
@@ -75,18 +75,16 @@ def facts_of(found: Found) -> Iterator[tuple[str, str]]:
     nodes = -(-question.gpus // hardware.gpus_per_node)
     said = f"{nodes:,} node{'s' * (nodes > 1)} of {hardware.gpus_per_node}, {hardware.nic_GBps:g} GB/s of network each"
     yield "machine", said + ("; not checked against measured runs" if hardware.unchecked else "")
-    room = format_bytes(ranked.usable)
     yield "layouts", (
         f"{len(ranked.space):,} are legal, {len(ranked.rows):,} of them differ in price, {ranked.num_fitting:,} fit in "
-        f"{room} ({ranked.limits.margin:.0%} of the memory stays free)"
+        f"{format_bytes(ranked.usable)} ({ranked.limits.margin:.0%} of the memory stays free)"
     )
     for said, span in found.ranges:
         yield "assumed", said + (f"; {format_count(span[0])} to {format_count(span[1])} tokens/s else" if span else "")
 
 
 def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
-    first, parallel, run = found.first, one.run.parallel, one.run
-    assert first is not None  # because: there is a row
+    first, parallel, run = found.best[0], one.run.parallel, one.run
     cells = {
         "#": str(at), "pp": str(parallel.pp), "vp": str(parallel.vp), "tp": str(parallel.tp),
         "dp": f"{parallel.dp_replicate}x{parallel.dp_shard}", "zero": str(parallel.zero),
@@ -102,8 +100,7 @@ def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
 
 def lost(found: Found, at: int, one: Answer) -> str:
     """Why it is not the best."""
-    first = found.first
-    assert first is not None  # because: there is another
+    first = found.best[0]
     said = f"{at} {_BEHIND[found.by].format(more(one, first, found.by))}"
     return f"{said}: {why_slower(one, first)}" if one.seconds > first.seconds else said
 
@@ -208,10 +205,11 @@ def takeovers(points: Sequence[Point], by: str) -> Iterator[str]:
         )
 
 
-def timeline(one: Answer) -> tuple[Timeline, int]:
-    """A step of a few microbatches, as long as they are priced, and how many these are."""
-    count = min(one.run.num_microbatches, 2 * one.run.parallel.pp)
-    return replay(one.run, one.microbatch, count), count
+def timeline(one: Answer) -> tuple[Timeline, str]:
+    """A step of a few microbatches, as long as they are priced, and how few these are, in words."""
+    every = one.run.num_microbatches
+    count = min(every, 2 * one.run.parallel.pp)
+    return replay(one.run, one.microbatch, count), f", shown with {count} of {every} microbatches" * (count < every)
 
 
 def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:
@@ -221,10 +219,8 @@ def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:
 
 
 def picture(one: Answer, width: int, *, plain: bool) -> Iterator[str]:
-    found, count = timeline(one)
+    found, few = timeline(one)
     total, parallel = found.makespan, one.run.parallel
-    every = one.run.num_microbatches
-    few = f", shown with {count} of {every} microbatches" * (count < every)
     yield f"pipeline: {parallel.schedule}, {parallel.pp} ranks x {parallel.vp}{few}"
     gap, columns = "." if plain else "·", min(width, 120) - 6
     for rank in shown_ranks(parallel.pp):
@@ -386,9 +382,7 @@ def _parts(found: Found) -> Iterator[str]:
     )
     yield memory_bars(found.best[:_MOST_BARS], found.too_large, layout_of)
     if first is not None and first.run.parallel.pp > 1:
-        parallel, count = first.run.parallel, timeline(first)[1]
-        every = first.run.num_microbatches
-        few = f", shown with {count} of {every} microbatches" * (count < every)
+        parallel, few = first.run.parallel, timeline(first)[1]
         yield section("Pipeline", f"{parallel.schedule}, {parallel.pp} ranks with {parallel.vp} stages each{few}.")
         yield pipeline(first)
     if sum(point.best is not None for point in found.points) > 1:

@@ -87,8 +87,7 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     losses = {"loss": summary.loss, "validation": summary.valid_loss}
     parts += [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]
     word = "stopped" if summary.stopped_by else "done"
-    say(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
-    return None
+    return say(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
 
 
 def left_behind(config: RunConfig) -> str:

@@ -124,8 +124,7 @@ def imports_of(config: RunConfig) -> tuple[str, ...]:
     sharded = ["lmtrain.parallel.weights.sharding"] * (layout.dp > 1)
     may_compile = compute.compile is True or (compute.compile == "auto" and compute.device != "cpu")
     tells_compiler = layout.dp > 1 or compute.deterministic or config.recompute.kind != "none"
-    compiler = [COMPILER] * (may_compile or tells_compiler)
-    return (*RUN, *kinds, *sharded, *[PIPELINE] * (layout.pp > 1), *compiler)
+    return (*RUN, *kinds, *sharded, *[PIPELINE] * (layout.pp > 1), *[COMPILER] * (may_compile or tells_compiler))
 
 
 def run_attempts(

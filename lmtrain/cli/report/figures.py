@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -23,31 +24,20 @@ _MOST_MARKS = 300  # of each kind
 MOST_EVALS = 12  # figures
 
 
-class Plain(NamedTuple):
-    """A figure of one or more keys of step rows."""
-
-    key: str
-    title: str
-    form: Form
-    keys: tuple[str, ...] = ()  # further ones
-    log: bool = False
-    smooth: bool = True
-    said: str = ""
-    zero: bool = False
-
-
+# each of one key of step rows, and of what _BESIDE adds
 _PLAIN = (
-    Plain("lr", "Learning rate", "number", smooth=False),
-    Plain("grad_norm", "Gradient norm before clipping", "number", log=True),
-    Plain("tokens_per_s", "Tokens a second", "count", zero=True),
-    Plain("mfu", "MFU", "percent", said="Model FLOPs without recompute, as a share of the devices' peak.", zero=True),
-    Plain("memory_bytes", "Memory", "bytes", zero=True),
-    Plain("data_wait_s", "Wait for data in a step", "seconds", zero=True),
-    Plain("straggler_slowest_by", "The slowest rank's own work beside its peers'", "percent", smooth=False),
-    Plain("straggler_bubble", "Share of a step spent waiting", "percent", ("straggler_exposed",)),
-    Plain("skipped", "Steps skipped so far (fp16 overflow)", "count", smooth=False),
-    Plain("loss_scale", "Loss scale (fp16)", "count", log=True, smooth=False),
+    Figure("lr", "Learning rate", "number", smooth=False),
+    Figure("grad_norm", "Gradient norm before clipping", "number", log=True),
+    Figure("tokens_per_s", "Tokens a second", "count", zero=True),
+    Figure("mfu", "MFU", "percent", said="Model FLOPs without recompute, as a share of the devices' peak.", zero=True),
+    Figure("memory_bytes", "Memory", "bytes", zero=True),
+    Figure("data_wait_s", "Wait for data in a step", "seconds", zero=True),
+    Figure("straggler_slowest_by", "The slowest rank's own work beside its peers'", "percent", smooth=False),
+    Figure("straggler_bubble", "Share of a step spent waiting", "percent"),
+    Figure("skipped", "Steps skipped so far (fp16 overflow)", "count", smooth=False),
+    Figure("loss_scale", "Loss scale (fp16)", "count", log=True, smooth=False),
 )
+_BESIDE = {"straggler_bubble": ("straggler_exposed",)}
 _NAMES = {
     "memory_bytes": "of rank 0", "lr": "learning rate", "grad_norm": "norm", "tokens_per_s": "tokens/s",
     "straggler_bubble": "bubble", "straggler_exposed": "exposed communication", "straggler_slowest_by": "more by",
@@ -69,7 +59,11 @@ def charts(names: Sequence[str], records: Sequence[Record], stops: Sequence[dict
 
 
 def _figures(records: Sequence[Record]) -> Iterator[Figure]:
-    yield _loss(records)
+    losses = [
+        *_curves(records, "loss", "training", max(_POINTS // max(len(records), 1), _LEAST)),
+        *_dots(records, "valid", "validation", "loss/valid"),
+    ]
+    yield Figure("loss", "Loss", "number", losses, "Mean over the labels of a step, in nats.", wide=True)
     terms = dict.fromkeys(key for record in records for key in record.columns if key.startswith("loss/"))
     yield Figure("terms", "Terms of the loss", "number", [c for key in terms for c in _curves(records, key, key[5:])])
     yield from _measured(records)
@@ -77,20 +71,12 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
         name = _NAMES.get(plain.key, plain.key)
         if plain.key == "memory_bytes" and any("memory_rank" in record.columns for record in records):
             name = "of the fullest rank"  # because: rows of older versions know rank 0 alone
-        found = _curves(records, plain.key, name)
-        found += [c for key in plain.keys for c in _curves(records, key, _NAMES.get(key, key))]
+        found = [*_curves(records, plain.key, name)]
+        for key in _BESIDE.get(plain.key, ()):
+            found += _curves(records, key, _NAMES[key])
         # because: that no step was skipped needs no figure
         if plain.key != "skipped" or any(max(curve.points.value) > 0 for curve in found):
-            yield Figure(
-                plain.key, plain.title, plain.form, found, plain.said, plain.log, smooth=plain.smooth, zero=plain.zero
-            )
-
-
-def _loss(records: Sequence[Record]) -> Figure:
-    found = _curves(records, "loss", "training", max(_POINTS // max(len(records), 1), _LEAST))
-    for run, record in enumerate(records):
-        found += _dots(run, record, "valid", "validation", lambda row: measures_of(row).get("loss/valid"))
-    return Figure("loss", "Loss", "number", found, "Mean over the labels of a step, in nats.", wide=True)
+            yield replace(plain, curves=found)
 
 
 def _measured(records: Sequence[Record]) -> Iterator[Figure]:
@@ -99,14 +85,12 @@ def _measured(records: Sequence[Record]) -> Iterator[Figure]:
     domains = [
         curve
         for name in dict.fromkeys(name for row in rows for name in measures_of(row) if name.startswith("loss/valid/"))
-        for run, record in enumerate(records)
-        for curve in _dots(run, record, "valid", name.removeprefix("loss/valid/"), _measure(name))
+        for curve in _dots(records, "valid", name.removeprefix("loss/valid/"), name)
     ]
     yield Figure("domains", "Validation loss by domain", "number", domains)
     for name, title in [*headlines(records).items()][:MOST_EVALS]:
-        found = [c for run, r in enumerate(records) for c in _dots(run, r, "eval", "measured", _measure(name))]
         form: Form = "percent" if name.endswith("accuracy") else "number"
-        yield Figure(name, title.replace("_", " "), form, found, smooth=False)
+        yield Figure(name, title.replace("_", " "), form, [*_dots(records, "eval", "measured", name)], smooth=False)
 
 
 def headlines(records: Sequence[Record]) -> dict[str, str]:
@@ -118,13 +102,8 @@ def headlines(records: Sequence[Record]) -> dict[str, str]:
     }
 
 
-def _measure(name: str) -> Any:
-    return lambda row: measures_of(row).get(name)
-
-
-def _curves(records: Sequence[Record], key: str, name: str, most: int = 0) -> list[Curve]:
+def _curves(records: Sequence[Record], key: str, name: str, most: int = 0) -> Iterator[Curve]:
     most = most or max(_FEWER // max(len(records), 1), _LEAST)
-    found = []
     for run, record in enumerate(records):
         steps, values = record.column(key)
         kept, mean = extremes(values, most), None
@@ -132,18 +111,18 @@ def _curves(records: Sequence[Record], key: str, name: str, most: int = 0) -> li
             ends, averages = means(values, most // 2)
             mean = _points(record, steps[ends], averages)
         if steps.size:
-            found.append(Curve(run, name, _points(record, steps[kept], values[kept]), mean))
-    return found
+            yield Curve(run, name, _points(record, steps[kept], values[kept]), mean)
 
 
-def _dots(run: int, record: Record, event: str, name: str, worth: Any) -> list[Curve]:
-    taken = {row["step"]: value for row in record.rows.get(event, []) if _finite(value := worth(row))}
-    if not taken:
-        return []
-    steps = np.array(sorted(taken), np.float64)
-    values = np.array([taken[int(step)] for step in steps])
-    kept = extremes(values, _FEWER)
-    return [Curve(run, name, _points(record, steps[kept], values[kept]), dots=True)]
+def _dots(records: Sequence[Record], event: str, name: str, measure: str) -> Iterator[Curve]:
+    for run, record in enumerate(records):
+        rows = record.rows.get(event, [])
+        taken = {row["step"]: value for row in rows if _finite(value := measures_of(row).get(measure))}
+        steps = np.array(sorted(taken), np.float64)
+        values = np.array([taken[int(step)] for step in steps])
+        kept = extremes(values, _FEWER)
+        if taken:
+            yield Curve(run, name, _points(record, steps[kept], values[kept]), dots=True)
 
 
 def _finite(value: Any) -> bool:

@@ -6,7 +6,7 @@ Without colours, or where the output cannot show such characters, a letter stand
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +56,9 @@ def _curves(paths: Sequence[Path], key: str, by: str, log: bool) -> list[Curve]:
     return found
 
 
-def draw(curves: Sequence[Curve], key: str, by: str, log: bool, width: int, height: int, *, fine: bool) -> list[object]:
+def draw(
+    curves: Sequence[Curve], key: str, by: str, log: bool, width: int, height: int, *, fine: bool
+) -> Iterator[object]:
     """Lines of text with their colours."""
     from rich.text import Text
 
@@ -78,31 +80,27 @@ def draw(curves: Sequence[Curve], key: str, by: str, log: bool, width: int, heig
         for row, column, bit in _dots(x, y, (left, right), (low, high), log, height, columns):
             cells[row, column] |= bit
             owner[row, column] = number
-    lines: list[object] = [Text(f"{key}{' (log)' * log}")]
+    yield Text(f"{key}{' (log)' * log}")
     for row in range(height):
-        line = Text(
-            f"{said.get(row, ''):>{margin - 2}} {'┤' if row in said else '│'}"
-            if fine
-            else f"{said.get(row, ''):>{margin - 2}} |"
-        )
+        edge = "|" if not fine else "┤" if row in said else "│"
+        line = Text(f"{said.get(row, ''):>{margin - 2}} {edge}")
         for column in range(columns):
             whose = owner[row, column]
             mark = " " if whose < 0 else chr(_EMPTY + cells[row, column]) if fine else chr(ord("a") + whose % 26)
             line.append(mark, style="" if whose < 0 else _COLOURS[whose % len(_COLOURS)])
-        lines.append(line)
+        yield line
     ends = labels([left, right], _AXES[by])
-    lines.append(Text(" " * margin + ends[0] + ends[1].rjust(columns - len(ends[0]))))
+    yield Text(" " * margin + ends[0] + ends[1].rjust(columns - len(ends[0])))
     names = Text(" " * margin)
     for number, (name, _, _) in enumerate(curves):
         mark = "" if len(curves) == 1 else "━ " if fine else f"{chr(ord('a') + number % 26)} "
         names.append(f"{mark}{name}   ", style=_COLOURS[number % len(_COLOURS)] if len(curves) > 1 else "")
-    lines.append(Text.assemble(names, Text(f"by {by}")))
-    return lines
+    yield Text.assemble(names, Text(f"by {by}"))
 
 
 def _dots(
     x: Numbers, y: Numbers, across: tuple[float, float], up: tuple[float, float], log: bool, height: int, columns: int
-) -> list[tuple[int, int, int]]:
+) -> Iterator[tuple[int, int, int]]:
     """Characters with the point in them that is set; what lies between two points of a curve is filled."""
     kept = extremes(y, columns * 8)
     x, y = x[kept], y[kept]
@@ -110,7 +108,6 @@ def _dots(
     rows = np.rint((1 - share) * (height * 4 - 1)).astype(int).clip(0, height * 4 - 1).tolist()
     span = (across[1] - across[0]) or 1.0
     places = np.rint((x - across[0]) / span * (columns * 2 - 1)).astype(int).tolist()
-    found = []
     before = None
     for place, row in zip(places, rows, strict=True):
         last_place, last_row = before or (place, row)
@@ -119,6 +116,5 @@ def _dots(
             begin = last_row + (row - last_row) * part
             end = last_row + (row - last_row) * min(part + 1 / ((place - last_place) or 1), 1)
             for at in range(math.floor(min(begin, end)), math.floor(max(begin, end)) + 1):
-                found.append((at // 4, between // 2, _DOTS[at % 4][between % 2]))
+                yield at // 4, between // 2, _DOTS[at % 4][between % 2]
         before = (place, row)
-    return found

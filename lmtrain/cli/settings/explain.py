@@ -151,7 +151,7 @@ def key_facts(keys: Sequence[Key], run: Composed, bare: Composed, config_dir: Pa
         facts["run"] = {"value": None, "from": None, "why": f"{section}.kind={run.kind(section)} has no such key"}
     elif run is not bare:
         facts["run"] = run.value(own)
-    return facts | {"set_by": _choices_that_set(name, config_dir)}
+    return facts | {"set_by": [*_choices_that_set(name, config_dir)]}
 
 
 def value_rows(prefix: str, known: dict[str, list[Key]], run: Composed) -> list[dict[str, Any]]:
@@ -180,9 +180,8 @@ def held_rows(key: str, run: Path) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _choices_that_set(name: str, config_dir: Path | None) -> list[dict[str, str]]:
+def _choices_that_set(name: str, config_dir: Path | None) -> Iterator[dict[str, str]]:
     """Every file that has a value for this key, as one would choose it."""
-    found = []
     section, _, rest = name.partition(".")
     for group, choices in group_choices(config_dir).items():
         for choice in choices:
@@ -192,9 +191,9 @@ def _choices_that_set(name: str, config_dir: Path | None) -> list[dict[str, str]
             is_global = text_of(file).startswith("# @package _global_")
             inside = name if is_global else rest if group == section else None
             if inside and (origin := file_origins(file).get(inside)):
-                found.append({"choice": f"{group}={choice}", "value": origin.text})
-    root = file_origins(conf_dir() / "pretrain.yaml").get(name)
-    return [*found, {"choice": "conf/pretrain.yaml", "value": root.text}] if root else found
+                yield {"choice": f"{group}={choice}", "value": origin.text}
+    if root := file_origins(conf_dir() / "pretrain.yaml").get(name):
+        yield {"choice": "conf/pretrain.yaml", "value": root.text}
 
 
 def _words(origin: Origin | None) -> str:
