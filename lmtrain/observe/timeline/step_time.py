@@ -140,8 +140,7 @@ def step_times(segment: Segment) -> StepTimes:
     pieces, found = cut(segment), waits(segment)
     inside = _within_steps(segment, pieces)
     pieces, step_of = pieces.some(inside >= 0), inside[inside >= 0]
-    of = spans[pieces.span]
-    rank = np.searchsorted(ranks, of["rank"])
+    rank = np.searchsorted(ranks, spans[pieces.span]["rank"])
     works, waiting = classes(segment, pieces)
     at = np.searchsorted(steps, spans["step"][step_of])
     length, lost = pieces.end_ns - pieces.begin_ns, waited_ns(pieces, found)
