@@ -89,8 +89,7 @@ class Journal:
             temporary = self._path.with_suffix(".new")
             self._seal = ""
             with open_own(temporary, "wb") as file:
-                for tree in (_HEAD | {"identity": identity}, *lines):
-                    file.write(self._line(tree))
+                file.writelines(map(self._line, (_HEAD | {"identity": identity}, *lines)))
             temporary.replace(self._path)
             self._file = open_own(self._path, "ab")
 

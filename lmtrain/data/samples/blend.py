@@ -226,5 +226,4 @@ class MegatronBlendOrder:
         return self._offsets[self._which[part]] + self._samples[part]
 
     def counts_at(self, position: int) -> list[int]:
-        counts: list[int] = np.bincount(self._which[:position], minlength=len(self._offsets) - 1).tolist()
-        return counts
+        return np.bincount(self._which[:position], minlength=len(self._offsets) - 1).tolist()

@@ -126,8 +126,7 @@ class StepTimes:
     def by_rank(self) -> NDArray[np.float64]:
         """[rank, class]: the mean of the steps; NaN for a rank without one."""
         num = np.sum(~np.isnan(self.seconds), axis=0)
-        found: NDArray[np.float64] = np.where(num > 0, np.nansum(self.seconds, axis=0) / np.maximum(num, 1), np.nan)
-        return found
+        return np.where(num > 0, np.nansum(self.seconds, axis=0) / np.maximum(num, 1), np.nan)
 
 
 def step_times(segment: Segment) -> StepTimes:
