@@ -226,4 +226,5 @@ class MegatronBlendOrder:
         return self._offsets[self._which[part]] + self._samples[part]
 
     def counts_at(self, position: int) -> list[int]:
-        return np.bincount(self._which[:position], minlength=len(self._offsets) - 1).tolist()
+        counts: list[int] = np.bincount(self._which[:position], minlength=len(self._offsets) - 1).tolist()
+        return counts

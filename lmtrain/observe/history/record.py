@@ -217,7 +217,8 @@ def _seconds(columns: dict[str, Numbers], begun: list[int]) -> Numbers:
     begins = np.union1d([0, *(at for at in begun if at < len(elapsed))], np.flatnonzero(np.diff(attempts)) + 1)
     longest = [np.nanmax(part, initial=0.0) for part in np.split(elapsed, begins[1:])]
     before = np.concatenate([[0.0], np.cumsum(longest)[:-1]])
-    return elapsed + np.repeat(before, np.diff(np.append(begins, len(elapsed))))
+    seconds: Numbers = elapsed + np.repeat(before, np.diff(np.append(begins, len(elapsed))))
+    return seconds
 
 
 @dataclass(frozen=True)
