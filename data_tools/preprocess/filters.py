@@ -73,8 +73,7 @@ class Filters:
     def identity(self) -> list[Any]:
         """All that decides what is kept, versions of installed filters too, so that a resumed run does the same."""
         installed = [(p.name, p.value, p.dist.version if p.dist else "") for p in map(_find, self.entry_points)]
-        lengths = [self.min_chars, self.max_chars, self.min_tokens, self.max_tokens]
-        return [lengths, list(self.scripts), installed]
+        return [[self.min_chars, self.max_chars, self.min_tokens, self.max_tokens], list(self.scripts), installed]
 
 
 def parse_script(text: str) -> tuple[str, float]:

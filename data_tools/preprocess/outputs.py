@@ -89,8 +89,7 @@ class Journal:
             temporary = self._path.with_suffix(".new")
             self._seal = ""
             with open_own(temporary, "wb") as file:
-                for tree in (_HEAD | {"identity": identity}, *lines):
-                    file.write(self._line(tree))
+                file.writelines(map(self._line, (_HEAD | {"identity": identity}, *lines)))
             temporary.replace(self._path)
             self._file = open_own(self._path, "ab")
 
@@ -254,11 +253,10 @@ class Outputs:
         """Complete all files, put them on disk and give them their names; returns the names."""
         if not self.finished:
             fault_point("data.finish")
-            self._finish_shard()
-            self._sync()
+            self._finished.append(self._finish_shard())
             self._journal.append({
                 "shard": self._shard, "rejects": self._rejects_mark, "totals": vars(self.totals),
-                "publish": [*self._finished, self._seals()],
+                "publish": self._finished,
             })  # fmt: skip
         for prefix in set(self.names.existing()) - {self.names.name(k, s) for k, s in self._all()}:
             for suffix in reversed(SUFFIXES):
@@ -402,14 +400,13 @@ class Outputs:
     # ---- shards
 
     def _next_shard(self) -> None:
-        self._finish_shard()
-        self._sync()
-        self._finished.append(self._seals())
+        self._finished.append(self._finish_shard())
         self._shard += 1
         self._spools = self._new_spools()
         self.totals.shard_text_bytes = [0] * len(self.names.keys)
 
-    def _finish_shard(self) -> None:
+    def _finish_shard(self) -> list[str | None]:
+        """Complete the files of all keys and put them on disk; returns the hashes that their sidecars bear."""
         about = {
             "tokenizer_fingerprint": self._tokenizer.fingerprint,
             "vocab_size": self._tokenizer.vocab_size,
@@ -417,15 +414,11 @@ class Outputs:
         }
         for spool, num_bytes in zip(self._spools, self.totals.shard_text_bytes, strict=True):
             spool.finish(about | {"num_bytes": num_bytes}, self._tokenizer.to_bytes())
-
-    def _seals(self) -> list[str | None]:
-        return [spool.sidecar_sha256 for spool in self._spools]
-
-    def _sync(self) -> None:
         began = time.perf_counter()
         for spool in self._spools:
             spool.sync()
         self.sync_seconds += time.perf_counter() - began
+        return [spool.sidecar_sha256 for spool in self._spools]
 
 
 def _ends(path: Path, marks: list[list[int]]) -> int:

@@ -33,49 +33,29 @@ Buffer = bytes | bytearray | memoryview
 _Span = tuple[int, int, Buffer | None, str]  # the first byte, the byte behind the last, the bytes or what is wrong
 
 
-class StoppedError(Exception):
-    """The run is over; the reader need not go on."""
+class Place(NamedTuple):
+    """Where reading goes on: a source's number, and a byte of its text or a row."""
+
+    source: int = 0
+    offset: int = 0
 
 
-class Budget:
-    """Bytes lent to one reader. A reader with nothing lent out but its own may go over: a long document must pass."""
+START = Place()
 
-    def __init__(self, num_bytes: int) -> None:
-        self._num_bytes = num_bytes
-        self._taken = self._in_flight = 0  # by the reader in all; what it has handed on and is not yet given back
-        self._stopped = False
-        self._changed = Condition()
 
-    def take(self, num_bytes: int) -> None:
-        """Wait until so many bytes are free, or nothing is in flight any more."""
-        with self._changed:
-            while not self._stopped and self._in_flight and self._taken + num_bytes > self._num_bytes:
-                self._changed.wait()
-            if self._stopped:
-                raise StoppedError
-            self._taken += num_bytes
+@dataclass(frozen=True)
+class Limits:
+    slice_bytes: int = SLICE_BYTES
+    max_doc_bytes: int = MAX_DOC_BYTES
 
-    def give(self, num_bytes: int) -> None:
-        """Bytes that were taken and not handed on."""
-        with self._changed:
-            self._taken -= num_bytes
-            self._changed.notify()
+    @property
+    def hopeless_bytes(self) -> int:
+        """A line that has this many bytes is too long whatever follows; the exact length is the worker's to judge."""
+        return self.max_doc_bytes + len(BOM) + 1
 
-    def hand_on(self, num_bytes: int) -> None:
-        """The reader's bytes are someone else's now, who will return them."""
-        with self._changed:
-            self._in_flight += num_bytes
-
-    def give_back(self, num_bytes: int) -> None:
-        with self._changed:
-            self._in_flight -= num_bytes
-            self._taken -= num_bytes
-            self._changed.notify()
-
-    def stop(self) -> None:
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
+    @property
+    def too_long(self) -> str:
+        return f"longer than a document may be ({self.max_doc_bytes} bytes)"
 
 
 class Span(NamedTuple):
@@ -125,31 +105,6 @@ class Part:
 
 
 WHOLE = Part()
-
-
-class Place(NamedTuple):
-    """Where reading goes on: a source's number, and a byte of its text or a row."""
-
-    source: int = 0
-    offset: int = 0
-
-
-START = Place()
-
-
-@dataclass(frozen=True)
-class Limits:
-    slice_bytes: int = SLICE_BYTES
-    max_doc_bytes: int = MAX_DOC_BYTES
-
-    @property
-    def hopeless_bytes(self) -> int:
-        """A line that has this many bytes is too long whatever follows; the exact length is the worker's to judge."""
-        return self.max_doc_bytes + len(BOM) + 1
-
-    @property
-    def too_long(self) -> str:
-        return f"longer than a document may be ({self.max_doc_bytes} bytes)"
 
 
 @dataclass
@@ -228,9 +183,8 @@ def _chunks(
     else:
         size = source.num_bytes
         problem = limits.too_long if size >= limits.hopeless_bytes else ""
-        if not problem:
-            budget.take(size)
         num_bytes = 0 if problem else size
+        budget.take(num_bytes)
         yield Chunk(number, source.path, "text", 0, size, num_bytes, problem=problem, num_disk_bytes=size)
 
 
@@ -320,6 +274,9 @@ def _until_damaged(stream: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
         yield b"", str(error)
 
 
+# ---- lines of a plain file, by position
+
+
 class LinesRead(NamedTuple):
     """Whole lines of a plain file, and where the first of them begins."""
 
@@ -372,3 +329,50 @@ def _read_exactly(fd: int, start: int, stop: int) -> Buffer:
     while at < len(view) and (count := os.preadv(fd, [view[at:]], start + at)):
         at += count
     return view[:at]
+
+
+# ---- how much is in memory
+
+
+class StoppedError(Exception):
+    """The run is over; the reader need not go on."""
+
+
+class Budget:
+    """Bytes lent to one reader. A reader with nothing lent out but its own may go over: a long document must pass."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._taken = self._in_flight = 0  # by the reader in all; what it has handed on and is not yet given back
+        self._stopped = False
+        self._changed = Condition()
+
+    def take(self, num_bytes: int) -> None:
+        """Wait until so many bytes are free, or nothing is in flight any more."""
+        with self._changed:
+            while not self._stopped and self._in_flight and self._taken + num_bytes > self._num_bytes:
+                self._changed.wait()
+            if self._stopped:
+                raise StoppedError
+            self._taken += num_bytes
+
+    def give(self, num_bytes: int) -> None:
+        """Bytes that were taken and not handed on."""
+        with self._changed:
+            self._taken -= num_bytes
+            self._changed.notify()
+
+    def hand_on(self, num_bytes: int) -> None:
+        """The reader's bytes are someone else's now, who will return them."""
+        with self._changed:
+            self._in_flight += num_bytes
+
+    def give_back(self, num_bytes: int) -> None:
+        with self._changed:
+            self._in_flight -= num_bytes
+            self.give(num_bytes)
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()

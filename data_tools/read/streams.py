@@ -149,8 +149,6 @@ def _full_reads(file: IO[bytes]) -> Iterator[bytes]:
 
 def _gunzip(file: IO[bytes]) -> Iterator[bytes]:
     data, part = file.read(_FEED_BYTES), zlib.decompressobj(31)
-    if not data:
-        raise DamagedArchiveError("the archive is cut short")
     while data:
         try:
             yield part.decompress(data, STEP_BYTES)
@@ -199,8 +197,6 @@ def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
     zstandard = _package("zstandard", "zst")
     build: Callable[[], Any] = zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW_BYTES).decompressobj
     part, data = build(), file.read(_ZST_FEED_BYTES)
-    if not data:
-        raise DamagedArchiveError("the archive is cut short")
     held: list[bytes] = []
     num_held = 0  # bytes; because: they may be of a hundred thousand archives that hold nothing
     while data:
@@ -322,11 +318,10 @@ def _batches(file: Any, columns: Sequence[str], start: int, batch_bytes: int) ->
             at += about.num_rows
             continue
         for batch in file.iter_batches(batch_size=num_rows, row_groups=[group], columns=list(columns)):
-            stop = at + batch.num_rows
             for first, rows, num_bytes in _split(at, batch, columns, batch_bytes):
                 if first >= start:
                     yield first, rows, num_bytes, (first + len(rows)) / total
-            at = stop
+            at += batch.num_rows
 
 
 def _split(at: int, batch: Any, columns: Sequence[str], batch_bytes: int) -> Iterator[tuple[int, Rows, int]]:

@@ -173,7 +173,7 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
             valid, held_out = {"": make.dataset(indexed, documents, None, tail.tokens)}, len(tail.tokens)
             said, warning = tail.words(documents, indexed), _far(make, indexed, held_out)
         elif asked.validate and not valid:
-            valid = {"": _valid_part(settings, make, opened)}
+            valid = {"": _valid_part(make, opened)}
     if settings.first_sample:
         order = Later(order, settings.first_sample)
     sample_identity = _sample_identity(settings, parts, wanted) | {"held_out_tokens": held_out}
@@ -348,7 +348,7 @@ def _far(make: _Maker, indexed: IndexedDataset, taken: int) -> str | None:
     )
 
 
-def _valid_part(settings: DataChoice, make: _Maker, opened: Opened) -> Dataset:
+def _valid_part(make: _Maker, opened: Opened) -> Dataset:
     if opened.valid:
         return make.dataset(opened.valid[0], make.everything(opened.valid[0]), None)
     documents = make.ranges(opened.train[0])[1]

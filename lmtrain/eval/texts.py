@@ -49,13 +49,11 @@ def jsonl_texts(content: str, source: Path, key: str = "text") -> list[str]:
             continue
         try:
             text = parse_json(line, source)[key]
+            if not isinstance(text, str):
+                raise TypeError("the value is no text")
         except (DataError, KeyError, TypeError) as error:
-            raise _no_text(source, number, key) from error
-        if not isinstance(text, str):
-            raise _no_text(source, number, key)
+            raise DataError(
+                f'{source} line {number} is not JSON with a "{key}". Give one {{"{key}": ...}} a line.'
+            ) from error
         texts.append(text)
     return texts
-
-
-def _no_text(source: Path, number: int, key: str) -> DataError:
-    return DataError(f'{source} line {number} is not JSON with a "{key}". Give one {{"{key}": ...}} a line.')

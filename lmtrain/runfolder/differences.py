@@ -24,6 +24,5 @@ def flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """Return the keys whose values are not the same in all, with the value in each; None where one lacks the key."""
     each = [dict(flat(tree)) for tree in trees]
-    keys = dict.fromkeys(key for one in each for key in one)
-    found = {key: [one.get(key) for one in each] for key in keys}
+    found = {key: [one.get(key) for one in each] for key in dict.fromkeys(key for one in each for key in one)}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}

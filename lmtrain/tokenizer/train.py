@@ -69,8 +69,7 @@ def _letters(texts: Iterable[str], inner: tokenizers.Tokenizer, limit: int) -> t
     """The most frequent characters, and those of them that stand inside words."""
     words: Counter[str] = Counter()
     for text in texts:
-        cleaned = inner.normalizer.normalize_str(text)
-        words.update(word for word, _ in inner.pre_tokenizer.pre_tokenize_str(cleaned))
+        words.update(word for word, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(text)))
     letters: Counter[str] = Counter()
     for word, count in words.items():
         for letter in word:

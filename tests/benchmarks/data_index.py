@@ -26,10 +26,10 @@ from lmtrain.data.dataset import Dataset, Order
 from lmtrain.data.samples.blend import Schedule, whole_shares
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.packing import PackedDataset, Packing
-from lmtrain.data.store.documents import DocumentMap
 from lmtrain.data.store.format import HEADER, MAGIC
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
+from tests.unit.data.writing import map_of
 
 DOCUMENTS, TOKENS = 1_200_000_000, 10**12
 SEQ_LEN = 2048
@@ -169,7 +169,7 @@ def measure_packing() -> None:
     rng = np.random.default_rng(0)
     for seq_len in (1024, 2048, 8192):
         lengths = lognormal(rng, 1_000_000, 1000)
-        map_ = DocumentMap.from_lengths(lengths)
+        map_ = map_of(lengths)
         began = time.perf_counter()
         packing = Packing.of_map(map_, range(len(lengths)), seq_len, "best_fit")
         seconds = time.perf_counter() - began

@@ -37,121 +37,6 @@ OFFSET_BITS = 44  # of a position: files of up to 16 TiB, and a million of them
 ReportDocuments = Callable[[str, int], None]  # is told the step, and documents done
 
 
-def to_line(document: Document) -> bytes:
-    try:
-        return json.dumps(document, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
-    except UnicodeEncodeError:  # beside the text stands half a character, which only an escape can hold
-        return json.dumps(document, separators=(", ", ": ")).encode() + b"\n"
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How documents are read: the text's key, what happens at a bad line, how long one may be, which part is read."""
-
-    key: str | None = "text"  # None: every line is as it is, and needs no text
-    on_error: OnError = OnError.STOP
-    limits: Limits = field(default_factory=Limits)
-    part: Part = WHOLE
-
-    def cut(self, sources: Sequence[Source], budget: Budget) -> Iterator[Portion]:
-        return cut(sources, START, self.limits, (self.key or "text",), budget, self.part)
-
-
-def find_files(inputs: Inputs, *, once: bool = False) -> list[Source]:
-    """The sources; each can be read as often as a step likes, or `once`."""
-    sources = find_sources(inputs)
-    if not once and STDIN in {source.path for source in sources}:
-        raise UsageError("Standard input can be read once only, and this step reads its input again. Give files.")
-    return sources
-
-
-class PortionReader:
-    """Iterates over a portion's documents; what is wrong stands in `bad` afterwards."""
-
-    def __init__(self, portion: Portion, reading: Reading, large: RLock) -> None:
-        self._portion, self._reading, self._large = portion, reading, large
-        self.bad: list[Judged] = []  # of each chunk, in order
-
-    def __iter__(self) -> Documents:
-        for chunk in self._portion.chunks:
-            with ExitStack() as held:
-                content, bad = read_content(chunk, self._reading.limits, lambda: held.enter_context(self._large))
-                rejects: list[Reject] = []
-                for item, found in content.documents(self._reading.key):
-                    if isinstance(found, Reject):
-                        rejects.append(found)
-                    else:
-                        yield chunk.source << OFFSET_BITS | content.position(item), found
-                self.bad.append(judge(chunk, content, bad + content.located(rejects)))
-
-
-def read_documents(
-    sources: Sequence[Source], reading: Reading, drop_bad: Callable[[Sequence[Bad]], object]
-) -> Documents:
-    """All documents, one after the other, in this process; `drop_bad` is told of those that are left out."""
-    bad_lines = BadLines(reading.on_error)
-    for portion in reading.cut(sources, Budget(2**62)):
-        reader = PortionReader(portion, reading, RLock())
-        yield from reader
-        count_bad(portion, reader, bad_lines)
-        for bad, _ in reader.bad:
-            drop_bad(bad)
-
-
-def count_bad(portion: Portion, found: Any, bad_lines: BadLines) -> None:
-    for chunk, (bad, num_lines) in zip(portion.chunks, found.bad, strict=True):
-        bad_lines.add(chunk, bad, num_lines)
-
-
-@dataclass
-class Tally:
-    """What became of the documents, by cause."""
-
-    num_in: int = 0
-    num_out: int = 0
-    bytes_in: int = 0  # of text, as UTF-8
-    bytes_out: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)  # documents that are gone, by cause
-    changed: Counter[str] = field(default_factory=Counter)  # what was mended or marked in those that stayed
-
-    def keep(self, text: str) -> None:
-        self.num_out += 1
-        self.bytes_out += len(text.encode())
-
-    def drop(self, cause: str) -> None:
-        self.dropped[cause] += 1
-
-    def drop_bad(self, bad: Sequence[Bad]) -> None:
-        self.dropped.update(f"bad line: {one.kind}" for one in bad)
-
-    def add(self, other: Tally) -> None:
-        for name, number in vars(other).items():
-            setattr(self, name, getattr(self, name) + number)
-
-
-@dataclass(frozen=True)
-class Report:
-    """A step's tally, as it is written beside its output."""
-
-    step: str
-    tally: Tally
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"step": self.step} | {
-            name: dict(sorted(value.items())) if isinstance(value, Counter) else value
-            for name, value in vars(self.tally).items()
-        }
-
-    def written(self, path: Path) -> Report:
-        write_json(path, self.to_dict())
-        return self
-
-    @classmethod
-    def from_dict(cls, facts: dict[str, Any]) -> Report:
-        values = {name: facts[name] for name in ("num_in", "num_out", "bytes_in", "bytes_out")}
-        return cls(facts["step"], Tally(**values, dropped=Counter(facts["dropped"]), changed=Counter(facts["changed"])))
-
-
 class Step(Protocol):
     """Documents to bytes for each of the step's files. Sent to the workers, so it holds plain data."""
 
@@ -189,6 +74,19 @@ class Collect(Selection):
 
     def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         return (document for _, document in documents)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How documents are read: the text's key, what happens at a bad line, how long one may be, which part is read."""
+
+    key: str | None = "text"  # None: every line is as it is, and needs no text
+    on_error: OnError = OnError.STOP
+    limits: Limits = field(default_factory=Limits)
+    part: Part = WHOLE
+
+    def cut(self, sources: Sequence[Source], budget: Budget) -> Iterator[Portion]:
+        return cut(sources, START, self.limits, (self.key or "text",), budget, self.part)
 
 
 @dataclass(frozen=True)
@@ -249,15 +147,159 @@ def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> No
             raise UsageError(f"--output={path} is also an input. Choose another output.")
 
 
+# ---- one portion in a worker
+
+
+@dataclass
+class CleanedPortion:
+    files: dict[str, bytes]
+    tally: Tally
+    bad: list[Judged]  # of each chunk, in order
+
+
+class StepWorker:
+    def __init__(self, step: Step, reading: Reading) -> None:
+        self._step, self._reading = step, reading
+        self._large = RLock()  # because: one document of the longest at a time, however many workers there are
+
+    def run(self, portion: Portion) -> CleanedPortion:
+        tally, key = Tally(), self._reading.key
+        assert key is not None, "a step works on texts"
+        reader = PortionReader(portion, self._reading, self._large)
+
+        def counted() -> Documents:
+            for position, document in reader:
+                tally.num_in += 1
+                tally.bytes_in += len(document[key].encode())
+                yield position, document
+
+        files = self._step.run(counted(), key, tally)
+        for chunk in portion.chunks:
+            chunk.held = None  # because: the portion is kept until its output is written
+        for bad, _ in reader.bad:
+            tally.num_in += len(bad)
+            tally.drop_bad(bad)
+        return CleanedPortion(files, tally, reader.bad)
+
+
+# ---- documents of the sources
+
+
+def find_files(inputs: Inputs, *, once: bool = False) -> list[Source]:
+    """The sources; each can be read as often as a step likes, or `once`."""
+    sources = find_sources(inputs)
+    if not once and STDIN in {source.path for source in sources}:
+        raise UsageError("Standard input can be read once only, and this step reads its input again. Give files.")
+    return sources
+
+
+class PortionReader:
+    """Iterates over a portion's documents; what is wrong stands in `bad` afterwards."""
+
+    def __init__(self, portion: Portion, reading: Reading, large: RLock) -> None:
+        self._portion, self._reading, self._large = portion, reading, large
+        self.bad: list[Judged] = []  # of each chunk, in order
+
+    def __iter__(self) -> Documents:
+        for chunk in self._portion.chunks:
+            with ExitStack() as held:
+                content, bad = read_content(chunk, self._reading.limits, lambda: held.enter_context(self._large))
+                rejects: list[Reject] = []
+                for item, found in content.documents(self._reading.key):
+                    if isinstance(found, Reject):
+                        rejects.append(found)
+                    else:
+                        yield chunk.source << OFFSET_BITS | content.position(item), found
+                self.bad.append(judge(chunk, content, bad + content.located(rejects)))
+
+
+def read_documents(
+    sources: Sequence[Source], reading: Reading, drop_bad: Callable[[Sequence[Bad]], object]
+) -> Documents:
+    """All documents, one after the other, in this process; `drop_bad` is told of those that are left out."""
+    bad_lines = BadLines(reading.on_error)
+    for portion in reading.cut(sources, Budget(2**62)):
+        reader = PortionReader(portion, reading, RLock())
+        yield from reader
+        count_bad(portion, reader, bad_lines)
+        for bad, _ in reader.bad:
+            drop_bad(bad)
+
+
+def count_bad(portion: Portion, found: Any, bad_lines: BadLines) -> None:
+    for chunk, (bad, num_lines) in zip(portion.chunks, found.bad, strict=True):
+        bad_lines.add(chunk, bad, num_lines)
+
+
+def to_line(document: Document) -> bytes:
+    try:
+        return json.dumps(document, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
+    except UnicodeEncodeError:  # beside the text stands half a character, which only an escape can hold
+        return json.dumps(document, separators=(", ", ": ")).encode() + b"\n"
+
+
+# ---- what is counted, and written beside the output
+
+
+@dataclass
+class Tally:
+    """What became of the documents, by cause."""
+
+    num_in: int = 0
+    num_out: int = 0
+    bytes_in: int = 0  # of text, as UTF-8
+    bytes_out: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)  # documents that are gone, by cause
+    changed: Counter[str] = field(default_factory=Counter)  # what was mended or marked in those that stayed
+
+    def keep(self, text: str) -> None:
+        self.num_out += 1
+        self.bytes_out += len(text.encode())
+
+    def drop(self, cause: str) -> None:
+        self.dropped[cause] += 1
+
+    def drop_bad(self, bad: Sequence[Bad]) -> None:
+        self.dropped.update(f"bad line: {one.kind}" for one in bad)
+
+    def add(self, other: Tally) -> None:
+        for name, number in vars(other).items():
+            setattr(self, name, getattr(self, name) + number)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A step's tally, as it is written beside its output."""
+
+    step: str
+    tally: Tally
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"step": self.step} | {
+            name: dict(sorted(value.items())) if isinstance(value, Counter) else value
+            for name, value in vars(self.tally).items()
+        }
+
+    def written(self, path: Path) -> Report:
+        write_json(path, self.to_dict())
+        return self
+
+
 def report_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.report.json")
 
 
 def read_report(path: Path) -> Report:
     try:
-        return Report.from_dict(read_json(path))
+        facts = read_json(path)
+        values = {name: facts[name] for name in ("num_in", "num_out", "bytes_in", "bytes_out")}
+        tally = Tally(**values, dropped=Counter(facts["dropped"]), changed=Counter(facts["changed"]))
+        return Report(facts["step"], tally)
     except (KeyError, TypeError) as error:
         raise DataError(f"{path} is not a step's report (no {error}). Remove it and run the step again.") from error
+
+
+# ---- the parts of an array of tasks become one
 
 
 def merge_parts(output: Path) -> int:
@@ -312,38 +354,3 @@ def parts_stems(folder: Path) -> list[Path]:
     pattern = re.compile(r"(.+)\.part-\d{5}-of-\d{5}(\..+)?")
     found = (pattern.fullmatch(name) for name in os.listdir(folder) if not name.endswith(".report.json"))
     return sorted({folder / f"{match[1]}{match[2] or ''}" for match in found if match})
-
-
-# ---- one portion in a worker
-
-
-@dataclass
-class CleanedPortion:
-    files: dict[str, bytes]
-    tally: Tally
-    bad: list[Judged]  # of each chunk, in order
-
-
-class StepWorker:
-    def __init__(self, step: Step, reading: Reading) -> None:
-        self._step, self._reading = step, reading
-        self._large = RLock()  # because: one document of the longest at a time, however many workers there are
-
-    def run(self, portion: Portion) -> CleanedPortion:
-        tally, key = Tally(), self._reading.key
-        assert key is not None, "a step works on texts"
-        reader = PortionReader(portion, self._reading, self._large)
-
-        def counted() -> Documents:
-            for position, document in reader:
-                tally.num_in += 1
-                tally.bytes_in += len(document[key].encode())
-                yield position, document
-
-        files = self._step.run(counted(), key, tally)
-        for chunk in portion.chunks:
-            chunk.held = None  # because: the portion is kept until its output is written
-        for bad, _ in reader.bad:
-            tally.num_in += len(bad)
-            tally.drop_bad(bad)
-        return CleanedPortion(files, tally, reader.bad)

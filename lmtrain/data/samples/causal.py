@@ -114,14 +114,9 @@ class SampleIndex:
     """
 
     def __init__(
-        self,
-        lengths: NDArray[np.integer] | DocumentMap,
-        documents: range,
-        seq_len: int,
-        tokens: range | None = None,
+        self, map_: DocumentMap, documents: range, seq_len: int, tokens: range | None = None
     ) -> None:
-        self.map = lengths if isinstance(lengths, DocumentMap) else DocumentMap.from_lengths(lengths)
-        self.seq_len, self.documents = seq_len, documents
+        self.map, self.seq_len, self.documents = map_, seq_len, documents
         tokens = range(self.map.start(documents.start), self.map.start(documents.stop)) if tokens is None else tokens
         self.first_token, self.num_tokens = tokens.start, len(tokens)
 

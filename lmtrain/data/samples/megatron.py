@@ -237,8 +237,7 @@ def blend_index(weights: Sequence[float], count: int) -> tuple[NDArray[np.int16]
 
 def _normed(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
     array = np.array(weights, np.float64)
-    normed: NDArray[np.float64] = array / np.sum(array)
-    return normed
+    return array / np.sum(array)
 
 
 def blend_index_twin(weights: NDArray[np.float64], count: int) -> tuple[NDArray[np.int16], Int64s]:

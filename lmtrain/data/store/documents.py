@@ -62,12 +62,6 @@ class DocumentMap:
             one_each=bool(index.facts["one_each"]),
         )  # fmt: skip
 
-    @classmethod
-    def from_lengths(cls, lengths: NDArray[Any]) -> DocumentMap:
-        """Documents of one sequence each, from their sizes alone."""
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-        return cls(np.arange(len(starts)), starts[:-1], 1, int(starts[-1]), starts, 1)
-
     def starts(self, documents: Int64s) -> Int64s:
         """The first token of each document; of the one after the last, the end of the tokens."""
         if self._stride == 1:

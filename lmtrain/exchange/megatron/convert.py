@@ -63,9 +63,10 @@ def export_megatron(
             for tensor in range(tp):
                 name = f"mp_rank_{tensor:02d}" + (f"_{pipeline:03d}" if pp > 1 else "")
                 (folder / _RELEASE / name).mkdir(parents=True)
-                state = {"args": Namespace(args), "checkpoint_version": _VERSION, "iteration": reader.step}
-                state["model"] = export.model(tensor, pipeline)
-                write_torch_file(folder / _RELEASE / name / RANK_FILE, state)
+                write_torch_file(folder / _RELEASE / name / RANK_FILE, {
+                    "args": Namespace(args), "checkpoint_version": _VERSION, "iteration": reader.step,
+                    "model": export.model(tensor, pipeline),
+                })  # fmt: skip
         (folder / TRACKER).write_text(_RELEASE)
         if "tokenizer.json" in reader.manifest.files:
             (folder / "tokenizer.json").write_bytes(reader.read_file("tokenizer.json"))

@@ -118,7 +118,6 @@ class _Reader:
         self._torn = False
         self._begun: list[tuple[int, int]] = []  # starts: how many step rows stood before it, its step
         self._others: list[tuple[int, Row]] = []  # with how many starts stood before it
-        self._elapsed: dict[int, float] = {}
 
     def take(self, line: bytes) -> None:
         self._line += 1

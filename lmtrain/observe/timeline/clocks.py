@@ -197,5 +197,4 @@ def _solved(normal: Floats, right: Floats) -> Floats:
 
 
 def _at(solution: Floats, rows: _Rows, u: Floats, num: int) -> Floats:
-    found: Floats = solution[rows.b] - solution[rows.a] + (solution[rows.b + num] - solution[rows.a + num]) * u
-    return found
+    return solution[rows.b] - solution[rows.a] + (solution[rows.b + num] - solution[rows.a + num]) * u

@@ -262,8 +262,7 @@ def _windows(spans: Spans) -> NDArray[np.int64]:
         if steps[at] != steps[at - 1] + 1 or first[at] - began > _WINDOW_NS:
             window, began = window + 1, int(first[at])
         numbers.append(window)
-    found: NDArray[np.int64] = np.array(numbers)[np.searchsorted(steps, spans["step"])]
-    return found
+    return np.array(numbers)[np.searchsorted(steps, spans["step"])]
 
 
 def _clock_notes(start: int, clocks: Sequence[Clocks], ranks: list[int]) -> Iterator[str]:

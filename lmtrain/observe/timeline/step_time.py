@@ -126,8 +126,7 @@ class StepTimes:
     def by_rank(self) -> NDArray[np.float64]:
         """[rank, class]: the mean of the steps; NaN for a rank without one."""
         num = np.sum(~np.isnan(self.seconds), axis=0)
-        found: NDArray[np.float64] = np.where(num > 0, np.nansum(self.seconds, axis=0) / np.maximum(num, 1), np.nan)
-        return found
+        return np.where(num > 0, np.nansum(self.seconds, axis=0) / np.maximum(num, 1), np.nan)
 
 
 def step_times(segment: Segment) -> StepTimes:
@@ -140,8 +139,7 @@ def step_times(segment: Segment) -> StepTimes:
     pieces, found = cut(segment), waits(segment)
     inside = _within_steps(segment, pieces)
     pieces, step_of = pieces.some(inside >= 0), inside[inside >= 0]
-    of = spans[pieces.span]
-    rank = np.searchsorted(ranks, of["rank"])
+    rank = np.searchsorted(ranks, spans[pieces.span]["rank"])
     works, waiting = classes(segment, pieces)
     at = np.searchsorted(steps, spans["step"][step_of])
     length, lost = pieces.end_ns - pieces.begin_ns, waited_ns(pieces, found)

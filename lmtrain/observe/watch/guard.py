@@ -133,8 +133,7 @@ class Watch:
         """Where the main thread has not left by itself."""
         if verdict["kind"] == HANG_KIND and (rows := newest_rows()):
             with suppress(OSError):
-                name = f"rank_{self.process.rank:05d}.flight_recorder.txt"
-                (Path(verdict["folder"]) / name).write_text(rows)
+                (Path(verdict["folder"]) / f"rank_{self.process.rank:05d}.flight_recorder.txt").write_text(rows)
         if self._left.wait(self.polite_s[verdict["kind"]]):
             return
         error = self.error_of(verdict)
@@ -275,7 +274,6 @@ def _rows() -> str:
         from torch._C import _distributed_c10d  # because: there is no public way, and not every build has this one
 
         dump: Any = vars(_distributed_c10d)["_dump_fr_trace_json"]
-        entries = json.loads(dump()).get("entries", [])
-        return "".join(f"{json.dumps(entry)}\n" for entry in entries[-_NUM_ROWS:])
+        return "".join(f"{json.dumps(entry)}\n" for entry in json.loads(dump()).get("entries", [])[-_NUM_ROWS:])
     except Exception:  # because: whatever is wrong with it, the run is ending anyway
         return ""

@@ -1,4 +1,4 @@
-"""One document at a time into a DatasetWriter, which takes many at once."""
+"""One document at a time into a DatasetWriter, which takes many at once; and a map of documents that lie nowhere."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lmtrain.data.store.documents import DocumentMap
 from lmtrain.data.store.writer import DatasetWriter
 
 
@@ -16,3 +17,9 @@ def add_document(writer: DatasetWriter, sequences: Sequence[NDArray[Any]]) -> No
     kept = [sequence for sequence in sequences if len(sequence)]
     tokens = np.concatenate(kept) if kept else np.empty(0, writer.dtype)
     writer.add_documents(tokens, np.array([len(s) for s in kept], np.int64), np.array([len(kept)]))
+
+
+def map_of(lengths: Sequence[int] | NDArray[Any]) -> DocumentMap:
+    """Documents of one sequence each, from their sizes alone."""
+    starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+    return DocumentMap(np.arange(len(starts)), starts[:-1], 1, int(starts[-1]), starts, 1)

@@ -13,17 +13,17 @@ from lmtrain import native
 from lmtrain.batch import IGNORED
 from lmtrain.data.samples import packing
 from lmtrain.data.samples.packing import PackedDataset, Packing, fit, fit_twin
-from lmtrain.data.store.documents import DocumentMap
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.errors import DataError
 from tests.unit.data.conftest import Make
+from tests.unit.data.writing import map_of
 
 LENGTHS = st.lists(st.integers(0, 25), min_size=1, max_size=30)
 KINDS = ["document", "best_fit"]
 
 
 def packed(lengths: list[int], seq_len: int, kind: str) -> Packing:
-    return Packing.of_map(DocumentMap.from_lengths(np.array(lengths)), range(len(lengths)), seq_len, kind)
+    return Packing.of_map(map_of(np.array(lengths)), range(len(lengths)), seq_len, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.data.samples.causal import SampleIndex
+from tests.unit.data.writing import map_of
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 
@@ -30,13 +31,13 @@ def slow_spans(lengths: list[int], documents: range, seq_len: int) -> list[list[
 def test_equals_the_slow_twin(lengths: list[int], seq_len: int, data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(lengths)))
     documents = range(first, data.draw(st.integers(first, len(lengths))))
-    index = SampleIndex(np.array(lengths, np.int32), documents, seq_len)
+    index = SampleIndex(map_of(np.array(lengths, np.int32)), documents, seq_len)
     assert [index.spans(i) for i in range(index.num_samples)] == slow_spans(lengths, documents, seq_len)
 
 
 @given(lengths=LENGTHS, seq_len=st.integers(1, 8))
 def test_every_token_is_a_label_once(lengths: list[int], seq_len: int) -> None:
-    index = SampleIndex(np.array(lengths), range(len(lengths)), seq_len)
+    index = SampleIndex(map_of(np.array(lengths)), range(len(lengths)), seq_len)
     labels = [token for i in range(index.num_samples) for token in _tokens(index, i)[1:]]
     everything = [(document, at) for document, length in enumerate(lengths) for at in range(length)]
     assert labels == everything[1 : 1 + index.num_samples * seq_len]
@@ -51,7 +52,7 @@ def _tokens(index: SampleIndex, sample: int) -> list[tuple[int, int]]:
 
 @given(lengths=LENGTHS, seq_len=st.integers(1, 8))
 def test_crossings_are_counted(lengths: list[int], seq_len: int) -> None:
-    index = SampleIndex(np.array(lengths), range(len(lengths)), seq_len)
+    index = SampleIndex(map_of(np.array(lengths)), range(len(lengths)), seq_len)
     ids = np.arange(index.num_samples)
     counts = np.bincount(index.begins(ids)[0], minlength=len(ids))
     assert counts.tolist() == [len(index.spans(i)) - 1 for i in ids.tolist()]
@@ -59,14 +60,14 @@ def test_crossings_are_counted(lengths: list[int], seq_len: int) -> None:
 
 def test_known_samples() -> None:
     # Documents 3, 0, 4, 2, 1 of lengths 5, 3, 8, 2, 7 in this order: the boundaries known from Megatron-LM.
-    index = SampleIndex(np.array([2, 5, 7, 8, 3]), range(5), 4)
+    index = SampleIndex(map_of(np.array([2, 5, 7, 8, 3])), range(5), 4)
     bounds = [index.spans(i)[0][:2] for i in range(index.num_samples)]
     assert bounds == [(0, 0), (1, 2), (2, 1), (2, 5), (3, 2), (3, 6)]
     assert index.spans(5)[-1] == (4, 0, 3)
 
 
 def test_beyond_32_bits() -> None:
-    index = SampleIndex(np.full(5000, 2**31 - 1, np.int32), range(5000), 1024)
+    index = SampleIndex(map_of(np.full(5000, 2**31 - 1, np.int32)), range(5000), 1024)
     assert index.num_tokens == 5000 * (2**31 - 1)
     last = index.num_samples - 1
     first = last * 1024 - 4999 * (2**31 - 1)

@@ -27,7 +27,7 @@ from lmtrain.data.store.documents import (
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
 from lmtrain.errors import DataError
-from tests.unit.data.writing import add_document
+from tests.unit.data.writing import add_document, map_of
 
 
 def slow_find(lengths: list[int], token: int) -> int:
@@ -49,8 +49,8 @@ def check(found: DocumentMap, lengths: list[int]) -> None:
 
 
 @given(lengths=st.lists(st.integers(0, 9), max_size=30))
-def test_from_lengths(lengths: list[int]) -> None:
-    check(DocumentMap.from_lengths(np.array(lengths, np.int32)), lengths)
+def test_from_sizes_alone(lengths: list[int]) -> None:
+    check(map_of(np.array(lengths, np.int32)), lengths)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 7, 1000])
@@ -188,7 +188,7 @@ def test_splits_are_a_partition(num: int, ratios: list[float]) -> None:
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=30), st.floats(0.001, 0.999), st.integers(0, 1))
 def test_a_split_by_tokens_is_at_the_nearest_border(lengths: list[int], share: float, least: int) -> None:
-    map_ = DocumentMap.from_lengths(np.array(lengths))
+    map_ = map_of(np.array(lengths))
     train, valid = split_tokens(map_, share, least)
     assert [*train, *valid] == [*range(len(lengths))]
     assert train
