@@ -11,7 +11,7 @@ import typer
 from lmtrain.cli.keys.completion import complete_override
 from lmtrain.cli.screen.terminal import tell
 from lmtrain.errors import OutputError, UsageError, a_few
-from lmtrain.units import parse_bytes
+from lmtrain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
     from data_tools.read.sources import Inputs
@@ -76,6 +76,14 @@ def written_file(text: str) -> Path:
     if text.endswith("/") or Path(text).is_dir():
         raise typer.BadParameter(f"it is a folder. Add a name for what goes into it, as in {Path(text) / 'NAME'}.")
     return Path(text)
+
+
+def counted(text: str) -> int:
+    """Return a count that was typed as in settings: 4000 or 4k."""
+    try:
+        return parse_count(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"it {error}. Use 4000 or 4k.") from error
 
 
 def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes) -> int:

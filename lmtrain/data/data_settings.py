@@ -92,7 +92,7 @@ class DataSettings(DataChoice):
 
     kind = "dataset"
 
-    path: str
+    path: str  # the prefix of the dataset, which is the path of its .bin without the suffix; it has to be given
     valid_path: str | None = None
 
     def problems(self) -> Iterator[Problem]:
@@ -109,7 +109,7 @@ class DataSettings(DataChoice):
 class BlendPart(Settings):
     """One dataset of a blend and its share: exactly one of weight, tokens and epochs."""
 
-    path: str
+    path: str  # the prefix of a dataset, which is the path of its .bin without the suffix
     weight: float | None = None
     tokens: int | None = quantity("count", default=None)
     epochs: float | None = None

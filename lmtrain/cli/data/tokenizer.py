@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs, text_inputs
+from lmtrain.cli.options import InputFormat, TextInputs, counted, text_inputs
 from lmtrain.cli.screen.terminal import echo, progress
 from lmtrain.errors import DataError, OutputError, UsageError
 from lmtrain.units import plural
@@ -21,7 +21,9 @@ app = typer.Typer(no_args_is_help=True)
 def train(
     inputs: TextInputs,
     output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that gets tokenizer.json.")],
-    vocab_size: Annotated[int, typer.Option(help="How many pieces to learn, special tokens among them.")],
+    vocab_size: Annotated[
+        int, typer.Option(metavar="N", parser=counted, help="How many pieces to learn, special tokens among them.")
+    ],
     kind: Annotated[
         Literal["bpe", "wordpiece"], typer.Option(help="bpe as GPT-2 has, wordpiece as BERT has.")
     ] = "bpe",
