@@ -88,9 +88,12 @@ def read_columns(path: Path, sha256: str) -> dict[int, Columns]:
 
 def render(result: Result, model: dict[str, Any], *, full: bool = False) -> RenderableType:
     published = result.notes.get(NOT_PUBLISHED)
+    limit, few = result.limit, ""
+    if limit is not None:
+        few = f"PARTIAL: the first {plural(limit, 'item', f'{limit:,}')}"
     headline = _Whole(
         Text(result.protocol, "bold"),
-        Text("" if result.limit is None else f"PARTIAL: the first of the items, {result.limit:,}", "bold yellow"),
+        Text(few, "bold yellow"),
         Text("" if published is None else f"NOT OF {published} AS PUBLISHED", "bold yellow"),
         Text(f"{result.headline} {show_measure(result.headline, result.measures[result.headline])}", "bold green"),
         Text(_sure(result, result.headline)),
