@@ -100,7 +100,7 @@ def _program(to: str) -> bool:
 
 @contextmanager
 def _beside(output: Path) -> Iterator[Path]:
-    """A folder on the disk of the output for what is only on its way there."""
+    """Yield a temporary folder on the disk of the output."""
     with storage_errors(output, "Importing for"):
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=f".{output.name}.imported-", dir=output.parent)

@@ -321,7 +321,7 @@ def _work(workers: int | None, part: str, key: str, on_error: str, report: Calla
 
 @contextmanager
 def _working(workers: int | None, part: str, key: str, on_error: str) -> Iterator[Work]:
-    """How a step is to work, showing meanwhile how many documents are done."""
+    """Yield how a step is to work, and show meanwhile how many documents are done."""
     with _documents_shown() as report:
         yield _work(workers, part, key, on_error, report)
 
@@ -346,7 +346,7 @@ def _print(result: Report) -> None:
 
 @contextmanager
 def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], None]]:
-    """How many documents are done: on a terminal at once, else every few seconds."""
+    """Show how many documents are done: on a terminal at once, else every few seconds."""
     stopped = "nothing has the output's name. The same command begins anew; `build` goes on after its last whole step."
     with progress(doing, "documents", stopped=stopped) as shown:
 

@@ -180,7 +180,7 @@ def sample(
     tokenizer: TokenizerPath = None,
     as_json: Json = False,
 ) -> None:
-    """The older spelling of `lmtrain data show PREFIX --random N`."""
+    """Show random documents: the older spelling of `lmtrain data show PREFIX --random N`."""
     _show_documents(prefix, None, number, seed, most, ids, tokenizer, as_json)
 
 
@@ -193,7 +193,7 @@ def decode(
     tokenizer: TokenizerPath = None,
     as_json: Json = False,
 ) -> None:
-    """The older spelling of `lmtrain data show PREFIX --document N`."""
+    """Show documents: the older spelling of `lmtrain data show PREFIX --document N`."""
     _show_documents(prefix, documents, 0, 0, most, ids, tokenizer, as_json)
 
 
@@ -279,7 +279,7 @@ def _show_documents(
     prefix: Path, documents: list[int] | None, number: int, seed: int, most: int | None, ids: bool,
     tokenizer: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """These documents, or so many drawn at random."""
+    """Print the given documents, or `number` of them drawn at random."""
     import numpy as np
 
     from lmtrain.data.dataset import permute
@@ -340,7 +340,7 @@ def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
 
 
 def _compared(facts: dict[str, Any]) -> str:
-    """What a dataset's content was compared with."""
+    """Return what a dataset's content was compared with, in words."""
     if not facts["compared_with_sidecar"]:
         seen = ", and all that a run has read of it is as it was then" if facts["compared_with_record"] else ""
         return f"and no sidecar to compare with{seen}"
@@ -349,6 +349,6 @@ def _compared(facts: dict[str, Any]) -> str:
 
 
 def _bar(share: float, width: int) -> str:
-    """A bar in eighths of a character."""
+    """Draw a bar in eighths of a character."""
     whole, eighths = divmod(round(share * width * 8), 8)
     return "█" * whole + " ▏▎▍▌▋▊▉"[eighths]

@@ -158,7 +158,7 @@ def _print(summary: Summary) -> None:
 
 
 def _print_lengths(lengths: dict[str, int]) -> None:
-    """A histogram of the documents' lengths, one bar a power of two."""
+    """Print a histogram of the documents' lengths, one bar for each power of two."""
     largest = max(lengths.values())
     first = next(i for i, count in enumerate(lengths.values()) if count)
     echo("tokens a document:")

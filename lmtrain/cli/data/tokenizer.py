@@ -61,7 +61,7 @@ def train(
 
 
 def _with_text(texts: Iterable[str]) -> Iterable[str]:
-    """The same; nothing to learn from is an error, and no vocabulary of bytes alone."""
+    """Return the texts unchanged; raise if none of them holds text, rather than learn a vocabulary of bytes alone."""
     ahead = iter(texts)
     first = next((text for text in ahead if text.strip()), None)
     if first is None:

@@ -198,7 +198,7 @@ def _check_outputs(output: Path | None, samples: Path | None) -> None:
 def _jobs(
     names: list[str] | None, sources: list[str] | None, baseline: Path | None, format_: str | None, key: str
 ) -> list[Job]:
-    """Each task with what reads its files, refused before a model is loaded."""
+    """Return each task with a reader of its files; raise for wrong ones before a model is loaded."""
     from lmtrain.eval.recipes.documents import dataset_prefix
     from lmtrain.eval.task import TextTask, all_tasks, find_task
     from lmtrain.units import plural
@@ -234,7 +234,7 @@ def _jobs(
 
 
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
-    """All documents, and a hash to know them by: the file's, where there is one."""
+    """Return all documents, and a hash that identifies them: the file's, if there is a single file."""
     from data_tools.read.content import ALL, SourceTexts
     from lmtrain.eval.texts import TextInput
 

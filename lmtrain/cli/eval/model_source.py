@@ -104,7 +104,7 @@ def _given(words: Sequence[str]) -> dict[str, Any]:
 
 
 def check_device(name: str, env: ProcessEnv) -> None:
-    """Whether each process of this node can have a device of its own."""
+    """Raise unless each process of this node can have a device of its own."""
     if name != "cpu" and env.world_size > 1 and (problem := device_problem(name, Gpus.found(), env)):
         raise problem
 
@@ -113,7 +113,7 @@ def check_device(name: str, env: ProcessEnv) -> None:
 def on_processes(
     env: ProcessEnv, settled: Sequence[ParallelSettings], device: str, precision: str
 ) -> Iterator[Callable[[Source, ParallelSettings], Loaded]]:
-    """What loads a model, each process its share of it, for as long as the block lasts; all end it together.
+    """Yield a function that loads a model, each process its shard, for as long as the block lasts; all end it together.
 
     Several models in turn have one layout, whatever else is settled for each.
     """
@@ -141,7 +141,7 @@ def on_processes(
 
 
 def _computed_by(parallel: ParallelSettings) -> dict[str, Fact]:
-    """What all processes must have alike; that they score the same texts is seen when they do."""
+    """Return the facts that must be equal on all ranks before scoring starts: parallel settings and code versions."""
     return {
         f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()
     } | program_facts()

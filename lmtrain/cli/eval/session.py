@@ -78,7 +78,7 @@ class Session:
 
     @contextmanager
     def processes(self) -> Iterator[Callable[[Source, int], Loaded]]:
-        """What loads a source, the so-manieth, while the processes are together."""
+        """Hold the processes together, and yield a function that loads a source by its number."""
         with on_processes(self._env, self._settled, self.options.device, self.options.precision) as load:
 
             def loaded(source: Source, number: int) -> Loaded:
@@ -88,7 +88,7 @@ class Session:
             yield loaded
 
     def journal(self) -> AbstractContextManager[Journal]:
-        """Of all models and tasks of this call. The processes are together when it is opened."""
+        """Open the journal of all models and tasks of this call, once the processes are together."""
         from lmtrain.eval.journal import journal_beside
         from lmtrain.runtime.processes.process_group import from_first
 
@@ -100,7 +100,7 @@ class Session:
             write_json(self.options.output, document)
 
     def write_samples(self, path: Path, lines: Sequence[bytes]) -> dict[str, str]:
-        """Where the results find them: by a path that begins at their own folder."""
+        """Write items and return their path relative to the results' folder, and their hash."""
         if self._env.rank > 0:
             return {}
         with atomic_file(path) as file:
@@ -114,7 +114,7 @@ class Session:
             print_document(document)
 
     def outcomes(self, loaded: Loaded, journal: Journal) -> Iterator[Outcome]:
-        """A task at a time, as they end."""
+        """Yield the outcome of each task as it ends."""
         import torch
 
         from lmtrain.eval.journal import identity_of
@@ -150,7 +150,7 @@ class Session:
             )  # fmt: skip
 
     def compared(self, outcome: Outcome, loaded: Loaded) -> Outcome:
-        """With the baselines, where they were asked for and can be."""
+        """Return an outcome with its baselines, if they were requested and can be counted."""
         if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
             return outcome
         with progress(self.console, "counting for the baselines"):
@@ -161,7 +161,7 @@ class Session:
 
 
 def evaluate_one(source: Source, session: Session) -> None:
-    """Every result is written and shown when it is there, and stays when a later one fails."""
+    """Evaluate one model; write and print each result as it comes, so that it stays if a later one fails."""
     options, lines = session.options, list[bytes]()
     document = new_document("lmtrain evaluation", model={}, results=[])
 
@@ -205,7 +205,7 @@ def print_document(document: dict[str, Any]) -> None:
 
 
 def find_steps(run: Path, asked: str) -> list[Path]:
-    """The run's checkpoints of these steps, oldest first."""
+    """Return a run's checkpoints of the given steps, oldest first."""
     found = {step_of(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
     if not found:
         raise MissingInputError(f"{run} holds no checkpoints, which --steps goes through. Give a run's folder.")
@@ -224,7 +224,7 @@ def find_steps(run: Path, asked: str) -> list[Path]:
 
 
 def evaluate_steps(sources: Sequence[Source], session: Session) -> None:
-    """A line for each checkpoint as it comes; then the recipe of the last one, and the curve."""
+    """Evaluate a run's checkpoints; print a line for each, then the recipe of the last one, and the curve."""
     document = new_document("lmtrain evaluation over steps", run=str(sources[0].path.parent), steps=[])
     found: list[tuple[int, list[Result]]] = []
     with ExitStack() as kept:
@@ -324,7 +324,7 @@ def _print_comparison(
 
 
 def _pairs(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
-    """By task and, where one was asked of several texts, by text; what one side has alone is named."""
+    """Pair results by task, and by text if a task has several; return the pairs, and what only one side has."""
     found, rest, alone = [], list(b), []
     for one in a:
         same = [other for other in rest if other.result.task == one.result.task]
@@ -338,7 +338,7 @@ def _pairs(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
 
 
 def _sides(path: Path) -> list[Side]:
-    """The results of a file, each with its items' columns."""
+    """Return the results of a file, each with its items' columns."""
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != "lmtrain evaluation":
         raise DataError(f"{path} holds no results of `lmtrain eval --output`. Give such a file, or a checkpoint.")

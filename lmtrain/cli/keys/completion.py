@@ -21,7 +21,7 @@ Offer = tuple[str, str]  # what would stand there, and its help
 
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """For every argument of the form KEY=VALUE."""
+    """Complete an argument of the form KEY=VALUE."""
     *before, word = _joined([*(ctx.params.get("overrides") or ()), incomplete])
     known = _Known(before, ctx.params.get("config_dir"))
     given = len(word) - len(incomplete) if word.endswith(incomplete) else 0  # by bash, which asks for what follows
@@ -33,13 +33,13 @@ def complete_group(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
 
 def complete_choice(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Of the group that stands before it."""
+    """Complete a choice of the group that was typed before it."""
     known = _Known([], ctx.params.get("config_dir"))
     return _beginning(incomplete, known.choice_offers(str(ctx.params.get("group") or "")))
 
 
 def complete_key(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """The name of a setting, without a value."""
+    """Complete the name of a setting, without a value."""
     offers = dict(_Known([], ctx.params.get("config_dir")).name_offers(incomplete))
     names = [name for name in offers if "." in name or f"{name[:-1]}." in offers]  # because: some groups are no part
     return _beginning(incomplete, [(name.removesuffix("="), offers[name]) for name in names])
@@ -99,7 +99,7 @@ class _Known:
             yield from self._value_offers(found[0][0][:-1]) or [(f"{found[0][0]}VALUE", "")]
 
     def name_offers(self, word: str) -> list[Offer]:
-        """Groups and parts of the settings; the keys of a part once it is named, or the only one that can be meant."""
+        """Return groups and parts of the settings; the keys of a part once it is named or is the only one left."""
         parts = [name for name in self._sections if f"{name}.".startswith(word) or word.startswith(f"{name}.")]
         groups = [(f"{name}=", words) for name, words in self.group_offers() if f"{name}=".startswith(word)]
         if len(parts) == 1 and not groups:
@@ -119,7 +119,7 @@ class _Known:
         ]
 
     def _keys(self, part: str) -> list[Key]:
-        """Of a group, the keys of the kind that is chosen; of all kinds where that cannot be told."""
+        """Return the keys of a group: those of the chosen kind, or of every kind if the choice is not known."""
         from lmtrain.cli.keys.settings_reference import CommentedFile, config_file, default_choices
 
         section = self._sections.get(part)
@@ -131,7 +131,7 @@ class _Known:
         return [key for one in ([kind] if kind in section.kinds else list(section.kinds)) for key in section.keys(one)]
 
     def _value_offers(self, name: str) -> list[Offer]:
-        """The choices of a group, the values of a key that has few, and its default."""
+        """Return the choices of a group, or a key's default and its values if they are few."""
         if name in self._groups:
             return [(f"{name}={choice}", words) for choice, words in self.choice_offers(name)]
         keys = [key for key in self._keys(name.partition(".")[0]) if key.name == name]
@@ -141,5 +141,5 @@ class _Known:
 
 
 def _short(text: str) -> str:
-    """Its first sentence or clause: help in a shell is a line beside the offer."""
+    """Return the first sentence or clause of a text, for the line beside an offer."""
     return re.split(r"[.;:] ", text, maxsplit=1)[0][:70]

@@ -93,7 +93,7 @@ def translated(options: Mapping[str, Sequence[str]]) -> Translated:
 
 
 def whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
-    """The message about a line with several options that are none of this command; None where there is one."""
+    """Return the message about a line with several foreign options; None if there is only one."""
     own = {name: one for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)}
     verb, kept, options, scripts = command.split()[1:], list[str](), dict[str, list[str]](), list[str]()
     rest = list(words[len(verb) :])
@@ -186,7 +186,7 @@ def _put(found: Translated, word: str) -> None:
 
 
 def _put_in_our_unit(found: Translated, option: str, value: str, key: str, sign: str, other: str) -> None:
-    """A number of another unit, where the line says what to reckon with; else a note."""
+    """Convert a number of another unit by a value that the line holds; add a note if the line has none."""
     if key == "train.global_batch" and key in found.settings:
         found.settings.setdefault(other, found.settings[key])  # because: nanoGPT's batch is one of several in an update
     try:

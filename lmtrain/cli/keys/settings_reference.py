@@ -30,32 +30,32 @@ _WORDS = {bool: "true or false", int: "whole number", float: "number", str: "tex
 
 
 def config_file(group: str, name: str, config_dir: Path | None = None) -> Path | None:
-    """The one that counts: a user's folder comes before ours."""
+    """Return the config file of a choice; the user's folder comes before ours."""
     roots = [*([config_dir] if config_dir else []), conf_dir()]
     return next((path for root in roots if (path := root / group / f"{name}.yaml").is_file()), None)
 
 
 def default_choices() -> dict[str, str]:
-    """What conf/pretrain.yaml picks from each group."""
+    """Return the choice that conf/pretrain.yaml makes in each group."""
     text = (conf_dir() / "pretrain.yaml").read_text(encoding="utf-8")
     return {group: name for group, name in re.findall(r"^  - (\w+): (\w+)", text, re.MULTILINE) if name != "null"}
 
 
 def part_of_root(name: str) -> tuple[Path, str] | None:
-    """A part of the root config that is no group, such as `train`, as it is written there."""
+    """Return the text of a part of the root config that is no group, such as `train`, and its file."""
     path = conf_dir() / "pretrain.yaml"
     found = re.search(rf"^{re.escape(name)}:\n(?: .*\n|\n)+", path.read_text(encoding="utf-8"), re.MULTILINE)
     return (path, found[0].rstrip() + "\n") if found else None
 
 
 def text_of(path: Path) -> str:
-    """A config as it is written, for people: at most as much of it as a config may have."""
+    """Return the text of a config, at most as much as a config may have."""
     with path.open("rb") as file:
         return file.read(MAX_BYTES).decode("utf-8", errors="replace")
 
 
 def headline(path: Path) -> str:
-    """What a config file says of itself: the first line of the comment at its top, or that beside its kind."""
+    """Return a config's description: the first comment line at its top, or the comment beside its kind."""
     for line in text_of(path).splitlines():
         if not line.startswith("# @package"):
             return line.lstrip("# ") if line.startswith("#") else CommentedFile(path).comments.get("kind", "")
@@ -111,7 +111,7 @@ class Section:
     kinds: dict[str, type[Settings]]  # by their words; the word is "" where there is one kind
 
     def keys(self, kind: str) -> Iterator[Key]:
-        """Those of settings within settings stand behind their parents."""
+        """Yield the keys of a kind; keys of nested settings follow their parents."""
         cls = self.kinds[kind]
         return _keys(self.name, cls, Meanings(self.name, getattr(cls, "kind", "")), kind)
 
@@ -127,12 +127,12 @@ def sections() -> dict[str, Section]:
 
 
 def _is_choice(cls: type[Settings]) -> TypeGuard[type[Choice]]:
-    """Whether it stands for several kinds, and is none of them."""
+    """Return whether a class stands for several kinds and is none of them."""
     return issubclass(cls, Choice) and not cls.kind
 
 
 def known_keys() -> dict[str, list[Key]]:
-    """Every setting by its name, once for each kind that has it."""
+    """Return every setting by its name, once for each kind that has it."""
     found: dict[str, list[Key]] = {}
     for name, section in sections().items():
         if "" not in section.kinds:
@@ -183,7 +183,7 @@ def _keys(path: str, cls: type[Settings], meanings: Meanings, kind: str) -> Iter
 
 
 def _values(hint: Any) -> tuple[str, ...]:
-    """All values of this type, as typed; nothing where they cannot be counted."""
+    """Return all values of a type, as typed; nothing if they cannot be listed."""
     found = {
         option: ("true", "false") if option is bool else ("null",) if option is type(None) else
         tuple(map(str, get_args(option))) if get_origin(option) is Literal else ()
@@ -193,7 +193,7 @@ def _values(hint: Any) -> tuple[str, ...]:
 
 
 def settings_class(hint: Any) -> type[Settings] | None:
-    """The settings class in a hint, also in `X | None`."""
+    """Return the settings class in a type hint, also in `X | None`."""
     options = (one for one in (hint, *get_args(hint)) if isinstance(one, type) and issubclass(one, Settings))
     return next(options, None)
 
@@ -215,14 +215,14 @@ def type_words(hint: Any, unit: str | None = None) -> str:
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    """As typed, where a field has one that can be typed."""
+    """Return a field's default as it is typed; an empty text if it has none."""
     made = field.default_factory
     value = field.default if made is dataclasses.MISSING else made()
     return "" if value is dataclasses.MISSING or isinstance(value, Settings) else show(value)
 
 
 def _source_comment(cls: type, name: str) -> str:
-    """The comment beside a field, in whichever class of the family declares it."""
+    """Return the comment beside a field, from the class that declares it."""
     for owner in cls.__mro__:
         if name in inspect.get_annotations(owner):
             match = re.search(rf"^ +{name}: .*?  # (.+)$", inspect.getsource(owner), re.MULTILINE)
@@ -231,7 +231,7 @@ def _source_comment(cls: type, name: str) -> str:
 
 
 def _own_doc(cls: type) -> str:
-    """The class's docstring, unless it is the signature that dataclasses make up."""
+    """Return a class's docstring, unless it is the signature that dataclasses generate."""
     doc = cls.__dict__.get("__doc__") or ""
     return "" if doc.startswith(f"{cls.__name__}(") else " ".join(doc.split())
 
@@ -258,5 +258,5 @@ class Meanings:
         return self._defaults.get(key, default), max(said, key=said.count)
 
     def is_sure(self, key: str) -> bool:
-        """Where the files of a group differ, a comment may speak of that file's value and not of the key."""
+        """Return whether all files of a group have the same comment, which then describes the key and not a value."""
         return len(set(self._comments.get(key, []))) == 1

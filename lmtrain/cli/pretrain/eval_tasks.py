@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
-    """Each entry of eval.tasks with its file, cut as this model will see it, and the inputs that tell of them."""
+    """Return the entries of eval.tasks, cut as this model will see them, and the run's inputs with their facts."""
     if not config.eval.tasks:
         return inputs, []
     from data_tools.corpora.recipe import published_hashes
@@ -116,7 +116,7 @@ def _source(task: Task, data: str) -> Path | TextInput:
 
 
 def _check_best_by(config: RunConfig, planned: list[Planned]) -> None:
-    """What a task measures is known once its file is read."""
+    """Raise if checkpoint.best_by names no measure of a task; measures are known once the task's file is read."""
     name = config.checkpoint.best_by
     known = [f"eval/{one.name}/{measure}" for one in planned for measure in one.measures]
     if config.checkpoint.keep_best and name.startswith("eval/") and name not in known:

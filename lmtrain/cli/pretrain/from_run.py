@@ -55,7 +55,7 @@ class Source:
         return cls(path, run, seen_from_here(settings, run))
 
     def base(self, overrides: Sequence[str], *, branches: bool) -> dict[str, Any]:
-        """The run's settings, with the checkpoint to begin from: its own newest, or one of another run's."""
+        """Return the run's settings with the checkpoint to begin from: its own newest, or the one that was given."""
         theirs = self.settings.get("checkpoint")
         checkpoint = dict(theirs) if isinstance(theirs, dict) else {}
         begins_elsewhere = any(text.lstrip("+").startswith("checkpoint.init_from=") for text in overrides)
@@ -68,7 +68,7 @@ class Source:
 
 
 def _no_settings(tree: dict[str, Any]) -> Iterator[str]:
-    """What is JSON and cannot be the settings of a run: words that choose files, and what no file's text can hold."""
+    """Yield what makes JSON no settings of a run: keys that choose files, and characters that no text file can hold."""
     for group in (tree, *(inner for inner in tree.values() if isinstance(inner, dict))):
         yield from (f"has the key {word}" for word in ("defaults", "hydra") if word in group)
     if half := re.search("[\ud800-\udfff]", json.dumps(tree, ensure_ascii=False)):
@@ -100,7 +100,7 @@ def compose_run(
     overrides: Sequence[str], *, from_run: Path | None, config_dir: Path | None, name: str,
     say: Callable[[str], None] | None = None,
 ) -> RunConfig:  # fmt: skip
-    """The settings of a run: from conf/NAME.yaml, or from another run, of which another run.dir makes a branch."""
+    """Compose the settings of a run from conf/NAME.yaml or from another run; with another run.dir, that is a branch."""
     if from_run is None:
         return _composed_by_launcher or compose(RunConfig, overrides, config_dir=config_dir, name=name, say=say)
     if name != "pretrain":
@@ -138,7 +138,7 @@ def _composed(
 
 @contextmanager
 def _as_configs(settings: dict[str, Any], config_dir: Path | None) -> Iterator[Path]:
-    """A folder of configs that compose to these settings; a user's own lie in it too, since there can be one folder."""
+    """Yield a folder of configs that compose to these settings; the user's own configs are linked into it."""
     groups = [group for group in group_choices() if "/" not in group]
     with tempfile.TemporaryDirectory(prefix="lmtrain-") as name:
         folder = Path(name)

@@ -28,7 +28,7 @@ EXAMPLES = (
 
 
 def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
-    """What --print-config says: of several processes rank 0 says it."""
+    """Print the settings for --print-config, on rank 0 alone."""
     if env.rank > 0:
         return None
     if as_json:
@@ -39,7 +39,7 @@ def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
 
 
 def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
-    """What --dry-run says, once all is checked: the size of things and where each rank sits."""
+    """Check everything, then print for --dry-run what would run and the place of each rank."""
     from lmtrain.cli.pretrain.eval_tasks import plan
     from lmtrain.cli.ranks.launching import seen_from_here
     from lmtrain.runtime.processes.faults import arm_from_env
@@ -91,7 +91,7 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
 
 
 def left_behind(config: RunConfig) -> str:
-    """What a run that was stopped goes on from, and how."""
+    """Return what a stopped run has saved, and how it goes on."""
     from lmtrain.checkpoint.store import latest
     from lmtrain.runfolder.names import CHECKPOINTS
 

@@ -126,7 +126,7 @@ def _refuse_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
 
 
 def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[SweepRun]:
-    """Every combination, all of them refused before one is started."""
+    """Compose every combination; raise before the first one starts if any of them is wrong."""
     combinations = [list(one) for one in dict.fromkeys(map(tuple, sweep(overrides, config_dir=config_dir)))]
     fixed = set.intersection(*map(set, combinations))
     jobs: list[SweepRun] = []
@@ -152,7 +152,7 @@ def folder_name(changed: dict[str, str]) -> str:
 
 
 def is_done(job: SweepRun) -> bool:
-    """Whether a run with these very settings has ended by itself."""
+    """Return whether a run with exactly these settings has finished."""
     if stop_told(job.folder).get("cause") != DONE:
         return False
     try:  # because: an earlier version may have written it, without settings that are new
@@ -181,7 +181,7 @@ class _Runner:
         return self._forwarded or self._stop.requested is not None
 
     def run(self, words: Sequence[str], reads: bool = False) -> tuple[int, str]:
-        """The exit code; and what was printed, where it `reads` that."""
+        """Run a command; return its exit code, and its output if `reads` is set."""
         before = {number: signal.signal(number, self._forward) for number in STOPS}
         try:
             output = subprocess.PIPE if reads else None
@@ -204,7 +204,7 @@ class _Runner:
 
 
 def _folder(base: Path, changed: dict[str, str], old_name: str, taken: set[Path]) -> Path:
-    """A sweep that an earlier version has begun goes on in the folders that it made."""
+    """Return the folder of a combination; a folder that an earlier version has made for it is used again."""
     old = base / (old_name or "only").replace("/", "_")
     if old.is_dir():
         return old
@@ -230,7 +230,7 @@ def _refuse_failures(jobs: Sequence[SweepRun]) -> None:
 
 
 def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]:
-    """One run: what sets it apart, its state, and the figures of its metrics.jsonl, null where there are none yet."""
+    """Return a run's changed settings, its state, and figures of its metrics.jsonl; None for figures not there yet."""
     try:
         rows = read_metrics(folder / METRICS)
     except LmtrainError:
@@ -249,7 +249,7 @@ def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]
 
 
 def print_plans(said: str, first: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What a run would be, as --dry-run says it for a program: all of the first, of another what sets it apart."""
+    """Print the JSON of a dry run: all facts of the first run, and of another run those that differ."""
     if not said:
         return first
     facts: dict[str, Any] = json.loads(said.splitlines()[-1])
@@ -266,7 +266,7 @@ def print_plans(said: str, first: dict[str, Any] | None) -> dict[str, Any] | Non
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
-    """A line for each run, in the order in which they ran, and the folder of the best."""
+    """Print a row for each run, in the order in which they ran, and the folder of the best."""
     keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
     echo()
     print_table([

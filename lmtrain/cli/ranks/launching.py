@@ -83,7 +83,7 @@ class Processes:
 
     @property
     def are_started(self) -> bool:
-        """Whether the work is done in processes of its own: several, or one that may be lost and start again."""
+        """True if ranks run in processes of their own: several, or one that may restart."""
         return (self.count or 1) > 1 or bool(self.max_restarts)
 
 
@@ -154,7 +154,7 @@ def run_attempts(
         tell(f"{told}Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
 
     def note_end(outcome: Outcome) -> Outcome | None:
-        """What the watch has said already, which knows best; otherwise this is where it is written down."""
+        """Return the end that the watch has reported; if there is none, write the outcome down."""
         said = said_by_watch(folder, outcome, before)
         # because: where a rank of another node has failed first, its launcher or rank 0 has written why
         is_late = env.rank > 0 and is_written_since(folder, before)
@@ -225,7 +225,7 @@ def laid_out(config: RunConfig, words: Sequence[str], env: ProcessEnv, *, elasti
 
 
 def seen_from_here(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
-    """For a dry run: more processes than a node of hardware=NAME has GPUs for are elsewhere, not on this machine."""
+    """Return the processes of a dry run; those beyond the GPUs of a node of `hardware` are on other machines."""
     machine = config.hardware
     if (
         machine is None or machine.device == "cpu" or env.launcher != "lmtrain"
