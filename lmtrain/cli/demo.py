@@ -100,7 +100,7 @@ def read_result(report: Path) -> dict[str, Any]:
 
 
 def check_same(result: dict[str, Any], resharded: dict[str, Any]) -> None:
-    """The same weights in other files give the same numbers, to the last digit."""
+    """Raise unless the resharded checkpoint gives the same numbers to the last digit."""
     ours, theirs = result["nll_sum_nats"], resharded["nll_sum_nats"]
     if (ours, result["measures"]) != (theirs, resharded["measures"]):
         raise LmtrainError(

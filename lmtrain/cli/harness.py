@@ -10,7 +10,7 @@ from lmtrain.runtime.machine.installed import install_command
 
 
 def main() -> None:
-    """Whatever stands behind is the harness's to read."""
+    """Run lm-evaluation-harness on the rest of the command line."""
     try:
         try:
             from lmtrain.eval.harness import cli_evaluate

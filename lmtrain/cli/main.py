@@ -34,7 +34,7 @@ _WRONG_NAME = (errno.ENAMETOOLONG, errno.EINVAL)
 
 
 def explained(error: Any, words: Sequence[str]) -> LmtrainError:
-    """What typer has refused, as an error of ours with a way out."""
+    """Turn an error of typer into one of ours, with a way out."""
     context = getattr(error, "ctx", None)
     command = command_of(context) if context is not None else " ".join(["lmtrain", *words[:1]])
     help_ = f"`{command} --help` shows how it is called."
@@ -63,7 +63,7 @@ def explained(error: Any, words: Sequence[str]) -> LmtrainError:
 
 
 def of_system(error: OSError) -> LmtrainError:
-    """What nothing nearer to the cause has explained."""
+    """Turn an error of the operating system that nothing else has handled into one of ours."""
     file, reason = error.filename or "a file", error.strerror or str(error)
     if reached := limit_reached(error, Path(str(file))):
         return StorageError(f"Reading or writing {file} failed: {reached}")
@@ -81,7 +81,7 @@ def of_system(error: OSError) -> LmtrainError:
 
 
 def command_of(context: Any) -> str:
-    """Such as "lmtrain data show", whatever started it."""
+    """Return the command's full name, such as "lmtrain data show"."""
     words: list[str] = []
     while context is not None and context.parent is not None:
         words.insert(0, str(context.info_name))
@@ -163,7 +163,7 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The console script. A user's error is one message on stderr; `--debug` anywhere shows where it came from."""
+    """Run the console script. A user's error is one message on stderr; `--debug` anywhere adds its traceback."""
     code = 1  # of what is no error of a user
     ending = _Ending()
     if arguments is None:

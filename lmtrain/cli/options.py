@@ -103,13 +103,13 @@ def refuse_unfit(context: typer.Context, unfit: set[str], beside: str) -> None:
 
 
 def check_place(option: str, file: Path) -> None:
-    """Before there is anything to write to it."""
+    """Raise if the output file's folder does not exist, before any work is done."""
     if not file.parent.is_dir():
         raise OutputError(f"{option} {file} is in no folder. Make {file.parent}, or name a file in another one.")
 
 
 def text_inputs(inputs: list[str], format_: str | None) -> Inputs:
-    """What a verb that reads text was given: `-` and files of other names with what they hold.
+    """Resolve the inputs of a verb that reads text; `--format` says what `-` and files with unknown suffixes hold.
 
     Files of a folder that nobody can read as text are named.
     """

@@ -71,7 +71,7 @@ class PlainGroup(TyperGroup):
 
 
 def takes(param: Any, hint: Any) -> str:
-    """What stands behind an option's name: `N`, `PATH` or `{cpu,cuda}`, nothing for a flag; or an argument's name."""
+    """Return an option's value as help shows it: `N`, `PATH`, `{cpu,cuda}`, nothing for a flag; or an argument's name."""
     if param.metavar:
         return re.sub(r"^\[(.+)\]$", r"\1", str(param.metavar).removesuffix("..."))
     if param.param_type_name == "argument":
@@ -93,7 +93,7 @@ def hints_of(command: Any) -> dict[str, Any]:
 
 
 def examples(lines: Sequence[tuple[str, str]]) -> str:
-    """An epilog of commands, each with what it does."""
+    """Return an epilog of example commands, each with what it does."""
     return "\n\n".join(("Examples:", *(f"* `{command}`: {what}" for command, what in lines)))
 
 

@@ -31,7 +31,7 @@ _MOST_DRAWN = 1400  # points of a curve in a picture that cannot be zoomed
 
 
 def ticks(low: float, high: float, most: int, form: Form = "number") -> list[float]:
-    """At most about `most` of them from `low` to `high`."""
+    """Return round values from `low` to `high`, about `most` at the most."""
     if not high > low:
         return [low]
     step = _step((high - low) / most, form)
@@ -66,7 +66,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def labels(values: Sequence[float], form: Form) -> list[str]:
-    """As short as tells them apart."""
+    """Return values as texts, as short as tells them apart."""
     tries = ([written(value, form, few) for value in values] for few in range(4, 12))
     return next((found for found in tries if len(set(found)) == len(found)), [written(v, form) for v in values])
 
@@ -146,12 +146,12 @@ class Charts:
 
     @property
     def axes(self) -> list[str]:
-        """Those on which every curve has its place."""
+        """The axes that every curve has values for."""
         curves = [curve for figure in self.figures for curve in figure.curves]
         return [axis for axis in AXES if all(len(curve.points.on(axis)) for curve in curves)] or ["step"]
 
     def to_json(self) -> str:
-        """For a script element: nothing in it ends one."""
+        """Return the charts as JSON that is safe inside a script element."""
         data = {
             "runs": list(self.runs), "axes": self.axes,
             "figures": [_figure_data(figure) for figure in self.figures],
@@ -161,7 +161,7 @@ class Charts:
 
 
 def colour(charts: Charts, figure: Figure, curve: Curve) -> int:
-    """Runs are told apart by colour; of a single run its curves are."""
+    """Return a curve's colour: one for each run, or one for each curve if there is a single run."""
     return (curve.run if len(charts.runs) > 1 else figure.curves.index(curve)) % NUM_COLOURS
 
 
@@ -172,7 +172,7 @@ def dash(charts: Charts, figure: Figure, curve: Curve) -> int:
 
 
 def drawn(charts: Charts, figure: Figure, width: float = 1060, height: float = 320) -> str:
-    """As it stands in a paper: all of it, over the first axis that is known. Higher, where names take several rows."""
+    """Draw a figure as SVG over the first known axis; names that take several rows make it higher."""
     axis = charts.axes[0]
     places = [x for curve in figure.curves for x in curve.points.on(axis)]
     values = [y for curve in figure.curves for y in curve.points.value if y > 0 or not figure.log]
@@ -227,7 +227,7 @@ class _Name(NamedTuple):
 
 
 def _names(charts: Charts, figure: Figure, width: float) -> list[_Name]:
-    """In as many rows as they need."""
+    """Place the names of curves in as many rows as they need."""
     found: list[_Name] = []
     at, row = _LEFT, 0
     for curve in figure.curves:
@@ -259,7 +259,7 @@ def label(charts: Charts, curve: Curve) -> str:
 
 
 def placed(charts: Charts, figure: Figure) -> str:
-    """In the page, where chart.js takes over what is drawn here."""
+    """Return a figure for the page, where chart.js takes over the drawing."""
     said = f'<p class="soft small">{escape(figure.said)}</p>' if figure.said else ""
     kind = "figure wide" if figure.wide else "figure"
     size = (1060.0, 340.0) if figure.wide else (520.0, 240.0)
@@ -270,7 +270,7 @@ def placed(charts: Charts, figure: Figure) -> str:
 
 
 def _room(low: float, high: float, log: bool) -> tuple[float, float]:
-    """A little more than the values take, so that the highest does not lie on the frame."""
+    """Return the range of an axis, a little larger than that of the values."""
     if log:
         return (low / 1.1, high * 1.1)
     spare = 0.05 * (high - low) or abs(high) * 0.05 or 1.0

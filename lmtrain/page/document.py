@@ -48,7 +48,7 @@ NUM_COLOURS = 8  # r0 to r7, to tell runs and curves apart
 
 
 def style(name: str) -> str:
-    """A file of this room."""
+    """Return the text of a stylesheet or script of this folder."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
@@ -80,7 +80,7 @@ def document(title: str, parts: Iterable[Part], more_style: str = "") -> str:
 
 
 def for_a_paper(drawn: str) -> str:
-    """A picture as a file of its own, on white.
+    """Return a picture as an SVG file of its own, on white.
 
     because: what is no browser knows no var(), so colours stand in it themselves; nor does resvg know fonts of
     the system's choice, so two that most systems have are named
@@ -110,17 +110,17 @@ def data_element(data: str, name: str) -> str:
 
 
 def _id(name: str) -> str:
-    """No space may stand in one."""
+    """Return a name as an HTML id, which may hold no space."""
     return escape(name.replace(" ", "-"), quote=True)
 
 
 def script(name: str) -> str:
-    """A file of this room that works on what stands before it."""
+    """Return a script element with a file of this folder."""
     return f"<script>{style(name)}</script>"
 
 
 def table(rows: Sequence[Cells]) -> str:
-    """A column for each key; those that begin with `<` hold words, of which long ones may be broken; others numbers."""
+    """Return an HTML table with a column for each key; keys that begin with `<` hold words, others numbers."""
     titles = list(dict.fromkeys(title for row in rows for title in row))
     head = "".join(f"<th{_kind(title)}>{escape(title.lstrip('<'))}</th>" for title in titles)
     lines = [

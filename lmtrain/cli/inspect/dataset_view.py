@@ -21,7 +21,7 @@ _LENGTHS_READ = 1 << 24  # sequences whose lengths are looked at in less than a 
 
 
 def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
-    """From the header and the sidecar alone, unless every byte is to be verified."""
+    """Return a dataset's facts from its header and sidecar; read every byte only to verify it."""
     from lmtrain.data.store import reshape
     from lmtrain.data.store.indexed import IndexedDataset, part
 
@@ -106,7 +106,7 @@ def print_documents(rows: Rows, most: int | None) -> None:
 
 
 def sample_row(data: TrainingData, number: int, most: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A sample as it becomes a row of a batch; of its tokens the first `most`."""
+    """Return a sample as it becomes a row of a batch, cut to its first `most` tokens."""
     import numpy as np
 
     from lmtrain.data.samples.causal import CausalDataset

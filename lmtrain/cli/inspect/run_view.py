@@ -78,7 +78,7 @@ def _loss(row: dict[str, Any]) -> float:
 
 
 def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
-    """Of each task the row that is best by the measure to read first."""
+    """Return for each task the row that is best by its headline measure."""
     names = {row["name"]: f"eval/{row['name']}/{row['headline']}" for row in rows}
     worth = {name: worth_by_step(rows, measure) for name, measure in names.items()}
     best = {name: max(found, key=lambda step: (found[step], -step)) for name, found in worth.items() if found}
@@ -86,7 +86,7 @@ def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[str, Any] | None:
-    """Which one RUN@best is, of a run that keeps the best."""
+    """Return which checkpoint RUN@best names; None for a run that does not keep the best."""
     if not settings.get("checkpoint", {}).get("keep_best"):
         return None
     try:
@@ -99,7 +99,7 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
 
 
 def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """What follows from settings; nothing where this version or this command line does not know them all."""
+    """Return what follows from a run's settings; Nones if this version does not know all of them."""
     from lmtrain.train.config import config_of
     from lmtrain.train.layouts.layout_table import layout_words
 
@@ -115,7 +115,7 @@ def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
-    """A name and a text each; `curve` is whether the output can show block characters."""
+    """Yield a run's facts as name and text; `curve` says whether the output can show block characters."""
     row, losses = facts["last_step"] or {}, facts["losses"]
     step, steps = int(row.get("step", 0)), facts["steps"]
     share = f" of {steps:,} ({step / steps:.0%})" if steps else ""
@@ -212,7 +212,7 @@ def _save_words(facts: dict[str, Any]) -> str:
 
 
 def made_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """A run's model, data and layout, in words."""
+    """Yield a run's model, data and layout, in words."""
     model, data, precision = (facts["settings"].get(key, {}) for key in ("model", "data", "precision"))
     yield "model", model_words(model, facts["parameters"])
     paths = [data["path"]] if data.get("path") else [part["path"] for part in data.get("datasets", [])]
@@ -221,7 +221,7 @@ def made_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def model_words(model: dict[str, Any], parameters: int | None = None) -> str:
-    """Of settings that another version may have written."""
+    """Return a model in words, from settings that another version may have written."""
     size = "" if parameters is None else f", {format_count(parameters)} parameters"
     shape = [f"{model[key]} {word}" for key, word in (("num_layers", "layers"), ("width", "wide")) if key in model]
     length = [f"sequences of {model['seq_len']}"] if "seq_len" in model else []
@@ -238,5 +238,5 @@ def finite(value: Any) -> Any:
 
 
 def four(value: float | str | None) -> str:
-    """A loss in a table; a text, as "nan" is in metrics.jsonl, stays one."""
+    """Return a loss as a table shows it; a text, such as "nan" from metrics.jsonl, stays as it is."""
     return "" if value is None else value if isinstance(value, str) else f"{value:.4f}"

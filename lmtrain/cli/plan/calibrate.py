@@ -61,7 +61,7 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
 
 
 def _measured(folder: Path, config: RunConfig) -> Measured:
-    """A run as it is priced on its machine, and how long its steps took."""
+    """Return a run as the planner prices it, and how long its steps took."""
     path = folder / METRICS
     try:
         times = [*_step_times(config, read_metrics(path))]
@@ -131,7 +131,7 @@ def _facts(hardware: Hardware, measured: Sequence[Measured], found: Calibrated) 
 
 
 def _number(hardware: Hardware, name: str) -> float:
-    """Of several precisions, which move together, the first."""
+    """Return a figure of a machine; of several precisions, which are scaled together, the first."""
     value = getattr(hardware, name)
     return float(next(iter(value.values())) if isinstance(value, dict) else value)
 

@@ -144,7 +144,7 @@ def _gpus(text: str | None) -> int:
 
 
 def hardware_of(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
-    """A file of conf/hardware, or of the user's own folder; `changes` are words such as hardware.power_W=350."""
+    """Return a machine of conf/hardware or of the user's folder; `changes` are words such as hardware.power_W=350."""
     choices = group_choices(config_dir).get("hardware", [])
     if name is None:
         raise UsageError(f"hardware is not given, and times are a machine's. Use one of {', '.join(choices)}.")
@@ -171,7 +171,7 @@ def _value(words: Sequence[str], key: str) -> str | None:
 
 
 def _chosen_by(recipe: str, group: str, config_dir: Path | None) -> str | None:
-    """What an experiment chooses, where it does."""
+    """Return an experiment's choice in a group, or None."""
     path = config_file("experiment", recipe, config_dir)
     tree: Any = read_yaml(path).data if path else {}
     chosen = [item for item in tree.get("defaults", []) if isinstance(item, dict)]
@@ -215,7 +215,7 @@ def _data_fills(words: Sequence[str], keys: set[str], config_dir: Path | None) -
 
 
 def _batch(config: RunConfig, shares: int, is_open: bool) -> tuple[RunConfig, list[Open]]:
-    """A batch that is a multiple of `shares`, so that all devices can share it, and a smaller and a larger one."""
+    """Return a config whose batch is a multiple of `shares`, and the runs that a smaller and a larger batch would make."""
     if not is_open:
         return config, []
 
@@ -242,7 +242,7 @@ def _vocab(config: RunConfig) -> tuple[Planned, list[Open]]:
 
 
 def _known(config: RunConfig) -> tuple[Planned, bool]:
-    """With a vocabulary, and whether it was open."""
+    """Return a run with a vocabulary size, and whether the size was assumed."""
     if config.model.shape.vocab_size:
         return planned_of(config, config.model), False
     return planned_of(config, config.model.with_vocab(USUAL_VOCAB.get(config.model.kind, USUAL_VOCAB["gpt"]))), True
@@ -297,14 +297,14 @@ def _whole(question: Question, layout: str) -> Fixed:
 
 
 def on_nodes_of(question: Question, gpus: int) -> Question:
-    """On nodes of so many devices, each with as much of the network as before."""
+    """Return the question for nodes of `gpus` devices, each device with as much network bandwidth as before."""
     hardware = question.hardware
     nic = hardware.nic_GBps * gpus / hardware.gpus_per_node
     return replace(question, hardware=replace(hardware, gpus_per_node=gpus, nic_GBps=nic))
 
 
 def nothing_legal(question: Question) -> LmtrainError:
-    """Why no layout is legal: what of it no layout could be given, or else sizes that would do."""
+    """Return why no layout is legal: rules that the given sizes break, or else sizes that would work."""
     if problems := [problem.text() for problem in _never(question)]:
         return refusal(problems)
     shape, gpus, batch = question.run.shape, question.gpus, question.run.global_batch
@@ -448,7 +448,7 @@ def _beyond_switch(ranked: Ranked) -> str:
 
 
 def _ranges(question: Question, prices: Prices, best: list[Answer]) -> Iterator[tuple[str, Span | None]]:
-    """Each assumption, with the tokens a second that the best layout would make with other values."""
+    """Yield each assumption with the range of tokens per second that other values would give the best layout."""
     for one in question.assumed:
         others = [_in_layout(run, best[0].run) for run in one.others.values()] if best else []
         every = [*best, *price(others, question.hardware, prices)]

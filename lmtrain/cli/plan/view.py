@@ -99,7 +99,7 @@ def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
 
 
 def lost(found: Found, at: int, one: Answer) -> str:
-    """Why it is not the best."""
+    """Return why a layout is not the best, in words."""
     first = found.best[0]
     said = f"{at} {_BEHIND[found.by].format(more(one, first, found.by))}"
     return f"{said}: {why_slower(one, first)}" if one.seconds > first.seconds else said
@@ -112,7 +112,7 @@ def step_time(seconds: float) -> str:
 
 
 def likely(one: Answer) -> str:
-    """A step's time, and by how much four runs of five stay within it."""
+    """Return a step's time with the interval that holds four runs of five."""
     return f"{step_time(one.seconds)}±{one.interval:.0%}"
 
 
@@ -191,7 +191,7 @@ def row_of(point: Point, by: str) -> Cells:
 
 
 def takeovers(points: Sequence[Point], by: str) -> Iterator[str]:
-    """Where another layout is best than at half as many."""
+    """Yield a line for each number of GPUs at which another layout is best than at half as many."""
     for before, point in pairwise(points):
         if point.best is None or before.best is None:
             continue

@@ -113,17 +113,17 @@ class Composed:
         return str(part.get("kind", "")) if isinstance(part, dict) else ""
 
     def pick(self, keys: Sequence[Key]) -> Key | None:
-        """Of a key that several kinds have, that of the run's own kind."""
+        """Return the key of the run's own kind, of a key that several kinds have."""
         section = keys[0].name.partition(".")[0]
         return next((key for key in keys if key.kind in ("", self.kind(section))), None)
 
     def has(self, key: Key) -> bool:
-        """Whether its section is anything at all, as `hardware` is not where no machine is named."""
+        """Return whether a key's section is set; `hardware` is not if no machine is named."""
         section = key.name.partition(".")[0]
         return section not in _OPTIONAL or self.tree.get(section) is not None
 
     def value(self, key: Key) -> dict[str, Any]:
-        """What the run has there, in plain data, and in words where it comes from."""
+        """Return a key's value as plain data, and where it comes from in words."""
         node: Any = self.tree
         for word in key.name.split("."):
             node = node.get(word, _ABSENT) if isinstance(node, dict) else _ABSENT
@@ -181,7 +181,7 @@ def held_rows(key: str, run: Path) -> list[dict[str, Any]]:
 
 
 def _choices_that_set(name: str, config_dir: Path | None) -> Iterator[dict[str, str]]:
-    """Every file that has a value for this key, as one would choose it."""
+    """Yield every config file that sets this key, as the choice that one types."""
     section, _, rest = name.partition(".")
     for group, choices in group_choices(config_dir).items():
         for choice in choices:

@@ -132,7 +132,7 @@ class Asked:
 
     @property
     def flags(self) -> list[str]:
-        """What `lmtrain pretrain` is to be told besides its settings."""
+        """Return the options of `lmtrain pretrain` besides its settings."""
         return [
             *[f"--config-name={self.config_name}"] * (self.config_name != "pretrain"),
             *[f"--config-dir={self.config_dir}"] * (self.config_dir is not None),
@@ -141,7 +141,7 @@ class Asked:
         ]
 
     def nodes(self, num_processes: int, layout: str) -> tuple[int, int]:
-        """How many nodes, and how many processes on each."""
+        """Return the number of nodes, and of processes on each."""
         option = "--gpus-per-node" if self.gpus_per_node else "--tasks-per-node"
         each = self.gpus_per_node or self.tasks_per_node or 1
         if num_processes <= each:
@@ -230,7 +230,7 @@ def _check_passed_on(option: str, word: str) -> None:
 
 
 def _job(asked: Asked) -> SbatchJob:
-    """All that can be wrong is refused here."""
+    """Build the job of a command line; raise for everything that can be wrong with it."""
     from lmtrain.train.layouts.layout_table import layout_words
 
     asked.check()
@@ -272,7 +272,7 @@ def _job(asked: Asked) -> SbatchJob:
 
 
 def _runs(asked: Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
-    """The folder that holds the file and the logs, and each run's settings with the words that ask for them."""
+    """Return the folder of the job's file and logs, and each run's settings with their overrides."""
     from lmtrain.cli.pretrain.from_run import compose_run
     from lmtrain.cli.pretrain.sweep import plan
 
@@ -293,7 +293,7 @@ def _runs(asked: Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
 
 
 def _judge(config: RunConfig, ranks_per_node: int) -> None:
-    """As `pretrain --dry-run` does for a run whose processes are elsewhere, its GPUs too; and the folder."""
+    """Check a run as `pretrain --dry-run` does for processes on other machines, and its folder."""
     from lmtrain.cli.pretrain.eval_tasks import plan
     from lmtrain.train.before.preflight import check_folder, preflight
 
@@ -449,5 +449,5 @@ def _run(folder: Path, words: Iterable[str], indent: str) -> Iterator[str]:
 
 
 def _in_quotes(value: str) -> str:
-    """As sbatch reads a value: in quotes where it has more than plain characters."""
+    """Quote a value for sbatch if it has more than plain characters."""
     return value if re.fullmatch(r"[\w@%+=:,./-]+", value) else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

@@ -102,7 +102,7 @@ def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tupl
 
 
 def _chosen(timeline: Timeline, start: int | None) -> Segment:
-    """The newest that has a whole step, else the newest."""
+    """Return the start with this number; without one, the newest that has a whole step, else the newest."""
     if start is None:
         return next((one for one in reversed(timeline.segments) if one.steps), timeline.segments[-1])
     if (chosen := next((one for one in timeline.segments if one.start == start), None)) is not None:
@@ -149,7 +149,7 @@ def _path(step: int, hops: Sequence[Hop]) -> Facts:
 
 
 def _clocks(segment: Segment) -> list[Facts]:
-    """Of each rank: how far its wall clock is ahead of the first rank's, at most, and how it drifts."""
+    """Return how far each rank's clock is ahead of the first rank's at most, and how it drifts."""
     found = []
     for i, rank in enumerate(segment.ranks):
         ahead = [-float(one.offset_ns[i]) / 1e9 for one in segment.clocks]
@@ -227,7 +227,7 @@ def _ms(seconds: float | None) -> str:
 
 
 def _picture(rows: Sequence[TimelineRow], step: int, width: int, plain: bool) -> Iterator[str]:
-    """A rank a row; in each column stands what took most of it."""
+    """Draw a row for each rank; each column shows what took most of its time."""
     ranks = sorted({row.rank for row in rows})
     end = max((bar.end_s for row in rows for bar in row.bars), default=0.0)
     if not end:
@@ -296,7 +296,7 @@ def _critical(facts: Facts, width: int, fold: int) -> Iterator[str]:
 
 
 def _stay(hops: Sequence[Facts], least_s: float, width: int) -> str:
-    """What the path does on one rank before it leaves for another."""
+    """Return in words what the critical path does on a rank before it moves to another."""
     long: dict[str, list[float]] = {}
     for hop in hops:
         long.setdefault(hop["kind"], []).append(hop["seconds"])
@@ -312,7 +312,7 @@ def _stay(hops: Sequence[Facts], least_s: float, width: int) -> str:
 
 
 def _heat(facts: Facts, width: int) -> Iterator[str]:
-    """The ranks of a row share pp and dp; 100 is the median of a pp coordinate's ranks."""
+    """Draw the ranks' own work as a table: a row's ranks share pp and dp; 100 is the median of the same stages."""
     cells = {(one["pp"], one["dp"], one["tp"]): one for one in facts["heat"]}
     known = [one for one in facts["heat"] if one["ratio"] is not None]
     if len(known) < 2:
