@@ -215,7 +215,7 @@ def _data_fills(words: Sequence[str], keys: set[str], config_dir: Path | None) -
 
 
 def _batch(config: RunConfig, shares: int, is_open: bool) -> tuple[RunConfig, list[Open]]:
-    """Return a config whose batch is a multiple of `shares`, and the runs that a smaller and a larger batch would make."""
+    """Return a config whose batch is a multiple of `shares`, and the runs of a smaller and a larger batch."""
     if not is_open:
         return config, []
 

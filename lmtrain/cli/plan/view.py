@@ -206,14 +206,14 @@ def takeovers(points: Sequence[Point], by: str) -> Iterator[str]:
 
 
 def timeline(one: Answer) -> tuple[Timeline, str]:
-    """A step of a few microbatches, as long as they are priced, and how few these are, in words."""
+    """Simulate a step of a few micro-batches; return its timeline, and how few they are in words."""
     every = one.run.num_microbatches
     count = min(every, 2 * one.run.parallel.pp)
     return replay(one.run, one.microbatch, count), f", shown with {count} of {every} microbatches" * (count < every)
 
 
 def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:
-    """All of them, or as many, evenly, with the first and the last."""
+    """Return all ranks, or `most` of them spread evenly, the first and the last among them."""
     most = min(num_ranks, most)
     return [round(at * (num_ranks - 1) / max(most - 1, 1)) for at in range(most)]
 
@@ -235,7 +235,7 @@ def picture(one: Answer, width: int, *, plain: bool) -> Iterator[str]:
 
 
 def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | None, step: Callable[[float], str]) -> str:
-    """A square for each pp and tp: the darker, the nearer to the best; empty where nothing fits."""
+    """Draw a square for each pp and tp: the darker, the nearer to the best; empty if nothing fits."""
     stages, cuts = sorted({pp for pp, _ in cells}), sorted({tp for _, tp in cells})
     wide, high, left, top = min((WIDTH - 70) / len(stages), 120.0), 42.0, 60.0, 30.0
 

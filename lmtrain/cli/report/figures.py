@@ -80,7 +80,7 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
 
 
 def _measured(records: Sequence[Record]) -> Iterator[Figure]:
-    """Validation's further measures and domains, and every measure that an evaluation says to read first."""
+    """Yield figures of validation's measures and domains, and of each evaluation's headline measure."""
     rows = [row for record in records for row in record.rows.get("valid", [])]
     domains = [
         curve
@@ -94,7 +94,7 @@ def _measured(records: Sequence[Record]) -> Iterator[Figure]:
 
 
 def headlines(records: Sequence[Record]) -> dict[str, str]:
-    """The measures that evaluations say to read first, with their titles."""
+    """Return the headline measures of evaluations, with their titles."""
     return {
         f"eval/{row.get('name')}/{row.get('headline')}": f"{row.get('name')}: {row.get('headline')}"
         for record in records
@@ -164,7 +164,7 @@ def _starts(record: Record) -> Iterator[Happened]:
 
 
 def _survived(row: dict[str, Any]) -> Iterator[Happened]:
-    """What had ended the start before, unless it was asked to stop; rows of older versions do not say."""
+    """Yield what ended the start before, unless it was asked to stop; rows of older versions do not say."""
     before = row.get("before")
     if isinstance(before, dict) and before.get("exit_code") not in _NO_FAULT:
         failed = f"failed with exit code {before.get('exit_code')}: {before.get('cause')}"
@@ -173,7 +173,7 @@ def _survived(row: dict[str, Any]) -> Iterator[Happened]:
 
 
 def _slow(record: Record) -> Iterator[Happened]:
-    """Where a rank is first named as slow, or another one than before."""
+    """Yield the steps at which a rank is first named as slow, or another rank than before."""
     ranks = record.columns.get("straggler_rank", np.empty(0))
     for at in _few(np.flatnonzero(np.isfinite(ranks) & (ranks != np.append(np.nan, ranks[:-1]))).tolist()):
         yield "slow", int(record.steps[at]), f"rank {int(ranks[at])} is slow from step {int(record.steps[at]):,} on"
@@ -196,13 +196,13 @@ def _ends(record: Record, stop: dict[str, Any] | None) -> Iterator[Happened]:
 
 
 def _few(rows: Sequence[Any]) -> Iterable[Any]:
-    """At most _MOST_MARKS of them, evenly, and the last."""
+    """Return at most _MOST_MARKS rows, spread evenly, with the last."""
     every = math.ceil(len(rows) / _MOST_MARKS) or 1
     return [row for at, row in enumerate(reversed(rows)) if at % every == 0][::-1]
 
 
 def eval_rows(records: Sequence[Record], names: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Every number that an evaluation brought, and how it was made: the recipes, and the numbers by step."""
+    """Return the recipes of all evaluations, and their numbers by step."""
     recipes: dict[tuple[str, ...], dict[str, str]] = {}
     numbers = []
     for name, record in zip(names, records, strict=True):

@@ -85,7 +85,7 @@ def memory_parts(seen: Seen, record: Record, whose: str) -> Iterator[Part]:
 
 
 def newest_peaks(record: Record) -> tuple[int, list[int]]:
-    """The step of the row, and bytes by rank; none where there is no row that can be used."""
+    """Return the step of the newest memory row and its bytes by rank; (0, []) if no row can be used."""
     rows, starts = record.rows.get("memory", []), record.rows.get("start", [])
     if not rows or (starts and rows[-1].get("attempt") != starts[-1].get("attempt")):
         return 0, []
@@ -96,7 +96,7 @@ def newest_peaks(record: Record) -> tuple[int, list[int]]:
 
 
 def memory_picture(layout: Layout, peaks: Sequence[int]) -> str:
-    """The darker, the fuller."""
+    """Draw the ranks' peak memory: the darker, the fuller."""
     fullest = max(peaks)
     found = []
     for rank, peak in enumerate(peaks):
@@ -136,7 +136,7 @@ def layout_parts(seen: Seen, whose: str) -> Iterator[Part]:
 
 
 def layout_picture(config: RunConfig, rows: Sequence[dict[str, Any]]) -> str:
-    """A row for each rank of the pipeline, a column for each copy, shard and cut; the colour is the layers'."""
+    """Draw the layout: a row for each pipeline rank, a column for each replica, shard and tp rank."""
     layout = config.parallel.layout
     columns = layout.dp_replicate * layout.dp_shard * layout.tp
     left, top = 96.0, 44.0
@@ -288,7 +288,7 @@ def _number(value: float) -> float | None:
 
 
 def heat_picture(ranks: Sequence[Heat]) -> str:
-    """The darker, the slower than its like."""
+    """Draw the ranks' own work: the darker, the slower beside ranks with the same work."""
     found = []
     for one in ranks:
         known = math.isfinite(one.ratio)
@@ -300,7 +300,7 @@ def heat_picture(ranks: Sequence[Heat]) -> str:
 
 
 def shown_rows(segment: Segment, rows: Sequence[TimelineRow]) -> list[TimelineRow]:
-    """Of each rank of one pipeline, or of the first ranks: the longest bars, of which a page holds some thousands."""
+    """Return the longest bars of each rank of one pipeline, or of the first ranks, as many as a page holds."""
     places = {one: segment.at(one) for one in sorted({row.rank for row in rows})}
     ranks = [*places]
     if segment.layout.pp > 1:
@@ -312,7 +312,7 @@ def shown_rows(segment: Segment, rows: Sequence[TimelineRow]) -> list[TimelineRo
 
 
 def _cut(rows: Sequence[TimelineRow], every: Sequence[TimelineRow]) -> str:
-    """What the picture does not show."""
+    """Return in words what the picture does not show."""
     shown, ranks = {row.rank for row in rows}, {row.rank for row in every}
     num_shown = sum(len(row.bars) for row in rows)
     num_bars = sum(len(row.bars) for row in every if row.rank in shown)
@@ -385,7 +385,7 @@ def _kernel_parts(seen: Seen, whose: str) -> Iterator[Part]:
 
 
 def class_bar(one: KernelTable) -> str:
-    """The classes side by side, as long as they took."""
+    """Draw the classes side by side, as long as they took."""
     total = sum(one.classes.values()) or 1.0
     used = [(name, seconds) for name, seconds in one.classes.items() if seconds > 0]
 

@@ -138,7 +138,7 @@ def _alike(seen: Sequence[Seen], group: str) -> bool:
 
 
 def summary(seen: Seen, record: Record) -> dict[str, str]:
-    """How the run stands, in a line or a list."""
+    """Return how a run stands: state, step, losses, speed, settings."""
     found = {"<run": seen.name, "<state": f"{seen.state}{f': {seen.why}' * bool(seen.why)}"[:400]}
     train, last = seen.settings.get("train"), int(record.steps[-1]) if record.steps.size else 0
     total = train.get("steps") if isinstance(train, dict) else None
@@ -187,7 +187,7 @@ def _happened(seen: Sequence[Seen], found: Charts) -> Iterator[str]:
 
 
 def _missing(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[str]:
-    """What a reader must know of what is not in the page."""
+    """Yield a box with what is missing from the page, if anything is."""
     several = len(seen) > 1
     said = [
         f"{one.name}: {problem}" if several else problem

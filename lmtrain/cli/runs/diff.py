@@ -68,7 +68,7 @@ def diff_facts(a: Path, b: Path) -> dict[str, Any]:
 
 
 def _starts(seen: Seen, record: Record) -> list[Row]:
-    """Those that count, with the settings and the environment of each: runs of older versions know the last one's."""
+    """Return the starts that count, each with its settings and environment; older runs recorded only the last one's."""
     rows = [dict(row) for row in starts_that_count(record)] or [{"step": 0}]
     for name, written in (("settings", seen.settings), ("environment", seen.environment)):
         for row in rows:
@@ -94,7 +94,7 @@ def _untold_starts(seen: Sequence[Seen], starts: Sequence[list[Row]]) -> Iterato
 
 
 def _cut_alike(starts: Sequence[list[Row]]) -> bool:
-    """Whether rank 0 of both is known to read the same part of a batch, whichever start it is."""
+    """Return whether rank 0 of both runs is known to read the same part of a batch in every start."""
     shares = [
         {k: v for k, v in flat(row["settings"]) if k.startswith(_SHARES) and not k.startswith(_NO_CAUSE)}
         | {"": row.get("world_size")}
@@ -106,7 +106,7 @@ def _cut_alike(starts: Sequence[list[Row]]) -> bool:
 
 
 def _ran_with(starts: Sequence[list[Row]], end: int | None) -> dict[str, Any]:
-    """What differs of settings, programs and devices at any time that both have steps of, and after which step."""
+    """Return the settings, programs and devices that differ at steps of both runs, and after which step."""
     found: dict[str, Any] = {"settings": {}, "environment": {}, "after": {}}
     for step, pair in together(starts, end):
         for name, more in (("settings", ()), ("environment", ("device",))):
@@ -119,7 +119,7 @@ def _ran_with(starts: Sequence[list[Row]], end: int | None) -> dict[str, Any]:
 
 
 def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]:
-    """What explains the difference, the root of it first: what follows from another is said to follow."""
+    """Yield what explains the difference, its root first."""
     first, begun, weights = facts["first"], facts["begun"], facts["weights"]
     differs_at = facts["first_step"] or (weights and weights["step"])
     if differs_at is None:
@@ -159,7 +159,7 @@ def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]
 
 
 def _before(facts: dict[str, Any], name: str, step: int) -> Iterator[tuple[str, list[Any]]]:
-    """What differs in settings or environment and was in use before this step: what came later explains nothing."""
+    """Return what differs in settings or environment before a step; later changes explain nothing."""
     return ((key, values) for key, values in facts[name].items() if facts["after"][key] < step)
 
 
@@ -178,14 +178,14 @@ def _after(facts: dict[str, Any], key: str) -> str:
 
 
 def _is_idle(key: str, starts: Sequence[dict[str, Any]]) -> bool:
-    """Whether no number of training can depend on it; of a path what lies there counts, where that was recorded."""
+    """Return whether no number of training can depend on a key; a path's content counts, if it was recorded."""
     if key == "checkpoint.init_from" or _TEXT.fullmatch(key):
         return all(one.get("weights_digest" if key == "checkpoint.init_from" else "data_sha256") for one in starts)
     return key.startswith(_NO_CAUSE)
 
 
 def _held_out(pair: Sequence[Row]) -> Iterator[str]:
-    """Settings by which a share of the training data may be held out to validate on in one run alone."""
+    """Yield settings by which one run alone may hold out training data for validation."""
     elsewhere, validates = [], []
     for row in pair:
         data, train = (one if isinstance(one := row["settings"].get(key), dict) else {} for key in ("data", "train"))
@@ -198,7 +198,7 @@ def _held_out(pair: Sequence[Row]) -> Iterator[str]:
 
 
 def _weights(seen: Sequence[Seen], found: Parting) -> dict[str, Any] | None:
-    """The first checkpoint of one step whose weights differ, before the rows do; what is damaged tells nothing."""
+    """Return the first checkpoint whose weights differ before the rows do; damaged ones are left out."""
     try:
         names = [{one.name: one for one in list_checkpoints(run.path / CHECKPOINTS)} for run in seen]
         # because: once the rows differ, all weights do
@@ -215,7 +215,7 @@ def _weights(seen: Sequence[Seen], found: Parting) -> dict[str, Any] | None:
 
 
 def _different(a: Path, b: Path) -> dict[str, Any] | None:
-    """Of two checkpoints of one step: which weights are not the same, and how many numbers of the first of them."""
+    """Return which weights of two checkpoints of a step differ, and in how many numbers the first of them."""
     if sum(file.stat().st_size for file in a.iterdir()) > _LARGEST:
         return None
     both = Contents(a), Contents(b)
@@ -232,7 +232,7 @@ def _different(a: Path, b: Path) -> dict[str, Any] | None:
 
 
 def diff_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """A name and a text each."""
+    """Yield the facts as name and text."""
     yield "a, b", f"{facts['a']}, {facts['b']}"
     yield "rows", _rows_words(facts)
     for key, step in sorted(facts["first"].items(), key=lambda one: one[1]):

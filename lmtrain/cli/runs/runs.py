@@ -162,7 +162,7 @@ def _loss(row: dict[str, Any]) -> float | str | None:
 
 
 def print_runs(rows: Sequence[dict[str, Any]]) -> None:
-    """On a terminal a run is a line: what does not fit is left out, columns that matter least first."""
+    """Print a line for each run; on a terminal the columns that matter least are left out if they do not fit."""
     from rich.cells import cell_len
     from rich.text import Text
 

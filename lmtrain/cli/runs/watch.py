@@ -87,7 +87,7 @@ def _draw(run: Path, every: float, once: bool, console: Console) -> None:
 
 
 def _print(run: Path, every: float, once: bool, console: Console) -> None:
-    """The newest step of each look, and everything else that happened."""
+    """Print the newest step of each look, and everything else that happened."""
     from lmtrain.observe.screen.training_view import print_line
     from lmtrain.observe.stragglers.judge import slow_link, slow_rank
 
@@ -117,7 +117,7 @@ def _print(run: Path, every: float, once: bool, console: Console) -> None:
 
 
 def _panel(run: Path) -> RunPanel:
-    """Of the settings that the run was started with last, as far as this version knows them."""
+    """Build a panel from the settings of the run's last start, as far as this version knows them."""
     settings = read_settings(run)
     facts, saves = planned(run, settings), settings.get("checkpoint", {})
     words = model_words(settings.get("model", {}), facts["parameters"])
@@ -126,7 +126,7 @@ def _panel(run: Path) -> RunPanel:
 
 
 def _take(panel: RunPanel, row: dict[str, Any]) -> None:
-    """A row as old as it says, by this machine's clock."""
+    """Show a row in the panel, with its age by this machine's clock."""
     age = age_s(row["time"]) if "time" in row else 0.0
     match row["event"]:
         case "step":
@@ -162,7 +162,7 @@ class Redrawn:
 
 
 def difference(before: list[str], now: list[str]) -> str:
-    """What to write for `now` to stand where `before` stands, with the cursor below it before and after."""
+    """Return what to write so that `now` replaces `before`, with the cursor below it before and after."""
     now = now + [""] * (len(before) - len(now))
     sent, at = "", len(before)  # `at`: the line that the cursor is on
     for number, line in enumerate(now):

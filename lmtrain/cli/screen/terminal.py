@@ -26,7 +26,7 @@ _TITLE = "error: "
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
-    """A line for people or scripts; `style` is typer's, such as `bold=True`."""
+    """Print a line for people or scripts; `style` is typer's, such as `bold=True`."""
     shown = escaped(str(text))
     typer.echo(typer.style(shown, **style) if style else shown, err=err, nl=nl)
 
@@ -37,7 +37,7 @@ def print_json(facts: object, *, indent: int | None = 1, **how: Any) -> None:
 
 
 def pass_on(text: str) -> None:
-    """What a model wrote or a config holds: to a pipe or a file as it is, to a terminal spelt out."""
+    """Print a model's or a config's text: to a terminal with control characters escaped, elsewhere unchanged."""
     typer.echo(escaped(text) if sys.stdout.isatty() else text, nl=False)
 
 

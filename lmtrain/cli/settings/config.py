@@ -140,7 +140,7 @@ def _check_group(group: str, groups: dict[str, list[str]]) -> None:
 
 
 def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
-    """The sizes of a model; parameters without the embedding where the tokenizer decides how large that is."""
+    """Return the sizes of a model; parameters exclude the embedding if the tokenizer decides its size."""
     from lmtrain.models.model_settings import ModelSettings
 
     tree: Any = read_yaml(file).data
@@ -155,7 +155,7 @@ def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
 
 
 def print_file(file: Path, text: str) -> None:
-    """As it is; on a terminal a long comment goes on below itself, in YAML that says the same."""
+    """Print a config file; on a terminal long comments are wrapped, and the YAML stays equal."""
     console = Screen(highlight=False)
     lines = [f"# {file}", *text.splitlines()]
     if console.file.isatty():

@@ -30,7 +30,7 @@ class Origin:
 
 
 def origins(overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain") -> dict[str, Origin]:
-    """Of every value that a file or an override sets, by its dotted key; what nobody sets is a default of the code."""
+    """Return the origin of every value that a file or an override sets, by its dotted key."""
     # because: hydra is slow to import
     from lmtrain.config.source import merged_files
 
@@ -49,14 +49,14 @@ def origins(overrides: Sequence[str], *, config_dir: Path | None = None, name: s
 
 
 def origin_of(found: dict[str, Origin], key: str) -> Origin | None:
-    """Its own, or that of the nearest group around it that was set as a whole."""
+    """Return a key's origin, or that of the nearest enclosing group that was set as a whole."""
     while key not in found and "." in key:
         key = key.rpartition(".")[0]
     return found.get(key)
 
 
 def file_origins(file: Path) -> dict[str, Origin]:
-    """The dotted keys of a config file, with what is set there and in which line."""
+    """Return the dotted keys of a config file with their values and lines."""
     return _origins_in(read_yaml(file))
 
 
@@ -66,7 +66,7 @@ def _origins_in(file: YamlFile) -> dict[str, Origin]:
 
 
 def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What is set, by its path: a group given as {a: 1, b: 2} sets each of its keys."""
+    """Yield what is set, by its path; a group given as {a: 1, b: 2} sets each of its keys."""
     if isinstance(node, dict) and node:
         for name, inner in node.items():
             yield from _leaves(inner, (*path, str(name)))
@@ -80,7 +80,7 @@ def _put(found: dict[str, Origin], key: str, origin: Origin) -> None:
 
 
 def _drop(found: dict[str, Origin], key: str) -> None:
-    """A group that is set or removed as a whole takes its keys with it."""
+    """Remove the origins of a key and of all keys below it."""
     for one in [one for one in found if one == key or one.startswith(f"{key}.")]:
         del found[one]
 
@@ -155,7 +155,7 @@ def key_facts(keys: Sequence[Key], run: Composed, bare: Composed, config_dir: Pa
 
 
 def value_rows(prefix: str, known: dict[str, list[Key]], run: Composed) -> list[dict[str, Any]]:
-    """Every key below a prefix that a run with these settings has, its value, and who has set it."""
+    """Return every key below a prefix that a run has, with its value and origin."""
     picked = [key for name, keys in known.items() if name.startswith(prefix) and (key := run.pick(keys))]
     rows = {key.name: {"key": key.name} | run.value(key) for key in filter(run.has, picked)}
     # because: of a group within a part, such as train.rampup, the keys tell all, and where it is null there are none;
