@@ -33,7 +33,7 @@ class CheckpointSettings(Settings):
 
     @property
     def saves_on_the_way(self) -> bool:
-        """Before the end of the run."""
+        """True if checkpoints are saved before the end of the run."""
         return bool(self.interval_steps or self.every_s)
 
     def num_at_once(self, total_steps: int) -> tuple[int, int]:

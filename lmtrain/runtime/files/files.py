@@ -219,7 +219,7 @@ def json_memory(data: bytes | str) -> int:
 
 
 def size_problem(num_bytes: int, memory: int, most_bytes: int) -> str | None:
-    """Return why a JSON text with `num_bytes`, whose values would take `memory` bytes, is too large; None if it is not."""
+    """Return why a JSON text of `num_bytes`, whose values take `memory` bytes, is too large; None if it is not."""
     if num_bytes > most_bytes:
         return f"it is larger than {format_bytes(most_bytes)}"
     most_memory = MAX_JSON_MEMORY * most_bytes // MAX_JSON_BYTES

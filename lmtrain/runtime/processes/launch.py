@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def lost(self) -> bool:
-        """True if another start may help: a rank was killed, crashed or lost a peer. False if done, stopped or refused."""
+        """True if another start may help, since a rank was killed, crashed or lost a peer."""
         return self.exit_code in LOST
 
     @property

@@ -188,7 +188,7 @@ class _Asked:
 
 
 def _wait(store: _Asked, key: str, timeout_s: float, look: Callable[[], None] = lambda: None) -> None:
-    """Poll the store until a key is written; raise after `timeout_s`. A process that waits in C would handle no signal."""
+    """Poll the store until a key is written; a process that waits in C would handle no signal."""
     ends_s, pause_s = time.monotonic() + timeout_s, 0.01
     while not store.check([key]):
         look()

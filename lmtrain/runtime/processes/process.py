@@ -185,7 +185,7 @@ class Rendezvous:
 
     @classmethod
     def _of_srun_step(cls, env: Mapping[str, str]) -> Rendezvous:
-        """Return a meeting place on the first node of the step; every process derives the same port without communication."""
+        """Return a meeting place on the step's first node; every process derives the same port by itself."""
         job, step = _number(env, "SLURM_JOB_ID"), _number(env, "SLURM_STEP_ID")
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"
         alone = "," not in nodes and "[" not in nodes
@@ -228,7 +228,10 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> int:
 
 
 def _gpus_of_task(env: Mapping[str, str]) -> int:
-    """Return how many GPUs --gpus-per-task ("2", "a100:2"), --tres-per-task ("cpu=4,gres/gpu=2") or --gpu-bind gives this task."""
+    """Return how many GPUs Slurm gives this task alone.
+
+    --gpus-per-task says "2" or "a100:2", --tres-per-task "cpu=4,gres/gpu=2".
+    """
     asked = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_TRES_PER_TASK", "")
     if found := re.search(r"(?:^(?:\w+:)?|\bgpu(?::\w+)?[:=])([0-9]+)(?:,|$)", asked):
         return int(found[1])

@@ -154,7 +154,7 @@ def wait_for_first() -> None:
 
 @contextmanager
 def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
-    """Turn what a collective raises for a lost or silent peer into an error that names this rank and its place in code."""
+    """Turn what a collective raises for a lost or silent peer into an error that names this rank and its place."""
     try:
         yield
     except LmtrainError:

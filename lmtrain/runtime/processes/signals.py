@@ -112,7 +112,7 @@ class StopRequest:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def was_told(self, wait_s: float) -> bool:
-        """Return whether a lost peer has left because of a stop; wait `wait_s` for its message, which may come later."""
+        """Return whether a lost peer left because of a stop; wait `wait_s` for its message."""
         if not self.ends_at_once:
             self._word.wait(wait_s)
         return self.ends_at_once
