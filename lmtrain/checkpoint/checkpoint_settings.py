@@ -44,7 +44,7 @@ class CheckpointSettings(Settings):
         return min(num_saves, self.keep_last + 1), min(total_steps if self.interval_s else num_saves, kept + 1)
 
     def keeping(self) -> list[str]:
-        """The keys that decide how many checkpoints stay."""
+        """Return the keys that decide how many checkpoints stay."""
         return ["keep_last", *(key for key in ("keep_best", "keep_every_steps", "interval_s") if getattr(self, key))]
 
     def problems(self) -> Iterator[Problem]:

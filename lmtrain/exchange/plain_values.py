@@ -17,7 +17,7 @@ from lmtrain.models.model_settings import ModelSettings
 
 
 def settings_of_values(values: Mapping[str, Any], where: object, way_out: str) -> ModelSettings:
-    """Return the model that settings describe; raise with `where` they stand and `way_out` if there is no such model."""
+    """Return the model that settings describe; raise with `where` and `way_out` if there is no such model."""
     try:
         # because: mypy asks for a concrete class where build_settings takes the base of a choice
         return plain(build_settings(ModelSettings, values, "model"))  # type: ignore[type-abstract]

@@ -84,7 +84,7 @@ class HashedWriter:
         return digest
 
     def entry(self) -> FileEntry:
-        """The manifest's entry of this file, known once the context is left."""
+        """Return the manifest's entry of this file, known once the context is left."""
         return FileEntry(self._size, root_of(self.digests))
 
     def __enter__(self) -> HashedWriter:

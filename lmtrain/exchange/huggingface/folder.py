@@ -181,7 +181,7 @@ class HFFolder:
         return [] if found.kind in _TYPES else [f"{name} is {found.kind}, which is none of {', '.join(_TYPES)}"]
 
     def _opened(self, name: str) -> Any:
-        """Open a file of tensors and keep it open for the next part; raise if its header claims an impossible length."""
+        """Open a file of tensors, kept open for the next part; raise if its header claims an impossible length."""
         if self._last is not None and self._last[0] == name and self._left > 0:
             return self._last[1]
         path = self._file(name)

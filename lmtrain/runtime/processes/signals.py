@@ -25,7 +25,7 @@ NAMES = tuple(number.name for number in STOPS)
 
 
 class Stopped(BaseException):
-    """This process was asked to stop, and ends without a checkpoint of its own.
+    """A stop of this process, which ends without a checkpoint of its own.
 
     because: no Exception, which a library may take for a failure of its own and survive.
     """
