@@ -47,7 +47,7 @@ class Box:
         return Box(tuple(o - p for o, p in zip(self.offset, origin, strict=True)), self.shape)
 
     def slices(self) -> tuple[Any, ...]:
-        """Return the index of this box in its tensor. The ellipsis makes a view of a scalar too, where () would copy it."""
+        """Return the index of this box in its tensor; the ellipsis makes a view of a scalar, which () would copy."""
         return (*(slice(o, o + n) for o, n in zip(self.offset, self.shape, strict=True)), ...)
 
 
