@@ -33,7 +33,7 @@ class CheckpointSettings(Settings):
 
     @property
     def saves_on_the_way(self) -> bool:
-        """Before the end of the run."""
+        """True if checkpoints are saved before the end of the run."""
         return bool(self.interval_steps or self.every_s)
 
     def num_at_once(self, total_steps: int) -> tuple[int, int]:
@@ -44,7 +44,7 @@ class CheckpointSettings(Settings):
         return min(num_saves, self.keep_last + 1), min(total_steps if self.interval_s else num_saves, kept + 1)
 
     def keeping(self) -> list[str]:
-        """The keys that decide how many checkpoints stay."""
+        """Return the keys that decide how many checkpoints stay."""
         return ["keep_last", *(key for key in ("keep_best", "keep_every_steps", "interval_s") if getattr(self, key))]
 
     def problems(self) -> Iterator[Problem]:

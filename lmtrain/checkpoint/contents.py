@@ -65,7 +65,7 @@ class Contents:
         return entry
 
     def read_bits(self, name: str, box: Box | None = None, out: Array | None = None) -> Array:
-        """A box of a tensor, put together from whatever pieces hold it, as integers of its item's size."""
+        """Return a box of a tensor, assembled from the pieces that hold it, as integers of its item's size."""
         entry = self.tensor(name)
         box = box or whole(entry.shape)
         if not box.is_inside(entry.shape):
@@ -127,7 +127,7 @@ class Contents:
         return file, stored
 
     def _open(self, name: str) -> tuple[HashedFile, dict[str, Stored]]:
-        """A safetensors file with its verified list of blocks and header; opened once."""
+        """Open a safetensors file once; return it with its header. Its list of block hashes is verified."""
         if name not in self._files:
             path, listing = self.path / name, blocks_file(name)
             digests = _decode_blocks(self.read_file(listing), self.path / listing)
@@ -155,13 +155,13 @@ def _collecting(found: list[str]) -> Iterator[None]:
 
 
 def near(name: str, known: Collection[str]) -> str:
-    """What a name may have been meant for, where that is soon found and soon said."""
+    """Return a suggestion for a misspelt name, or how to find it if there are too many names to search."""
     found = nearest(name, known) if len(known) <= _MANY_NAMES else ""
     return found if 0 < len(found) < 300 else "List its names first."
 
 
 def model_of(state: Mapping[str, Any], where: object) -> ModelSettings:
-    """The model that a checkpoint says it is of."""
+    """Return the model settings in a checkpoint's state; raise if they are missing or wrong."""
     found = state.get("model")
     if isinstance(found, dict) and len(found) > _MOST_SETTINGS:
         raise CheckpointError(f"{where} gives its model {len(found)} settings, and no model has so many. Restore it.")
@@ -172,7 +172,7 @@ def model_of(state: Mapping[str, Any], where: object) -> ModelSettings:
 
 
 def layout_of(state: Mapping[str, Any]) -> ParallelSettings | None:
-    """The settings of parallelism that a checkpoint was made with, where it says so in words that are still known."""
+    """Return the parallel settings that a checkpoint was made with; None if they are missing or no longer valid."""
     settings = state.get("settings")
     found = settings.get("parallel") if isinstance(settings, dict) else None
     if not isinstance(found, dict) or len(found) > _MOST_SETTINGS:
@@ -184,7 +184,7 @@ def layout_of(state: Mapping[str, Any]) -> ParallelSettings | None:
 
 
 def checked_model(contents: Contents) -> ModelSettings:
-    """The model of a checkpoint, refused where its tensors are not that model's or are not there."""
+    """Return the model of a checkpoint; raise if its tensors or files do not fit that model."""
     model = model_of(contents.manifest.state, contents.path)
     if problems := fit_problems(contents.manifest, model):
         raise CheckpointError(f"{contents.path / MANIFEST} contradicts itself: {'; '.join(problems)}. Restore a copy.")
@@ -193,7 +193,10 @@ def checked_model(contents: Contents) -> ModelSettings:
 
 
 def fit_problems(manifest: Manifest, model: ModelSettings) -> list[str]:
-    """What is wrong with names, shapes and ties. Costs what the tensors cost, whatever size of model is claimed."""
+    """Return what is wrong with names, shapes and ties.
+
+    The cost grows with the tensors held, not with the model claimed.
+    """
     num_layers, num_tensors = model.shape.num_layers, len(manifest.tensors)
     if num_layers > max(_FEW_LAYERS, num_tensors):
         return [f"its model has {num_layers} layers and it holds {num_tensors} tensors"]
@@ -224,7 +227,7 @@ def fit_problems(manifest: Manifest, model: ModelSettings) -> list[str]:
 
 
 def _said(names: Iterable[str], words: Callable[[str], str]) -> str:
-    """The first of them in words: to word each of a hundred thousand would take hours."""
+    """Return the first few names in words; wording each of a hundred thousand would take hours."""
     names = list(names)
     return a_few([words(name) if number < 4 else name for number, name in enumerate(names)], "; ")
 
@@ -238,7 +241,7 @@ def _padding_problem(model: ModelSettings, shapes: Mapping[str, Shape]) -> str:
 
 
 def _check_files(contents: Contents) -> None:
-    """Whether what the manifest says of sizes is on the disk, told without reading."""
+    """Raise if a file is missing or has another size than the manifest says; read nothing."""
     manifest = contents.manifest
     for name in sorted({piece.file for tensor in manifest.tensors.values() for piece in tensor.pieces}):
         try:

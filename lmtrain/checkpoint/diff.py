@@ -77,7 +77,7 @@ def _compare(a: Contents, b: Contents, name: str) -> ValueDifference:
 
 
 def _numbers(bits: Array, dtype: str) -> Array:
-    """The values behind the bits, as floats wide enough for them."""
+    """Return the values of raw bits as floats that hold them exactly."""
     if dtype == "BF16":  # because: a bfloat16 is the upper half of a float32
         return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return bits.view(np.dtype(DTYPES[dtype]).newbyteorder("<")).astype(np.float64)
@@ -90,7 +90,7 @@ def verify_checkpoints(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """What a checkpoint holds, and its problems."""
+    """Return what a checkpoint holds, and its problems."""
     facts: dict[str, Any] = {"checkpoint": str(path), "problems": []}
     try:
         contents = Contents(path)

@@ -42,7 +42,7 @@ class CheckpointReader:
         return _torch_dtype(self._contents.tensor(name).dtype)
 
     def read(self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
-        """A tensor, or the part of it that begins at `offset`, up to its end or of this shape."""
+        """Return a tensor, or the part that begins at `offset`, up to the tensor's end or of this shape."""
         full = self.shape(name)
         begin = tuple(offset) if offset is not None else (0,) * len(full)
         if len(begin) != len(full) or (shape is not None and len(shape) != len(full)):
@@ -67,15 +67,15 @@ class CheckpointReader:
                 _fill(block, _as_tensor(self._contents.read_bits(piece.name, box), self.dtype(piece.name)))
 
     def read_file(self, name: str) -> bytes:
-        """An extra file such as tokenizer.json, verified."""
+        """Return an extra file, such as tokenizer.json, verified."""
         return self._contents.read_file(name)
 
     def checked_model(self) -> ModelSettings:
-        """The model that the checkpoint says it is of, once its tensors are found to be that model's."""
+        """Return the checkpoint's model; raise if its tensors are not that model's."""
         return checked_model(self._contents)
 
     def _bits_of(self, piece: Piece) -> Array | None:
-        """The memory of a block that takes the bytes as they are read."""
+        """Return a block's memory if bytes can be read straight into it, else None."""
         block = piece.block
         if not isinstance(block, Tensor) or dtype_code(block) != self.manifest.tensors[piece.name].dtype:
             return None
@@ -124,7 +124,7 @@ def _fill(block: Any, tensor: Tensor) -> None:
 
 
 def _parts(box: Box, block: Any) -> Iterator[tuple[Box, Any]]:
-    """A block some rows at a time: what is read is there twice, as bytes and as numbers."""
+    """Yield a block some rows at a time, since what is read is in memory twice, as bytes and as numbers."""
     if not box.shape:
         yield box, block
         return

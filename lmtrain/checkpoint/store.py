@@ -46,18 +46,18 @@ _SET_ASIDE = re.compile(r"step_[0-9]{8,18}\.damaged-[0-9]+")
 
 
 def best_first(checkpoints: Mapping[int, Path], worth: Mapping[int, float]) -> list[Path]:
-    """Those that were measured; of equals the earliest first, so that a later one does not take its place."""
+    """Return the measured checkpoints, best first; among equals the earliest first, which later ones do not replace."""
     return [checkpoints[step] for step in sorted(checkpoints.keys() & worth, key=lambda step: (-worth[step], step))]
 
 
 def measure_of(run: Path) -> str:
-    """The name of the measure by which this run's checkpoints are judged."""
+    """Return the name of the measure by which a run's checkpoints are ranked."""
     settings = read_settings(run).get("checkpoint", {})
     return str(settings.get("best_by", DEFAULT)) if isinstance(settings, dict) else DEFAULT
 
 
 def worth_in(run: Path) -> dict[int, float]:
-    """By step, as its rows say; more is better."""
+    """Return step -> score of a run's checkpoints from its rows; a higher score is better."""
     return worth_by_step(read_metrics(run / METRICS), measure_of(run))
 
 
@@ -80,12 +80,12 @@ def list_set_aside(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint, whole or not: one that is damaged is refused by name and not passed over for an older."""
+    """Return the newest checkpoint, damaged or not: a damaged one is reported by name, not skipped for an older one."""
     return next(reversed(_step_folders(folder)), None)
 
 
 def before(path: Path) -> Path | None:
-    """The newest checkpoint beside this one that is older and can be read."""
+    """Return the newest readable checkpoint beside this one that is older."""
     step = step_of(path.name)
     older = [] if step is None else [one for one in _step_folders(path.parent) if (step_of(one.name) or 0) < step]
     return next((one for one in reversed(older) if manifest_problem(one) is None), None)
@@ -102,7 +102,7 @@ def _step_folders(folder: Path) -> list[Path]:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """What a checkpoint says of itself, refused unless all of it is right; the way out names one beside it."""
+    """Return a checkpoint's manifest; raise if it is damaged, and name an older checkpoint that can be read."""
     try:
         return _read_manifest(path)
     except NewerFormatError:
@@ -115,7 +115,7 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def manifest_problem(path: Path) -> str | None:
-    """Why a manifest cannot be read; None where it can, or could by a newer version of this program."""
+    """Return why a manifest cannot be read; None if it can, or if a newer version of this program could."""
     try:
         found = os.lstat(path / MANIFEST)
         return _judged(path, (found.st_ino, found.st_size, found.st_mtime_ns))
@@ -166,7 +166,7 @@ def set_aside(path: Path) -> Path:
 
 
 def resolve(path: Path | str) -> Path:
-    """The checkpoint that a user means: itself, or the newest one of a run's folder or its checkpoints' folder.
+    """Return the checkpoint that a path names: itself, or the newest one of a run's folder or its checkpoints' folder.
 
     RUN@best means the best of those that the run has kept, by its checkpoint.best_by.
     """
@@ -187,12 +187,12 @@ def resolve(path: Path | str) -> Path:
 
 
 def is_best(path: Path) -> bool:
-    """Whether it is RUN@best, and no folder of that name."""
+    """Return whether a path is RUN@best and no folder of that name exists."""
     return path.name.endswith(BEST) and not path.exists()
 
 
 def best(run: Path) -> Path:
-    """The best checkpoint that a run has kept, of those that were measured."""
+    """Return the best measured checkpoint that a run has kept."""
     found = best_first({step_of(path.name) or 0: path for path in list_checkpoints(run / CHECKPOINTS)}, worth_in(run))
     if not found:
         raise MissingInputError(
@@ -203,13 +203,13 @@ def best(run: Path) -> Path:
 
 
 def new_leftover(folder: Path, step: int, kind: str = "tmp") -> Path:
-    """A name for a folder that `sweep` may take away; free, whatever earlier processes of this number left."""
+    """Return an unused name for a folder that `sweep` may remove."""
     paths = (leftover(folder, step, (os.getpid(), number), kind) for number in _attempts)
     return next(path for path in paths if not path.exists())
 
 
 def leftover(folder: Path, step: int, numbers: Sequence[int], kind: str = "tmp") -> Path:
-    """Such a name by its two numbers, which is all that one process has to tell another of it."""
+    """Return such a name from its two numbers, which is all that processes exchange about it."""
     process, attempt = numbers
     return folder / f"{step_folder_name(step)}.{kind}-{process}-{attempt}"
 

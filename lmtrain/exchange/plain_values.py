@@ -17,7 +17,7 @@ from lmtrain.models.model_settings import ModelSettings
 
 
 def settings_of_values(values: Mapping[str, Any], where: object, way_out: str) -> ModelSettings:
-    """The model that these settings describe; `where` holds them and `way_out` is what the user may do about them."""
+    """Return the model that settings describe; raise with `where` and `way_out` if there is no such model."""
     try:
         # because: mypy asks for a concrete class where build_settings takes the base of a choice
         return plain(build_settings(ModelSettings, values, "model"))  # type: ignore[type-abstract]
@@ -26,7 +26,7 @@ def settings_of_values(values: Mapping[str, Any], where: object, way_out: str) -
 
 
 def plain(settings: ModelSettings) -> ModelSettings:
-    """The same model with null for what is the default anyway, as one writes it in a config."""
+    """Return the same model with null for each size that equals its default, as people write configs."""
     assert isinstance(settings, (GPTSettings, BertSettings))
     bare = replace(settings, ffn_width=None)
     settings = bare if bare.ffn == settings.ffn else settings

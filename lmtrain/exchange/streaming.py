@@ -34,7 +34,7 @@ def checked_type(word: str) -> tuple[torch.dtype, str]:
 
 
 def row_ranges(num_rows: int, row_bytes: int) -> Iterator[range]:
-    """All rows in order, as many at a time as fit into a part."""
+    """Yield all rows in order, as many at a time as fit into a part."""
     step = max(1, PART_BYTES // max(1, row_bytes))
     for start in range(0, num_rows, step):
         yield range(start, min(start + step, num_rows))
@@ -49,14 +49,14 @@ def spec(name: str, code: str, shape: tuple[int, ...]) -> PieceSpec:
 
 
 def write_tensors(path: Path, specs: list[PieceSpec], parts: Iterable[memoryview]) -> None:
-    """A safetensors file of these tensors, whose bytes come in this order."""
+    """Write a safetensors file of tensors, whose bytes come in this order."""
     with open(path, "xb") as file:
         file.write(encode_header(specs))
         file.writelines(parts)
 
 
 def counted(parts: Iterable[memoryview], total: int, report: Report | None, done: int = 0) -> Iterator[memoryview]:
-    """The same parts, reported as they go by."""
+    """Yield the parts unchanged, and report how many bytes have passed."""
     for part in parts:
         yield part
         done += len(part)

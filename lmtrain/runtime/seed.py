@@ -10,6 +10,6 @@ import hashlib
 
 
 def derive_seed(seed: int, *parts: int | str) -> int:
-    """A number in [0, 2**63) that any change of the seed or of a part changes; the same on every machine."""
+    """Return a number in [0, 2**63) that depends on the seed and on every part, equal on every machine."""
     words = [f"{type(part).__name__}:{len(str(part))}:{part}" for part in (seed, *parts)]
     return int.from_bytes(hashlib.sha256("\0".join(words).encode()).digest()[:8], "little") >> 1

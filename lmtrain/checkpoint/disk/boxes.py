@@ -47,7 +47,7 @@ class Box:
         return Box(tuple(o - p for o, p in zip(self.offset, origin, strict=True)), self.shape)
 
     def slices(self) -> tuple[Any, ...]:
-        """The index of this box in its tensor. The ellipsis makes a view of a scalar too, where () would copy it."""
+        """Return the index of this box in its tensor; the ellipsis makes a view of a scalar, which () would copy."""
         return (*(slice(o, o + n) for o, n in zip(self.offset, self.shape, strict=True)), ...)
 
 
@@ -56,20 +56,20 @@ def whole(shape: Sequence[int]) -> Box:
 
 
 def intersect(a: Box, b: Box) -> Box | None:
-    """What two boxes share, or None when that is nothing."""
+    """Return the intersection of two boxes, or None if it is empty."""
     offset = tuple(map(max, a.offset, b.offset))
     shape = tuple(min(p, q) - o for p, q, o in zip(a.stop, b.stop, offset, strict=True))
     return Box(offset, shape) if all(n > 0 for n in shape) else None
 
 
 def is_run(box: Box, shape: Sequence[int]) -> bool:
-    """Whether the elements of a box follow each other in a tensor of this shape."""
+    """Return whether the elements of a box are contiguous in a tensor of this shape."""
     axis = next((i for i, n in enumerate(box.shape) if n > 1), len(shape))
     return tuple(box.shape[axis + 1 :]) == tuple(shape[axis + 1 :])
 
 
 def runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
-    """A box of a tensor of this shape as runs of its elements: the first one's number, and the run as a box."""
+    """Yield the contiguous runs of a box in a tensor of this shape: the first element's offset, and the run."""
     if is_run(box, shape):
         yield sum(o * math.prod(shape[i + 1 :]) for i, o in enumerate(box.offset)), box
         return
@@ -80,7 +80,7 @@ def runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
 
 
 def ends(box: Box, shape: Sequence[int]) -> tuple[int, int]:
-    """The numbers of the first and the last element of a box of a tensor of this shape."""
+    """Return the offsets of the first and the last element of a box in a tensor of this shape."""
     steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     first = sum(o * step for o, step in zip(box.offset, steps, strict=True))
     return first, first + sum((n - 1) * step for n, step in zip(box.shape, steps, strict=True))
@@ -101,7 +101,7 @@ def cut(box: Box, most: int) -> Iterator[Box]:
 
 
 def cover_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
-    """Why these boxes do not fill a tensor of this shape exactly once; None when they do."""
+    """Return why the boxes do not fill a tensor of this shape exactly once; None if they do."""
     for box in boxes:
         if not box.is_inside(shape):
             return f"the piece at {list(box.offset)} of shape {list(box.shape)} is not inside {list(shape)}"
@@ -115,7 +115,7 @@ def cover_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
 
 
 def _fills(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
-    """Whether boxes inside a tensor fill it exactly once, in time that grows as their number does, however they lie.
+    """Return whether boxes inside a tensor fill it exactly once, in time linear in their number.
 
     Along each axis every place gets a secret random number; a box weighs the product over its axes of the number at
     its end less the one at its beginning. Weights add up to the tensor's own where each element lies in one box, and

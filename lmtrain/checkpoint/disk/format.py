@@ -58,7 +58,7 @@ class NewerFormatError(CheckpointError):
 
 
 def dtype_code(tensor: Any) -> str:
-    """The safetensors name of a tensor's or array's type."""
+    """Return the safetensors name of a tensor's or array's type."""
     # because: numpy's name leaves the byte order out, and torch's types have no name but their text
     name = getattr(tensor.dtype, "name", None) or str(tensor.dtype).removeprefix("torch.")
     if name not in _CODES:
@@ -136,7 +136,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def manifest_line(name: str, entry: TensorEntry | FileEntry) -> str:
-    """What one tensor or file adds to a manifest."""
+    """Return the line that a tensor or a file adds to a manifest."""
     return _line(name, asdict(entry) if isinstance(entry, FileEntry) else _encode_tensor(entry)) + ",\n"
 
 
@@ -145,7 +145,7 @@ def _line(name: str, value: dict[str, Any]) -> str:
 
 
 def most_bytes(data_bytes: int) -> int:
-    """How large a manifest beside so many bytes of tensors may be: thousands of shards have data to show for it."""
+    """Return how large a manifest may be beside so many bytes of tensors."""
     return max(MAX_JSON_BYTES, min(MAX_MANIFEST_BYTES, data_bytes // _DATA_PER_BYTE))
 
 
@@ -230,7 +230,7 @@ def _decode_sizes(value: Any) -> tuple[int, ...]:
 
 
 def _need_room(tensors: dict[str, TensorEntry], files: dict[str, FileEntry]) -> None:
-    """No two pieces share their bytes and no file is said to hold more than its size: so all fit into the files."""
+    """Raise if two pieces share a key, or a file holds more bytes of pieces than its size."""
     seen: set[tuple[str, str]] = set()
     held: Counter[str] = Counter()
     for tensor in tensors.values():
@@ -247,7 +247,7 @@ def _is_name(value: Any, most: int = MAX_NAME_LENGTH) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Whether what was read is a number that something can be counted with."""
+    """Return whether a value that was read is a valid count."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
 
 

@@ -84,7 +84,7 @@ class HashedWriter:
         return digest
 
     def entry(self) -> FileEntry:
-        """What the manifest says of this file; known once the context is left."""
+        """Return the manifest's entry of this file, known once the context is left."""
         return FileEntry(self._size, root_of(self.digests))
 
     def __enter__(self) -> HashedWriter:
@@ -125,13 +125,13 @@ def root_of(digests: Iterable[bytes]) -> str:
 
 
 def encode_blocks(entry: FileEntry, digests: Sequence[bytes]) -> bytes:
-    """The list of blocks that lies beside a tensor file."""
+    """Return the list of block hashes that lies beside a tensor file, as JSON."""
     blocks = {"size": entry.size, "block_bytes": BLOCK_BYTES, "root": entry.root, "blocks": [d.hex() for d in digests]}
     return json.dumps(blocks, indent=0).encode()
 
 
 def read_hashed(path: Path, entry: FileEntry, limit_bytes: int) -> bytes:
-    """A whole small file, verified against its entry."""
+    """Return a whole small file, verified against its entry."""
     if entry.size > limit_bytes:
         raise CheckpointError(f"{path} has {entry.size} bytes and at most {limit_bytes} are read at once. {_RESTORE}")
     data = _read(path, entry.size, 0, entry.size)
@@ -185,7 +185,7 @@ class HashedFile:
         self._digests, self._cache = digests, cache or BlockCache()
 
     def read(self, start: int, size: int) -> memoryview:
-        """These bytes; the caller asks for ranges inside the file only."""
+        """Return a range of verified bytes, which must lie inside the file."""
         if size and start // BLOCK_BYTES == (start + size - 1) // BLOCK_BYTES:
             return self._part(start, size)
         data = bytearray(size)
@@ -206,7 +206,7 @@ class HashedFile:
             self._verified(index)
 
     def _part(self, start: int, size: int) -> memoryview:
-        """A range inside one block."""
+        """Return a range inside one block."""
         assert 0 <= start < start + size <= self.size
         index, at = divmod(start, BLOCK_BYTES)
         data = self._cache.get(self.path, index)
@@ -225,7 +225,7 @@ class HashedFile:
 
 
 def _read(path: Path, expected_size: int, start: int, size: int) -> bytes:
-    """A range of a plain file in the checkpoint's folder. Opened for each block, so that no descriptor is held."""
+    """Read a range of a plain file, which is opened for each block, so that no descriptor is held."""
     try:
         with read_errors(path), opened(path, follow_links=False) as (fd, found):
             data = read_range(fd, start, size) if found == expected_size else b""

@@ -80,7 +80,7 @@ def spec_of(piece: Piece) -> PieceSpec:
 
 
 def array_bytes(array: Array) -> Array:
-    """The little-endian bytes of an array, in a row."""
+    """Return the little-endian bytes of an array, flat."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
 
 
@@ -102,7 +102,7 @@ def encode_header(specs: Sequence[PieceSpec]) -> bytes:
 
 
 def tensors_of(parts: Sequence[Sequence[tuple[PieceSpec, PieceEntry]]]) -> dict[str, TensorEntry]:
-    """Every tensor with its pieces from all processes; refused unless they make it whole."""
+    """Return every tensor with its pieces from all processes; raise unless they cover it exactly once."""
     specs: dict[str, PieceSpec] = {}
     pieces: dict[str, list[PieceEntry]] = {}
     for spec, piece in (item for part in parts for item in part):
@@ -131,7 +131,7 @@ class Stored:
 
 
 def read_header(file: HashedFile) -> dict[str, Stored]:
-    """Every piece of the file by its key; a header that does not describe exactly this file is refused."""
+    """Return every piece of the file by its key; raise if the header does not describe exactly this file."""
     if file.size < 8:
         raise CheckpointError(f"{file.path} is too short for a safetensors file. Restore it from a copy.")
     (length,) = struct.unpack("<Q", file.read(0, 8))

@@ -62,7 +62,7 @@ class Journal:
         self.path, self._first = path, {"format": "lmtrain reshard journal", "version": 2, "key": key}
 
     def read(self, num_blocks: Mapping[str, int]) -> Done | None:
-        """The blocks that were on disk; None where this is no journal of this work, of files with so many blocks."""
+        """Return the blocks that were on disk; None if the journal is of other work or of files with other blocks."""
         done: Done = {}
         try:
             lines = self._lines()
@@ -168,7 +168,7 @@ class Attempt:
                     target.keep(index, digest)
 
     def _left(self, segment: Sequence[CopyJob]) -> Iterator[CopyJob]:
-        """What is to be copied of a segment, in parts that fit into memory: all that touches a block that is not kept.
+        """Yield what is to be copied of a segment, in parts that fit into memory: all that touches a block not kept.
 
         Another part's share of such a block lies where an earlier attempt put it, and who knows what it is now.
         """
@@ -207,7 +207,7 @@ class Attempt:
                 raise
 
     def _copy_parts(self, parts: Sequence[CopyJob]) -> Done:
-        """Returns the files that were written to, each with the hash blocks that became whole."""
+        """Copy parts; return the files that were written to, each with the hash blocks that became whole."""
         found: Done = {}
         for name, box in parts:
             if self._stop.is_set():
@@ -252,7 +252,7 @@ class Attempt:
         return len(text) + sum(entry.size for entry in entries.values())
 
     def _item(self, name: str) -> int:
-        """The bytes of each of a tensor's numbers."""
+        """Return the bytes of one element of a tensor."""
         return ITEM_BYTES[self.contents.tensor(name).dtype]
 
     def _advance(self, num_bytes: int) -> None:
@@ -275,7 +275,7 @@ def num_bytes_of(targets: Mapping[str, Target]) -> int:
 
 
 def segments(manifest: Manifest) -> Iterator[list[CopyJob]]:
-    """All tensors in the order in which they are stored, as lists of copy jobs of about the same size."""
+    """Yield all tensors in the order in which they are stored, as lists of copy jobs of similar size."""
     current: list[CopyJob] = []
     size = 0
     for name, tensor in manifest.tensors.items():
@@ -344,7 +344,7 @@ def check_output(source: Path, output: Path, step: int) -> None:
 
 
 def _is_ours(output: Path, key: str) -> bool:
-    """Whether an attempt had come to its end but for its cleaning up."""
+    """Return whether an earlier attempt had finished the output and only its cleaning up was left."""
     if not (output / MANIFEST).is_file():
         return False
     try:

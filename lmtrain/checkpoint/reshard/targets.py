@@ -80,7 +80,7 @@ class Limits:
 
 
 def _worker_bytes(part_bytes: int) -> int:
-    """What is copied at once, its copy cut for one file, a hash block read and one written."""
+    """Return a worker's memory: a part, its copy cut for one file, a hash block read and one written."""
     return 2 * part_bytes + 2 * BLOCK_BYTES
 
 
@@ -107,7 +107,7 @@ class Target:
 
     @property
     def is_begun(self) -> bool:
-        """Whether an earlier attempt has left a file of this size that is nobody else's."""
+        """True if an earlier attempt has left a file of this size that has no other name."""
         try:
             found = os.lstat(self.path)
         except FileNotFoundError:
@@ -115,7 +115,7 @@ class Target:
         return stat.S_ISREG(found.st_mode) and (found.st_nlink, found.st_size) == (1, self.size)
 
     def holds(self, index: int, digest: bytes) -> bool:
-        """Whether this block, read from the disk, has this digest."""
+        """Return whether a block, read from the disk, has this digest."""
         at = index * BLOCK_BYTES
         with self._open(os.O_RDONLY) as fd:
             return hashlib.sha256(read_range(fd, at, min(BLOCK_BYTES, self.size - at))).digest() == digest
@@ -125,7 +125,7 @@ class Target:
         self.digests[index], self._missing[index], self._held = digest, 0, True
 
     def keeps(self, position: int, size: int) -> bool:
-        """Whether all blocks that this range touches are kept."""
+        """Return whether all blocks that a range touches are kept."""
         return self._held and all(self._missing[index] == 0 for index, _, _ in _blocks(position, size))
 
     def begin(self) -> None:
@@ -181,14 +181,14 @@ class Target:
 
 
 def _blocks(position: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """The hash blocks that a range touches, each with what the range covers of it."""
+    """Yield the hash blocks that a range touches, each with the bytes of it that the range covers."""
     stop = position + size
     for index in range(position // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
         yield index, max(position, index * BLOCK_BYTES), min(stop, (index + 1) * BLOCK_BYTES)
 
 
 def place(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, int]]]:
-    """Where each tensor's pieces are to lie: the file, the piece's box, the file's byte where it begins."""
+    """Return where each tensor's pieces are to lie: the file, the piece's box, and its first byte in the file."""
     places: dict[str, list[tuple[Target, Box, int]]] = {}
     for target in targets.values():
         for spec, start in zip(target.specs, target.starts, strict=False):
@@ -197,7 +197,10 @@ def place(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, in
 
 
 def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: ParallelSettings) -> dict[str, list[PieceSpec]]:
-    """Every tensor file with its pieces in order. Tensors that belong to no parameter are held whole by every rank."""
+    """Return every tensor file with its pieces in order.
+
+    Tensors that belong to no parameter are held whole by every rank.
+    """
     holders, everybody = _holders(model, parallel), tuple(range(parallel.layout.world_size))
     held: dict[Ranks, list[PieceSpec]] = {}
     for name, tensor in manifest.tensors.items():
@@ -216,14 +219,14 @@ def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: Parallel
 
 
 def state_at_layout(state: Mapping[str, Any], parallel: ParallelSettings) -> dict[str, Any]:
-    """All that a run remembers; of its settings, those of parallelism become the new ones."""
+    """Return a run's state with its parallel settings replaced by the new ones."""
     if layout_of(state) is None:
         return dict(state)
     return {**state, "settings": {**state["settings"], "parallel": parallel.to_dict()}}
 
 
 def _holders(model: ModelSettings, parallel: ParallelSettings) -> dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]]:
-    """For each parameter its shape, and who holds which part of it."""
+    """Return for each parameter its shape, and which ranks hold which part of it."""
     found: dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]] = {}
     for rank in range(parallel.layout.world_size):
         for place in places_of_rank(model, parallel, parallel.layout.coordinate(rank)).values():
@@ -255,7 +258,7 @@ class WorkFolder:
 
     @property
     def files(self) -> Path:
-        """What becomes the output."""
+        """The folder that becomes the output."""
         return self.path / "files"
 
     @property
@@ -279,7 +282,7 @@ class WorkFolder:
             raise OutputError(f"{self.output} is not a checkpoint, so it is not replaced. Choose another output.")
 
     def bring_back(self) -> None:
-        """A checkpoint that was moved aside for one that never took its place."""
+        """Put a checkpoint back that was moved aside for one that never took its place."""
         if self._aside.exists() and not os.path.lexists(self.output):
             os.rename(self._aside, self.output)
 

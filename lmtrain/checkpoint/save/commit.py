@@ -105,7 +105,7 @@ def save_checkpoint(
 
 
 def take_parts(attempt: Path, ranks: Sequence[int]) -> list[RankRecord]:
-    """What the other processes have written; their part manifests are not part of the checkpoint."""
+    """Return what the other processes have written, and remove their part manifests."""
     records = []
     for rank in ranks:
         records.append(read_part(attempt / part_file(rank)))
@@ -193,7 +193,7 @@ def encode_part(record: RankRecord) -> bytes:
 
 
 def read_part(path: Path) -> RankRecord:
-    """A part manifest that another process of this run has just written."""
+    """Read a part manifest that another process of this run has just written."""
     value: Any = parse_json(read_bytes(path, MAX_FILE_BYTES, follow_links=False), path)
     try:
         files = {name: FileEntry(size, root) for name, (size, root) in value["files"].items()}

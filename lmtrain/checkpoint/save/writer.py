@@ -146,7 +146,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the save in flight is on disk; raises what went wrong with it."""
+        """Wait until the save in flight is on disk; raise the error of a save that failed."""
         if self._thread is not None:
             began = time.monotonic()
             with phases.within("save"):

@@ -76,7 +76,7 @@ _ENCODER = {"cls_token": "cls", "sep_token": "sep", "mask_token": "mask", "unk_t
 
 
 def family_of(settings: ModelSettings) -> str:
-    """The one of their architectures that computes the same, or a refusal with what none of them has."""
+    """Return the Hugging Face family that computes the same model; raise with what no family has."""
     if isinstance(settings, BertSettings):
         family = "bert" if settings.norm_order == "post" else "megatron-bert"
         head, body = settings.head_activation, settings.activation
@@ -170,7 +170,7 @@ def _bert_config(s: BertSettings) -> Config:
 def settings_of(
     config: Any, where: object, *, pair_head: bool, dropout: object = None
 ) -> tuple[str, ModelSettings]:
-    """The family and our settings of a parsed config.json; whether BERT has its second head is told by the weights.
+    """Return the family and our settings of a parsed config.json; the weights tell whether BERT has a pair head.
 
     `dropout` is the user's choice where theirs cannot be ours.
     """

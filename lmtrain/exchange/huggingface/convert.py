@@ -126,7 +126,7 @@ def _write_weights(
 
 
 def _parts(reader: CheckpointReader, target: Target) -> Iterator[Tensor]:
-    """The rows of one of their tensors, from the first to the last."""
+    """Yield the rows of a Hugging Face tensor in order, a bounded part at a time."""
     name, shape = f"model.{target.match.name}", target.shape
     for rows in row_ranges(shape[0], 4 * math.prod(shape[1:])):
         if target.match.turned:
@@ -207,7 +207,7 @@ def largest_difference(left: list[Tensor], right: list[Tensor]) -> float:
 
 @torch.no_grad()
 def transformers_answers(folder: Path, settings: ModelSettings, batch: Batch) -> tuple[str, list[Tensor]] | None:
-    """The same of transformers' own model of a folder, and its version; None where it is not installed."""
+    """Return the version of transformers and the scores of its own model of a folder; None if it is not installed."""
     try:
         import transformers  # because: optional
     except ImportError:
@@ -257,7 +257,7 @@ class HFWeights:
 
 
 def _places(match: Match, wanted: range) -> list[tuple[int, int, range]]:
-    """Where some of our rows lie: (the first, the number of their tensor, rows of that), a bounded part at a time."""
+    """Return where our rows lie, in bounded parts: our first row, the number of the foreign tensor, and its rows."""
     found, before = [], 0
     for index, (_, num_rows) in enumerate(match.theirs):
         start, stop = max(wanted.start - before, 0), min(wanted.stop - before, num_rows)

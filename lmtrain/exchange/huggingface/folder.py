@@ -66,7 +66,7 @@ class HFFolder:
             )
 
     def matches(self) -> list[Match]:
-        """All of the model's weights; refused unless each is there in its shape, and nothing else that counts is."""
+        """Return all of the model's weights; raise unless each is there in its shape and no other weight is."""
         found = list(matches(self.settings, self.family))
         asked = {name: match.their_shape(rows) for match in found for name, rows in match.theirs}
         wrong = [text for name, shape in asked.items() for text in self._difference(name, shape)]
@@ -88,7 +88,7 @@ class HFFolder:
         return found
 
     def _are_one(self, first: str, second: str) -> bool:
-        """Whether two tensors are the same, to the last bit."""
+        """Return whether two tensors are equal, bit for bit."""
         a, b = self._where[first], self._where[second]
         if (a.shape, a.kind) != (b.shape, b.kind):
             return False
@@ -109,7 +109,7 @@ class HFFolder:
         return weight
 
     def part(self, match: Match, index: int, rows: range) -> Tensor:
-        """Some of the rows that one of their tensors has of ours."""
+        """Return some of our rows that a foreign tensor holds."""
         return self._rows(self._where[match.theirs[index][0]], rows, turned=match.turned)
 
     def _rows(self, found: _Found, rows: range, *, turned: bool = False) -> Tensor:
@@ -120,7 +120,7 @@ class HFFolder:
             return part
 
     def _find(self, family: object) -> dict[str, _Found]:
-        """Where a tensor is, by the name that it has in their pretraining model."""
+        """Return where each tensor is, by its name in the pretraining model of transformers."""
         prefix, result = _PREFIXES.get(str(family), ""), dict[str, _Found]()
         for file in self._weight_files():
             with _readable(self.path / file):
@@ -163,7 +163,7 @@ class HFFolder:
         raise MissingInputError(f"{self.path} has no model.safetensors. Give the folder of a whole model.")
 
     def _file(self, name: str) -> Path:
-        """A file of this folder. A link must stay in it, or lead to the blobs beside it, as in the hub's cache."""
+        """Return the path of a file in this folder; a link must stay in it, or lead to the blobs of the hub's cache."""
         path = self.path / name
         if path.is_symlink():
             real, home = Path(os.path.realpath(path)), self.path.resolve()
@@ -181,7 +181,7 @@ class HFFolder:
         return [] if found.kind in _TYPES else [f"{name} is {found.kind}, which is none of {', '.join(_TYPES)}"]
 
     def _opened(self, name: str) -> Any:
-        """A file of tensors, kept for the next part: an opening reads the header, which says itself how long it is."""
+        """Open a file of tensors, kept open for the next part; raise if its header claims an impossible length."""
         if self._last is not None and self._last[0] == name and self._left > 0:
             return self._last[1]
         path = self._file(name)

@@ -141,7 +141,7 @@ def padded_rows(vocab_size: int, tp: int) -> int:
 
 
 def args_of(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, Any]:
-    """What Megatron-LM's --use-checkpoint-args and its check of arguments read."""
+    """Return the arguments that Megatron-LM's --use-checkpoint-args and its check of arguments read."""
     assert isinstance(settings, (GPTSettings, BertSettings))
     _check(settings, tp, pp)
     shape, causal = settings.shape, settings.shape.causal

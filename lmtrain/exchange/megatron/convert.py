@@ -118,7 +118,7 @@ class _Export:
         return Saved(self.code, place.part_shape, parts)
 
     def _part(self, place: Place) -> Tensor:
-        """What a tensor-parallel rank has of one of our weights, in Megatron's order."""
+        """Return a tensor-parallel rank's part of a weight, in Megatron's order."""
         part = torch.zeros(place.part_shape, dtype=self.dtype)
         for region in place.regions:
             part[region.local] = self.reader.read(f"model.{place.name}", region.offset, region.shape)
@@ -192,7 +192,7 @@ def _matrix(source: Source, name: str) -> list[Part]:
 
 
 def _check(source: Source, settings: ModelSettings, weights: Mapping[str, list[Part]]) -> None:
-    """All weights are there, in shapes that make the model's, and no others."""
+    """Raise unless all weights of the model are there, in shapes that join to the model's, and no others."""
     wrong, shapes, cuts = [], true_weights(settings), settings.cuts()
     for name, shape in shapes.items():
         parts = weights.get(name)
@@ -223,7 +223,7 @@ def _fits(parts: list[Part], shape: Shape, cut: Cut, *, by_half: bool) -> bool:
 
 
 def _divides(name: str, parts: list[Part], settings: ModelSettings, source: Source) -> bool:
-    """Whether each rank's rows hold whole sections, so that none is cut in its middle."""
+    """Return whether the rows of each rank hold whole sections."""
     rows, shape = parts[0].shape[0], settings.shape
     if ".attention.qkv." not in name:
         return name in source.halves or rows % 2 == 0
@@ -231,7 +231,7 @@ def _divides(name: str, parts: list[Part], settings: ModelSettings, source: Sour
 
 
 def _joined(name: str, parts: list[Part], by_half: bool, settings: ModelSettings, version: float) -> Tensor:
-    """A whole weight of ours."""
+    """Join the parts of all ranks to a whole weight."""
     cut, shape = settings.cuts()[name], settings.shape
     if cut.split is Split.NONE:
         return parts[0].read()
@@ -252,7 +252,7 @@ def _joined(name: str, parts: list[Part], by_half: bool, settings: ModelSettings
 
 
 def _masters(source: Source, settings: ModelSettings) -> dict[str, list[Part]]:
-    """The optimizer's fp32 weights, if all of them are there; else none."""
+    """Return the optimizer's fp32 weights, or nothing unless all of them are there."""
     shapes, cuts = true_weights(settings), settings.cuts()
     whole = all(
         (parts := source.masters.get(name)) is not None and _fits(parts, shape, cuts[name], by_half=len(parts) == 2)

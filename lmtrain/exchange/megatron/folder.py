@@ -76,7 +76,7 @@ class Source:
 
 
 def open_megatron(path: Path) -> Source:
-    """From a folder of checkpoints (its newest), or one checkpoint."""
+    """Open a Megatron-LM checkpoint, or the newest in a folder of them."""
     folder = _checkpoint(path)
     if (folder / ".metadata").is_file():
         return _open_distributed(folder)
@@ -295,7 +295,7 @@ def _in_order(found: Mapping[str, ByHalf]) -> dict[str, list[Part]]:
 
 
 def _unstacked(name: str, stacked: Stacked) -> Iterator[tuple[str, Part]]:
-    """One tensor for each layer where the first axis counts them."""
+    """Yield a tensor for each layer if the first axis counts layers, else the tensor itself."""
     if LAYER not in name:
         box = Box((0,) * len(stacked.shape), stacked.shape)
         yield name, Part(stacked.shape, lambda: stacked.read(box))

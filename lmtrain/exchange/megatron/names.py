@@ -110,7 +110,7 @@ def core_name(name: str, first_layer: int, *, causal: bool, engine: bool) -> str
 
 
 def split_qkv(rows: Tensor, version: float, num_queries: int, head_width: int) -> tuple[Tensor, ...]:
-    """A rank's fused rows as rows of queries, keys and values; `num_queries` share a key."""
+    """Split a rank's fused rows into rows of queries, keys and values; `num_queries` query heads share a key head."""
     rest = rows.shape[1:]
     if version < 1:
         return tuple(rows.chunk(3))

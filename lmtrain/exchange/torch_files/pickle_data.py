@@ -52,7 +52,7 @@ class Measured:
 
 
 def checked_text(value: Any, what: str) -> str:
-    """A text where one belongs. Nothing else is made one, since writing out what is nested may never end."""
+    """Return a text; raise for any other value, since writing out nested data may never end."""
     if not isinstance(value, str):
         raise ValueError(f"{what} is a {type(value).__name__} and not a text")
     return value
@@ -84,7 +84,7 @@ class Made:
         return self.of.path if isinstance(self.of, Global) else ""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An attribute, as classes keep them by default: in a dict, or in a dict and one for slots."""
+        """Return an attribute from the state of an object: a dict, or a dict and another one for slots."""
         states = self.state if isinstance(self.state, tuple) else (self.state,)
         found = [state[name] for state in states if isinstance(state, dict) and name in state]
         return found[0] if found else default
@@ -121,7 +121,7 @@ _COPIED = {
 
 
 def read_pickle(file: Any, where: object) -> Any:
-    """The next pickle of a file, up to its end; the next read begins behind it.
+    """Read the next pickle of a file; the next read begins behind it.
 
     The file gives no more than is there and fits into memory, as `Measured` does.
     """
@@ -163,7 +163,7 @@ class _Machine:
             self._put_together(name, argument)
 
     def _take(self, num_bytes: int) -> None:
-        """Called for every instruction, before what it makes is made."""
+        """Count bytes before an instruction makes them; raise once they are more than a pickle may make."""
         self._left -= num_bytes
         if self._left < 0:
             raise ValueError(f"it makes more than {MAX_MADE_BYTES >> 20} MiB of data, which no list of tensors does")
@@ -259,13 +259,13 @@ class _Machine:
                 raise ValueError(f"the instruction {name}, which data does not need")
 
     def _filled(self, result: dict[Any, Any], values: list[Any]) -> dict[Any, Any]:
-        """The dict with these keys and values, one behind the other."""
+        """Fill a dict with alternating keys and values."""
         self._take(_REMEMBERED * len(values))
         result.update((_key(key), value) for key, value in zip(values[::2], values[1::2], strict=True))
         return result
 
     def _made(self, of: Any, args: Any) -> Any:
-        """The record of a call; of the few containers that pickles make by a call, the data itself."""
+        """Return a record of a call, or the data itself for the few containers that pickles make by a call."""
         path = of.path if isinstance(of, Global) else ""
         if path not in _COPIED:
             return Made(of, args)
@@ -284,7 +284,7 @@ def _global(argument: Any) -> Global:
 
 
 def _key(value: Any) -> Any:
-    """A key of a dict that can be hashed at once: of tuples that are all the same one it may take forever."""
+    """Return a dict key; raise for one that may take forever to hash, such as deeply shared tuples."""
     parts = value if type(value) is tuple else (value,)
     if len(parts) > MAX_KEY_PARTS:
         raise ValueError(f"a key of {len(parts)} parts")

@@ -131,7 +131,7 @@ class TorchFile:
         self._compared.add(key)
 
     def _resolved(self, value: Any, seen: dict[int, Any], depth: int = 0) -> Any:
-        """The same value with its tensors found; what torch hangs around them goes."""
+        """Return a value with its tensors resolved and torch's wrappers removed."""
         if id(value) in seen:
             return seen[id(value)]
         if depth > MAX_DEPTH:
@@ -200,7 +200,7 @@ def _storage(value: Any) -> Storage:
 
 
 def _read_archive(file: _File, path: Path) -> tuple[dict[str, _Place], Any]:
-    """Where each storage lies, and the pickle."""
+    """Return where each storage of an archive lies, and its pickle."""
     try:
         file.most_bytes = _MAX_DIRECTORY_BYTES
         found = zipfile.ZipFile(file).infolist()
@@ -242,7 +242,7 @@ def _data_start(file: _File, info: zipfile.ZipInfo) -> int:
 
 
 def _read_legacy(file: _File, path: Path) -> tuple[dict[str, _Place], Any]:
-    """A magic number, a version, facts of the machine, the value, the keys; then each storage behind its length."""
+    """Read the older format: magic number, version, machine, value, keys, then each storage behind its length."""
     if (file.size > 1 and file.peek(1)[:1] != b"\x80") or read_pickle(Measured(file), path) != _MAGIC:
         raise CheckpointError(f"{path} is not a file of torch.save. Check the path.")
     read_pickle(Measured(file), path)
@@ -299,7 +299,7 @@ class _File(io.BufferedReader):
         super().__init__(_Part(fd, start, size))
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """At most as much at once as what lies here may have: archives say themselves how long their parts are."""
+        """Read at most `most_bytes` at once, since an archive itself claims how long its parts are."""
         size = self.size - self.tell() if size is None or size < 0 else size
         if size > self.most_bytes:
             raise ValueError(f"a part of {size} bytes, where {self.most_bytes} are the most")

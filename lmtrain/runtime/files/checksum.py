@@ -42,7 +42,7 @@ def crc32c_twin(data: bytes | NDArray[Any], crc: int = 0) -> int:
 
 @lru_cache(maxsize=1)
 def _behind_a_lane() -> list[list[int]]:
-    """What becomes of each byte of the register when a lane of zeros follows: the whole is linear."""
+    """Return how a lane of zeros changes each byte of the register; CRC is linear, so bytes can be combined by XOR."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     for _ in range(_LANE_BYTES):
         bits = (bits >> 8) ^ _TABLE[bits & 255]

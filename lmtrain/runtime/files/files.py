@@ -69,9 +69,9 @@ def storage_errors(path: Path, doing: str, need_bytes: int = 0) -> Iterator[None
 
 
 def open_output(path: Path, flags: int) -> int:
-    """A descriptor of a plain file of ours, made where `flags` say so. A link in its place is never followed.
+    """Open a plain file of ours for writing and return its descriptor; refuse a symbolic link in its place.
 
-    A folder that the user names may well be a link to another disk; a file that we write in it may not.
+    A folder that the user names may be a link to another disk; a file that is written in it may not.
     """
     refuse_odd_output(path)
     try:
@@ -87,7 +87,7 @@ def open_output(path: Path, flags: int) -> int:
 
 
 def refuse_odd_output(path: Path) -> None:
-    """What must neither be written through nor replaced, as a user who may do everything could with /dev/null."""
+    """Raise for a symbolic link, a device or a pipe: root could otherwise replace /dev/null."""
     if path.is_symlink():
         raise OutputError(f"{path} is a symbolic link, and nothing is written through one. Remove the link.")
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -121,9 +121,9 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which is brought to disk and becomes `path` on leaving; gone again where that fails.
+    """Yield a temporary folder, which is synced and renamed to `path` on success and removed on failure.
 
-    `path` must not hold anything.
+    Raise if `path` exists and is not empty.
     """
     with storage_errors(path, "Writing"):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -175,7 +175,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_bytes(value: Any, **form: Any) -> bytes:
-    """As UTF-8; a name that is not, as file names may be, has its bytes escaped."""
+    """Return JSON as UTF-8; bytes of a file name that are not UTF-8 are escaped."""
     try:
         return json.dumps(value, ensure_ascii=False, **form).encode()
     except UnicodeEncodeError:
@@ -183,7 +183,7 @@ def json_bytes(value: Any, **form: Any) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file of bounded size; missing and damaged files are errors that name it."""
+    """Read a JSON file of bounded size; raise an error that names it if it is missing or damaged."""
     return parse_json(read_bytes(path, MAX_JSON_BYTES), path)
 
 
@@ -204,7 +204,7 @@ def parse_json(data: bytes | str, path: Path, most_bytes: int | None = None) -> 
 
 
 def json_size_problem(data: bytes | str, most_bytes: int | None = None) -> str | None:
-    """Why a text is not read as JSON whatever it says: it or what it would become is too large."""
+    """Return why a JSON text, or the values that it would become, is too large to parse; None if it is not."""
     most_bytes = MAX_JSON_BYTES if most_bytes is None else most_bytes
     # because: of a text that is too large not even the marks are counted
     return size_problem(len(data), 0 if len(data) > most_bytes else json_memory(data), most_bytes)
@@ -219,7 +219,7 @@ def json_memory(data: bytes | str) -> int:
 
 
 def size_problem(num_bytes: int, memory: int, most_bytes: int) -> str | None:
-    """Of a JSON text of so many bytes, which with its values takes so much memory."""
+    """Return why a JSON text of `num_bytes`, whose values take `memory` bytes, is too large; None if it is not."""
     if num_bytes > most_bytes:
         return f"it is larger than {format_bytes(most_bytes)}"
     most_memory = MAX_JSON_MEMORY * most_bytes // MAX_JSON_BYTES
@@ -250,7 +250,7 @@ def is_deeper(value: Any, most: int) -> bool:
 
 @contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """The operating system's refusals to read, as errors that name the file."""
+    """Turn the operating system's errors of reading into errors that name the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -272,7 +272,7 @@ def forget_cached(path: Path) -> None:
 
 
 def open_regular(path: Path, *, follow_links: bool) -> tuple[int, int]:
-    """A descriptor and the size of a plain file; a pipe or a device is refused without waiting for it."""
+    """Return a descriptor and the size of a plain file; raise for a pipe or a device without waiting for it."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
     found = os.fstat(fd)
@@ -293,7 +293,7 @@ def opened(path: Path, *, follow_links: bool = True) -> Iterator[tuple[int, int]
 
 
 def read_bytes(path: Path, limit_bytes: int, *, follow_links: bool = True) -> bytes:
-    """A whole file, refused before it is read when it is larger than any of its kind can be."""
+    """Return a whole file; raise before reading it if it is larger than `limit_bytes`."""
     with read_errors(path), opened(path, follow_links=follow_links) as (fd, size):
         if size > limit_bytes:
             raise DataError(
@@ -320,7 +320,7 @@ def is_safe_name(name: object) -> bool:
 
 
 def lock_holder(folder: Path) -> tuple[str, bool] | None:
-    """Who took the lock of this folder last, and whether a process of this machine holds it now. Takes no lock."""
+    """Return the last owner of a folder's lock, and whether a process of this machine holds it now; take no lock."""
     path = folder / ".lock"
     try:
         number, owner = os.stat(path).st_ino, read_bytes(path, 1 << 10).decode(errors="replace").strip()
@@ -388,7 +388,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def refuse_hole(path: Path) -> None:
-    """Such as a download that was cut short, or a copy that was only begun."""
+    """Raise for a large file that is mostly a hole, as a download leaves that was cut short."""
     with read_errors(path):
         if os.stat(path).st_size <= _LARGE:
             return

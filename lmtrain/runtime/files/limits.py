@@ -15,7 +15,7 @@ from lmtrain.units import format_bytes
 
 
 def limit_reached(error: OSError, path: Path, need_bytes: int = 0) -> str | None:
-    """What is used up and a way out, to stand behind "PATH failed: "; None where no limit was reached."""
+    """Return which limit was reached and a way out, to follow "PATH failed: "; None if the error is another one."""
     if error.errno == errno.ENOSPC:
         found = _disk(path)
         if found is not None and found.f_files and not found.f_favail:
@@ -44,7 +44,7 @@ def _free(path: Path) -> str:
 
 
 def _disk(path: Path) -> os.statvfs_result | None:
-    """Of the disk that holds this path or, where it does not exist yet, will hold it."""
+    """Return the state of the disk that holds a path, or will hold it once it exists."""
     for place in (path, *path.absolute().parents):
         with suppress(OSError):
             return os.statvfs(place)

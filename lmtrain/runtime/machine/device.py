@@ -41,7 +41,7 @@ def pick_device(name: str, process: ProcessEnv = ProcessEnv()) -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    """Such as "NVIDIA H200" or the CPU's model name."""
+    """Return a device's name, such as "NVIDIA H200" or the CPU's model."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
@@ -98,7 +98,7 @@ def set_deterministic(enabled: bool) -> None:
 
 
 def set_tf32(enabled: bool) -> None:
-    """Whether a GPU may round the factors of fp32 products."""
+    """Allow or forbid that a GPU rounds the factors of fp32 products to TF32."""
     torch.backends.cuda.matmul.allow_tf32 = enabled
     torch.backends.cudnn.allow_tf32 = enabled
 

@@ -33,12 +33,12 @@ class Gpus:
 
 
 def gpu_index(process: ProcessEnv, count: int | None) -> int:
-    """Which of the GPUs that it sees a process takes: of those that are its own the first, of the node's its share."""
+    """Return which visible GPU a process takes: the first if they are its own, else the one of its local rank."""
     return 0 if count == process.num_own_gpus else process.local_rank
 
 
 def device_problem(name: str, gpus: Gpus, process: ProcessEnv) -> LmtrainError | None:
-    """Why this process, or another on its node, cannot compute on this device."""
+    """Return why this process, or another on its node, cannot compute on a device; None if it can."""
     if name == "cpu" or gpus.count is None or (name == "auto" and gpus.count == 0):
         return None
     if gpus.count == 0:
@@ -56,12 +56,12 @@ def device_problem(name: str, gpus: Gpus, process: ProcessEnv) -> LmtrainError |
 
 
 def has_kernel_compiler() -> bool:
-    """Whether torch.compile could make kernels for a GPU here: it needs Triton, and that a C compiler."""
+    """Return whether torch.compile can make GPU kernels here, which takes Triton and a C compiler."""
     return importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
 
 
 def _torch_build() -> tuple[str | None, str | None, str | None]:
-    """torch's version, and the CUDA and HIP that it was built for, from the file in which it keeps them."""
+    """Return torch's version and the CUDA and HIP that it was built for, without importing torch."""
     spec = importlib.util.find_spec("torch")
     file = Path(spec.origin).parent / "version.py" if spec and spec.origin else None
     if file is None or not file.is_file():
@@ -74,7 +74,7 @@ def _torch_build() -> tuple[str | None, str | None, str | None]:
 
 
 def _driver_count() -> int | None:
-    """The driver's own answer, which CUDA_VISIBLE_DEVICES narrows as it does torch's."""
+    """Return the number of GPUs that the CUDA driver sees, within CUDA_VISIBLE_DEVICES."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlparse
 
 
 def install_command(extra: str) -> str:
-    """The command that brings the packages of an extra to where lmtrain came from: a checkout, a file or an index."""
+    """Return the pip command that installs an extra, for an lmtrain from a checkout, a file or an index."""
     try:
         told = Distribution.from_name("lmtrain").read_text("direct_url.json")
     except PackageNotFoundError:  # because: a checkout can be on PYTHONPATH alone

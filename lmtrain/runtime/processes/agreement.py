@@ -57,9 +57,9 @@ class Agreement:
 
 @contextmanager
 def together(peers: Peers, num_numbers: int = 0) -> Iterator[Agreement]:
-    """A phase that succeeds on every process or fails on every process, and the numbers exchanged at its end.
+    """Run a phase that succeeds on every process or fails on every process, and exchange numbers at its end.
 
-    Whoever fails raises its own error; the others raise what the first who failed has to say, with its exit code.
+    A process that fails raises its own error; the others raise the error of the first failed rank, with its exit code.
     """
     agreement, error = Agreement(num_numbers), None
     try:

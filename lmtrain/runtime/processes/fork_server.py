@@ -185,7 +185,7 @@ def _open_device() -> str | None:
 
 
 def _poisons_children() -> bool:
-    """Whether torch would refuse CUDA in a fork of this process: only a fork can tell."""
+    """Return whether torch would refuse CUDA in a fork of this process, by asking a fork."""
     cuda = sys.modules.get("torch.cuda")
     if cuda is None:
         return False

@@ -51,16 +51,16 @@ class Speakers:
         self._threads[-1].start()
 
     def finish(self) -> None:
-        """Once the processes have ended."""
+        """Wait for the threads that read the output of processes that have ended."""
         for thread in self._threads:
             thread.join(timeout=_LAST_S)
 
     def has_spoken(self, rank: int) -> bool:
-        """Whether a rank other than 0 has printed anything."""
+        """Return whether a rank other than 0 has printed anything."""
         return any(line.strip() for line in self._last_lines[rank])
 
     def last_words(self, rank: int) -> str:
-        """Its error, or the end of its traceback."""
+        """Return the error of a rank, or the last line of its traceback."""
         lines = [line for line in self._last_lines[rank] if line.strip()]
         errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
         return (errors or lines or ["it said nothing"])[-1]
@@ -84,7 +84,7 @@ class Outcome:
 
     @property
     def lost(self) -> bool:
-        """Whether another start may help: killed, crashed, left by a peer; neither done, nor stopped, nor refused."""
+        """True if another start may help, since a rank was killed, crashed or lost a peer."""
         return self.exit_code in LOST
 
     @property
@@ -98,12 +98,12 @@ class Outcome:
 
     @property
     def is_before_ranks(self) -> bool:
-        """Whether a stop was asked for before all ranks were started."""
+        """True if a stop was requested before all ranks were started."""
         return self.stopped and self.rank is None and self.cause is not None
 
     @property
     def told(self) -> str:
-        """How it ended, where nobody has read what rank 0 said."""
+        """The reason of the end, for a reader who has not seen the output of rank 0."""
         return self.cause or f"rank {self.rank} failed with exit code {self.exit_code}, as it says above."
 
 
@@ -139,7 +139,7 @@ def launch(
 
 
 def follow_launcher() -> None:
-    """In a child: end with the parent, however that ends. Its end closes the pipe that is this process' input."""
+    """End this child as soon as its parent has ended, which closes the pipe that is this process' input."""
     threading.Thread(target=_end_with_parent, name="follow_launcher", daemon=True).start()
 
 

@@ -43,10 +43,10 @@ _holding = threading.Lock()
 
 
 def meet(process: ProcessEnv, timeout_s: float, *, heeds_stops: bool = True, begins: bool = True) -> Any:
-    """The table in which the processes of this run, and no others, find each other's addresses.
+    """Return the store in which the processes of this run, and no others, find each other's addresses.
 
-    Raises Stopped where this process is asked to stop before any other knows of it. One that only says why it does not
-    begin is not counted as a rank: it may be a launcher whose ranks have been here.
+    Raise Stopped if this process is asked to stop before a peer has seen it. With `begins=False` a process only reports
+    why it does not begin and is not counted as a rank: it may be a launcher whose ranks have been here.
     """
     heed = _heed if heeds_stops else lambda: None
     at = Rendezvous.detect(process)
@@ -74,7 +74,7 @@ def meet(process: ProcessEnv, timeout_s: float, *, heeds_stops: bool = True, beg
 
 
 def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
-    """Returns once all processes are here; where one of them was refused, raises on all of them what it was told."""
+    """Wait until all processes are here; if one of them was refused, raise its error on all of them."""
     store = _Asked(store, timeout_s)
     try:
         if store.add("num here", 1) == process.world_size:
@@ -98,7 +98,7 @@ def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
 
 
 def _missing(process: ProcessEnv, store: _Asked) -> str:
-    """Who has not come, as far as the store can still be asked."""
+    """Return which ranks have not come, as far as the store still answers."""
     try:
         store.timeout_s = _LAST_WORD_S
         missing = [rank for rank in range(process.world_size) if not store.check([f"rank {rank}"])]
@@ -171,7 +171,7 @@ def _heed() -> None:
 
 
 def _take_back(process: ProcessEnv, store: _Asked) -> None:
-    """No process begins, since this one was asked to stop; unless all have begun by now."""
+    """Keep all processes from beginning if this one was asked to stop; do nothing if all have begun."""
     if name := asked_to_stop():
         store.compare_set(_VERDICT, "", f"{StoppedEarly.exit_code} {process.who} was asked to stop: {name}")
 
@@ -188,7 +188,7 @@ class _Asked:
 
 
 def _wait(store: _Asked, key: str, timeout_s: float, look: Callable[[], None] = lambda: None) -> None:
-    """Until somebody has written this key. It asks again and again: a process that waits in C hears no signal."""
+    """Poll the store until a key is written; a process that waits in C would handle no signal."""
     ends_s, pause_s = time.monotonic() + timeout_s, 0.01
     while not store.check([key]):
         look()

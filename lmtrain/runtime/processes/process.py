@@ -37,7 +37,7 @@ RUN_TOKEN = re.compile(r"[0-9a-f]{32}")  # 128 bits
 
 
 def git_commit(root: Path) -> str | None:
-    """The commit of the checkout with this root, read from its files; None where there is no checkout."""
+    """Return the commit of a checkout, read from its files; None if there is no checkout."""
     git = root / ".git"
     try:
         head = (git / "HEAD").read_text().strip()
@@ -104,12 +104,12 @@ class ProcessEnv:
 
     @property
     def who(self) -> str:
-        """How a message names this process among its peers."""
+        """The name of this process in messages: its rank and host, or its node."""
         return f"rank {self.rank} on {self.host}" if self.num_ranks == 1 else f"node {self.host}"
 
     @property
     def has_peers(self) -> bool:
-        """Whether ranks that this process does not start would wait for it."""
+        """True if ranks that this process does not start would wait for it."""
         return self.world_size > self.num_ranks
 
     @classmethod
@@ -185,7 +185,7 @@ class Rendezvous:
 
     @classmethod
     def _of_srun_step(cls, env: Mapping[str, str]) -> Rendezvous:
-        """On the first node of the step; every process finds the same port without asking anybody."""
+        """Return a meeting place on the step's first node; every process derives the same port by itself."""
         job, step = _number(env, "SLURM_JOB_ID"), _number(env, "SLURM_STEP_ID")
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"
         alone = "," not in nodes and "[" not in nodes
@@ -212,7 +212,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def first_host(nodes: str) -> str:
-    """The first of Slurm's node list: "n[03-07,12],login" -> "n03"."""
+    """Return the first host of Slurm's node list: "n[03-07,12],login" -> "n03"."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else nodes
 
@@ -228,7 +228,10 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> int:
 
 
 def _gpus_of_task(env: Mapping[str, str]) -> int:
-    """What --gpus-per-task, --tres-per-task or --gpu-bind gives this task alone: "2", "a100:2", "cpu=4,gres/gpu=2"."""
+    """Return how many GPUs Slurm gives this task alone.
+
+    --gpus-per-task says "2" or "a100:2", --tres-per-task "cpu=4,gres/gpu=2".
+    """
     asked = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_TRES_PER_TASK", "")
     if found := re.search(r"(?:^(?:\w+:)?|\bgpu(?::\w+)?[:=])([0-9]+)(?:,|$)", asked):
         return int(found[1])
@@ -278,7 +281,7 @@ class NodeRanks:
 
 
 def forks_wanted() -> bool:
-    """Whether ranks may be forked from one process; LMTRAIN_FORK=0 starts each by itself."""
+    """Return whether ranks may be forked from one process; LMTRAIN_FORK=0 starts each separately."""
     return os.environ.get("LMTRAIN_FORK", "1") != "0"
 
 
@@ -338,7 +341,7 @@ def began_at(own_s: float) -> float:
 
 
 def fault_request(environ: Mapping[str, str] | None = None) -> tuple[str | None, bool]:
-    """What LMTRAIN_FAULT asks for, and whether faults are allowed."""
+    """Return the fault that LMTRAIN_FAULT names, and whether faults are allowed."""
     env = os.environ if environ is None else environ
     return env.get("LMTRAIN_FAULT") or None, env.get("LMTRAIN_ALLOW_FAULTS") == "1"
 
@@ -359,7 +362,7 @@ def set_env_default(name: str, value: str) -> None:
 
 
 def end_now(code: int) -> NoReturn:
-    """Nothing is tidied up, but what has been said is seen."""
+    """Flush the standard streams and end the process without cleaning up."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -376,16 +379,16 @@ def share_cores() -> None:
 
 
 def grow_segments() -> None:
-    """A GPU's memory is handed out in segments that grow, unless the user says otherwise. Call it before CUDA starts.
+    """Let torch's GPU allocator grow its segments, unless the user has configured it. Call it before CUDA starts.
 
-    because: pieces of fixed segments stay unusable near full memory, and torch reads this once
+    because: parts of fixed segments stay unusable near full memory, and torch reads this variable once
     """
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def num_usable_cpus() -> int:
-    """The CPUs that this process may use, which on a shared node is fewer than the machine has."""
+    """Return how many CPUs this process may use, which on a shared node is fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -397,7 +400,7 @@ def has_compiled_helpers() -> bool:
 
 
 def environment_report() -> dict[str, Any]:
-    """What a bug report needs: versions and the machine. Environment variables are never part of it."""
+    """Return versions and facts of the machine for a bug report; environment variables are never part of it."""
     process = ProcessEnv.detect()
     return {
         "python": platform.python_version(),
@@ -424,7 +427,7 @@ def version_of(package: str) -> str | None:
 
 
 def listen(host: str, port: int) -> int:
-    """A descriptor that listens there; without a host on every interface."""
+    """Listen on a port and return the descriptor; without a host, on every interface."""
     family = socket.AF_INET if host or not socket.has_dualstack_ipv6() else socket.AF_INET6
     try:
         return socket.create_server(

@@ -46,7 +46,7 @@ class Met:
 
 @contextmanager
 def start(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterator[Met]:
-    """The default group for as long as the block lasts. One process needs none and gets none."""
+    """Hold the default process group for as long as the block lasts; a single process has none."""
     fault_point("start.rendezvous")
     if process.world_size == 1:
         yield Met((process.host,))
@@ -74,7 +74,7 @@ def end_at_once(code: int) -> None:
 
 
 def new_group(ranks: Sequence[int], timeout_s: float, max_ctas: int | None = None) -> dist.ProcessGroup:
-    """A group that only its members make; all of them must make their groups in one order.
+    """Create a group; only its members call this, and all processes create their groups in the same order.
 
     `max_ctas`: how many blocks of a GPU each of its kernels may hold while it waits for a peer.
     """
@@ -91,7 +91,7 @@ def new_group(ranks: Sequence[int], timeout_s: float, max_ctas: int | None = Non
 
 
 def backstop(timeout_s: float) -> timedelta:
-    """How long a collective waits by itself."""
+    """Return how long a collective waits before it fails by itself."""
     return timedelta(seconds=timeout_s + BACKSTOP_S)
 
 
@@ -147,14 +147,14 @@ def from_first(data: bytes) -> bytes:
 
 
 def wait_for_first() -> None:
-    """Returns when rank 0 has left the group, which closes its connections: it has all that was sent to it."""
+    """Wait until rank 0 has left the group and closed its connections: it has then received all that was sent to it."""
     with suppress(RuntimeError):
         dist.recv(torch.empty(1), 0)
 
 
 @contextmanager
 def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
-    """What a collective raises when a peer is gone or silent becomes an error with this rank and its place in code."""
+    """Turn what a collective raises for a lost or silent peer into an error that names this rank and its place."""
     try:
         yield
     except LmtrainError:
@@ -170,14 +170,14 @@ def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
 
 
 def is_peer_error(error: BaseException) -> bool:
-    """Whether it is what a collective raises when a peer is gone, silent or elsewhere."""
+    """Return whether a collective raises such an error if a peer is lost, silent or in another collective."""
     return isinstance(error, RuntimeError) and (
         isinstance(error, dist.DistError) or any(word in str(error) for word in _WORDS)
     )
 
 
 def waiting_in(error: BaseException) -> str:
-    """Where it stood still: "all_reduce of train_step > forward_backward > gradient_norm (grads.py:31)"."""
+    """Return where a rank waited: "all_reduce of train_step > forward_backward > gradient_norm (grads.py:31)"."""
     frames = traceback.extract_tb(error.__traceback__)
     torchs = [f.name for f in frames if f.filename.endswith("distributed_c10d.py") and not f.name.startswith("_")]
     what = torchs[0] if torchs else "a collective"
@@ -189,6 +189,6 @@ def waiting_in(error: BaseException) -> str:
 
 
 def _short(text: str) -> str:
-    """The first sentence, without the source file that gloo puts before it."""
+    """Return the first sentence of an error, without the source file that gloo puts before it."""
     first = re.sub(r"^\[[^\]]*\]\s*", "", text.partition("\n")[0]).partition(". ")[0]
     return f"{first[:200].rstrip('.')}."

@@ -25,7 +25,7 @@ NAMES = tuple(number.name for number in STOPS)
 
 
 class Stopped(BaseException):
-    """This process was asked to stop, and ends without a checkpoint of its own.
+    """A stop of this process, which ends without a checkpoint of its own.
 
     because: no Exception, which a library may take for a failure of its own and survive.
     """
@@ -62,21 +62,21 @@ class StopRequest:
 
     @property
     def ends_at_once(self) -> bool:
-        """Whether this process is to end without a checkpoint of its own."""
+        """True if this process is to end without a checkpoint of its own."""
         return self._raises and self.requested is not None
 
     @property
     def cause(self) -> str:
-        """In words, of an end at once."""
+        """Return the signal, and whether a second one came, in words."""
         return f"{self.requested}{', and a second signal' * (self._num_urgent > 1)}"
 
     def at_once(self) -> None:
-        """From here on a stop raises, and so does one that was noted before."""
+        """Raise on a stop from here on, also on one that was received before."""
         self._raises = True
         self.look()
 
     def politely(self, heard: Callable[[str], None]) -> None:
-        """From here on a stop waits for the end of a step."""
+        """Let a stop wait for the end of a step from here on, and report it to `heard`."""
         self._raises = self._num_urgent > 1 or self._word.is_set()
         self.heard = heard
 
@@ -89,12 +89,12 @@ class StopRequest:
             raise Stopped(self.requested)
 
     def hold(self) -> None:
-        """Until `told_by` a stop is noted: the processes are meeting, and who went would be waited for."""
+        """Only record stops until `told_by`: the processes are meeting, and peers would wait for one that left."""
         self._held = self.meets = True
 
     @contextmanager
     def told_by(self, tell: Callable[[str], None]) -> Iterator[None]:
-        """Who leaves within says so to its peers by `tell`, which is not to wait for them."""
+        """Report a stop within the block to the peers by `tell`, which must not wait for them."""
         try:
             self._held = False
             self.look()
@@ -104,7 +104,7 @@ class StopRequest:
             raise
 
     def hear(self, name: str) -> None:
-        """A peer was told to stop, and leaves at once; so does this process. May be called from any thread."""
+        """Stop this process at once, because a peer was told to stop and leaves. May be called from any thread."""
         self.requested = self.requested or name
         self._raises = self._woken = True
         self._word.set()
@@ -112,7 +112,7 @@ class StopRequest:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def was_told(self, wait_s: float) -> bool:
-        """Whether a peer that is lost has left because of a stop; its word may come a moment after it went."""
+        """Return whether a lost peer left because of a stop; wait `wait_s` for its message."""
         if not self.ends_at_once:
             self._word.wait(wait_s)
         return self.ends_at_once
@@ -151,7 +151,7 @@ def listen() -> None:
 
 @contextmanager
 def listening() -> Iterator[StopRequest]:
-    """What this process was and is asked; for the whole of a run."""
+    """Yield the stop requests that this process receives, earlier ones included, for the whole of a run."""
     global _listener
     early, stop = _listener is not None, _listener or StopRequest().__enter__()
     _listener = stop
@@ -166,7 +166,7 @@ def listening() -> Iterator[StopRequest]:
 
 
 def give_back() -> None:
-    """What follows is no run: signals do what they do to any program, also those that came by now."""
+    """Restore the default handling of signals, for a command that is no run; deliver those received so far."""
     global _listener
     if _listener is not None:
         stop, _listener = _listener, None
@@ -176,19 +176,19 @@ def give_back() -> None:
 
 
 def asked_to_stop() -> str | None:
-    """The name of the signal, where this process is a run and was asked."""
+    """Return the signal that asked this run to stop, or None."""
     return _listener.requested if _listener is not None else None
 
 
 def ignore_stops() -> None:
-    """From here on this process is ending with a result of its own, and no signal should give it another."""
+    """Ignore stop signals from here on, since this process ends with a result that no signal should change."""
     for number in STOPS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def blocked_stops() -> Iterator[None]:
-    """What this thread starts in here begins with these signals waiting until it calls `unblock_stops`."""
+    """Block stop signals: a process started within begins with them pending until it calls `unblock_stops`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield
@@ -197,5 +197,5 @@ def blocked_stops() -> Iterator[None]:
 
 
 def unblock_stops() -> None:
-    """From here on this process hears them, as it does from its start where no launcher of ours has started it."""
+    """Receive stop signals from here on; a process that `blocked_stops` started was shielded from them."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
