@@ -303,9 +303,8 @@ class BadLines:
         total = self.counts.total()
         if self.max_bad is not None and total > self.max_bad:
             causes = ", ".join(f"{number} {cause}" for cause, number in self.counts.most_common())
-            raise DataError(
-                f"{total} bad lines are more than --max-bad {self.max_bad} ({causes}); the last is {place}."
-            )
+            lines = "bad lines are" if total > 1 else "bad line is"
+            raise DataError(f"{total} {lines} more than --max-bad {self.max_bad} ({causes}); the last is {place}.")
 
 
 class _LineCounter:

@@ -71,7 +71,7 @@ class PlainGroup(TyperGroup):
 
 
 def takes(param: Any, hint: Any) -> str:
-    """Return how help shows an option's value (`N`, `PATH`, `{cpu,cuda}`, nothing for a flag), or an argument's name."""
+    """Return how help shows an option's value (`N`, `{cpu,cuda}`, nothing for a flag), or an argument's name."""
     if param.metavar:
         return re.sub(r"^\[(.+)\]$", r"\1", str(param.metavar).removesuffix("..."))
     if param.param_type_name == "argument":

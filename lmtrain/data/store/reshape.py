@@ -83,9 +83,9 @@ def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) ->
 def split(
     prefix: Path, shares: Sequence[float], outputs: Sequence[Path], *, overwrite: bool = False, seed: int | None = None
 ) -> None:
-    """Documents in these proportions to as many datasets: consecutive ones, or with a seed drawn at random.
+    """Divide documents in these proportions: consecutive ones, or with a seed drawn at random.
 
-    Those drawn keep their order, so that a dataset larger than memory is read from its front to its end.
+    Drawn documents keep their order, so that a dataset larger than memory is read from its front to its end.
     """
     if len(shares) != len(outputs) or not 2 <= len(shares) <= 3:
         raise UsageError(
@@ -97,9 +97,15 @@ def split(
     if len({output.absolute() for output in outputs}) < len(outputs):
         raise UsageError("Two outputs have the same name. Give each part one of its own.")
     dataset = IndexedDataset.open(prefix)
+    parts = dict(zip(outputs, split_documents(dataset.num_documents, shares), strict=False))
+    if empty := next((output for output, places in parts.items() if not places), None):
+        raise UsageError(
+            f"{empty} would get no document: {prefix} has {dataset.num_documents}. Use other shares, or text that is "
+            "cut into more documents."
+        )
     _verify_first(dataset)
     map_ = DocumentMap.of(dataset)
-    for places, output in zip(split_documents(dataset.num_documents, shares), outputs, strict=False):
+    for output, places in parts.items():
         with DatasetWriter(output, dataset.dtype, overwrite=overwrite) as writer:
             for documents in [places] if seed is None else _drawn(dataset.num_documents, places, seed):
                 _copy(writer, dataset, map_, documents)

@@ -107,6 +107,7 @@ def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
         ((1, 1), ["x", "x"], "same name"),
         ((1, 0), ["x", "y"], "above 0"),
         ((1, float("nan")), ["x", "y"], "above 0"),
+        ((1000, 1), ["x", "y"], "y would get no document: .*a has"),
     ],
 )
 def test_wrong_splits(tmp_path: Path, shares: tuple[float, ...], names: list[str], says: str) -> None:
