@@ -75,7 +75,7 @@ class Settings:
             raise refusal([p.text() for p in problems])
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong within these settings alone; checks across settings live in train/config.py."""
+        """Yield what is wrong within these settings alone; checks across settings are in train/config.py."""
         return iter(())
 
     def problem_if(self, wrong: bool, key: str, rule: str, way_out: str) -> Iterator[Problem]:
@@ -88,7 +88,7 @@ class Settings:
             yield from self.problem_if(wrong, key, rule, way_out)
 
     def at_least(self, least: int, key: str, way_out: str) -> Check:
-        """A null, where a key may be null, is no number and passes."""
+        """Return a check that a number is at least `least`; null passes if the key may be null."""
         value = getattr(self, key)
         return value is not None and value < least, key, f"must be at least {least}", way_out
 
@@ -102,7 +102,7 @@ class Settings:
 
     @classmethod
     def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        """What is wrong between those parts that are each right: asked even when others are missing."""
+        """Yield what is wrong between parts that are right by themselves, also if other parts are missing."""
         return iter(())
 
     @classmethod
@@ -120,7 +120,7 @@ class Settings:
         return result
 
     def digest(self) -> str:
-        """A short name for exactly these values."""
+        """A short hash of exactly these values."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -134,7 +134,7 @@ class Choice(Settings):
     kind: ClassVar[str] = ""
 
     def component(self) -> Any:
-        """The module that these settings are of: `lmtrain.models.gpt` for a kind in `lmtrain.models.gpt_settings`."""
+        """Return the module of these settings: `lmtrain.models.gpt` for a kind in `lmtrain.models.gpt_settings`."""
         return importlib.import_module(type(self).__module__.removesuffix("_settings"))
 
 
@@ -187,6 +187,6 @@ def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
 
 
 def problem_if(wrong: bool, key: str, value: object, rule: str, way_out: str) -> Iterator[Problem]:
-    """A check across settings, or of a value that is not shown as it was given."""
+    """Yield a problem if `wrong`: for checks across settings, or a value that is shown in another form."""
     if wrong:
         yield Problem(key, value, rule, way_out)

@@ -33,7 +33,7 @@ _MOST = 10**18  # because: no count of anything here is larger, and numpy and to
 
 
 def quantity(unit: str, **kwargs: Any) -> Any:
-    """A dataclass field that takes numbers and human sizes: `steps: int = quantity("count", default=10)`."""
+    """Return a dataclass field for numbers and human sizes: `steps: int = quantity("count", default=10)`."""
     return dataclasses.field(metadata={"unit": unit}, **kwargs)
 
 
@@ -93,7 +93,7 @@ class _Builder:
         return _INVALID
 
     def _unknown(self, path: str, value: Any, beside: Mapping[str, Any]) -> None:
-        """A key that is no setting; of a group that is none, each key that was given."""
+        """Record a problem for an unknown key; for an unknown group, one for each key typed under it."""
         if self.names is None:
             self.problems.append(f"{path}={show(value)} is not a setting. {nearest(path.rpartition('.')[2], beside)}")
             return
@@ -195,7 +195,7 @@ class _Builder:
 
 
 def _plain(hint: Any, value: Any) -> bool | int | float | str | None:
-    """The value as this type takes it; None where it is none."""
+    """Return a value as a type takes it; None if it does not fit."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is bool and isinstance(value, bool):
         return value

@@ -37,7 +37,7 @@ def compose(
     cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
     say: Callable[[str], None] | None = None,
 ) -> S:  # fmt: skip
-    """Settings of this class from conf/NAME.yaml, a user's config folder and the overrides, judged whole.
+    """Compose settings from conf/NAME.yaml, a user's config folder and the overrides, and check them as a whole.
 
     What gives way to the overrides is said to `say`.
     """
@@ -53,7 +53,7 @@ def compose(
 
 
 def typed_words(overrides: Sequence[str]) -> dict[str, str]:
-    """The values as they stand on the command line, by their keys."""
+    """Return the values of overrides by key, as typed."""
     return {key_of(word): word.partition("=")[2] for word in overrides}
 
 
@@ -75,7 +75,7 @@ def _others_wrong(cls: type[Settings], error: WrongWords, config_dir: Path | Non
 def compose_plain(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
 ) -> dict[str, Any]:
-    """The composed tree as plain data, before types are judged."""
+    """Return the composed tree as plain data, before types are checked."""
     # because: hydra takes a third of a second to import, and most commands compose nothing
     from lmtrain.config.source import compose_files
 
@@ -94,7 +94,7 @@ def compose_plain(
 def selected(
     overrides: Sequence[str], *, config_dir: Path | None, name: str
 ) -> tuple[list[Path], Asked, list[str], list[Any]]:
-    """Where files are looked for, which are asked for, the words that choose them, and what changes their values."""
+    """Return the search folders, the requested files, the words that choose them, and the overrides of values."""
     # because: hydra is slow to import
     from lmtrain.config.source import Asked
 
@@ -122,7 +122,7 @@ def selected(
 
 
 def sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[list[str]]:
-    """Every combination that `a=1,2 b=range(3)` names, as lists of plain overrides, in order."""
+    """Return every combination of `a=1,2 b=range(3)` as lists of plain overrides, in order."""
     # because: hydra is slow to import
     from hydra.core.override_parser.types import Glob
 
@@ -147,7 +147,7 @@ def sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[l
 
 
 def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
-    """Every group of conf/ and its choices: `model` -> [gpt2_large, ...]. Used by docs, tests and completion."""
+    """Return every group of conf/ and its choices: `model` -> [gpt2_large, ...]."""
     found: dict[str, set[str]] = {}
     for root in _search_path(config_dir):
         for file in root.glob("*/**/*.yaml"):
@@ -164,7 +164,7 @@ def _search_path(config_dir: Path | None) -> list[Path]:
 
 
 def _checked_name(name: str, known: Sequence[str], folders: Sequence[Path]) -> str:
-    """The root config that a user means, with or without its suffix."""
+    """Return the name of a root config without its suffix; raise if there is no such file."""
     if name.removesuffix(".yaml") in known:
         return name.removesuffix(".yaml")
     other = next((folder / f"{name}.yml" for folder in folders if (folder / f"{name}.yml").exists()), None)

@@ -138,7 +138,7 @@ class Names:
     typed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # values as they stand on the command line
 
     def meant(self, path: str, value: str) -> list[str]:
-        """What to type instead of this key and value: nothing, one or a few words `key=value`."""
+        """Return what to type instead of a key and value: no, one or a few words `key=value`."""
         parent, _, name = path.rpartition(".")
         word = name.lower().replace("-", "_")
         known = keys_of(self.root)
@@ -166,7 +166,7 @@ class Names:
         return [self._word(key, value) for key in same]
 
     def way_out(self, path: str, value: str, beside: typing.Iterable[str]) -> str:
-        """The sentence that ends a message about a key that is no setting; `beside` are those of its level."""
+        """Return the way out for a key that is no setting; `beside` are the keys of its level."""
         if said := NOT_HERE.get(path.rpartition(".")[2].lower().replace("-", "_")):
             return said
         if path in keys_of(self.root):  # of another kind of its group
@@ -208,7 +208,7 @@ def near_value(value: str, known: typing.Iterable[str]) -> str | None:
 
 
 def nearest_value(value: str, known: typing.Iterable[str]) -> str:
-    """As `nearest`, for values: other tools' words are known."""
+    """Return the suggestion for a wrong value; words of other tools are understood."""
     known = list(known)
     found = near_value(value, known)
     return f"Did you mean {found}?" if found else nearest(value, known)
@@ -219,7 +219,7 @@ def _close(name: str, keys: typing.Iterable[str], cutoff: float) -> list[str]:
 
 
 def keys_of(root: type[Settings]) -> dict[str, Any]:
-    """Every key that holds a value, with its type; of choices those of every kind."""
+    """Return every key that holds a value, with its type; for choices, the keys of every kind."""
     return dict(_walk(root, ""))
 
 

@@ -89,7 +89,7 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
 
 
 def several(override: Any) -> str:
-    """What is wrong with `a=1,2` where one run is asked for."""
+    """Return the message about `a=1,2` in a single run."""
     text = str(override.input_line)
     key, _, value = text.partition("=")
     ways = blended(key, value)
@@ -139,7 +139,7 @@ def change(tree: dict[str, Any], override: Any) -> str | None:
 
 
 def quoted(text: str) -> str:
-    """A value that Hydra's grammar takes as one text, whatever is in it."""
+    """Quote a text so that Hydra's grammar takes it as one value."""
     # because: hydra is slow to import
     from hydra.core.override_parser.types import Quote, QuotedString
 
@@ -147,14 +147,14 @@ def quoted(text: str) -> str:
 
 
 def shell(word: str) -> str:
-    """A word as one types it in a shell."""
+    """Quote a word for a shell."""
     if re.fullmatch(r"[\w@%+=:,./-]+", word):
         return word
     return shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """A mapping adds to the one that is there."""
+    """Merge a value into another; mappings are merged by key."""
     if isinstance(old, dict) and isinstance(new, dict):
         return old | {key: _merged(old.get(key), value) for key, value in new.items()}
     return new
@@ -177,7 +177,7 @@ def _refused(text: str) -> str | None:
 
 
 def _is_no_pair(words: Sequence[str], index: int, groups: Mapping[str, Sequence[str]]) -> str | None:
-    """What is wrong with a word that has no key or no value; "" where the word before has said it."""
+    """Return what is wrong with a word without a key or value; "" if the word before it reports that."""
     text, before, after = words[index], words[index - 1] if index else "", words[index + 1 : index + 3]
     key, sign, value = text.partition("=")
     bare = key.lstrip("~+")
@@ -231,7 +231,7 @@ def _unreadable(text: str) -> str:
 
 
 def _first_open(value: str) -> str:
-    """The first bracket or quote without its other half, or nothing."""
+    """Return the first bracket or quote without its other half, or an empty text."""
     stack: list[str] = []
     quote = ""
     for position, sign in enumerate(value):

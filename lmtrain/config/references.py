@@ -49,12 +49,12 @@ def values_of(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def shown_path(path: Path) -> str:
-    """("data", "datasets", 0, "path") -> "data.datasets[0].path"."""
+    """Return a path as people write it: ("data", "datasets", 0, "path") -> "data.datasets[0].path"."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def resolved(tree: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The tree with every reference replaced by what it refers to, and all that could not be."""
+    """Return the tree with every reference replaced by its target, and the problems of those that have none."""
     one = _Resolver(tree)
     return one.inside(tree, (), ()), one.problems
 

@@ -90,7 +90,7 @@ def _files(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int, int]]:
 
 
 def merged_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> list[tuple[YamlFile, str]]:
-    """The files that are joined, in their order, each with the place in the tree where its keys go."""
+    """Return the files that are merged, in order, each with the place of its keys in the tree."""
     with _opened(folders, asked) as loader:
         merged = loader.compute_defaults_list(asked.name, list(choices), RunMode.RUN).defaults
     places = [(one.config_path, (one.package or "").removeprefix("_global_").lstrip(".")) for one in merged]
@@ -116,7 +116,7 @@ def _opened(folders: Sequence[Path], asked: Asked) -> Iterator[ConfigLoader]:
 
 
 def _check_count(folders: Sequence[Path], asked: Asked) -> None:
-    """How many files defaults lists bring, each counted as often as it is named, before Hydra follows them."""
+    """Raise if defaults lists name too many files, before Hydra follows them."""
     counts: dict[str, int] = {}
 
     def count(name: str, depth: int) -> int:
@@ -182,7 +182,7 @@ class YamlSource(ConfigSource):
 
 
 def _package(file: YamlFile) -> tuple[str | None, list[str]]:
-    """Where the keys of a file go: its `# @package NAME`."""
+    """Return where the keys of a file go by its `# @package NAME`, and what is wrong with that line."""
     for line in _HEADER.findall(file.header):
         words = line.split()
         if len(words) == 2 and words[0] == "package":
@@ -219,7 +219,7 @@ def _problems(
 
 
 def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[str]]:
-    """The defaults list of a file, and what is wrong with how it is written."""
+    """Return the defaults list of a file, and what is wrong with its form."""
     raw, problems, entries = file.data.get("defaults", []), list[str](), list[Entry]()
     if not isinstance(raw, list):
         return [], [f"{file.at('defaults')} has a defaults that is no list. Write lines such as `- optim: adamw`."]
@@ -277,7 +277,7 @@ def _entry_problems(entry: Entry, is_root: bool, asked: Asked, root_groups: set[
 
 
 def _explain(error: Exception, asked: Asked, read: Mapping[str, YamlFile]) -> list[str]:
-    """What of it can only be seen over several files."""
+    """Return the problems of a composition error that show only across several files."""
     lists = [read_entries(name, file)[0] for name, file in read.items()]
     chosen = [entry for entries in lists for entry in entries if not entry.override and entry.group]
     groups = {entry.group for entry in chosen}

@@ -40,13 +40,13 @@ class YamlFile:
     lines: dict[tuple[str | int, ...], int] = field(repr=False)  # where each value begins, counted from 1
 
     def at(self, *keys: str | int) -> str:
-        """The file and the line of this value: how a message names it."""
+        """Return the file and line of a value, as messages name it."""
         line = self.lines.get(keys)
         return f"{self.path} line {line}" if line else str(self.path)
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """A file whose top is `key: value` lines."""
+    """Read a YAML file whose top level is `key: value` lines."""
     text = _text(path)
     loader = _Loader(text)
     try:
@@ -216,7 +216,7 @@ _MEANT: tuple[tuple[str, bool, str, str], ...] = (
 
 
 def _explain(error: Exception, text: str, read: int) -> tuple[int, str, str]:
-    """The line, what is wrong there and the way out, for what the parser of YAML calls by its own names."""
+    """Return the line, the mistake and the way out for an error of the YAML parser."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     begin = getattr(error, "context_mark", None) or mark
     said = f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}"

@@ -49,14 +49,14 @@ class Calibrated:
 
 
 def prices_of(hardware: Hardware) -> Prices:
-    """Those of all machines, but for what runs on this one have shown."""
+    """Return the prices of all machines, with the factors that runs on this one have shown."""
     time = Factors({**fitted().values, **hardware.factors})
     memory = fitted_memory(on_cpu=hardware.device == "cpu")
     return Prices(time=time, memory=memory, interval=interval() if hardware.interval is None else hardware.interval)
 
 
 def calibrate(hardware: Hardware, runs: Sequence[Measured]) -> Calibrated:
-    """Each run is judged by a fit to all others; the machine that comes back is fitted to all of them."""
+    """Fit a machine to all runs; judge each run by a fit to the others."""
     before, whole = _errors(hardware, runs), _fit(hardware, runs, np.zeros(len(FIGURES) + len(FACTORS_HERE)))
     after = [
         float(_errors(_moved(hardware, _fit(hardware, [*runs[:number], *runs[number + 1 :]], whole)), [one])[0])
@@ -103,7 +103,7 @@ def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
 
 
 def _moved(hardware: Hardware, by: Vector) -> Hardware:
-    """The machine with each number times a power of e."""
+    """Return the machine with each number multiplied by a power of e."""
     times = dict(zip((*FIGURES, *FACTORS_HERE), np.exp(by).tolist(), strict=True))
     was = prices_of(hardware).time
     return replace(

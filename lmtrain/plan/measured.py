@@ -77,7 +77,7 @@ def _replay(table: Table, costs: Costing, send_s: float) -> Timeline:
 
 
 def _costs(work: NDArray[Any], num_pipelines: int) -> list[Costing]:
-    """Of each pipeline: the median of each kind and stage, with the collectives within it."""
+    """Return for each pipeline the median seconds of each kind and stage, with the collectives within."""
     found: list[defaultdict[tuple[Kind, int], list[float]]] = [defaultdict(list) for _ in range(num_pipelines)]
     for rank, kind, stage, begin, end in work[["rank", "kind", "stage", "begin_ns", "end_ns"]].tolist():
         found[rank % num_pipelines][_KINDS[SpanKind(kind)], stage].append((end - begin) / 1e9)
@@ -85,7 +85,7 @@ def _costs(work: NDArray[Any], num_pipelines: int) -> list[Costing]:
 
 
 def _send_s(spans: NDArray[Any]) -> float:
-    """Of messages that somebody waited for: others were there before they were asked for."""
+    """Return the median seconds of messages that a receiver waited for; others had arrived before."""
     sent, received = messages(spans)
     begin, end = spans["begin_ns"], spans["end_ns"]
     lengths = (end[received] - begin[sent])[begin[sent] > begin[received]]
@@ -93,7 +93,7 @@ def _send_s(spans: NDArray[Any]) -> float:
 
 
 def _pipeline_s(work: NDArray[Any]) -> float:
-    """Of a step, from the first action of all pipelines to the last one's end."""
+    """Return the median seconds of a step, from the first action of all pipelines to the end of the last."""
     steps, which = np.unique(work["step"], return_inverse=True)
     first, last = np.full(steps.size, np.iinfo(np.int64).max), np.zeros(steps.size, np.int64)
     np.minimum.at(first, which, work["begin_ns"])

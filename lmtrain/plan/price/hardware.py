@@ -124,13 +124,13 @@ class Factors:
         return self.values[name]
 
     def by_kind(self, names: Sequence[str], kind: NDArray[np.float64]) -> NDArray[np.float64]:
-        """One value a case, chosen by a number of its columns."""
+        """Return one value for each case, chosen by a column."""
         found: NDArray[np.float64] = np.array([self.values[name] for name in names])[kind.astype(np.intp)]
         return found
 
 
 def fitted() -> Factors:
-    """Of times, by all published runs."""
+    """Return the factors of times, fitted to all published runs."""
     return Factors(_stored()["time"])
 
 
@@ -194,7 +194,7 @@ class Hardware(Settings):
 
     @property
     def device(self) -> str:
-        """As compute.device names it."""
+        """The device as compute.device names it."""
         return "cpu" if self.generation == "cpu" else "cuda"
 
     def peak(self, precision: str) -> float:

@@ -41,7 +41,7 @@ class Work:
 
     @property
     def backward(self) -> Column:
-        """Without what recompute does again."""
+        """The backward's seconds without recompute."""
         return self.products_back + self.attention_back + self.pointwise_back
 
 
@@ -76,12 +76,12 @@ def product(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column
 
 
 def _backward(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
-    """Of the input, and of the weight."""
+    """Return the seconds of a product's backward: of the input and of the weight."""
     return product(c, f, rows, inner, columns, whole=whole) + product(c, f, columns, inner, rows, whole=whole)
 
 
 def _fill(c: Columns, f: Factors, rows: Column, columns: Column) -> Column:
-    """How full the device is: tiles are dealt out in waves, and the last wave may be nearly empty."""
+    """Return how full the device is: tiles are computed in waves, and the last wave may be nearly empty."""
     best = np.zeros(len(c))
     for height, breadth in TILES:
         num_tiles = np.ceil(rows / height) * np.ceil(columns / breadth)
@@ -110,7 +110,7 @@ def _attention(c: Columns, f: Factors, tokens: Column) -> tuple[Column, Column]:
 
 
 def _pointwise(c: Columns, f: Factors, tokens: Column, heads: Column, keys: Column) -> tuple[Column, Column]:
-    """The least traffic, in numbers a token, times what the kind of kernels makes of it."""
+    """Return the traffic of elementwise work in numbers a token, forward and backward, for the kind of kernels."""
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     residual = NORMS_PASSES * c.width / along * np.where(c.parallel_block > 0, 0.6, 1.0)
     mlp = np.where(c.gated > 0, 3.0, 2.0) * c.ffn_width / c.tp
@@ -141,12 +141,12 @@ class Group:
     tree_s: Column  # the same where sums go by trees
 
     def shared(self, num_bytes: Column) -> Column:
-        """An all-gather from equal shares, or a reduce-scatter to them: `num_bytes` is the whole."""
+        """Return the seconds of an all-gather or a reduce-scatter; `num_bytes` is the whole tensor."""
         share = (self.size - 1) / np.maximum(self.size, 1)
         return np.where(self.size > 1, share * num_bytes / self.bytes_per_s + self.latency_s, 0.0)
 
     def reduced(self, num_bytes: Column) -> Column:
-        """An all-reduce, after which all have the sum: both halves of a ring."""
+        """Return the seconds of an all-reduce: both halves of a ring."""
         share = (self.size - 1) / np.maximum(self.size, 1)
         return np.where(self.size > 1, 2 * (share * num_bytes / self.bytes_per_s + self.tree_s), 0.0)
 
@@ -181,7 +181,7 @@ def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
 
 
 def _in_a_node(c: Columns, size: Column, stride: Column) -> Column:
-    """How many ranks of a group are in a node, at the least: one that lies across two nodes may have few in one.
+    """Return how many ranks of a group are in a node at least; a group across two nodes may have few in one.
 
     A run is spread evenly over as few nodes as it needs: 128 devices are 64 in each of two racks of 72. A group that is
     all of the run has all that a node holds: of 15 devices on nodes of 8 at least 7.
@@ -198,7 +198,7 @@ def nic_share(c: Columns, f: Factors) -> Column:
 
 
 def send(c: Columns, f: Factors, num_bytes: Column) -> Column:
-    """A send over one boundary of a pipeline, all tp ranks at once, to the neighbour stage.
+    """Return the seconds of a send over a pipeline boundary, all tp ranks at once, to the neighbour stage.
 
     A rank has two, before and behind it. Where several stages share a node, that of its first and last are one inside
     and one between nodes, and these set the pace.
@@ -353,7 +353,7 @@ def price_step(c: Columns, f: Factors, replayed: Column | None = None) -> StepTi
 
 
 def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
-    """Of a microbatch: its gradients are written, read, and added to the sum. A shard's sum is short.
+    """Return the seconds in which a micro-batch's gradients are written, read and added to the sum.
 
     Gradients have the precision of what computes; their sum has bytes of its own, four in our runs.
     """
@@ -380,7 +380,7 @@ def busy_share(time: StepTime) -> Column:
 
 
 def watts(time: StepTime, hardware: Hardware) -> Column:
-    """Of one device, without its host and what cools it; 0 where the device's power is not known."""
+    """Return the watts of one device, without host and cooling; 0 if the device's power is not known."""
     return hardware.power_W * (RESTING + COMPUTING * busy_share(time))
 
 

@@ -158,7 +158,7 @@ def columns(cases: Sequence[Case]) -> Columns:
 
 
 def _numbers(case: Case) -> dict[str, float]:
-    """The numbers of a case and of its program under their own names, and what follows from the rest of it."""
+    """Return the numbers of a case and of its program by name, and those that follow from the rest."""
     hardware, program = case.hardware, case.program
     fp32 = case.precision in ("fp32", "tf32")
     half = hardware.peak(case.precision) if fp32 else hardware.peak("bf16") or hardware.peak("fp16")

@@ -87,7 +87,7 @@ def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
 
 
 def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
-    """Of a block and microbatch: all its backward needs, what is kept until then, its scores (Korthikanti 2022)."""
+    """Return a block's bytes for a micro-batch: all that backward needs, what is kept, its scores (Korthikanti 2022)."""
     tokens = c.microbatch * c.seq_len
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
@@ -114,7 +114,7 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
 
 
 def _kept_for_weights(c: Columns) -> Column:
-    """Of a block and microbatch between the halves of its backward: inputs of products, gradients of their outputs.
+    """Return a block's bytes between the halves of its backward: inputs of products and gradients of outputs.
 
     Both lie along the whole sequence, however it was cut outside of the products.
     """
@@ -125,7 +125,7 @@ def _kept_for_weights(c: Columns) -> Column:
 
 
 def _logits(c: Columns, f: Factors, at_once: Column) -> Column:
-    """Of the loss at work, and of the other microbatches that still have theirs."""
+    """Return the bytes of logits: of the loss at work, and of other micro-batches that still hold theirs."""
     numbers = c.microbatch * c.seq_len * c.scored_share * c.vocab
     split = np.where(c.whole_logits > 0, 1.0, c.tp)
     pieces = np.where((c.whole_logits > 0) & (c.tp > 1), 2 + 2 / c.tp, 0.0)  # gathered, not yet one
@@ -143,7 +143,7 @@ def _groups(c: Columns, largest: Column, gathered: Column) -> Column:
 
 
 def _in_flight(c: Columns, place: int) -> list[tuple[Column, Column]]:
-    """What a stage holds at once: microbatches that await their backward, and that are between its halves.
+    """Return how many micro-batches a stage holds at once: awaiting their backward, and between its halves.
 
     Where a schedule has more of the ones at a time, and at another more of the others, there are several.
     """

@@ -62,7 +62,7 @@ def rank_bytes_of(run: Planned, rank: int) -> dict[str, int]:
 
 
 def fullest_rank(run: Planned) -> int:
-    """The rank that holds most; the first of each stage has as much as any other of it."""
+    """Return the rank that holds most; the first rank of each stage holds as much as any other of it."""
     layout = run.parallel.layout
     firsts = range(0, layout.world_size, layout.world_size // layout.pp)
     return max(firsts, key=lambda rank: sum(rank_bytes_of(run, rank).values()))
@@ -94,7 +94,7 @@ class ByLayer:
     scored: Numbers  # the head's, of what is after, or of the copies
 
     def root(self, stage: Stage) -> Numbers:
-        """What a stage has outside of its blocks."""
+        """Return what a stage holds outside of its blocks."""
         at_end = self.after if stage.first else self.after + self.copies
         return (self.before if stage.first else Numbers()) + (at_end if stage.last else Numbers())
 
@@ -144,7 +144,7 @@ def _weights(model: ModelSettings) -> Weights:
 
 @lru_cache(maxsize=16)
 def _kinds_of_blocks(model: ModelSettings, optim: OptimSettings) -> tuple[tuple[object, ...], ...]:
-    """Of each block: two that are equal hold equally much."""
+    """Return a key for each block; blocks with equal keys hold equally much."""
     weights = _weights(model)
     found: list[list[object]] = [[] for _ in range(model.shape.num_layers)]
     for name, shape in weights.shapes.items():
@@ -154,7 +154,7 @@ def _kinds_of_blocks(model: ModelSettings, optim: OptimSettings) -> tuple[tuple[
 
 
 def _most_kept(run: Planned, stages: Sequence[Stage], at: Coordinate) -> tuple[float, float]:
-    """The most of activations and of logits that lie there between two actions of this rank's row."""
+    """Return the most bytes of activations and of logits held between two actions of a rank."""
     kept, flying = [run.layers.kept(stage) for stage in stages], _flying(run, at)
     hidden, later, logits = ([getattr(one, name) for one in kept] for name in ("hidden", "later", "logits"))
     return (
@@ -170,7 +170,7 @@ def _flying(run: Planned, at: Coordinate) -> Flying:
 
 @lru_cache(maxsize=4096)
 def _in_flight(schedule: str, rank: int, pp: int, vp: int, count: int) -> Flying:
-    """What occurs along a rank's row; of a long one, along its like of few microbatches, if no more come of others."""
+    """Return what is in flight along a rank's row; a long row is replaced by a short one with the same states."""
     few = 4 * pp
     if count > few + pp and count % pp == 0:
         of_few, of_more = (_in_flight(schedule, rank, pp, vp, num) for num in (few, few + pp))
@@ -190,7 +190,7 @@ def _in_flight(schedule: str, rank: int, pp: int, vp: int, count: int) -> Flying
 
 
 def _working(run: Planned, stages: Sequence[Stage]) -> float:
-    """Of the action that needs most: a block's backward, with what it brings back, or the loss."""
+    """Return the working bytes of the action that needs most: a block's backward with recompute, or the loss."""
     layers = run.layers
     blocks = {run.again(number) for stage in stages for number in stage.layers}
     back = max((layers.block_with("none") - layers.block_with(again) for again in blocks), default=0.0)
@@ -228,7 +228,7 @@ def _gathered(run: Planned, stages: Sequence[Stage], at: Coordinate) -> float:
 
 
 def groups_of(run: Planned, stage: Stage) -> dict[str, int]:
-    """How many weights' groups a stage has of each kind: what is gathered, and reduced, as one."""
+    """Return how many groups of weights a stage has of each kind; a group is gathered and reduced as one."""
     by_layer = _by_layer(run.model, run.optim, run.parallel.layout.tp, run.parallel.layout.dp_shard, 0)
     read, scored = by_layer.tables(stage, tied=bool(run.model.ties()))
     kinds = {"embedding": read, "head": scored, "rest": by_layer.root(stage) - read - scored}
@@ -237,7 +237,7 @@ def groups_of(run: Planned, stage: Stage) -> dict[str, int]:
 
 @lru_cache(maxsize=4096)
 def _head_waits(schedule: str, rank: int, pp: int, vp: int, count: int) -> bool:
-    """Whether a rank of the last stage does something else between its head's forward and backward."""
+    """Return whether a rank of the last stage does something else between its head's forward and backward."""
     last = pp * vp - 1
     return any(
         one.stage == last and one.kind is Kind.FORWARD and (then.stage, then.microbatch) != (last, one.microbatch)
