@@ -55,7 +55,7 @@ class GaveWay:
 
 
 def show(value: object) -> str:
-    """A value as one would type it in an override."""
+    """Return a value as it is typed in an override."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -120,7 +120,7 @@ class Settings:
         return result
 
     def digest(self) -> str:
-        """A short hash of exactly these values."""
+        """Return a short hash of exactly these values."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -143,7 +143,7 @@ plugins: dict[str, list[ModuleType]] = {}  # each package that --plugin has name
 
 
 def add_plugin(name: str) -> None:
-    """What stands in this package counts from now on as if it stood in its room: see PLUGIN_FILES.
+    """Import a plugin package; its files count from now on as files of their rooms: see PLUGIN_FILES.
 
     Only the command line names plugins: no file does, since files must not decide what code runs.
     """
@@ -158,7 +158,7 @@ def add_plugin(name: str) -> None:
 
 
 def modules(room: str, ending: str = "") -> Iterator[ModuleType]:
-    """The files of a room whose names end so, then all that plugins bring."""
+    """Yield the modules of a room whose names end with `ending`, then those of plugins."""
     yield from _room_modules(room, ending)
     for files in plugins.values():
         yield from files
@@ -171,7 +171,7 @@ def _room_modules(room: str, ending: str) -> list[ModuleType]:
 
 
 def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
-    """Every kind of a choice, by its short word: the subclasses that stand in the room's files or in a plugin."""
+    """Return every kind of a choice by name: the subclasses in the room's files or in a plugin."""
     homes = {module.__name__ for module in modules(base.room, base.files)}
     found: dict[str, type[Choice]] = {}
     todo = [base]

@@ -33,7 +33,7 @@ _MOST = 10**18  # because: no count of anything here is larger, and numpy and to
 
 
 def quantity(unit: str, **kwargs: Any) -> Any:
-    """Return a dataclass field for numbers and human sizes: `steps: int = quantity("count", default=10)`."""
+    """Return a dataclass field that takes numbers and human sizes, such as 10k for the unit "count"."""
     return dataclasses.field(metadata={"unit": unit}, **kwargs)
 
 

@@ -87,7 +87,7 @@ def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
 
 
 def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
-    """Return a block's bytes for a micro-batch: all that backward needs, what is kept, its scores (Korthikanti 2022)."""
+    """Return a block's bytes for a micro-batch: what backward needs, what is kept, its scores (Korthikanti 2022)."""
     tokens = c.microbatch * c.seq_len
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp

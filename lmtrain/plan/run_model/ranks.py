@@ -99,13 +99,13 @@ class ByLayer:
         return (self.before if stage.first else Numbers()) + (at_end if stage.last else Numbers())
 
     def tables(self, stage: Stage, *, tied: bool) -> tuple[Numbers, Numbers]:
-        """The embedding's and the head's, where they are gathered by themselves: unless they are one tensor."""
+        """Return the embedding's and the head's numbers if each is gathered by itself; nothing if they are one tensor."""
         if stage.first and stage.last and tied:
             return Numbers(), Numbers()
         return self.read if stage.first else Numbers(), self.scored if stage.last else Numbers()
 
     def early(self, stage: Stage, *, tied: bool) -> int:
-        """Of gradients that first halves make, those that are not sent after them: all but an embedding's table's."""
+        """Return the gradients of first halves that are not sent after them: all but those of an embedding's table."""
         return self.stage(stage).early - self.tables(stage, tied=tied)[0].early
 
     def stage(self, stage: Stage) -> Numbers:

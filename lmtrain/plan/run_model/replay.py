@@ -47,7 +47,7 @@ class Seconds:
 
 
 def price_runs(runs: Sequence[Planned], hardware: Hardware, factors: Factors) -> tuple[StepTime, list[Seconds]]:
-    """Steps whose pipelines are replayed, and what a microbatch takes in each."""
+    """Return the times of steps with replayed pipelines, and the seconds of a micro-batch in each."""
     c = columns([case_of(run, hardware) for run in runs])
     one = price_microbatch(c, factors)
     parts = {
@@ -60,7 +60,7 @@ def price_runs(runs: Sequence[Planned], hardware: Hardware, factors: Factors) ->
 
 
 def pipeline_seconds(run: Planned, seconds: Seconds) -> float:
-    """Of all microbatches, without collectives over dp."""
+    """Return the seconds of all micro-batches, without collectives over dp."""
     parallel, costs = run.parallel, costs_of(run, seconds)
     if parallel.pp == 1:
         return run.num_microbatches * (costs[Kind.FORWARD, 0] + costs[Kind.BACKWARD, 0])
@@ -68,7 +68,7 @@ def pipeline_seconds(run: Planned, seconds: Seconds) -> float:
 
 
 def costs_of(run: Planned, seconds: Seconds) -> dict[tuple[Kind, int], float]:
-    """Of each stage's actions."""
+    """Return the seconds of each stage's actions."""
     return {
         (kind, stage.number): seconds.of(kind, len(stage.layers), last=stage.last)
         for kind in Kind for held in run.stages for stage in held
@@ -76,7 +76,7 @@ def costs_of(run: Planned, seconds: Seconds) -> dict[tuple[Kind, int], float]:
 
 
 def replay(run: Planned, seconds: Seconds, count: int | None = None) -> Timeline:
-    """A step, or one of `count` microbatches."""
+    """Simulate a training step and return its timeline; `count` overrides the number of micro-batches."""
     parallel = run.parallel
     table = parallel.pipeline.table(parallel.pp, parallel.vp, count or run.num_microbatches)
     groups = {stage.number: groups_of(run, stage) for held in run.stages for stage in held}
@@ -94,7 +94,7 @@ def replay(run: Planned, seconds: Seconds, count: int | None = None) -> Timeline
 def _collectives(
     row: Sequence[Action], groups: dict[int, dict[str, int]], zero: int, last: int, seconds: Seconds
 ) -> dict[Action, float]:
-    """What each action of a rank waits for. A group is a block, a table of the vocabulary, or the rest of a stage."""
+    """Return the seconds of collectives that each action of a rank waits for."""
     found = dict[Action, float]()
     gathered = set[tuple[int, str]]()
     for action in row:

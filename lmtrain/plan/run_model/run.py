@@ -78,22 +78,22 @@ class Planned:
 
     @property
     def number_bytes(self) -> int:
-        """Of a number that computes."""
+        """The bytes of a number in computations."""
         return FP32_BYTES if self.precision.kind == "fp32" else FP32_BYTES // 2
 
     @property
     def product_precision(self) -> str:
-        """Of the factors of products."""
+        """The precision of the factors of products."""
         return "tf32" if self.compute.tf32 else self.precision.kind
 
     @property
     def sequence_parts(self) -> int:
-        """In how many cuts the sequence lies outside of attention and MLP."""
+        """The number of parts of a sequence outside of attention and MLP."""
         return self.parallel.tp if self.parallel.sequence_parallel else 1
 
     @property
     def loss_bytes(self) -> int:
-        """Of each logit that the loss works on, beside the logits and their gradient."""
+        """The bytes of each logit that the loss works on, beside the logits and their gradient."""
         return 0 if self.compiles or not self.on_cpu else LOSS_BYTES
 
     @cached_property
@@ -107,14 +107,14 @@ class Planned:
 
     @cached_property
     def has_mask(self) -> bool:
-        """Whether attention is given a matrix of who may look at whom, which only the plainer kernels take."""
+        """True if attention gets a mask matrix, which only plain kernels take."""
         return needs_mask(self.model, document_mask=self.document_mask) and not of_blocks(
             self.model, on_gpu=not self.on_cpu
         )
 
     @property
     def window(self) -> int:
-        """How many positions a token looks at where kernels skip the others; 0: as far as its sequence goes."""
+        """The positions that a token attends to if kernels skip the others; 0 for the whole sequence."""
         shape = self.shape
         if self.has_mask or shape.window is None or shape.window >= shape.seq_len:
             return 0
@@ -122,7 +122,7 @@ class Planned:
 
     @property
     def stages(self) -> tuple[tuple[Stage, ...], ...]:
-        """Of each rank along pp."""
+        """The stages of each rank along pp."""
         p = self.parallel
         return _stages(self.model, p.pp, p.vp, p.schedule, p.balance)
 
@@ -134,12 +134,12 @@ class Planned:
         return isinstance(self.recompute, SomeRecomputeSettings) and self.recompute.is_for(block)
 
     def again(self, block: int) -> str:
-        """What of a block backward computes again."""
+        """Return which recompute kind a block uses."""
         return self.recompute.kind if self.recomputes(block) else "none"
 
 
 def program_of(run: Planned, hardware: Hardware) -> Program:
-    """What our executor does with these settings on this machine."""
+    """Return how our executor runs these settings on a machine."""
     plainer = run.has_mask or run.precision.kind == "fp32" or hardware.generation == "volta"
     return replace(
         OURS,
@@ -181,7 +181,7 @@ def case_of(run: Planned, hardware: Hardware) -> Case:
 
 
 def again_of(run: Planned) -> Again:
-    """What the rank does again that does most of it: the others of its pipeline wait for it."""
+    """Return the recompute of the rank that does most of it, since its pipeline waits for it."""
     if not isinstance(run.recompute, SomeRecomputeSettings):
         return Again()
     share = 1.0 if run.recompute.blocks is None else max(_share_again(run, held) for held in run.stages)
@@ -210,7 +210,7 @@ def _stages(
 
 @lru_cache(maxsize=64)
 def _optimizer_bytes(model: ModelSettings, optim: OptimSettings) -> float:
-    """For a weight, on average: the master, and what the optimizer remembers."""
+    """Return the bytes of master and optimizer state for a weight, on average."""
     weights = model.weights()
     slots = sum(optim.num_slots(name, shape) * math.prod(shape) for name, shape in weights.items())
     return FP32_BYTES * (1 + slots / sum(map(math.prod, weights.values())))

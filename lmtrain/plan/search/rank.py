@@ -82,7 +82,7 @@ class Ranked:
 
     @property
     def num_fitting(self) -> int:
-        """By the closed form."""
+        """The number of layouts that fit by the closed form."""
         return int(np.sum(self.allowed & (self.held <= self.usable)))
 
     @cached_property
@@ -111,7 +111,7 @@ class Ranked:
         return self._sorted(self.seconds, self.allowed & (self.seconds < best))
 
     def fitting(self, places: Rows, columns: tuple[str, ...] = ()) -> Iterator[int]:
-        """Those that fit by the bytes of their ranks, in order; with columns, of each family its first."""
+        """Yield the places that fit by the counted bytes of their ranks, in order; with columns, the first of each family."""
         seen = set[tuple[float, ...]]()
         for start in range(0, len(places), _AT_ONCE):
             some = places[start : start + _AT_ONCE]
@@ -127,7 +127,7 @@ class Ranked:
                     yield place
 
     def replay_fastest(self) -> None:
-        """In the place of closed forms: the replays of those that stand first, and of the rest as far as one is alike.
+        """Replace closed forms by replays for the fastest layouts, and for others with an equal pipeline.
 
         Once, before anything is asked.
         """
@@ -173,7 +173,7 @@ class Ranked:
         return places[np.argsort(_rounded(by[places]), kind="stable")]
 
     def firsts(self, places: Rows, columns: tuple[str, ...] = FAMILY) -> Rows:
-        """The first of each family, in order."""
+        """Return the first place of each family, in order."""
         if not len(places):
             return places
         keys = np.stack([self.space.column(name, self.rows[places]) for name in columns])
@@ -198,7 +198,7 @@ def rank(space: Space, hardware: Hardware, limits: Limits, prices: Prices) -> Ra
 
 
 def _alike(columns: Sequence[Column]) -> NDArray[np.intp]:
-    """The same number for those that share all columns."""
+    """Return a number for each row; rows with equal columns have the same number."""
     found = np.zeros(len(columns[0]), dtype=np.intp)
     for column in columns:
         values, at = np.unique(column, return_inverse=True)

@@ -80,7 +80,7 @@ class Answer:
 
     @property
     def mfu(self) -> float:
-        """As a run counts it: attention in full, recompute not at all, of the peak for its numbers."""
+        """MFU as a run counts it: attention in full, recompute not at all."""
         flops = self.run.shape.flops_per_token(scored=self.run.scored_share) * self.tokens_per_s
         return flops / (self.gpus * self.hardware.peak(self.run.product_precision))
 
@@ -134,12 +134,12 @@ def _parts(time: StepTime, at: int) -> dict[str, float]:
 
 
 def more(one: Answer, best: Answer, by: str) -> float:
-    """What share of the best it takes beyond that: of time, or of joules."""
+    """Return how much more time, or joules, a layout takes than the best, as a share."""
     return one.joules_per_token / best.joules_per_token - 1 if by == "joules" else one.seconds / best.seconds - 1
 
 
 def why_slower(other: Answer, best: Answer) -> str:
-    """Where a layout loses most against the best one."""
+    """Return in words where a layout loses most against the best one."""
     more = {name: other.parts[name] - best.parts[name] for name in PARTS}
     worst = max(more, key=lambda name: more[name])
     gains = min(more, key=lambda name: more[name])
@@ -152,7 +152,7 @@ def _signed(seconds: float) -> str:
 
 
 def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
-    """For each pp and tp the fastest that fits, or the bytes that the smallest needs."""
+    """Return for each pp and tp the fastest layout that fits, or the bytes that the smallest needs."""
     fastest = answers(ranked, ranked.fitting(ranked.fastest, ("pp", "tp")))
     found: dict[tuple[int, int], Answer | float] = {(one.run.parallel.pp, one.run.parallel.tp): one for one in fastest}
     for place in ranked.firsts(ranked.smallest, ("pp", "tp")):
@@ -163,7 +163,7 @@ def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
 
 
 def unfitting(ranked: Ranked, most: int) -> Iterator[Answer]:
-    """What would be faster and does not fit; where nothing fits, what misses by least."""
+    """Yield layouts that would be faster but do not fit; if nothing fits, those that miss by least."""
     if ranked.best is not None:
         yield from answers(ranked, ranked.firsts(ranked.unfitting)[:most])
     else:

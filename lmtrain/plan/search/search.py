@@ -36,7 +36,7 @@ _ZEROS = (1, 0, 2, 3)  # the usual one first: of two that are priced the same it
 
 
 def with_sets(run: Planned, sets: Sets) -> Planned:
-    """The run with these settings, and of `parallel` the usual ones besides."""
+    """Return the run with these settings; other parallel settings have their defaults."""
     own = {key: sets[key] for key in ("micro_batch", "recompute") if key in sets}
     return replace(run, parallel=ParallelSettings(**{k: v for k, v in sets.items() if k not in own}), **own)
 
@@ -80,7 +80,7 @@ class Axis:
 
     @cached_property
     def is_different(self) -> NDArray[np.bool_]:
-        """Of each row, whether none before it in its group is priced the same, as `balance` where stages are equal."""
+        """Return for each row whether no earlier row of its group has the same price."""
         table = np.stack([np.array(self._group, dtype=np.float64), *self.columns.arrays.values()])
         found = np.zeros(len(self.sets), dtype=bool)
         found[np.unique(table, axis=1, return_index=True)[1]] = True
@@ -127,7 +127,7 @@ class Space:
 
     @cached_property
     def _decided_by(self) -> dict[str, int]:
-        """Of each column the axis, where that is another than the first, the stages."""
+        """Return the axis that decides each column, for columns that the first axis does not decide."""
         found: dict[str, int] = {}
         for at, axis in enumerate(self._axes[1:], 1):
             if twice := sorted(found.keys() & axis.decides):
@@ -223,7 +223,7 @@ class _Search:
         return checkpoint_bytes(self._run.model, self._run.optim.num_slots)
 
     def _is_listed(self, shard: int, tp: int) -> bool:
-        """Whether a manifest could name the pieces of a checkpoint: of a layout these two sizes decide."""
+        """Return whether a manifest could list a checkpoint's pieces, which these two sizes decide."""
         if not self._run.saves:
             return True
         try:
