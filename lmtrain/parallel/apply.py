@@ -136,7 +136,7 @@ def _objective(settings: ModelSettings, mesh: Mesh, *, sequence: bool) -> Causal
 
 
 def _lines(stage: Stage, num_stages: int, done: list[str | None]) -> list[str]:
-    """What was done to one stage, each line with its number where there are several."""
+    """Return what was done to a stage, with its number if there are several."""
     if num_stages == 1:
         return [line for line in done if line]
     ends = ["embedding"] * stage.first + ["head"] * stage.last

@@ -29,7 +29,7 @@ reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduc
 def column_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool, total: Tensor | None = None
 ) -> Tensor:
-    """This rank's outputs of a linear whose outputs are split; x is whole, or a cut of the sequence.
+    """Return this rank's outputs of a column-parallel linear; x is whole, or a part of the sequence.
 
     `total`: what the weight's gradient is added to, where autograd is not given it.
     """
@@ -40,19 +40,19 @@ def column_linear(
 def row_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool, total: Tensor | None = None
 ) -> Tensor:
-    """All outputs of a linear whose inputs are split, summed over ranks: whole, or this rank's cut of the sequence."""
+    """Return the outputs of a row-parallel linear, summed over ranks: whole, or this rank's part of the sequence."""
     y: Tensor = _RowLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-untyped-call]
     return y
 
 
 def sum_parts(x: Tensor, axis: Axis, *, sequence: bool) -> Tensor:
-    """The sum over ranks, whole or cut; each rank's part gets the gradient of the sum."""
+    """Return the sum over ranks, whole or this rank's part; each rank's x gets the gradient of the sum."""
     y: Tensor = _SumParts.apply(x, axis, sequence)  # type: ignore[no-untyped-call]
     return y
 
 
 def taken_from_first(x: Tensor, axis: Axis) -> Tensor:
-    """The first rank's x on every rank; gradients flow on the first alone, so that what made x is counted once."""
+    """Return the first rank's x on every rank; gradients flow on the first alone, so that x counts once."""
     y: Tensor = _TakenFromFirst.apply(x, axis)  # type: ignore[no-untyped-call]
     return y
 
@@ -98,7 +98,7 @@ class _RowLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """A bias that was added to a cut of the sequence gets the gradient of that cut alone."""
+        """Return gradients; a bias that was added to a part of the sequence gets that part's gradient alone."""
         (grad,) = grads
         x, weight = ctx.saved_tensors
         parts, gathering = _start_gather(grad, ctx.axis) if ctx.sequence else (grad, None)
@@ -136,7 +136,7 @@ class _TakenFromFirst(torch.autograd.Function):
 
 
 def _given(y: Tensor, bias: Tensor | None = None) -> Tensor:
-    """What a forward returns of a sum, which lies where something was changed in place; plus a bias.
+    """Return a forward's output from a sum that was made in place, plus a bias.
 
     because: torch 2.11's compiler takes such an output for a constant, and everything before it has gradients of 0.
     """
@@ -148,7 +148,7 @@ def _given(y: Tensor, bias: Tensor | None = None) -> Tensor:
 def all_reduce(
     x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, what: str = "a sum"
 ) -> Tensor:
-    """In place, without gradients; nothing happens on an axis of one."""
+    """All-reduce in place, without gradients; do nothing on an axis of one."""
     if axis.size == 1:
         return x
     if torch.compiler.is_compiling():  # because: neither a fault nor a mark is anything that a graph could hold
@@ -162,7 +162,7 @@ def all_reduce(
 
 
 def broadcast(x: Tensor, axis: Axis, index: int, what: str) -> Tensor:
-    """In place: what the axis's rank of this index has."""
+    """Broadcast in place from the axis's rank of this index."""
     if axis.size > 1:
         with phases.within("collective", what, axis=axis, tensor=x):
             # collective: nothing is summed; one rank's tensor, to all of the axis
@@ -201,7 +201,7 @@ def _cut_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
 
 
 def _start_sum(x: Tensor, axis: Axis, sequence: bool) -> tuple[Tensor, dist.Work | None]:
-    """The sum over ranks once it has been waited for: whole and in place, or this rank's cut of the sequence."""
+    """Start a sum over ranks; return its output, whole and in place or this rank's part, and the work to wait for."""
     # because: a compiler traces the plain form of a collective, not its handle, and finds the overlap by itself
     eager = not torch.compiler.is_compiling()
     if sequence:

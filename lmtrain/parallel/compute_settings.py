@@ -31,13 +31,13 @@ class ComputeSettings(Settings):
         )
 
     def compiles(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> bool:
-        """What `auto` comes to: true on a GPU, where the layout allows it."""
+        """Return whether to compile; `auto` means on a GPU if the layout allows it."""
         if self.compile != "auto":
             return self.compile
         return on_gpu and why_not_compiled(parallel, uses_dropout=uses_dropout) is None
 
     def compile_words(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> str:
-        """For the dry run: what is compiled, and if nothing is, why. What a run refuses never comes here."""
+        """Return for the dry run what is compiled, or why nothing is."""
         if self.compiles(parallel, uses_dropout=uses_dropout, on_gpu=on_gpu):
             return "each block, and the loss"
         if self.compile is False:
@@ -90,20 +90,20 @@ class RecomputeSettings(Choice):
 
     @property
     def words(self) -> str:
-        """For a table: `full`, or `full 24` where it is of so many blocks."""
+        """Return the kind for a table: `full`, or `full 24` for 24 blocks."""
         return self.kind
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """As one would type it."""
+        """Return the settings as they are typed."""
         return (f"recompute={self.kind}",)
 
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
-        """What is wrong with these settings for a model of this depth; train/config asks, and the planner."""
+        """Yield what is wrong with these settings for a model of this depth."""
         return iter(())
 
     def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:
-        """The same for a run that is shared out so."""
+        """Yield what is wrong with these settings for a layout."""
         return iter(())
 
 
@@ -130,7 +130,7 @@ class SomeRecomputeSettings(RecomputeSettings):
         yield from self.checked(self.at_least(1, "blocks", "Use null for all blocks, or recompute=none for none."))
 
     def is_for(self, block: int) -> bool:
-        """Whether the block of this number in the whole model is computed twice."""
+        """Return whether the block of this number in the whole model is recomputed."""
         return self.blocks is None or block < self.blocks
 
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:

@@ -46,7 +46,7 @@ class Inference:
 
     @property
     def separates_documents(self) -> bool:
-        """Whether `documents_BT` keeps requests that share a row apart; a model that does not say so may ignore it."""
+        """True if `documents_BT` separates requests that share a row in all stages."""
         return all(getattr(model, "separates_documents", False) for model in self.stages.values())
 
     @property
@@ -120,7 +120,7 @@ class Inference:
         return self._infer(batches, places, answer)
 
     def _infer(self, batches: Sequence[Batch], kept: Sequence[Tensor | None], answer: Answer) -> dict[int, Tensor]:
-        """On the last stage, the answer to each batch from its hidden states: of whole sequences, or of kept places."""
+        """Return, on the last stage, the answer to each batch from its hidden states: of whole sequences or kept places."""
         self.turn(training=False)
         given = [batch.map(lambda array: array.to(self.device, non_blocking=True)) for batch in batches]
         given = [_padded(batch, self.mesh.tp.size) if self.sequence else batch for batch in given]
@@ -143,7 +143,7 @@ class Inference:
             stage.train(training)
 
     def hidden_shape(self, batch: Batch) -> tuple[int, ...]:
-        """Of what a stage hands to the next one, on this rank."""
+        """Return the shape of the hidden states that a stage sends to the next one, on this rank."""
         rows, length = batch.tokens_BT.shape
         return rows, length // self.mesh.tp.size if self.sequence else length, self.settings.shape.width
 
@@ -160,7 +160,7 @@ def chunks(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
 
 
 def _padded(batch: Batch, multiple: int) -> Batch:
-    """As long as tp ranks can cut evenly. What stands on the right is not real, and nobody looks at it."""
+    """Pad a batch on the right to a length that tp ranks divide evenly; padding is masked."""
     missing = -batch.tokens_BT.shape[1] % multiple
     if not missing:
         return batch

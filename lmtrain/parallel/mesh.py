@@ -66,7 +66,7 @@ class Mesh:
 
 
 def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -> Mesh:
-    """Every rank calls this, in step with the others; several processes must have met before (process_group.start)."""
+    """Build the mesh; every rank calls this, after several processes have met (process_group.start)."""
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if size != layout.world_size:
         raise LayoutError(
@@ -96,7 +96,7 @@ def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -
 
 
 def _along(layout: Layout, at: Coordinate, *names: str) -> tuple[int, ...]:
-    """The ranks met when these coordinates run, the last of them fastest."""
+    """Return the ranks along these axes, the last axis fastest."""
     places = [at]
     for name in names:
         places = [replace(place, **{name: i}) for place in places for i in range(getattr(layout, name))]
@@ -131,12 +131,12 @@ class GroupPeers:
 
 
 def setup_peers(mesh: Mesh) -> Peers:
-    """For the processes' main threads."""
+    """Return the peers for the processes' main threads."""
     return GroupPeers(mesh, phases.main) if mesh.world.size > 1 else ALONE
 
 
 def saving_peers(mesh: Mesh) -> Peers:
-    """For the threads that write checkpoints."""
+    """Return the peers for the threads that write checkpoints."""
     return GroupPeers(mesh, phases.saver) if mesh.world.size > 1 else ALONE
 
 
@@ -160,5 +160,5 @@ class FirstPeers:
 
 
 def first_peers(what: str) -> Peers:
-    """For what is agreed on before there is a mesh, or once a batch of texts; `what` is how a wait for it is called."""
+    """Return the peers for agreements before there is a mesh; `what` names the wait for them."""
     return FirstPeers(what) if dist.is_initialized() and dist.get_world_size() > 1 else ALONE

@@ -40,7 +40,7 @@ def fill(parameters: Mapping[str, Tensor], places: Places, starts: Mapping[str, 
 
 
 def _in_turn(blocks: Mapping[str, Iterator[Block]], num_threads: int) -> Iterator[tuple[str, Block]]:
-    """All blocks of each name in order, of several names at a time.
+    """Yield all blocks of each name in order, several names at a time.
 
     because: of one generator a thread draws some 250 million numbers a second, and names have a generator each
     """
@@ -63,7 +63,7 @@ def _in_turn(blocks: Mapping[str, Iterator[Block]], num_threads: int) -> Iterato
 
 
 def _keep(block: Tensor, first: int, region: Region, parameter: Tensor) -> None:
-    """What of the rows from `first` on this rank holds."""
+    """Copy the part of a block of rows, which begins at row `first`, that this rank holds."""
     start, size = region.offset[0], region.shape[0]
     begin, end = max(start, first), min(start + size, first + len(block))
     if begin < end:
@@ -72,7 +72,7 @@ def _keep(block: Tensor, first: int, region: Region, parameter: Tensor) -> None:
 
 
 def pieces_of(tensors: Mapping[str, Tensor], places: Places, prefix: str) -> list[Piece]:
-    """Every region that this rank holds; each key is, or ends in, a parameter's name.
+    """Return every region that this rank holds; each key is, or ends in, a parameter's name.
 
     A piece has the name of its place: of two tied weights both are pieces of the first.
     """
@@ -85,7 +85,7 @@ def pieces_of(tensors: Mapping[str, Tensor], places: Places, prefix: str) -> lis
 
 
 def owned(pieces: Iterable[Piece], places: Places) -> list[Piece]:
-    """Those that this rank saves: over all ranks, each number once."""
+    """Return the pieces this rank saves; every element of every tensor is saved by exactly one rank."""
     held, saved = {place.name for place in places.values()}, {p.name for p in places.values() if p.is_owner}
     once = {(piece.name, piece.offset): piece for piece in pieces if ending(piece.name, held) in saved}
     return list(once.values())

@@ -46,7 +46,7 @@ EXP_ROWS = 16  # because: what is made of so many of them stays in a core's own 
 
 
 def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence: bool) -> str | None:
-    """In place; returns what was done, for the log. A model that is not cut (one rank) is left as it is."""
+    """Split a model over tp ranks in place and return a line for the log; a single rank leaves it as it is."""
     if axis.size == 1:
         return None
     assert isinstance(model, nn.Module)
@@ -122,7 +122,7 @@ class SequenceEmbedding(nn.Module):
         self.weight = whole.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids are of the whole sequence, in their last dim."""
+        """Return the embedding of this rank's part of the sequence; ids are of the whole sequence, in their last dim."""
         length = ids.shape[-1] // self.axis.size
         return nn.functional.embedding(ids.narrow(-1, self.axis.index * length, length), self.weight)
 
@@ -139,7 +139,7 @@ class TakenFromFirst(nn.Module):
 
 
 def rows_per_rank(num_rows: int, size: int) -> int:
-    """The layout pads the vocabulary until every rank has as many rows."""
+    """Return the rows of the vocabulary per rank, padded so that every rank has as many."""
     return -(-num_rows // size)
 
 
@@ -174,7 +174,7 @@ class VocabHead(Summing):
         )
 
     def _padding(self) -> Tensor | None:
-        """As Head's; a rank may hold nothing but padding."""
+        """Return what padding adds to the scores, as Head does; a rank may hold only padding."""
         return added_to_scores(self.weight, self.bias, self.vocab_size - self.axis.index * self.weight.shape[0])
 
 
@@ -205,7 +205,7 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
 
 @torch.no_grad()
 def hit_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
-    """How many labels that are not IGNORED have the highest score of their row on any rank, in fp32."""
+    """Return how many labels, IGNORED ones aside, have the highest score of their row on any rank, in fp32."""
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     column_N, mine_N = _find(labels_N, logits_NV.shape[-1], axis)
     label_N = logits_NV.gather(-1, column_N.unsqueeze(-1)).squeeze(-1).masked_fill(~mine_N, float("-inf"))
@@ -255,14 +255,14 @@ class _CrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """softmax - onehot(label) in this rank's columns, and 0 for ignored rows; nothing is sent."""
+        """Return softmax - onehot(label) in this rank's columns, and 0 for ignored rows, without communication."""
         logits_NV, labels_N, column_N, top_N, sum_N = ctx.saved_tensors
         weight_N = grads[0] * (labels_N != IGNORED)
         return gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None
 
 
 def _column(labels_N: Tensor, num_rows: int, axis: Axis) -> Tensor:
-    """Of each label among this rank's, or NOWHERE."""
+    """Return the column of each label among this rank's, or NOWHERE."""
     row_N, mine_N = _find(labels_N, num_rows, axis)
     return row_N.masked_fill(~mine_N, NOWHERE)
 

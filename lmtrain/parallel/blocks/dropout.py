@@ -41,8 +41,11 @@ class Noise:
         self.current = Microbatch(0, 0)
 
     def enter(self, step: int, index: int, stage: int = 0) -> None:
-        """Before a stage's forward of this rank's microbatch `index`. Numbered as the loader deals samples out to dp
-        ranks, so that one process with all of these microbatches draws the same masks."""
+        """Prepare dropout for a stage's forward of this rank's micro-batch `index`.
+
+        Micro-batches are numbered as the loader distributes samples over dp ranks, so that one process with all of them
+        draws the same masks.
+        """
         self.current = Microbatch(step, index * self.dp.size + self.dp.index, stage)
         if self.uses_dropout:
             at: tuple[int | str, ...] = ("tp", self.tp.index) if self.splits_all else ()
@@ -62,7 +65,7 @@ class Noise:
             self.current = before
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """For checkpoint's `context_fn`: recompute may come when another microbatch has been entered."""
+        """Return the contexts for checkpoint's `context_fn`: recompute may come after another micro-batch has begun."""
         return nullcontext(), self.at(self.current)
 
 
@@ -101,7 +104,7 @@ class SplitCore(nn.Module):
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    """The one that dropout draws from."""
+    """Return the generator that dropout draws from."""
     if device.type == "cuda":
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     return torch.default_generator

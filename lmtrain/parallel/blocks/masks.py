@@ -14,7 +14,7 @@ from lmtrain.spec import LanguageModel
 
 
 def apply_block_masks(model: LanguageModel, *, on_gpu: bool) -> str | None:
-    """In place; returns what was done, for the log. A model that is no Stack makes its masks itself.
+    """Apply block masks in place and return a line for the log; a model that is no Stack makes its masks itself.
 
     `on_gpu`: with a compiler for its kernels.
     """
@@ -29,7 +29,7 @@ def apply_block_masks(model: LanguageModel, *, on_gpu: bool) -> str | None:
 
 @contextmanager
 def masks_of_positions(models: Iterable[LanguageModel]) -> Iterator[None]:
-    """For as long as it lasts, for texts of any length.
+    """Use masks of positions within the block, for texts of any length.
 
     because: flex_attention would be compiled for each length, and a compiler keeps eight; where it is not, as in an
     evaluation while a run trains, it makes a matrix of all scores for every head

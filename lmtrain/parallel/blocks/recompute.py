@@ -48,7 +48,7 @@ Contexts = Callable[[], Pair]
 def apply_recompute(
     model: LanguageModel, settings: SomeRecomputeSettings, noise: Noise, *, compiled: bool
 ) -> str | None:
-    """In place; returns what was done, for the log. A pipeline's stage may have none of the blocks that it is for."""
+    """Apply recompute in place and return a line for the log; a pipeline stage may have no block that uses it."""
     options = _options(settings.kind, noise, compiled=compiled)
     blocks = [block for number, block in model.blocks.items() if settings.is_for(int(number))]
     for block in blocks:
@@ -106,7 +106,7 @@ def _recomputed(inner: Callable[..., Tensor], options: Mapping[str, Any], *args:
 
 
 def _options(kind: str, noise: Noise, *, compiled: bool) -> dict[str, Any]:
-    """What checkpoint is told: whether to put torch's own generator back, and what to enter around both forwards."""
+    """Return the options of checkpoint: whether it restores torch's generator, and the contexts of both forwards."""
     options: dict[str, Any] = {"preserve_rng_state": noise.uses_dropout}
     # because: a compiler can trace no context but torch's choice of operators; it repeats random numbers by itself
     if kind == "operators":
@@ -133,7 +133,7 @@ def _stacked(outer: AbstractContextManager[Any], inner: AbstractContextManager[A
 
 
 def apply_compile(model: LanguageModel, *, deterministic: bool) -> str:
-    """Each block alone; returns what was done, for the log.
+    """Compile each block by itself and return a line for the log.
 
     `forward` is compiled and not the whole call: the hooks by which FSDP gathers weights stay outside the graph.
     """
@@ -147,7 +147,7 @@ def apply_compile(model: LanguageModel, *, deterministic: bool) -> str:
 
 
 def compile_loss(objective: CausalLM, *, deterministic: bool) -> str:
-    """Once for all stages: the softmax over the vocabulary is the other place where fusion pays."""
+    """Compile the loss once for all stages, since fusion pays for the softmax over the vocabulary."""
     # a loss over tp serves a compiler as it is
     function = cross_entropy_plain if objective.cross_entropy is cross_entropy_sum else objective.cross_entropy
     # because: left to itself torch compiles twice, the second time for any number of rows

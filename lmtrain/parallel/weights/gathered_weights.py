@@ -75,7 +75,7 @@ class Spread:
 
 
 def _gather_rows(local: Tensor, place: Place, shards: Axis) -> Tensor:
-    """All rows of this tp rank's part. Shards are sent at equal size, as the last ones may be shorter."""
+    """Gather all rows of this tp rank's part; shards are padded to equal size."""
     if shards.size == 1:
         return local
     rows = -(-place.part_shape[0] // shards.size)

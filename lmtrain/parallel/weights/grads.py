@@ -57,7 +57,7 @@ class TiedSums:
     def __init__(
         self, ties: Sequence[Tie], mesh: Mesh, ends: tuple[int, int], weights: Weights, device: torch.device
     ) -> None:
-        """`ends` are the ranks along pp of the first and the last stage."""
+        """Find the tied weights that this rank sums; `ends` are the pp ranks of the first and the last stage."""
         first, last = ends
         self.names: list[str] = []  # of this rank's gradients that are summed so
         self.whole: dict[str, Tensor] = {}
@@ -81,7 +81,7 @@ class TiedSums:
 
     @torch.no_grad()
     def begin(self, name: str, gradient: Tensor) -> None:
-        """This rank's part is whole. Both ranks sum in the order of `names`."""
+        """Begin the sum of a tied gradient whose part on this rank is complete; both ranks sum in the order of `names`."""
         self.whole[name] = gradient
         for name in self.names[len(self.under_way) :]:
             if name not in self.whole:
@@ -103,7 +103,7 @@ class TiedSums:
 
 @torch.no_grad()
 def sum_gradients(gradients: Mapping[str, Tensor], ties: Iterable[Tie], under_way: TiedSums) -> None:
-    """In place."""
+    """Sum the gradients of tied weights in place."""
     under_way.wait()
     for tie in ties:
         one, other = gradients.get(tie.first), gradients.get(tie.second)
@@ -113,7 +113,7 @@ def sum_gradients(gradients: Mapping[str, Tensor], ties: Iterable[Tie], under_wa
 
 @torch.no_grad()
 def sum_partial_gradients(gradients: Mapping[str, Tensor], places: Mapping[str, Place], tp: Axis) -> None:
-    """In place: norms and biases that each rank used on its own cut of the sequence."""
+    """Sum in place the gradients of norms and biases that each rank used on its own part of the sequence."""
     partial = [gradient for name, gradient in gradients.items() if places[name].cut.split is Split.NONE]
     if tp.size == 1 or not partial:
         return
@@ -128,7 +128,7 @@ def sum_partial_gradients(gradients: Mapping[str, Tensor], places: Mapping[str, 
 def gradient_norm(
     gradients: Mapping[str, Tensor], places: Mapping[str, Place], world: Axis, device: torch.device | None = None
 ) -> Tensor:
-    """The 2-norm of all gradients as one vector, each weight once, on the device: nothing waits for it here.
+    """Return the 2-norm of all gradients, each weight once, on the device, without synchronizing.
 
     One number that is not finite anywhere makes it so everywhere: all ranks skip an fp16 overflow, or none does.
     """
@@ -157,7 +157,7 @@ def apply_clip(gradients: list[Tensor], norm: Tensor, clip_norm: float | None, l
 
 @torch.no_grad()
 def clip_factor(norm: Tensor, clip_norm: float | None, loss_scale: float) -> Tensor | None:
-    """By what all gradients are to be multiplied, on the device; None for nothing."""
+    """Return the factor for all gradients, on the device; None if there is none."""
     if clip_norm is None and loss_scale == 1.0:
         return None
     factor = torch.full_like(norm, 1.0 / loss_scale)

@@ -27,8 +27,10 @@ class MasterWeights:
     def __init__(
         self, parameters: dict[str, nn.Parameter], dtype: torch.dtype, summing: Iterable[Summing] = ()
     ) -> None:
-        """Those that compute in `dtype`; those that have it already are the masters themselves. `summing`: modules
-        whose weights, in half precision, are to have their gradients summed by products."""
+        """Make masters of weights that compute in `dtype`; weights of that dtype are the masters themselves.
+
+        `summing`: modules whose half-precision weights have their gradients summed by products.
+        """
         self.dtype, self.work = dtype, parameters
         self._watched: list[tuple[str, int, Kind, Use]] = []
         self.summing: list[tuple[nn.Parameter, Summing]] = []
@@ -47,17 +49,17 @@ class MasterWeights:
 
     @property
     def rounded(self) -> dict[Tensor, Tensor]:
-        """Of each master the weight that computes, where that is another one."""
+        """Master -> the weight that computes, if they are two tensors."""
         return {} if self.master is self.work else {self.master[name]: work for name, work in self.work.items()}
 
     @torch.no_grad()
     def publish(self, *, written: bool = False) -> None:
-        """After an update or a load: round the masters into the weights that compute, if it is not `written` yet."""
+        """Round the masters into the weights that compute, after an update or a load, unless they are `written`."""
         if self.master is not self.work and not written:
             torch._foreach_copy_(list(self.work.values()), list(self.master.values()))
 
     def clear_gradients(self, num_microbatches: int) -> None:
-        """Before a step of so many."""
+        """Clear gradients before a step of `num_microbatches`."""
         for parameter in self.master.values():
             parameter.grad = None
         clear_totals((module for _, module in self.summing), num_microbatches)
@@ -65,14 +67,14 @@ class MasterWeights:
             master.grad = module.total
 
     def begin(self, action: Action, last: bool) -> None:
-        """Before a backward. One copy of the batch has nothing to send."""
+        """Do nothing before a backward, since one replica has nothing to send."""
 
     def when_whole(self, name: str, stage: int, half: Kind, use: Use) -> None:
-        """A gradient is to be used as soon as the last backward, or its half that adds to it, is done."""
+        """Call `use` on a gradient as soon as the last backward, or the half that adds to it, is done."""
         self._watched.append((name, stage, half, use))
 
     def done(self, action: Action, last: bool) -> None:
-        """After each action."""
+        """Use the watched gradients that are complete after an action."""
         for name, stage, half, use in self._watched:
             if last and action.stage == stage and action.kind in (Kind.BACKWARD, half):
                 gradient = self.master[name].grad
@@ -80,7 +82,7 @@ class MasterWeights:
                 use(name, gradient)
 
     def collect(self) -> None:
-        """After the last backward. Gradients are where they belong as soon as they are made."""
+        """Do nothing after the last backward, since gradients are in place as soon as they are made."""
 
 
 def to_work_dtype(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:

@@ -35,7 +35,7 @@ from lmtrain.spec import LanguageModel, Split
 
 
 def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype: torch.dtype) -> str:
-    """In place, on a model without memory; returns what was done, for the log."""
+    """Shard a model on the meta device in place, and return a line for the log."""
     assert isinstance(model, nn.Module)
     plane = mesh.data_mesh()
     options: dict[str, Any] = {
@@ -67,7 +67,7 @@ def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype:
 
 
 def _tables(model: nn.Module) -> list[nn.Module]:
-    """What holds a row a token: embedding and head, unless they are one tensor, which is the root's."""
+    """Return the modules with a row for each token: embedding and head, unless they share a tensor."""
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     ties = [{tie.first, tie.second} for tie in cast(LanguageModel, model).ties()]
     shared = set[str]().union(*(tie for tie in ties if tie <= names))
@@ -77,7 +77,7 @@ def _tables(model: nn.Module) -> list[nn.Module]:
 
 
 def _is_read(table: nn.Module) -> bool:
-    """An embedding: its rows are copied, and its backward needs none of them."""
+    """Return whether a table is an embedding, whose backward needs none of its rows."""
     return isinstance(table, nn.Embedding | VocabEmbedding)
 
 
@@ -124,7 +124,7 @@ class ShardedWeights:
         self._told: dict[int, tuple[bool, bool, bool]] = {}  # what each stage has been told
 
     def begin(self, action: Action, last: bool) -> None:
-        """Before a backward: what it is to send and to keep. A first half sends the embedding's gradients alone."""
+        """Set what a backward sends and keeps; a first half sends the embedding's gradients alone."""
         if action.kind in (Kind.BACKWARD, Kind.INPUT):
             sends = last or self.zero >= 2
             self._tell(action.stage, sends and action.kind is Kind.BACKWARD, last, read=sends)
@@ -136,7 +136,7 @@ class ShardedWeights:
             self._hand_over(action.stage)
 
     def _hand_over(self, stage: int) -> None:
-        """Before the products of a step's last backward: FSDP finds the totals where it looks for gradients."""
+        """Put the totals where FSDP looks for gradients, before the products of a step's last backward."""
         for module in self.summing[stage]:
             if module.total is not None:
                 # what other uses of a tied weight gave: from the second step on in fp32, and FSDP leaves it where it is
@@ -146,7 +146,7 @@ class ShardedWeights:
                 module.weight.grad = module.total
 
     def done(self, action: Action, last: bool) -> None:
-        """After a second half: gradients have come about behind FSDP's back. They are added up in fp32, then sent."""
+        """Add up in fp32 and send the gradients of a second half, which FSDP's hooks do not see."""
         if action.kind is Kind.WEIGHT:
             self._tell(action.stage, False, last)
             end_backward(self.stages[action.stage])
@@ -155,8 +155,10 @@ class ShardedWeights:
                 end_backward(self.stages[action.stage])
 
     def when_whole(self, name: str, stage: int, half: Kind, use: Use) -> None:
-        """A shard of this gradient is to be used as soon as it has been reduced for the last time, whichever half that
-        is after, and in the stream that reduces: what has yet to be computed does not wait for it."""
+        """Call `use` on a gradient's shard as soon as it has been reduced for the last time, in the stream that reduces.
+
+        Later computation does not wait for it.
+        """
 
         def reduced(parameter: Tensor) -> None:
             _, _, last = self._told[stage]
@@ -180,7 +182,7 @@ class ShardedWeights:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """After the last backward: wait for the reductions and hand over the shards of gradients."""
+        """Wait for the reductions after the last backward, and hand over the shards of gradients."""
         for stage in self.stages.values():
             stage.set_is_last_backward(True)
             end_backward(stage)
@@ -196,12 +198,12 @@ class ShardedWeights:
         return {}
 
     def publish(self, *, written: bool = False) -> None:
-        """After an update or a load: release gathered weights, so that nothing computes with old ones."""
+        """Release gathered weights after an update or a load, so that nothing computes with old ones."""
         for group in self.groups:
             group.reshard()
 
     def clear_gradients(self, num_microbatches: int) -> None:
-        """Before a step of so many."""
+        """Clear gradients before a step of `num_microbatches`."""
         for parameter in self.master.values():
             parameter.grad = None
         for modules in self.summing.values():

@@ -99,7 +99,7 @@ class ByLayer:
         return (self.before if stage.first else Numbers()) + (at_end if stage.last else Numbers())
 
     def tables(self, stage: Stage, *, tied: bool) -> tuple[Numbers, Numbers]:
-        """Return the embedding's and the head's numbers if each is gathered by itself; nothing if they are one tensor."""
+        """Return the embedding's and the head's numbers if each is gathered by itself, not as one tensor."""
         if stage.first and stage.last and tied:
             return Numbers(), Numbers()
         return self.read if stage.first else Numbers(), self.scored if stage.last else Numbers()

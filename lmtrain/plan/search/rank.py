@@ -111,7 +111,7 @@ class Ranked:
         return self._sorted(self.seconds, self.allowed & (self.seconds < best))
 
     def fitting(self, places: Rows, columns: tuple[str, ...] = ()) -> Iterator[int]:
-        """Yield the places that fit by the counted bytes of their ranks, in order; with columns, the first of each family."""
+        """Yield the places that fit by the counted bytes of their ranks; with columns, the first of each family."""
         seen = set[tuple[float, ...]]()
         for start in range(0, len(places), _AT_ONCE):
             some = places[start : start + _AT_ONCE]
