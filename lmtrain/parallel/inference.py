@@ -56,10 +56,10 @@ class Inference:
 
     @torch.no_grad()
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Of each batch [2, labels] in float64, on the host: of labels that are not IGNORED, row by row, the negative
-        log-likelihood, and 1 where the label is the most likely token. All ranks give all batches and get all answers.
+        """Yield for each batch [2, labels] in float64 on the host: negative log-likelihoods, and 1 for each right guess.
 
-        Of a batch with labels of pairs it is these that are asked for.
+        Labels are taken row by row, IGNORED ones left out; a label is guessed right if it is the most likely token. All
+        ranks give all batches and receive all answers. A batch with labels of pairs is scored on these.
         """
         dp = self.mesh.dp
         for some in chunks(batches, self.scored_at_once):

@@ -54,7 +54,7 @@ class Mesh:
     world: Axis
 
     def data_mesh(self) -> DeviceMesh:
-        """The (dp_replicate, dp_shard) plane through this rank as FSDP2 wants it, with groups for axes of one too."""
+        """Return the (dp_replicate, dp_shard) plane through this rank for FSDP2, with groups for axes of one too."""
         axes = (self.dp_replicate, self.dp_shard)
         alone = new_group((self.rank,), self.timeout_s) if any(axis.group is None for axis in axes) else None
         groups = [axis.group or alone for axis in axes]

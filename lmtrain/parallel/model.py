@@ -63,17 +63,17 @@ class ParallelModel(Inference):
 
     @property
     def num_parameters(self) -> int:
-        """Of the whole model, without padding."""
+        """The parameters of the whole model, without padding."""
         return self.settings.num_parameters
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """What the loss adds up, in the order of every tensor of shares and sums."""
+        """The terms that the loss adds up, in the order of every tensor of shares and sums."""
         return self.objective.terms
 
     @property
     def whole(self) -> Whole:
-        """How an optimizer sees whole weights."""
+        """The view of whole weights for an optimizer."""
         if self.mesh.world.size > 1:
             return Spread(self.places, self.mesh)
         return Alone({name: place.sections for name, place in self.places.items() if place.cut.sections})
@@ -118,12 +118,12 @@ class ParallelModel(Inference):
         return norm / self.loss_scale.value
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
-        """Before its first step. One that clips and rounds in the pass of its update is told what it needs for that."""
+        """Prepare an optimizer before its first step; one that clips and rounds in its update gets the weights to round to."""
         if isinstance(optimizer, OnePassAdamW):
             self.one_pass, optimizer.rounded = optimizer, self.masters.rounded
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """One step of the optimizer, and the model computes with the new weights."""
+        """Do one step of the optimizer, and publish the new weights to the model."""
         optimizer.step()
         self.masters.publish(written=optimizer is self.one_pass)
 
@@ -134,7 +134,7 @@ class ParallelModel(Inference):
 
     @torch.no_grad()
     def valid_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Of each batch [2, terms]: summed losses and numbers of hits, without gradients, over all dp copies."""
+        """Yield for each batch [2, terms]: summed losses and numbers of hits, without gradients, over all dp replicas."""
         self.turn(training=False)
         for some in chunks(batches, self.runner.at_once):
 
@@ -153,18 +153,18 @@ class ParallelModel(Inference):
         return self.place(self.parameters, "model")
 
     def place(self, tensors: Mapping[str, Tensor], prefix: str) -> list[Piece]:
-        """Where tensors shaped like this rank's parameters stand in the whole: all regions that it holds, for loading.
+        """Return the regions of the whole model that tensors shaped like this rank's parameters hold, for loading.
 
         Each key is, or ends in, a parameter's name. Padding of the vocabulary belongs to a layout and is in no region.
         """
         return pieces_of(tensors, self.places, prefix)
 
     def owned(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Those that this rank saves: over all ranks, each number once."""
+        """Return the pieces this rank saves; every element of every tensor is saved by exactly one rank."""
         return owned(pieces, self.places)
 
     def _given(self, batch: Batch, stage: int) -> Batch:
-        """What a stage is given, on the device."""
+        """Return a batch as a stage reads it, on the device."""
         return (self.objective.prepared(batch) if stage == self.last_stage else batch).map(self._to_device)
 
     def _to_device(self, array: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def put_off(queue: list[Later]) -> Iterator[None]:
 
 
 def weight_gradient(weight: Tensor, product: Callable[[], Tensor]) -> Tensor | None:
-    """The gradient of a weight; None where a queue is open, and then the same gradient later through the same hooks."""
+    """Return a weight's gradient; None while a queue is open, which adds the gradient later through the same hooks."""
     if not _open:
         return product()
     with torch.enable_grad():
@@ -95,7 +95,7 @@ def weight_product(weight: Tensor, total: Tensor | None, rows: Tensor, inputs: T
 
 
 def add_product(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
-    """total += rows^T inputs, with products and sums in fp32."""
+    """Add rows^T inputs to total, with products and sums in fp32."""
     if torch.compiler.is_compiling():
         _add_product_in_graph(total, rows, inputs)
     else:  # because: an operator of Python's costs the host some 20 us a call
@@ -119,7 +119,7 @@ _add_product_in_graph = torch.library.custom_op(
 
 
 def sums_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether products add to fp32 sums by themselves here."""
+    """Return whether products can add to fp32 sums by themselves on this device."""
     if device.type not in SUMMED_ON or dtype not in (torch.bfloat16, torch.float16):
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
@@ -139,7 +139,7 @@ def apply_own_linears(model: nn.Module) -> str:
 
 
 def clear_totals(modules: Iterable[Summing], num_microbatches: int) -> None:
-    """Before the first forward of a step. One microbatch has nothing to add up: its modules have no totals."""
+    """Clear totals before the first forward of a step; a single micro-batch needs no totals."""
     for module in modules:
         if num_microbatches == 1:
             module.total = None

@@ -122,7 +122,7 @@ class SequenceEmbedding(nn.Module):
         self.weight = whole.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the embedding of this rank's part of the sequence; ids are of the whole sequence, in their last dim."""
+        """Return the embedding of this rank's part of the sequence; ids hold the whole sequence in their last dim."""
         length = ids.shape[-1] // self.axis.size
         return nn.functional.embedding(ids.narrow(-1, self.axis.index * length, length), self.weight)
 

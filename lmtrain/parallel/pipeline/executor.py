@@ -65,7 +65,7 @@ class Held:
     later: list[Later] = field(default_factory=list)
 
     def finish(self) -> None:
-        """The second half of the backward; each product lets go of what it was made of."""
+        """Run the second half of the backward; each product frees its inputs."""
         for _ in range(len(self.later)):
             self.later.pop(0)()
 
@@ -92,7 +92,7 @@ class OneStage:
         return {index: compute(0, index, None) for index in range(len(shapes))}
 
     def settle(self) -> None:
-        """No message has been sent."""
+        """Do nothing: a single stage has sent no messages."""
 
 
 class Pipeline:
@@ -142,7 +142,7 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, compute: Compute, shapes: Sequence[Shape]) -> dict[int, Tensor]:
-        """What the last stage makes of each batch, on its rank: a schedule's forwards alone."""
+        """Run a schedule's forwards alone; return the last stage's output of each batch, on its rank."""
         row, routes = self._turns(len(shapes), forward_only=True)
         post, results = self._post(routes, shapes), {}
         for action in row:
@@ -155,7 +155,7 @@ class Pipeline:
         return results
 
     def settle(self) -> None:
-        """After a collective over pp, into which no rank goes before all that was sent to it has come."""
+        """Close the sends, after a collective over pp that no rank enters before it has received all messages."""
         while self.sent:
             self.sent.pop().close()
 
@@ -174,7 +174,7 @@ class Pipeline:
         return hidden.detach().requires_grad_(torch.is_grad_enabled())
 
     def _backward(self, post: Post, action: Action, held: dict[tuple[int, int], Held], last: int) -> None:
-        """A whole backward, or its first half."""
+        """Run a whole backward, or its first half."""
         key = (action.stage, action.microbatch)
         it, grad = held[key], None
         assert it.out is not None

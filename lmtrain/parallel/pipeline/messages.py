@@ -57,7 +57,7 @@ def pairs_of(owners: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def warm(lanes: Lanes, pairs: Sequence[tuple[int, int]], pp: Axis, tensor: Tensor) -> None:
-    """A first message along each lane, in one order on all ranks.
+    """Send a first message along each lane, in the same order on all ranks.
 
     because: NCCL makes a communicator for each pair at its first message, and the host stands still until both are
     there: two ranks that begin with each other's neighbour, as schedules do, would stand still for ever
@@ -86,7 +86,7 @@ class Letter:
 
 
 def needed_by(action: Action, last_stage: int) -> Letter | None:
-    """What an action waits for."""
+    """Return the message that an action waits for, or None."""
     backward = action.kind is not Kind.FORWARD
     if action.kind is Kind.WEIGHT or action.stage == (last_stage if backward else 0):
         return None
@@ -94,7 +94,7 @@ def needed_by(action: Action, last_stage: int) -> Letter | None:
 
 
 def letter_of(action: Action, last_stage: int) -> Letter | None:
-    """What others wait for once this action is done."""
+    """Return the message that an action produces, or None."""
     if action.kind is Kind.FORWARD:
         return Letter(False, action.stage + 1, action.microbatch) if action.stage < last_stage else None
     if action.kind is Kind.WEIGHT or action.stage == 0:
@@ -112,7 +112,7 @@ class Terms:
     dtype: torch.dtype
 
     def to_tensor(self) -> Tensor:
-        """On the host: it is read there, and no device waits for it."""
+        """Encode the header as a CPU tensor, so that reading it needs no device synchronization."""
         return torch.tensor([self.num_messages, self.num_numbers, _DTYPES.index(self.dtype), *self.shape])
 
     @classmethod
@@ -207,7 +207,7 @@ class Outbox:
         self.under_way.append((needed, work, tensor))
 
     def let_go(self, done: float = math.inf) -> None:
-        """The receiver has come so far in its row: what it needed for that has arrived.
+        """Release sends that the receiver has used, as it has come to place `done` of its row.
 
         because: gloo says that a send is complete only to those who wait for it
         """

@@ -81,7 +81,7 @@ class TiedSums:
 
     @torch.no_grad()
     def begin(self, name: str, gradient: Tensor) -> None:
-        """Begin the sum of a tied gradient whose part on this rank is complete; both ranks sum in the order of `names`."""
+        """Begin the sum of a tied gradient that is complete on this rank; both ranks sum in the order of `names`."""
         self.whole[name] = gradient
         for name in self.names[len(self.under_way) :]:
             if name not in self.whole:

@@ -155,7 +155,7 @@ class ShardedWeights:
                 end_backward(self.stages[action.stage])
 
     def when_whole(self, name: str, stage: int, half: Kind, use: Use) -> None:
-        """Call `use` on a gradient's shard as soon as it has been reduced for the last time, in the stream that reduces.
+        """Call `use` on a gradient's shard once it has been reduced for the last time, in the stream that reduces.
 
         Later computation does not wait for it.
         """
