@@ -26,11 +26,11 @@ class Batch:
     scored_labels_K: Any = None  # int64, their labels; where ranks hold cuts of the sequence, those of all of them
 
     def map(self, change: Callable[[Any], Any]) -> Batch:
-        """The same batch with every array that is present changed: numpy to torch, host to device."""
+        """Return the batch with `change` applied to every array: numpy to torch, host to device."""
         return Batch(**{name: None if value is None else change(value) for name, value in vars(self).items()})
 
     def unlabelled(self) -> Batch:
-        """The same samples, none of which takes part in a loss."""
+        """Return the same samples with all labels IGNORED."""
         labels = {name: getattr(self, name) for name in ("labels_BT", "pair_labels_B")}
         return replace(self, **{name: each * 0 + IGNORED for name, each in labels.items() if each is not None})
 

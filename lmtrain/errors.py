@@ -123,14 +123,14 @@ class LayoutProblem(str):
 
 
 def refusal(problems: Sequence[str]) -> LmtrainError:
-    """The error that says all of these: of the layout where nothing else is wrong, of the settings otherwise."""
+    """Return one error with all problems: of the layout if nothing else is wrong, else of the settings."""
     if all(isinstance(problem, LayoutProblem) for problem in problems):
         return LayoutError(*problems)
     return SettingsError(problems)
 
 
 def passed_on(exit_code: int, message: str) -> LmtrainError:
-    """An error that ends this process, or is survived by it, just as the one that another process has met."""
+    """Return an error with the exit code of another process' error, which this process handles as its own."""
     known = {73: OutputError, 74: StorageError, 75: StoppedEarly, 79: StoppedForGood}
     error = known.get(exit_code, LmtrainError)(message)
     error.exit_code, error.is_passed_on = exit_code, True
@@ -138,13 +138,13 @@ def passed_on(exit_code: int, message: str) -> LmtrainError:
 
 
 def a_few(texts: Iterable[str], separator: str = ", ", most: int = 4) -> str:
-    """The first of them, and how many more there are: a message is not a list."""
+    """Return the first texts and how many more there are, for a message."""
     texts = list(texts)
     return separator.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def brief(value: object, most: int = 200) -> str:
-    """What a file or an error of the library says, short enough for a message; of what is no text, its kind alone.
+    """Return a text or an error shortened for a message; for any other value, its type alone.
 
     because: what comes from a file may be as long as the file, and take forever to write out
     """
@@ -153,7 +153,7 @@ def brief(value: object, most: int = 200) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The way out for a misspelt name: "Did you mean X?" or the whole list when nothing is near."""
+    """Return the way out for a misspelt name: "Did you mean X?", or all names if none is near."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:

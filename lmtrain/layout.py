@@ -61,13 +61,13 @@ class Layout:
         return ((at.pp * self.dp_replicate + at.dp_replicate) * self.dp_shard + at.dp_shard) * self.tp + at.tp
 
     def dp_index(self, rank: int) -> int:
-        """Which of the dp copies this rank belongs to: it decides the samples the rank reads."""
+        """Return the dp replica of a rank, which decides the samples that it reads."""
         at = self.coordinate(rank)
         return at.dp_replicate * self.dp_shard + at.dp_shard
 
 
 def divisors(value: int, limit: int | None = None) -> list[int]:
-    """Every legal answer to "what divides this?": the way out in most layout messages."""
+    """Return the divisors of a value, up to `limit`: the way out in most layout messages."""
     most = limit or _MOST_DIVISOR
     small = [d for d in range(1, min(math.isqrt(max(value, 0)), most) + 1) if value % d == 0]
     return sorted({*small, *(d for one in small if (d := value // one) <= most)})

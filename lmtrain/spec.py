@@ -102,7 +102,7 @@ class LanguageModel(Protocol):
 
     @property
     def blocks(self) -> nn.ModuleDict:
-        """By their number in the whole model, whatever the stage: each is compiled, recomputed and sharded as one."""
+        """The blocks by their number in the whole model; each is compiled, recomputed and sharded as one."""
 
     def __call__(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
         """Hidden states, for the next stage or for `logits`. A stage after the first is given those of the one before.
@@ -118,10 +118,10 @@ class LanguageModel(Protocol):
         """
 
     def starts(self) -> dict[str, Start]:
-        """How each parameter starts, tied names included."""
+        """Return the initial distribution of each parameter, tied names included."""
 
     def cuts(self) -> Cuts:
-        """How each parameter may be cut over tp; its sections divide evenly, or tp is refused."""
+        """Return how each parameter may be split over tp; its sections divide evenly, or tp is refused."""
 
     def ties(self) -> tuple[Tie, ...]:
         """Pairs of names that are one tensor."""

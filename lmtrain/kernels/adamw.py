@@ -17,7 +17,7 @@ from lmtrain.kernels.on_gpu import runs_kernel
 
 @torch.no_grad()
 def step(moved: Sequence[Moved], rates: Rates, factor: Tensor | None) -> None:
-    """In place. Gradients count `factor` times, and stay as they are."""
+    """Update weights in place; gradients count `factor` times, and stay unchanged."""
     if moved and runs_kernel(moved[0].weight):
         from lmtrain.kernels import triton_adamw  # because: Triton is there where GPUs are
 
@@ -28,7 +28,7 @@ def step(moved: Sequence[Moved], rates: Rates, factor: Tensor | None) -> None:
 
 @torch.no_grad()
 def directions(moved: Sequence[Moved], rates: Rates) -> None:
-    """The averages move; in the weight's place, whatever stands there, comes the step without its sign."""
+    """Update the averages; write each step without its sign into the place of the weight."""
     if moved and runs_kernel(moved[0].weight):
         from lmtrain.kernels import triton_adamw  # because: Triton is there where GPUs are
 
@@ -54,7 +54,7 @@ def step_twin(moved: Sequence[Moved], rates: Rates, factor: Tensor | None) -> No
 
 
 def _averaged(one: Moved, gradient: Tensor, rates: Rates) -> Tensor:
-    """Moves both averages; returns what the first is to be divided by."""
+    """Update both averages; return the divisor of the first."""
     first, second = rates.betas
     one.first.lerp_(gradient, 1.0 - first)
     one.second.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)

@@ -23,7 +23,7 @@ class Rates:
 
     @property
     def kept(self) -> float:
-        """Of a weight, where it decays."""
+        """The share of a weight that decay leaves."""
         return 1.0 - self.lr * self.weight_decay
 
     @property
@@ -32,7 +32,7 @@ class Rates:
 
     @property
     def root(self) -> float:
-        """What frees the second average's root of its start at 0."""
+        """The correction of the second average's root for its start at 0."""
         return float((1.0 - self.betas[1] ** self.count) ** 0.5)
 
 

@@ -21,5 +21,5 @@ def fuses(device: torch.device) -> bool:
 
 
 def runs_kernel(tensor: Tensor) -> bool:
-    """Of nothing no kernel can be launched."""
+    """Return whether a Triton kernel runs for a tensor; none can be launched for an empty one."""
     return tensor.is_cuda and tensor.numel() > 0 and HAS_TRITON and tensor.dtype in _KNOWN

@@ -24,7 +24,7 @@ _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32
 
 
 def step(moved: Sequence[Moved], rates: Rates, factor: Tensor | None, *, directs: bool = False) -> None:
-    """A launch for each kind of tensors, of which there are mostly one or two. `directs`: as adamw.directions."""
+    """Launch a kernel for each kind of tensors, mostly one or two. `directs`: as adamw.directions."""
     kinds: dict[tuple[torch.dtype | None, int], list[Moved]] = defaultdict(list)
     for one in moved:
         assert all(x is None or (x.is_contiguous() and x.shape == one.weight.shape) for x in one.tensors)
@@ -54,7 +54,7 @@ def _launch(
 
 @lru_cache(maxsize=8)
 def _chunks(sizes: tuple[int, ...], chunk: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each program its tensor and where it starts there, and of each tensor its size."""
+    """Return each program's tensor and its start there, and each tensor's size."""
     counts = [-(-size // chunk) for size in sizes]
     tensor_of = np.repeat(np.arange(len(sizes), dtype=np.int64), counts)
     start_of = np.concatenate([np.arange(count, dtype=np.int64) * chunk for count in counts])

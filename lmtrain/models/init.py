@@ -22,7 +22,7 @@ _ROWS, _BLOCK_NUMBERS = 16, 8 << 20
 
 
 def drawn(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """The whole parameter as blocks of rows in fp32 on the CPU, each with the number of its first row.
+    """Yield the initial values of a whole parameter as blocks of rows in fp32 on the CPU, with their first row.
 
     True rows do not change with the padding, which is left out.
     """

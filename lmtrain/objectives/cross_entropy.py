@@ -25,13 +25,13 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def cross_entropy_plain(logits: Tensor, labels: Tensor) -> Tensor:
-    """The same in one expression, for a compiler: fused, it needs no fp32 copy of the logits either."""
+    """Return the same sum in one expression, which a compiler fuses without an fp32 copy of the logits."""
     return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 @torch.no_grad()
 def hit_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many labels that are not IGNORED have the highest score of their row, in fp32."""
+    """Return how many labels, IGNORED ones aside, have the highest score of their row, in fp32."""
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     label_N = logits_NV.gather(-1, labels_N.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     return ((label_N == logits_NV.amax(-1)) & (labels_N != IGNORED)).sum().to(torch.float32)
@@ -49,7 +49,7 @@ class _CrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """d loss / d logits = softmax - onehot(label), and 0 for ignored rows."""
+        """Return d loss / d logits = softmax - onehot(label), and 0 for ignored rows."""
         logits_NV, labels_N = ctx.saved_tensors
         grad_NV, dtype = torch.empty_like(logits_NV), sum_dtype(logits_NV)
         for rows in chunks(logits_NV):

@@ -30,11 +30,11 @@ class CausalLM:
         self.cross_entropy, self.hits = cross_entropy_sum, hit_sum
 
     def prepared(self, batch: Batch) -> Batch:
-        """What the last stage is given, from what lies on the host: nothing waits for the device there."""
+        """Return the batch for the last stage, prepared on the host without device synchronization."""
         return batch
 
     def scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The hidden states of which logits are made, and the labels of these: here of all positions."""
+        """Return the hidden states that are scored and their labels: here of all positions."""
         return hidden_BTD, batch.labels_BT
 
     def loss_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
@@ -66,7 +66,7 @@ class MaskedLM(CausalLM):
         self.num_cuts, self.cut = 1, 0
 
     def prepared(self, batch: Batch) -> Batch:
-        """With the positions that have labels, equally many of each cut: the others score their first, for nothing."""
+        """Return the batch with its labelled positions, equally many in each part; padding has no labels."""
         cuts = [labels.flatten() for labels in batch.labels_BT.chunk(self.num_cuts, dim=1)]
         kept = [labels[labels != IGNORED] for labels in cuts]
         most = max(1, *map(len, kept))  # because: not every kernel knows what to do with no rows
@@ -75,7 +75,7 @@ class MaskedLM(CausalLM):
         return replace(batch, scored_K=F.pad(mine, (0, most - len(mine))), scored_labels_K=labels_K)
 
     def scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """As one row; a head that gathers a cut sequence finds the cuts one behind the other, as their labels lie."""
+        """Return the scored states as one row, in the order in which a head gathers the parts of a sequence."""
         if batch.scored_K is None:
             return super().scored(hidden_BTD, batch)
         hidden_KD = hidden_BTD.flatten(0, 1).index_select(0, batch.scored_K)
@@ -98,5 +98,5 @@ class MaskedLM(CausalLM):
 
 
 def build_objective(terms: tuple[str, ...]) -> CausalLM:
-    """What a model of these terms learns by."""
+    """Return the objective of a model with these terms."""
     return CausalLM() if terms == CausalLM.terms else MaskedLM(terms)

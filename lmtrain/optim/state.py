@@ -29,7 +29,7 @@ def apply_empty_state(optimizer: Optimizer) -> None:
 
 
 def state_tensors(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The live state by name, made empty where no update has happened yet; filling these tensors loads them."""
+    """Return the live optimizer state by name, made empty before the first update; filling these tensors loads it."""
     apply_empty_state(optimizer)
     slots = {p: group["slots"] for group in optimizer.param_groups for p in group["params"]}
     return {
@@ -40,7 +40,7 @@ def state_tensors(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dic
 
 
 def num_updates(optimizer: Optimizer) -> int:
-    """How many updates the optimizer has made; an optimizer that has made none has no state."""
+    """Return how many updates the optimizer has made; without an update it has no state."""
     counts = {int(state["step"]) for state in optimizer.state.values() if "step" in state}  # sync: on save only
     assert len(counts) <= 1, "parameters that were not all updated together cannot be saved as one count"
     return counts.pop() if counts else 0

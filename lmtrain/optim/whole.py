@@ -18,21 +18,21 @@ class Whole(Protocol):
         """Row p holds sums over this process's shard of names[p]; returns those over the whole, each number once."""
 
     def gather(self, name: str, local: Tensor) -> list[Tensor]:
-        """The whole of a tensor shaped like this shard of a matrix, as its sections: queries, keys and values apart."""
+        """Gather a tensor shaped like this shard of a matrix; return its sections: queries, keys and values apart."""
 
     def part(self, name: str, sections: list[Tensor]) -> Tensor:
-        """This process's shard of whole sections: the way back from `gather`."""
+        """Return this process's shard of whole sections: the reverse of `gather`."""
 
     @property
     def sharers(self) -> int:
-        """How many processes hold shards of the same weights, or copies of them."""
+        """The number of processes that hold shards or copies of the same weights."""
 
     @property
     def number(self) -> int:
-        """This one's among them."""
+        """The number of this process among them."""
 
     def handed(self, owner: int, tensor: Tensor) -> Tensor:
-        """The tensor of the process with this number, to all of them; the others give one of its shape."""
+        """Broadcast the tensor of process `owner` to all; the others pass one of its shape."""
 
 
 class Alone:

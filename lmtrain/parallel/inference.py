@@ -56,7 +56,7 @@ class Inference:
 
     @torch.no_grad()
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Yield for each batch [2, labels] in float64 on the host: negative log-likelihoods, and 1 for each right guess.
+        """Yield [2, labels] for each batch in float64 on the host: negative log-likelihoods, and right guesses as 1.
 
         Labels are taken row by row, IGNORED ones left out; a label is guessed right if it is the most likely token. All
         ranks give all batches and receive all answers. A batch with labels of pairs is scored on these.
@@ -120,7 +120,7 @@ class Inference:
         return self._infer(batches, places, answer)
 
     def _infer(self, batches: Sequence[Batch], kept: Sequence[Tensor | None], answer: Answer) -> dict[int, Tensor]:
-        """Return, on the last stage, the answer to each batch from its hidden states: of whole sequences or kept places."""
+        """Return each batch's answer from its hidden states, on the last stage: of whole sequences or kept places."""
         self.turn(training=False)
         given = [batch.map(lambda array: array.to(self.device, non_blocking=True)) for batch in batches]
         given = [_padded(batch, self.mesh.tp.size) if self.sequence else batch for batch in given]

@@ -118,7 +118,7 @@ class ParallelModel(Inference):
         return norm / self.loss_scale.value
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
-        """Prepare an optimizer before its first step; one that clips and rounds in its update gets the weights to round to."""
+        """Prepare an optimizer before its first step; one that rounds in its update gets the weights to write."""
         if isinstance(optimizer, OnePassAdamW):
             self.one_pass, optimizer.rounded = optimizer, self.masters.rounded
 
@@ -134,7 +134,7 @@ class ParallelModel(Inference):
 
     @torch.no_grad()
     def valid_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Yield for each batch [2, terms]: summed losses and numbers of hits, without gradients, over all dp replicas."""
+        """Yield for each batch [2, terms]: summed losses and hits over all dp replicas, without gradients."""
         self.turn(training=False)
         for some in chunks(batches, self.runner.at_once):
 

@@ -96,7 +96,7 @@ def rank_bytes(held: Numbers, layout: Layout, *, zero: int, work_bytes: int) -> 
 def places_held(
     model: ModelSettings, stages: Sequence[Stage], layout: Layout, shard: int, weights: Weights | None = None
 ) -> list[Place]:
-    """The weights of a rank's stages; what two of them hold a copy of each stands there twice.
+    """Return the weights of a rank's stages; a weight that two stages hold copies of is there twice.
 
     Those of equal shape and cut, as in all layers, are worked out once. `weights`, where there are many ranks to ask
     for.
@@ -127,7 +127,7 @@ class Weights:
 
 
 def needs_mask(model: ModelSettings, *, document_mask: bool) -> bool:
-    """Whether a kernel's own causal rule leaves something to say.
+    """Return whether attention needs a mask beyond a kernel's own causal rule.
 
     To a model that sees both sides it always does: its rows end early.
     """
@@ -136,7 +136,7 @@ def needs_mask(model: ModelSettings, *, document_mask: bool) -> bool:
 
 
 def of_blocks(model: ModelSettings, *, on_gpu: bool) -> bool:
-    """Whether a mask, where there is one, is of blocks, whose kernels skip what nobody sees.
+    """Return whether a mask is of blocks, whose kernels skip blocks that are masked whole.
 
     because: on a CPU they have no backward, and they drop nothing, as dropout asks.
     """
@@ -168,7 +168,7 @@ class Run(Protocol):
     def scored_share(self) -> float: ...  # of the tokens, those of which scores over the vocabulary are made
 
     def again(self, block: int) -> str:
-        """What of a block backward computes again, a kind of recompute."""
+        """Return which recompute kind a block uses."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Layers:
         self.scores = e * shape.seq_len * shape.num_heads / tp if self.cpu and model.uses_dropout else 0.0
 
     def norm(self) -> float:
-        """Its input and statistics; its output belongs to whoever takes it."""
+        """Return what a norm keeps: its input and statistics; its output belongs to its user."""
         if self.rms and self.cpu:  # in fp32: the input, and what the weight is multiplied with
             return (2 * self.cut * FP32_BYTES / self.run.number_bytes) + FP32_BYTES / self.run.sequence_parts
         statistics = self.run.number_bytes if self.cpu else FP32_BYTES
@@ -225,7 +225,7 @@ class Layers:
         return norms * (self.norm() + self.cut) + inside + self.heads + mlp + 2 * self.dropped
 
     def taken(self, given: float) -> float:
-        """By attention's kernel: queries, keys and values as they are given, or copies with keys for each query."""
+        """Return what attention's kernel keeps: queries, keys and values as given, or copies with repeated keys."""
         if self.scores:
             return 3 * self.heads
         if self.run.has_mask and self.keys < self.heads:
@@ -233,12 +233,12 @@ class Layers:
         return given
 
     def mask(self) -> float:
-        """Of who may look at whom, in the numbers that compute: fused attention makes one for each block."""
+        """Return the bytes of an attention mask, of which fused attention makes one for each block."""
         return 0.0 if self.scores else self.mask_numbers * self.run.number_bytes / self.tokens
 
     @property
     def mask_numbers(self) -> int:
-        """Of a microbatch's matrix, if it has one."""
+        """The numbers in a micro-batch's mask matrix, 0 without one."""
         shape = self.run.shape
         if not self.run.has_mask:
             return 0
@@ -264,20 +264,20 @@ class Layers:
         return found
 
     def embedding(self) -> float:
-        """Of the first stage."""
+        """Return what the embedding keeps, on the first stage."""
         return (
             self.dropped + (self.norm() if self.post_norm else 0.0)
             + (INT64_BYTES + BOOL_BYTES if self.run.parallel.tp > 1 else 0.0)
         )  # fmt: skip
 
     def received(self, stage: Stage) -> float:
-        """By a later stage: the first norm keeps it, unless it makes an fp32 copy of it for itself."""
+        """Return what a later stage keeps of its input, which the first norm keeps unless it makes an fp32 copy."""
         again = self.run.again(stage.layers[0]) if stage.layers else "none"
         copied = self.rms and self.cpu and self.run.number_bytes < FP32_BYTES and again in ("none", "attention")
         return self.cut if copied else 0.0
 
     def head(self) -> float:
-        """Of the last stage, the logits left out."""
+        """Return what the head keeps, on the last stage, without logits."""
         # because: over tp the loss keeps where a label stands and two sums of each row
         loss = INT64_BYTES + 2 * FP32_BYTES if self.run.parallel.tp > 1 else 0.0
         final = 0.0 if self.post_norm else self.norm()
@@ -300,7 +300,7 @@ class Layers:
         return self.run.scored_share * (self.whole + dense)
 
     def kept(self, stage: Stage) -> Kept:
-        """What a microbatch leaves in this stage."""
+        """Return what a micro-batch keeps in a stage."""
         blocks = Counter(map(self.run.again, stage.layers))  # because: many are alike
         hidden = sum(count * self.block_with(again) for again, count in blocks.items())
         later = len(stage.layers) * self.later_of_block()

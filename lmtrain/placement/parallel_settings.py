@@ -84,7 +84,7 @@ class ParallelSettings(Settings):
 
     @property
     def splits_backward(self) -> bool:
-        """Whether gradients of inputs and of weights are made apart."""
+        """True if gradients of inputs and of weights are computed apart."""
         return self.pp > 1 and self.pipeline.splits_backward
 
     @property
@@ -95,7 +95,7 @@ class ParallelSettings(Settings):
 def layout_problems(
     shape: ModelShape, parallel: ParallelSettings, *, uses_dropout: bool, compiles: bool
 ) -> Iterator[Problem]:
-    """What a model of this shape does not allow. A head or a column is never cut in two."""
+    """Yield what a model of this shape does not allow; a head or a column is never split."""
     for problem in _problems_of(shape, parallel, uses_dropout, compiles):
         yield replace(problem, of_layout=True)
 
@@ -132,7 +132,7 @@ def _problems_of(
 
 
 def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Problem | None:
-    """What of a layout keeps its blocks from being compiled."""
+    """Return what in a layout keeps its blocks from being compiled; None if nothing does."""
     if parallel.splits_backward:
         return Problem(
             "parallel.schedule", parallel.schedule,
@@ -166,7 +166,7 @@ def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Itera
 
 
 def rampup_problems(layout: Layout, rampup: RampUp, micro_batch: int) -> Iterator[Problem]:
-    """Every batch on the way has to be shared out too."""
+    """Yield what is wrong with a batch ramp-up, whose every batch must be divided evenly, too."""
     together = micro_batch * layout.dp
     for key in ("start", "increment"):
         if (value := getattr(rampup, key)) % together != 0:

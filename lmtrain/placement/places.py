@@ -58,7 +58,7 @@ class Place:
 def place_all(
     shapes: Mapping[str, Shape], cuts: Cuts, layout: Layout, at: Coordinate, vocab_size: int
 ) -> dict[str, Place]:
-    """Every parameter as the rank at this coordinate has it. `shapes` are the model's own, each tied weight once."""
+    """Return every parameter's place on a rank; `shapes` are the model's, each tied weight once."""
     uncut = {name for name in shapes if _cut(cuts, name).split is Split.NONE}
     replicas, copies = layout.dp_replicate, layout.dp_replicate * layout.tp
     owner = _deal({name: math.prod(shapes[name]) for name in shapes if name not in uncut}, replicas)
@@ -78,7 +78,7 @@ def place_all(
 
 
 def part_shape(shape: Shape, cut: Cut, tp: int) -> Shape:
-    """What one of `tp` ranks has of a tensor of this shape. The vocabulary is padded until all have the same."""
+    """Return the shape of a tp rank's part of a tensor; the vocabulary is padded until all parts are equal."""
     match cut.split:
         case Split.ROW:
             return (shape[0], shape[1] // tp)
@@ -94,7 +94,7 @@ def shard_rows(num_rows: int, num_shards: int, index: int) -> range:
 
 
 def saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> Iterator[Region]:
-    """The rectangles in which a checkpoint of all ranks holds a weight of this shape."""
+    """Yield the regions in which a checkpoint of all ranks holds a weight."""
     part, true_shape = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)
     for tp in range(_num_parts(cut, layout)):
         for shard in range(layout.dp_shard):
@@ -102,7 +102,7 @@ def saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> It
 
 
 def num_saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> int:
-    """How many these are, without going through them."""
+    """Return the number of these regions, without listing them."""
     part, num_rows = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)[0]
     size = -(-part[0] // layout.dp_shard)
     parts = (_runs(num_rows, cut, part[0], layout.tp, tp) for tp in range(_num_parts(cut, layout)))
@@ -134,7 +134,7 @@ def _regions(true_shape: Shape, cut: Cut, part: Shape, rows: range, tp: int, ind
 
 
 def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, index: int) -> list[tuple[int, int, int]]:
-    """The part's rows as runs (first row in the part, first row in the whole, number of rows)."""
+    """Return a part's rows as runs (first row in the part, first row in the whole, number of rows)."""
     if cut.split is Split.VOCAB:
         return [(0, index * part_rows, min(part_rows, num_rows - index * part_rows))]
     if cut.split is not Split.COLUMN:
@@ -182,7 +182,7 @@ def _stages(settings: ModelSettings, parallel: ParallelSettings) -> dict[int, li
 
 
 def names_of_rank(settings: ModelSettings, stages: list[Stage]) -> list[str]:
-    """The parameters of these stages by their names in a checkpoint: a copy counts as what it copies."""
+    """Return the parameters of stages by their names in a checkpoint; a copy has the name of its original."""
     last = any(stage.last for stage in stages)
     held = {layer for stage in stages for layer in stage.layers}
     held |= {-1 for stage in stages if stage.first} | ({settings.shape.num_layers} if last else set())
@@ -195,7 +195,7 @@ def names_of_rank(settings: ModelSettings, stages: list[Stage]) -> list[str]:
 
 @lru_cache(maxsize=4)
 def _weights_of_layers(settings: ModelSettings) -> dict[int, list[tuple[int, str]]]:
-    """The names of each layer's parameters, with their places in the list of all."""
+    """Return the names of each layer's parameters, with their places in the list of all."""
     found: dict[int, list[tuple[int, str]]] = {}
     for at, name in enumerate(settings.weights()):
         found.setdefault(settings.layer_of(name), []).append((at, name))
@@ -203,14 +203,14 @@ def _weights_of_layers(settings: ModelSettings) -> dict[int, list[tuple[int, str
 
 
 def places_of_rank(settings: ModelSettings, parallel: ParallelSettings, at: Coordinate) -> dict[str, Place]:
-    """Where this rank's numbers live in the whole model."""
+    """Return the places of a rank's parameters in the whole model."""
     weights = settings.weights()
     held = {name: weights[name] for name in names_of_rank(settings, stages_of_rank(settings, parallel, at.pp))}
     return place_all(held, settings.cuts(), parallel.layout, at, settings.shape.vocab_size)
 
 
 def layers_of_stages(num_layers: int, num_stages: int, before: float = 0.0, after: float = 0.0) -> list[range]:
-    """Runs of layers; a stage may have none. A layer costs 1; embedding and head cost `before` and `after` layers.
+    """Divide layers among stages; a stage may have none. Embedding and head cost `before` and `after` layers.
 
     Layer after layer goes to the stage that has least so far, which makes the dearest stage as cheap as can be. With
     costs of 0 lengths differ by one at most, and the longer ones come first.
@@ -228,5 +228,5 @@ def layers_of_stages(num_layers: int, num_stages: int, before: float = 0.0, afte
 
 
 def head_cost(shape: ModelShape) -> float:
-    """What the head costs, in layers: its product with the vocabulary beside the products of a block."""
+    """Return the cost of the head in layers: its product with the vocabulary beside a block's products."""
     return shape.width * shape.vocab_size / shape.block_matrix_params

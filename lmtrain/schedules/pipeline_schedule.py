@@ -34,7 +34,7 @@ class PipelineSchedule(Choice):
 
     @abstractmethod
     def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
-        """What one rank does, in order."""
+        """Return the actions of a rank, in order."""
 
     def table(self, num_ranks: int, chunks: int, num_microbatches: int) -> Table:
         if not self.allows(chunks):
@@ -53,7 +53,7 @@ class GPipe(PipelineSchedule):
 
 
 def _in_turn(forwards: Sequence[Action], ahead: int, backwards: Iterable[Sequence[Action]]) -> list[Action]:
-    """A few forwards go ahead, then a backward follows each, and last come the backwards that are left."""
+    """Return `ahead` forwards, then a backward after each further forward, then the backwards that are left."""
     turns = ((*forwards[ahead + n : ahead + n + 1], *backward) for n, backward in enumerate(backwards))
     return [*forwards[:ahead], *chain.from_iterable(turns)]
 
@@ -71,7 +71,7 @@ class OneFOneB(PipelineSchedule):
         return _in_turn(forwards, num_ranks - rank - 1, [self.backward(rank, m) for m in range(num_microbatches)])
 
     def backward(self, rank: int, m: int) -> list[Action]:
-        """What follows the forward that makes room for this microbatch's gradient."""
+        """Return the actions of a micro-batch's backward."""
         return [Action(Kind.BACKWARD, rank, m)]
 
 

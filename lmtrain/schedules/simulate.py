@@ -55,7 +55,7 @@ def _last_end(steps: Sequence[_Step], num_ranks: int, costs: Sequence[float]) ->
 
 @lru_cache(maxsize=32)
 def _steps(schedule: PipelineSchedule, num_ranks: int, chunks: int, count: int) -> list[_Step]:
-    """A table's actions in an order in which they can happen, counted from 1."""
+    """Return a table's actions in an order in which they can happen, counted from 1."""
     num_stages = num_ranks * chunks
     rows = [list(schedule.row(rank, num_ranks, chunks, count)) for rank in range(num_ranks)]
     place = {kind: [0] * (num_stages * count + 1) for kind in _KINDS}  # in what is found; the last one is no action
@@ -105,7 +105,7 @@ class Timeline:
 
     @property
     def busy(self) -> list[float]:
-        """How long each rank works."""
+        """The seconds for which each rank works."""
         times = [0.0] * self.num_ranks
         for span in self.spans:
             times[span.rank] += span.end - span.start
@@ -132,7 +132,10 @@ class Costs:
 
 
 def simulate(table: Table, costs: Costs = Costs(), cost: Callable[[Action], float] | None = None) -> Timeline:
-    """Each rank takes its actions in order, as soon as what they need has arrived. `cost` may tell stages apart."""
+    """Simulate a table: each rank does its actions in order, once their inputs have arrived.
+
+    `cost` may depend on stages.
+    """
     cost = cost or costs.of
     ends: dict[Action, float] = {}
     free = [0.0] * table.num_ranks
@@ -149,6 +152,6 @@ def simulate(table: Table, costs: Costs = Costs(), cost: Callable[[Action], floa
 
 
 def activations_held(table: Table) -> list[int]:
-    """The most stage-microbatches whose activations a rank holds at once: from F to B, or to W."""
+    """Return for each rank the most stage-micro-batches whose activations it holds at once: from F to B, or to W."""
     change = {Kind.FORWARD: 1, Kind.INPUT: 0, Kind.BACKWARD: -1, Kind.WEIGHT: -1}
     return [max(accumulate(change[action.kind] for action in actions), default=0) for actions in table.actions]

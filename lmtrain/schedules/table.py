@@ -54,7 +54,7 @@ class Table:
 
 
 def needs(action: Action, last_stage: int) -> list[Action]:
-    """The actions that must have ended before; a backward stands for either of its forms."""
+    """Return the actions that must end before an action; a backward stands for either of its forms."""
     kind, stage, microbatch = action.kind, action.stage, action.microbatch
     if kind is Kind.FORWARD:
         return [Action(Kind.FORWARD, stage - 1, microbatch)] if stage else []

@@ -68,7 +68,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BTD: Tensor, mask: Tensor | BlockMask | None, rotation: Rotation | None, asked_BQ: Tensor | None = None
     ) -> Tensor:
-        """Where positions are asked for, theirs alone: [B, Q, D]."""
+        """Return [B, T, D], or [B, Q, D] if query positions are given."""
         q_BTHK, k_BTHK, v_BTHK = self._split_heads(self.qkv(x_BTD))
         if rotation is not None:
             q_BTHK, k_BTHK = rotate(q_BTHK, rotation), rotate(k_BTHK, rotation)
@@ -189,7 +189,7 @@ def put_back(x_BQD: Tensor, asked_BQ: Tensor, length: int) -> Tensor:
 def mask_of_asked(
     mask: Tensor | BlockMask | None, asked_BQ: Tensor, length: int, *, causal: bool
 ) -> Tensor | None:
-    """The rows of a mask, [T, T], [B, 1, T, T] or [B, 1, 1, T], or of blocks, that the asked positions look along."""
+    """Return the rows of a mask for the query positions; a mask is [T, T], [B, 1, T, T], [B, 1, 1, T] or of blocks."""
     if mask is None:
         keys_T = torch.arange(length, device=asked_BQ.device)
         return (keys_T <= asked_BQ[:, :, None])[:, None] if causal else None
