@@ -28,7 +28,7 @@ class ModelSettings(Choice):
     @property
     @abstractmethod
     def terms(self) -> tuple[str, ...]:
-        """What it learns, each a term of the loss: the first are tokens, and data must have labels for all."""
+        """The terms of the loss; the first is over tokens, and data must have labels for all."""
 
     @property
     @abstractmethod
@@ -43,15 +43,15 @@ class ModelSettings(Choice):
     @property
     @abstractmethod
     def uses_dropout(self) -> bool:
-        """Whether a training step draws random numbers."""
+        """True if a training step draws random numbers."""
 
     def unused(self) -> Iterator[Problem]:
-        """Settings that were given and change nothing in this model: a run refuses them, a checkpoint may have them."""
+        """Yield given settings without effect in this model: a run refuses them, a checkpoint may have them."""
         return iter(())
 
     @abstractmethod
     def with_vocab(self, vocab_size: int) -> Self:
-        """The same settings for a tokenizer of this many tokens; refuses a vocabulary that is set too small for it."""
+        """Return the settings for a tokenizer of this many tokens; raise if the vocabulary is set too small."""
 
     @property
     @abstractmethod
@@ -64,14 +64,14 @@ class ModelSettings(Choice):
 
     @abstractmethod
     def cuts(self) -> Cuts:
-        """How each of them may be cut. With `weights`, all that says where numbers lie, before torch is there."""
+        """Return how each weight may be split; with `weights`, this decides every place without torch."""
 
     @abstractmethod
     def ties(self) -> tuple[Tie, ...]:
         """Names that are one weight."""
 
     def layer_of(self, name: str) -> int:
-        """The block that a weight belongs to; -1 where it stands before them all, num_layers where it follows them.
+        """Return the block of a weight; -1 if it comes before all blocks, num_layers if after them.
 
         Whatever a model calls its other parts, its blocks are `blocks.0`, `blocks.1` and so on.
         """
@@ -81,13 +81,13 @@ class ModelSettings(Choice):
         return -1 if part == "embedding" else self.shape.num_layers
 
     def build(self) -> LanguageModel:
-        """The whole model, with memory on torch's default device: `meta` has none."""
+        """Build the whole model with memory on torch's default device; `meta` has none."""
         model: LanguageModel = self.component().build(self)
         return model
 
 
 def true_weights(settings: ModelSettings) -> dict[str, Shape]:
-    """Every weight and its shape as checkpoints hold it: without the rows that pad the vocabulary."""
+    """Return every weight's shape as checkpoints hold it, without the rows that pad the vocabulary."""
     cuts, rows = settings.cuts(), settings.shape.vocab_size
     return {
         name: (rows, *shape[1:]) if name in cuts and cuts[name].split is Split.VOCAB else shape
@@ -96,7 +96,7 @@ def true_weights(settings: ModelSettings) -> dict[str, Shape]:
 
 
 def checked_vocab_size(given: int | None, found: int) -> int:
-    """What the settings say, or the tokenizer's; refuses what is too small for it."""
+    """Return the vocabulary size of the settings, or the tokenizer's; raise if the given size is too small."""
     if given is not None and given < found:
         problem = Problem(
             "vocab_size", given,
@@ -111,7 +111,7 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def some(values: list[int]) -> str:
-    """At most a dozen legal values: a message is not a table."""
+    """Return at most a dozen legal values for a message."""
     return words(values if len(values) <= 12 else values[-12:])
 
 
@@ -163,7 +163,7 @@ class TransformerSettings(ModelSettings):
 
     @property
     def branch_std(self) -> float:
-        """What the last linear of a branch starts at: smaller, since 2L branches add up in the residual stream."""
+        """The initial std of a branch's last linear, smaller since 2L branches add up in the residual stream."""
         return self.init_std / math.sqrt(2 * self.num_layers)
 
     def cuts(self) -> Cuts:
@@ -193,7 +193,7 @@ class TransformerSettings(ModelSettings):
         )  # fmt: skip
 
     def head_problems(self) -> Iterator[Problem]:
-        """How heads divide the width; sizes below 1 have been reported and are left alone here."""
+        """Yield what is wrong with how heads divide the width; sizes below 1 are reported elsewhere."""
         if min(self.width, self.num_heads) >= 1:
             yield from self.problem_if(
                 self.width % self.num_heads != 0, "num_heads",
@@ -202,7 +202,7 @@ class TransformerSettings(ModelSettings):
 
 
 def cut_of(name: str, shape: ModelShape) -> Cut:
-    """How Megatron-LM cuts a layer: first linears by output, second ones by input, the vocabulary by rows.
+    """Return how a weight is split over tp, as in Megatron-LM: first linears by output, second ones by input.
 
     BERT's decoder is the embedding's rows and has a bias for each; what else is in a head is left whole.
     """
@@ -222,7 +222,7 @@ def cut_of(name: str, shape: ModelShape) -> Cut:
 def block_weights(
     path: str, shape: ModelShape, *, bias: bool = True, norm_bias: bool = True, parallel: bool = False
 ) -> dict[str, Shape]:
-    """The weights of one block; a parallel one has no norm of its own before its MLP."""
+    """Return the weights of one block; a parallel block has no norm of its own before its MLP."""
     width, ffn = shape.width, shape.ffn_width
     heads, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
     return (

@@ -88,7 +88,7 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) in layers})
 
     def _asked(self, x_BTD: Tensor, batch: Batch) -> Tensor | None:
-        """What the last block of all is to work out; not where x is a cut of the sequence."""
+        """Return the query positions of the last block; None for all, and if x is a part of the sequence."""
         if batch.asked_BT is None or self.head is None or x_BTD.shape[1] != batch.tokens_BT.shape[1]:
             return None
         return asked_positions(batch.asked_BT)

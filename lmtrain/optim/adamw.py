@@ -22,7 +22,7 @@ _FUSED = {"cpu", "cuda"}
 
 
 def build(settings: AdamWSettings, groups: Groups, whole: Whole = Alone()) -> torch.optim.Optimizer:
-    """Every number moves by itself, so shards need nothing of the whole."""
+    """Build AdamW, which updates every number by itself, so that shards need no whole weights."""
     devices = {parameter.device for group in groups for parameter in group["params"]}
     if devices and all(map(fuses, devices)):
         return OnePassAdamW(settings, groups)

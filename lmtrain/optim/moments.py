@@ -42,7 +42,7 @@ def with_gradients(group: dict[str, Any]) -> tuple[list[str], list[Tensor]]:
 
 
 def count_update(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
-    """One more update of each; returns its number, from 1."""
+    """Count one more update of each parameter; return its number, from 1."""
     counts = [optimizer.state[p]["step"] for p in parameters]
     torch._foreach_add_(counts, 1)
     return int(counts[0])

@@ -72,7 +72,7 @@ class Muon(UncompiledOptimizer):
             self._move_some(each[first : first + self.whole.sharers], group["lr"])
 
     def _move_some(self, some: list[tuple[str, Tensor, Tensor]], lr: float) -> None:
-        """At most as many matrices as there are processes. Each makes one orthogonal while the others do theirs."""
+        """Update at most as many matrices as there are processes; each process orthogonalizes one."""
         shapes: list[list[torch.Size]] = []
         mine: list[Tensor] = []
         for turn, (name, _, direction) in enumerate(some):

@@ -30,5 +30,5 @@ class OptimSettings(Choice):
         )
 
     def num_slots(self, name: str, shape: tuple[int, ...]) -> int:
-        """How many numbers it remembers for each number of this parameter: Adam's two moments unless a kind differs."""
+        """Return how many numbers of state each number of a parameter has: Adam's two moments by default."""
         return 2

@@ -29,7 +29,7 @@ class ScheduleSettings(Choice):
 
     @abstractmethod
     def after_warmup(self, step: int, total_steps: int) -> float:
-        """The factor from step `warmup_steps` on; 1 there."""
+        """Return the factor of a step from `warmup_steps` on, where it is 1."""
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problem_if(self.warmup_steps < 0, "warmup_steps", "must be 0 or more", "Use 0 for no warm-up.")
@@ -37,7 +37,7 @@ class ScheduleSettings(Choice):
         yield from problem_if(not 0 <= floor <= 1, "min_ratio", floor, "must lie in [0, 1]", "Use 0.1.")
 
     def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
-        """What is wrong with this schedule in a run of this length; train/config asks."""
+        """Yield what is wrong with this schedule in a run of this length."""
         yield from self.problem_if(
             self.warmup_steps >= total_steps, "warmup_steps",
             f"leaves nothing of the run's {total_steps} steps", f"Use {total_steps // 10}, or train longer.",

@@ -55,7 +55,7 @@ def build_parallel(
     recompute: RecomputeSettings = NoRecomputeSettings(),
     always_shard: bool = False,
 ) -> ParallelModel:
-    """One process unless there is a `mesh`. `seed=None` leaves the weights at zero, to be loaded from a checkpoint.
+    """Build the model in a layout; without a `mesh`, in one process. `seed=None` leaves weights at zero for a load.
 
     A model that is not `training` holds its weights once, in the numbers in which it computes. `always_shard` takes the
     data-parallel path on one process too, to measure what it costs.

@@ -138,9 +138,9 @@ def build_mask(
     real_BT: Tensor | None = None,
     device: torch.device,
 ) -> Tensor | None:
-    """True where a token may look; None where the kernel's own causal rule, or none at all, says it.
+    """Return a mask, True where a token may attend; None if the kernel's causal rule, or no rule, is enough.
 
-    With a window token i sees i - window + 1 .. i; with documents it sees its own alone; nobody sees padding. It is
+    With a window token i attends to i - window + 1 .. i; with documents, within its own; padding is masked. The mask is
     [T, T], [B, 1, T, T] or [B, 1, 1, T].
     """
     masks = []

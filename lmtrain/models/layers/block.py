@@ -108,5 +108,5 @@ class PostNormBlock(Block):
 
 
 def build_norm(kind: Literal["layernorm", "rmsnorm"], width: int, *, eps: float, bias: bool) -> nn.Module:
-    """Both keep their sums in fp32 whatever the input. An RMSNorm has no bias, whatever the linears have."""
+    """Build a norm; both kinds sum in fp32 for every input type, and an RMSNorm never has a bias."""
     return nn.RMSNorm(width, eps=eps) if kind == "rmsnorm" else nn.LayerNorm(width, eps=eps, bias=bias)

@@ -29,9 +29,9 @@ def build_block_mask(
     real_BT: Tensor | None = None,
     device: torch.device,
 ) -> BlockMask | None:
-    """As build_mask, and None where that is None. Documents lie one behind another in their rows.
+    """Return build_mask's mask as blocks; None if that is None. Documents must be contiguous in their rows.
 
-    Were they scattered, more blocks than need be would be asked position by position, with the same answers.
+    If they were scattered, more blocks would be evaluated position by position, with the same result.
     """
     window = None if window is None or window >= length else window
     real_BT = None if causal else real_BT
@@ -61,7 +61,7 @@ def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: BlockMask) -> T
 
 @cache
 def _compiled() -> Any:
-    """One for all blocks that have no graph of their own."""
+    """Return the compiled flex_attention that blocks without a graph of their own share."""
     return torch.compile(flex_attention, dynamic=False)
 
 

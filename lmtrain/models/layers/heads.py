@@ -25,7 +25,7 @@ class Head(nn.Linear):
 
 
 def added_to_scores(weight: Tensor, bias: Tensor | None, num_true: int) -> Tensor | None:
-    """The bias if there is one, and -inf for the rows of `weight` after the true tokens.
+    """Return the bias of the scores: the model's, and -inf for the padded rows of `weight`; None if there is neither.
 
     because: as a bias it rides along in the product's own kernel; filling the columns afterwards would cost a copy of
     all logits forward and another backward.
