@@ -208,7 +208,7 @@ def _profiled_steps(observe: ObserveSettings, steps: int) -> Iterator[Problem]:
 
 
 def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
-    """A model learns what its samples have labels for, all of it and nothing else."""
+    """Yield what is wrong unless a model learns exactly what its samples have labels for."""
     wanted, given = model.terms, data.terms
     yield from problem_if(
         wanted[0] != given[0], "data.kind", data.kind,
@@ -264,7 +264,7 @@ def seen_from_here(settings: dict[str, Any], run: Path) -> dict[str, Any]:
 
 
 def _paths_from(folder: Path, key: str, value: Any) -> Any:
-    """A value of settings, with the paths in it that begin in this folder written out."""
+    """Return a value of settings with its relative paths made absolute from a folder."""
     if isinstance(value, dict):
         return {name: _paths_from(folder, f"{key}.{name}", one) for name, one in value.items()}
     if isinstance(value, list):

@@ -55,7 +55,7 @@ class Costs:
             self.pace.work.begin_step()
 
     def end_step(self, waited_s: float) -> None:
-        """`waited_s` for its data, before it began."""
+        """Count the end of a step, which waited `waited_s` for its data before it began."""
         if self.pace is not None:
             self.pace.work.end_step(waited_s)
         seconds = self._clock() - self._since_s + waited_s
@@ -90,7 +90,7 @@ class Costs:
 
     @property
     def stall_s(self) -> float | None:
-        """For how long a save holds training up; None before the first."""
+        """The seconds for which a save holds training up; None before the first."""
         return self.longest(_STALL) or None
 
     def saved(self, write_s: float, stall_s: float) -> None:
@@ -102,7 +102,7 @@ class Costs:
 
 
 def measured_before(folder: Path, costs: Costs) -> None:
-    """What the earlier attempts of the run in this folder tell; where they tell nothing, nothing is known."""
+    """Fill costs from the rows of the run's earlier attempts, if there are any."""
     costs.know(read_last_rows(folder / METRICS))
 
 
@@ -133,5 +133,5 @@ def _are_numbers(row: dict[str, Any], *keys: str) -> bool:
 
 
 def young_daly_s(save_s: float, between_failures_s: float) -> float:
-    """How often to save, for the least time lost to saves and to failures together."""
+    """Return the seconds between saves that lose the least time to saves and failures together."""
     return math.sqrt(2 * save_s * between_failures_s)

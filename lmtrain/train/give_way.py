@@ -81,7 +81,7 @@ def _changed(section: dict[str, Any], key: str, value: Any, cause: str) -> Itera
 
 
 def _part(cls: Any, tree: dict[str, Any], name: str) -> Any:
-    """The settings of a part that is right by itself, else None."""
+    """Return the settings of a part, or None if they are wrong by themselves."""
     try:
         return build_settings(cls, tree.get(name), name)
     except LmtrainError:

@@ -59,7 +59,7 @@ class Work:
         links.open = bool(self.neighbours)
 
     def end_step(self, waited_s: float) -> None:
-        """`waited_s` for its data, before it began."""
+        """Count the end of a step, which waited `waited_s` for its data before it began."""
         main.count_time(main.kind)
         links.open = False
         if self._warm:
@@ -72,11 +72,11 @@ class Work:
 
     @property
     def is_due(self) -> bool:
-        """After the same step on all processes."""
+        """True after the same step on all processes."""
         return len(self._seen_ns) >= STEPS
 
     def take(self) -> list[int]:
-        """By COLUMNS: nanoseconds of a step of the quicker half, and links' times summed over STEPS steps.
+        """Return by COLUMNS the nanoseconds of a step, mean of the quicker half, and links' sums over STEPS steps.
 
         because: a busy machine holds a step up and never hurries one
         """
@@ -112,11 +112,11 @@ class Pace:
         self._named: set[tuple[str, int]] = set()
 
     def tell(self) -> list[int]:
-        """What rank 0 is to know of this process now; on all processes something, or on none."""
+        """Return the numbers of this process for rank 0; on all processes some, or on none."""
         return [*self.work.take(), self.memory.newest] if self.work.is_due else []
 
     def hear(self, rows: NDArray[np.int64]) -> list[str]:
-        """A row of each process, on rank 0. Returns what is new of who is slow, in words."""
+        """Receive a row of each process on rank 0; return lines about ranks that are newly slow."""
         self._newest = rows
         self.memory.hear_all(rows[:, len(COLUMNS)].tolist())
         times = (rows[:, : len(OWN)] / 1e9).tolist()
@@ -139,7 +139,7 @@ class Pace:
         return lines
 
     def facts(self) -> dict[str, Any]:
-        """For a row of metrics. Nothing before the first numbers, or of one process."""
+        """Return the facts for a row of metrics; nothing before the first numbers, or with one process."""
         if self._newest is None:
             return {}
         rows, found = self._newest, dict[str, Any]()
@@ -181,7 +181,7 @@ class Pace:
 
 
 def pace_of(config: RunConfig, model: ModelSettings, mesh: Mesh, memory: Memory) -> Pace | None:
-    """Of a run of several processes, made by all of them."""
+    """Build the pace of a run of several processes; all of them call this."""
     if mesh.world.size == 1:
         return None
     with phases.within("collective", "an agreement"):
@@ -192,7 +192,7 @@ def pace_of(config: RunConfig, model: ModelSettings, mesh: Mesh, memory: Memory)
 
 
 def kinds_of_stages(config: RunConfig, model: ModelSettings) -> list[object]:
-    """Of each rank along pp what it has to do, equal where that is."""
+    """Return a key of the work of each pp rank; equal work has equal keys."""
     held = [stages_of_rank(model, config.parallel, pp) for pp in range(config.parallel.pp)]
     return [
         (tuple(len(stage.layers) for stage in some), pp if any(stage.first or stage.last for stage in some) else -1)
@@ -201,7 +201,7 @@ def kinds_of_stages(config: RunConfig, model: ModelSettings) -> list[object]:
 
 
 def peers_of(layout: Layout, kinds_of_stage: Sequence[object]) -> list[list[int]]:
-    """The ranks that do the same, for each such kind of work."""
+    """Return the ranks that do the same work, for each kind of work."""
     found: dict[object, list[int]] = {}
     for rank in range(layout.world_size):
         found.setdefault(kinds_of_stage[layout.coordinate(rank).pp], []).append(rank)
@@ -209,7 +209,7 @@ def peers_of(layout: Layout, kinds_of_stage: Sequence[object]) -> list[list[int]
 
 
 def neighbours(layout: Layout, rank: int) -> tuple[int, ...]:
-    """The next rank along pp and the one before; where there are two in all, the other one."""
+    """Return the next and the previous rank along pp; of two ranks, the other one."""
     step, at = layout.world_size // layout.pp, layout.coordinate(rank).pp
     ends = [(at + 1) % layout.pp, (at - 1) % layout.pp][: min(layout.pp - 1, 2)]
     return tuple(rank + (end - at) * step for end in ends)

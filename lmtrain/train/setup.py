@@ -113,7 +113,7 @@ def build_throughput(config: RunConfig, inputs: Inputs, mesh: Mesh, device: torc
 
 
 def build_optimizer(settings: OptimSettings, model: ParallelModel) -> torch.optim.Optimizer:
-    """By convention `kind: lamb` is lmtrain/optim/lamb.py with a `build`; a new optimizer edits nothing here."""
+    """Build the optimizer; `kind: lamb` is lmtrain/optim/lamb.py with a `build`, so a new kind edits nothing here."""
     groups = build_groups(model.parameters, settings.weight_decay)
     optimizer: torch.optim.Optimizer = settings.component().build(settings, groups, model.whole)
     model.meet(optimizer)

@@ -49,11 +49,11 @@ class Progress:
     owed: tuple[str, ...] = ()  # measurements of this step that were not made
 
     def is_over(self, total_steps: int) -> bool:
-        """Whether nothing is left to train or to measure."""
+        """Return whether nothing is left to train or to measure."""
         return self.step == total_steps and not self.owed
 
     def count(self, num_samples: int, num_tokens: int, *, skipped: bool) -> None:
-        """One more step has been done."""
+        """Count one more step."""
         self.step += 1
         self.samples += num_samples
         self.tokens += num_tokens
@@ -61,7 +61,7 @@ class Progress:
 
 
 def pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
-    """All that this process holds; `model.owned` says which of it this process saves."""
+    """Return all pieces that this process holds; `model.owned` chooses those that it saves."""
     return model.pieces() + memory(model, optimizer)
 
 
@@ -72,7 +72,7 @@ def memory(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece
 def facts(
     config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> dict[str, Any]:
-    """The JSON half of a checkpoint."""
+    """Return the JSON half of a checkpoint."""
     return {
         "step": progress.step,
         "samples": progress.samples,

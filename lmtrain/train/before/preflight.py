@@ -100,7 +100,7 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
 def load_data(
     config: RunConfig, *, validate: bool = True, shares: str = TOKEN_SHARES
 ) -> tuple[Tokenizer, ModelSettings, TrainingData]:
-    """The data of a run, its tokenizer, and the model with the vocabulary that follows from both."""
+    """Open the data of a run; return its tokenizer, the model with its vocabulary, and the data."""
     opened = open_datasets(config.data)
     tokenizer = _tokenizer(config.data, opened)
     model = _model(config, opened, tokenizer)
@@ -113,7 +113,7 @@ def load_data(
 
 
 def find_model(config: RunConfig) -> ModelSettings:
-    """The model with the vocabulary that follows from the data, before anything of the data is indexed."""
+    """Return the model with the vocabulary that follows from the data, before the data is indexed."""
     opened = open_datasets(config.data)
     return _model(config, opened, _tokenizer(config.data, opened))
 
@@ -129,7 +129,7 @@ def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None
 
 
 def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | None = None) -> Iterator[str]:
-    """Whether these processes can sit where the layout puts them; of a training, all that has to change for it."""
+    """Yield why these processes do not fit a layout; for a training, with all settings that would fit."""
     if env.world_size != layout.world_size:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
         factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
@@ -147,7 +147,7 @@ def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | Non
 
 
 def _batch_for(layout: Layout, train: TrainSettings | None) -> Iterator[str]:
-    """The settings of the batch that so many copies of a model need besides."""
+    """Yield the batch settings that the layout's replicas need."""
     if train is None:
         return
     share = -(-train.global_batch // layout.dp)
@@ -172,7 +172,7 @@ def _processes(count: int) -> str:
 
 
 def _tokenizer(settings: DataChoice, opened: Opened) -> Tokenizer:
-    """The one that made the datasets: beside one of them, or named by the user for foreign ones."""
+    """Return the tokenizer that made the datasets: it lies beside one of them, or the user names it."""
     beside = next((file for file in map(_beside, opened.all) if file.exists()), None)
     if settings.tokenizer is None and beside is None:
         first = opened.train[0]
@@ -206,7 +206,7 @@ def _model(config: RunConfig, opened: Opened, tokenizer: Tokenizer) -> ModelSett
 
 
 def find_resume(config: RunConfig) -> Path | None:
-    """Where the run goes on from: its own newest checkpoint, or at its very start the one that the user names.
+    """Return the checkpoint that a run resumes from: its own newest, or at first the one that the user names.
 
     Whether it can be read is judged when it is opened, or with checkpoint.fallback here.
     """
@@ -240,12 +240,12 @@ def find_resume(config: RunConfig) -> Path | None:
 
 
 def settled(config: RunConfig, inputs: Inputs) -> RunConfig:
-    """The settings with what the data decided filled in: what the run folder and the checkpoints record."""
+    """Return the settings with the values that the data decides, as run folder and checkpoints record them."""
     return replace(config, model=inputs.model)
 
 
 def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer) -> Path | None:
-    """The checkpoint that `checkpoint.init_from` means, or a refusal with all that differs."""
+    """Return the checkpoint that `checkpoint.init_from` names; raise with all that differs."""
     if config.checkpoint.init_from is None:
         return None
     path = resolve(Path(config.checkpoint.init_from))
@@ -301,7 +301,7 @@ def check_device(config: RunConfig, env: ProcessEnv) -> None:
 
 
 def check_sinks(config: RunConfig) -> None:
-    """Whether what a run is to write to besides its folder is there."""
+    """Raise unless the packages and services that a run writes to besides its folder are there."""
     if config.observe.wandb == "none":
         return
     found = importlib.util.find_spec("wandb")
@@ -341,7 +341,7 @@ def check_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, 
 
 
 def _fewer(config: RunConfig, in_all: int, there: int) -> str:
-    """The settings with which so many checkpoints suffice, for a message."""
+    """Return the settings that need fewer checkpoints, for a message."""
     if 1 < in_all <= config.checkpoint.keep_last:
         return f"set checkpoint.keep_last={in_all - 1}, "
     one = "set checkpoint.interval_steps=0 checkpoint.interval_s=null to save only at the end, "
@@ -360,7 +360,7 @@ def check_pieces(config: RunConfig, model: ModelSettings) -> int:
 
 
 def check_port(env: ProcessEnv) -> None:
-    """Where the processes would meet; the port is free again when this returns."""
+    """Raise if the processes' meeting port cannot be opened; it is free again afterwards."""
     if env.world_size == 1:
         return
     host, port = "127.0.0.1", 0  # our own launcher takes any

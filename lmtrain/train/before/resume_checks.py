@@ -27,7 +27,7 @@ _OF_A_DATASET = ("data: num_tokens", "data: num_documents", "data: content")
 
 
 def open_resumed(config: RunConfig, path: Path | None) -> Contents | None:
-    """The checkpoint that a run goes on from; refuses a run that is to end before it."""
+    """Open the checkpoint that a run resumes from; raise if the run is to end before it."""
     if path is None:
         return None
     try:
@@ -41,12 +41,12 @@ def open_resumed(config: RunConfig, path: Path | None) -> Contents | None:
 
 
 def readable(path: Path | None) -> Path | None:
-    """With checkpoint.fallback: this checkpoint, or where its manifest cannot be read the newest one before it."""
+    """Return a checkpoint, or the newest one before it if its manifest cannot be read (checkpoint.fallback)."""
     return path if path is None or manifest_problem(path) is None else before(path) or path
 
 
 def passed_over(path: Path) -> list[str]:
-    """The checkpoints beside this one that `readable` has left for it."""
+    """Return lines about the newer checkpoints that `readable` has passed over."""
     return [
         f"{one} is passed over: {problem}"
         for one in newer_than(path) if (problem := manifest_problem(one)) is not None
@@ -130,7 +130,7 @@ def _data_pairs(state: dict[str, Any], config: RunConfig, data: TrainingData) ->
 
 
 def _batch_pair(config: RunConfig, step: int, samples: int) -> tuple[str, Any, Any]:
-    """What the batches up to this step were, by the setting that decides it where that is one number."""
+    """Return name, value and recorded value of the batch, by the setting that decides it if there is one."""
     if config.train.rampup is None and step and samples % step == 0:
         return "train.global_batch", config.train.global_batch, samples // step
     reached = config.batch_plan.range_of(step)[0]
@@ -138,7 +138,7 @@ def _batch_pair(config: RunConfig, step: int, samples: int) -> tuple[str, Any, A
 
 
 def _other_way(path: Path, config: RunConfig, wrong: Sequence[str]) -> str:
-    """What can be done where one wants these settings, which have these names."""
+    """Return the way out for a user who wants the settings that differ."""
     is_own = path.resolve().is_relative_to(Path(config.run.dir).resolve())
     if any(name == "tokenizer" or name.startswith("model.") for name in wrong):  # because: its weights are of no use
         begin = f"give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
@@ -150,7 +150,7 @@ def _other_way(path: Path, config: RunConfig, wrong: Sequence[str]) -> str:
 
 
 def _wrong_types(manifest: Manifest) -> Iterator[str]:
-    """What a run would go on with and cannot, key by key."""
+    """Yield what in a checkpoint's state a run cannot go on with, key by key."""
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
         **dict.fromkeys(("samples", "tokens", "attempt", "skipped"), (is_count, "a number from 0")),
         "step": (lambda value: is_count(value) and value == manifest.step, f"the step {manifest.step}"),

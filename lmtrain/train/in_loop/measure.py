@@ -34,14 +34,14 @@ class Evaluation(Protocol):
     def __call__(
         self, model: ParallelModel, before_each: Callable[[], None], doing: Callable[[str], None]
     ) -> Iterator[dict[str, Any]]:
-        """A row for each task: its `name`, its `measures`, which of them is the `headline`, and what they are of.
+        """Yield a row for each task: its `name`, its `measures`, the `headline` among them, and what they are of.
 
         `before_each` is called before every verb of the model, on all processes alike; what it raises ends it all.
         """
 
 
 def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
-    """Whether it came to its end, on every process the same."""
+    """Run an evaluation; return whether it finished, equal on every process."""
     # because: blocks that are compiled for a step's shape would be compiled again for every length of a text
     uncompiled = torch.compiler.set_stance("force_eager") if run.model.compiled else nullcontext()
     try:
@@ -79,7 +79,7 @@ def validate(run: Run, requests: Requests) -> float | None:
 
 
 def _measure(run: Run, name: str, valid: Dataset, requests: Requests) -> tuple[Sums, Sequence[int], int]:
-    """Sums over these samples, over how many labels of each term, and how many samples."""
+    """Return the sums over a validation set, the labels of each term, and the number of samples."""
     dp = run.mesh.dp
     ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
     run.view.doing(f"validating on {len(ids)} samples" + (f" of {name}" if name else ""))
@@ -90,7 +90,7 @@ def _measure(run: Run, name: str, valid: Dataset, requests: Requests) -> tuple[S
 
 
 def _values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_samples: int) -> dict[str, Any]:
-    """Of several terms the loss is the sum of their means; perplexity and accuracy are the first's, that of tokens."""
+    """Return the measures of a validation: the loss is the sum of the terms' means; perplexity is of tokens."""
     means, hits = ([one / num for one, num in zip(row, counts, strict=True)] for row in sums)
     values = {"loss": math.fsum(means), "ppl": math.exp(min(means[0], _MOST_NATS)), "accuracy": hits[0]}
     values |= {"samples": num_samples, "tokens": counts[0]}
@@ -100,7 +100,7 @@ def _values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_samples
 def valid_batches(
     valid: Dataset, ids: np.ndarray[Any, np.dtype[np.int64]], size: int, dp_index: int, dp_size: int
 ) -> Iterator[Batch]:
-    """Every dp_size-th batch. Each rank has equally many, as they compute together: one too few ends with no labels."""
+    """Yield every dp_size-th batch, equally many on each rank; a missing one is replaced by one without labels."""
     starts = range(0, len(ids), size)
     for first in starts[::dp_size]:
         fault_point("valid.batch")
@@ -116,7 +116,7 @@ def is_due(step: int, interval: int | None) -> bool:
 
 
 def due(run: Run, evaluation: Evaluation | None) -> list[str]:
-    """At the step that the run has reached."""
+    """Return which measurements are due at the step that the run has reached."""
     config, step = run.config, run.progress.step
     last = step == config.total_steps
     validates = is_due(step, config.train.valid_interval_steps) or (last and bool(run.inputs.data.valid))
@@ -125,7 +125,7 @@ def due(run: Run, evaluation: Evaluation | None) -> list[str]:
 
 
 def measure(run: Run, requests: Requests, evaluation: Evaluation | None, names: Sequence[str]) -> float | None:
-    """These, in turn; the loss of the validation, if it was one of them and came to its end."""
+    """Run the named measurements in turn; return the validation loss if there was one and it finished."""
     loss, owed = None, []
     for name in names:
         if requests.stop_without_time_for(name):
@@ -144,7 +144,7 @@ def measure(run: Run, requests: Requests, evaluation: Evaluation | None, names: 
 
 
 def measure_what_is_owed(run: Run, requests: Requests, evaluation: Evaluation | None) -> float | None:
-    """What the attempt before had no time for. If this one has not either, it stays out, or no step would ever come."""
+    """Run the measurements that the attempt before had no time for, unless this one has no time either."""
     requests.ask()
     requests.answer()
     there = {VALIDATION: bool(run.inputs.data.valid), EVALUATION: evaluation is not None}

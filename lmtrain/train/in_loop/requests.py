@@ -55,10 +55,10 @@ class Asker:
         return 0
 
     def done(self, wish: int) -> None:
-        """This has begun, whoever asked for it."""
+        """Note that a request has begun, whoever made it."""
 
     def hear(self, highest: int) -> None:
-        """What the ranks' answers came to."""
+        """Receive the highest answer of all ranks."""
 
 
 @dataclass
@@ -173,20 +173,20 @@ class Vote:
         self._rows = np.zeros((0, 0), np.int64)
 
     def ask(self, mine: Callable[[], Sequence[int]], told: Sequence[int] = ()) -> None:
-        """Before a step; everybody gives equally many numbers, each time. `told` is for `heard`."""
+        """Start an all-reduce before a step; every process gives equally many numbers. `told` is for `heard`."""
         if self._peers is not None:
             asked = mine()
             self._num_asked, self._hear = len(asked), self._peers.ask([*asked, *told])
 
     def answer(self, mine: Callable[[], Sequence[int]]) -> list[int]:
-        """After the step, on every process the same."""
+        """Return the result after the step, equal on every process."""
         if self._hear is None:
             return list(mine())
         self._rows = self._hear()
         return [int(number) for number in self._rows[:, : self._num_asked].max(0)]
 
     def heard(self) -> NDArray[np.int64] | None:
-        """After the answer: a row of what each process told, if they did."""
+        """Return, after the answer, a row of the numbers that each process told, if they did."""
         told = self._rows[:, self._num_asked :]
         return told if told.size else None
 
@@ -204,15 +204,15 @@ class Requests:
         self._numbers: list[int] = []
 
     def join(self, *askers: Asker) -> None:
-        """The causes come in one order on all ranks; of several the first is told."""
+        """Add requesters, in the same order on all ranks; of several causes the first is reported."""
         self._askers += askers
 
     def ask(self) -> None:
-        """Before a step."""
+        """Start to agree on requests, before a step."""
         self._vote.ask(self._wants, self._pace.tell() if self._pace else ())
 
     def answer(self) -> None:
-        """After it."""
+        """Finish to agree on requests, after the step."""
         self._numbers = self._vote.answer(self._wants)
         for asker, number in zip(self._askers, self._numbers, strict=False):
             asker.hear(number)
@@ -241,16 +241,16 @@ class Requests:
         return self._first(SAVE) is not None
 
     def has_no_time_for(self, name: str) -> bool:
-        """By the last answer, on every rank the same."""
+        """Return whether a measurement has no time left, by the last answer, equal on every rank."""
         return self._first(NO_TIME_FOR[name]) is not None
 
     def stop_without_time_for(self, name: str) -> bool:
-        """Whether the run stops here, if only since this measurement would not be done in time."""
+        """Return whether the run stops here, also because a measurement would not finish in time."""
         self._stop_for(NO_TIME_FOR[name])
         return self.stop is not None
 
     def saved(self) -> None:
-        """A checkpoint has begun."""
+        """Note that a checkpoint has begun."""
         self._done(SAVE)
 
     def _done(self, wish: int) -> None:
@@ -261,7 +261,7 @@ class Requests:
         return [asker.wants() for asker in self._askers]
 
     def _first(self, wish: int) -> str | None:
-        """The cause of it."""
+        """Return the first cause of a request, or None."""
         return next((one.cause for one, has in zip(self._askers, self._numbers, strict=False) if has & wish), None)
 
     def _stop_for(self, wish: int) -> None:
@@ -275,7 +275,7 @@ class Requests:
 def requests_of(
     run: Run, stop: StopRequest, trace: Callable[[], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Requests]:
-    """All that may ask something of this run, in the order in which their causes are told."""
+    """Hold all requesters of this run, in the order in which their causes are reported."""
     leads, limit, every = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.every_s
     run.costs.pace = pace_of(run.config, run.inputs.model, run.mesh, run.memory)
     requests = Requests(Vote(run.mesh), run.view.note, trace, run.costs.pace)
@@ -353,7 +353,7 @@ class Allocation:
 
 
 def end_of(number: str) -> float | None:
-    """What scontrol says of this job; None where it does not answer or knows no end."""
+    """Return the job's end time from `scontrol show job`, or None if scontrol fails or the job has no limit."""
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             ["scontrol", "--oneliner", "show", "job", number], capture_output=True, text=True, timeout=_SCONTROL_S
@@ -363,7 +363,7 @@ def end_of(number: str) -> float | None:
 
 
 def end_in(said: str, number: str) -> float | None:
-    """The line of this very job: asked for the number of an array, scontrol tells of all its tasks, and one has it."""
+    """Return the end time in scontrol's line of this very job; for an array it prints all tasks."""
     found = re.search(rf"^JobId={number} .*\bEndTime=(\S+)", said, re.MULTILINE)
     with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(found[1]).timestamp() if found else None

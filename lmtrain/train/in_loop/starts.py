@@ -45,11 +45,11 @@ class Starts:
 
     @classmethod
     def at(cls, config: RunConfig, inputs: Inputs, resume_from: Path | None) -> Starts:
-        """Those at the step from which the run would go on now."""
+        """Return the lost starts at the step from which the run would go on now."""
         return cls(Path(config.run.dir), _step(resume_from), _digest(config, inputs)).read()
 
     def read(self) -> Starts:
-        """What is written of this step and these settings; a file that cannot be read counts nothing."""
+        """Read the lost starts of this step and these settings; an unreadable file counts as none."""
         written = told(self.folder / STARTS)
         if (written.get("step"), written.get("of")) == (self.step, self.of):
             lost = written.get("lost")
@@ -59,7 +59,7 @@ class Starts:
         return self
 
     def refuse(self, config: RunConfig) -> None:
-        """Where the run has been lost often enough."""
+        """Raise if the run has been lost often enough."""
         if len(self.lost) < MOST:
             return
         self.write()
@@ -75,7 +75,7 @@ class Starts:
         raise error
 
     def write(self) -> None:
-        """A file that cannot be written is said, and changes nothing of how the run goes on."""
+        """Write the lost starts; a file that cannot be written is a warning."""
         path = self.folder / STARTS
         try:
             if self.lost:
@@ -103,7 +103,7 @@ class Starts:
             self.folder.rmdir()  # because: a start that was refused leaves no folder behind
 
     def clear(self) -> None:
-        """The run came to its end, or to the end of a step at which it was to stop."""
+        """Forget the lost starts: the run has ended, or has finished a step at which it stops."""
         self.lost.clear()
         self.write()
 

@@ -66,7 +66,7 @@ class StepForecast:
 
 
 def planned_of(config: RunConfig, model: ModelSettings) -> Planned:
-    """The run as the planner takes it; `model` is the config's with the tokenizer's vocabulary."""
+    """Return the run for the planner; `model` is the config's with the tokenizer's vocabulary."""
     compute, dropout = config.compute, model.uses_dropout
     if config.hardware is not None and config.hardware.device == "cpu":
         compute = replace(compute, device="cpu", tf32=False)
@@ -82,7 +82,7 @@ def planned_of(config: RunConfig, model: ModelSettings) -> Planned:
 
 
 def expected_step(run: Planned, hardware: Hardware, batches: Sequence[int] = ()) -> StepForecast:
-    """On average of steps with these numbers of samples, since a run may begin with smaller batches."""
+    """Return the expected step time, averaged over steps with these batch sizes."""
     counts = Counter(batches or (run.global_batch,))
     prices = prices_of(hardware)
     time, _ = price_runs([replace(run, global_batch=size) for size in counts], hardware, prices.time)
@@ -135,7 +135,7 @@ def _on_this_machine(config: RunConfig, here: bool) -> RunConfig:
 
 
 def _communicators(run: Planned, held_bytes: int) -> dict[str, str]:
-    """What NCCL and CUDA itself take of a rank's memory, and for whose talk."""
+    """Return the memory that NCCL and CUDA take on a rank, and for which groups."""
     layout, axes = run.parallel.layout, ("tp", "dp_shard", "dp_replicate", "pp")
     groups = [f"{name} of {size}" for name in axes if (size := getattr(layout, name)) > 1]
     if not groups or not held_bytes:
@@ -175,7 +175,7 @@ def plan_facts(config: RunConfig, inputs: Inputs, *, here: bool = False) -> dict
 
 
 def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
-    """What the run validates on, where that is not said by one name, and what else it measures when."""
+    """Return what the run validates on, and what else it measures when."""
     found: dict[str, Any] = {}
     if inputs.data.said:
         found["validation"] = inputs.data.said
@@ -193,7 +193,7 @@ def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
 
 
 def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
-    """What is compiled on this machine, or on the one that is planned for."""
+    """Return what is compiled on this machine, or on the planned one."""
     compute, planned = config.compute, config.hardware
     on_gpu = compute.device != "cpu" and (
         planned.generation != "cpu" if planned is not None else Gpus.found().count != 0 and has_kernel_compiler()
@@ -202,7 +202,7 @@ def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
 
 
 def _saving(config: RunConfig) -> dict[str, Any]:
-    """How often to save: what a save has cost this run, against what a failure costs."""
+    """Return how often to save, from the cost of this run's saves and of a failure."""
     between = config.run.time_between_failures
     if between is None:
         return {}
@@ -216,7 +216,7 @@ def _saving(config: RunConfig) -> dict[str, Any]:
 
 
 def _beginning(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
-    """What the run goes on from, or whose weights it begins with."""
+    """Return what the run resumes from, or whose weights it begins with."""
     named = config.checkpoint.init_from
     if inputs.resume_from is not None:
         found = {"resume_from": str(inputs.resume_from)}
@@ -228,7 +228,7 @@ def _beginning(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
 
 
 def _origin(checkpoint: Path) -> str:
-    """Where the weights of a checkpoint were made."""
+    """Return in words where the weights of a checkpoint come from."""
     manifest = Contents(checkpoint).manifest
     imported = manifest.state.get("imported")
     if isinstance(imported, dict):
@@ -238,7 +238,7 @@ def _origin(checkpoint: Path) -> str:
 
 
 def pipeline_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
-    """The schedule's bubble, and what a process has at once: nothing for a model that is not cut."""
+    """Return the schedule's bubble and what a process holds at once; nothing without a pipeline."""
     parallel = config.parallel
     if parallel.pp == 1:
         return {}

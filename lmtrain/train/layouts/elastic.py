@@ -43,7 +43,7 @@ _PARTS = {
 
 
 def conditions(config: RunConfig, given: Sequence[str]) -> dict[str, Any]:
-    """What the command line says of the layout: it is kept, and the rest is chosen around it."""
+    """Return what the command line says about the layout, which is kept while the rest is chosen."""
     keys = [word.lstrip("+").partition("=")[0] for word in given]
     named = {key.removeprefix("parallel.") for key in keys if key.startswith("parallel.")}
     found = {key: getattr(config.parallel, key) for key in sorted(named) if key not in _NOT_CHOSEN}
@@ -52,7 +52,7 @@ def conditions(config: RunConfig, given: Sequence[str]) -> dict[str, Any]:
 
 
 def chosen_before(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | None:
-    """With the layout that this run has had since it began; None where it is yet to begin, or has other conditions."""
+    """Return the settings with the layout of the run's earlier starts; None before the first or if conditions changed."""
     folder = Path(config.run.dir)
     if latest(folder / CHECKPOINTS) is None:
         return None
@@ -68,7 +68,7 @@ def chosen_before(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | No
 def choose(
     config: RunConfig, model: ModelSettings, num_processes: int, fixed: Mapping[str, Any]
 ) -> tuple[RunConfig, list[str]]:
-    """The settings with the fastest layout that fits, and why it is that one, in a few lines."""
+    """Return the settings with the fastest layout that fits, and lines that say why."""
     assert config.hardware is not None  # because: RunConfig asks for it
     run, hardware = planned_of(config, model), config.hardware
     found = rank(legal(run, num_processes, hardware, fixed), hardware, Limits(), prices_of(hardware))
@@ -100,7 +100,7 @@ def _family(found: Ranked, place: int) -> tuple[float, ...]:
 
 
 def _grown(found: Ranked, place: int, other: int) -> str:
-    """What takes the other layout longer than this one."""
+    """Return the part of a step that takes another layout longer."""
     time, _ = price_runs([found.planned(place), found.planned(other)], found.hardware, found.prices.time)
     return _PARTS[max(_PARTS, key=lambda name: float(np.diff(getattr(time, name))[0]))]
 
@@ -137,7 +137,7 @@ def _words(run: Planned) -> str:
 
 
 def _with(config: RunConfig, run: Planned) -> RunConfig:
-    """The settings with this layout in them, which is then no longer to be chosen."""
+    """Return the settings with a chosen layout."""
     return replace(
         config, parallel=replace(run.parallel, auto=False, timeout_s=config.parallel.timeout_s),
         train=replace(config.train, micro_batch=run.micro_batch), recompute=run.recompute,
@@ -145,7 +145,7 @@ def _with(config: RunConfig, run: Planned) -> RunConfig:
 
 
 def fit(config: RunConfig, num_processes: int) -> RunConfig:
-    """The same settings where they are for so many processes; else with the nearest legal layout, or a refusal.
+    """Return the settings for a number of processes: unchanged if they fit, else with the nearest legal layout.
 
     tp and pp stay if they can; else tp, else pp. dp_shard stays as near as can be, and dp_replicate takes the rest.
     The microbatch is smaller only where the copies of the model leave no other.
@@ -158,7 +158,7 @@ def fit(config: RunConfig, num_processes: int) -> RunConfig:
 
 
 def change_words(before: RunConfig, after: RunConfig) -> str | None:
-    """What `fit` has changed, for people; None where nothing."""
+    """Return in words what `fit` has changed; None if nothing."""
     if before == after:
         return None
     old, new = before.parallel, after.parallel
@@ -188,7 +188,7 @@ def _nearest(config: RunConfig, num_processes: int) -> RunConfig | None:
 
 
 def _layouts(asked: ParallelSettings, num_processes: int, num_layers: int) -> Iterator[ParallelSettings]:
-    """All that share the work among so many and are legal by themselves, nearest first."""
+    """Yield all layouts of so many processes that are legal by themselves, nearest first."""
     found = [
         (pp, tp, dp_shard, num_processes // pp // tp // dp_shard, schedule, vp)
         for pp in _divisors(num_processes)
@@ -219,7 +219,7 @@ def _chunks(asked: ParallelSettings, pp: int, num_layers: int) -> Iterator[tuple
 def _distance(
     asked: ParallelSettings, pp: int, tp: int, dp_shard: int, dp_replicate: int, schedule: str, vp: int
 ) -> tuple[float, ...]:
-    """What is given up last comes first. Of two layouts that are as far, the one of more cuts needs less memory."""
+    """Return how far a layout is from the requested one; what is given up last comes first."""
     axes = (
         (tp, asked.tp),
         (pp, asked.pp),

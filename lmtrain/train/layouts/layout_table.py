@@ -32,14 +32,14 @@ _HOST_WIDTH = 12  # because: the widest of all other columns then still fit 80
 
 
 def layout_words(parallel: ParallelSettings) -> str:
-    """Such as "dp_shard 4 x tp 2, zero 1"."""
+    """Return a layout in words, such as "dp_shard 4 x tp 2, zero 1"."""
     sizes = [(axis, getattr(parallel, axis)) for axis in ("pp", "vp", "dp_replicate", "dp_shard", "tp")]
     words = " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one process"
     return words + (f", zero {parallel.zero}" if parallel.layout.dp > 1 else "")
 
 
 def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()) -> list[Row]:
-    """One row a process. `hosts` by rank, where they are known."""
+    """Return a row for each process; `hosts` by rank, if they are known."""
     layout, weights = config.parallel.layout, Weights.of(model)
     held = [_held_by_shard(config, model, layout, pp, weights) for pp in range(layout.pp)]
     hosts = hosts or ([socket.gethostname()] if layout.world_size == 1 else ["-"] * layout.world_size)
@@ -53,7 +53,7 @@ def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()
 def _held_by_shard(
     config: RunConfig, model: ModelSettings, layout: Layout, pp: int, weights: Weights
 ) -> list[Row]:
-    """One a shard; most shards have equally many rows of each weight, and are worked out once."""
+    """Return what each shard holds; shards with equally many rows are computed once."""
     stages = stages_of_rank(model, config.parallel, pp)
     heights = sorted({place.part_shape[0] for place in places_held(model, stages, layout, 0, weights)})
     rows = [tuple(len(shard_rows(h, layout.dp_shard, shard)) for h in heights) for shard in range(layout.dp_shard)]
@@ -66,7 +66,7 @@ def _held_by_shard(
 
 
 def _held(config: RunConfig, layout: Layout, places: Sequence[Place]) -> Row:
-    """What a rank with a shard has; parts of tensors are equally large, so the other coordinates change nothing."""
+    """Return what a rank with a shard holds; parts are equally large, so other coordinates change nothing."""
     work = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
     held = count(places, layout, config.optim.num_slots)
     found = rank_bytes(held, layout, zero=config.parallel.zero, work_bytes=work)
@@ -105,7 +105,7 @@ def span(numbers: Sequence[int]) -> str:
 
 
 def layout_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """The table as text, at most 80 columns wide: without axes that are not cut and kinds that nobody holds."""
+    """Yield the table as text, at most 80 columns wide, without axes of size 1 and empty columns."""
     nothing = {key: (0, "0", "-") if key in _WHO[1:] or key.endswith("_bytes") else () for key in _HEADS}
     heads = {key: head for key, head in _HEADS.items() if any(row[key] not in nothing[key] for row in rows)}
     shown = [list(heads.values()), *([_shown(key, row[key]) for key in heads] for row in rows)]

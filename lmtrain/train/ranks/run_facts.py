@@ -43,7 +43,7 @@ class Fact:
 
 
 def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
-    """In the order in which a reader wants to hear of them."""
+    """Return the facts that all ranks must share, in the order in which they are reported."""
     # because: an empty data.valid_paths is no setting but the place of no dataset
     settings = {key: value for key, value in flat(settled(config, inputs).to_dict()) if value != {}}
     found = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
@@ -61,7 +61,7 @@ def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
 
 
 def program_facts() -> dict[str, Fact]:
-    """What computes: libraries, our own code, plugins."""
+    """Return the facts of the program: libraries, our own code, plugins."""
     versions = {name: version_of(name) or "not installed" for name in _LIBRARIES}
     versions = {"python": platform.python_version()} | versions
     found = {name: Fact(version, version) for name, version in versions.items()}
@@ -76,7 +76,7 @@ def program_facts() -> dict[str, Fact]:
 
 
 def _is_place(key: str) -> bool:
-    """Whether a setting says only where something lies, of which the content is compared."""
+    """Return whether a setting says only where something lies whose content is compared."""
     return key in _OTHER_PLACES or any(places.fullmatch(key) for places in (_DATASET, _TEXT))
 
 
@@ -86,7 +86,7 @@ def _digest(value: str, place: object = None) -> Fact:
 
 
 def _content(dataset: IndexedDataset) -> str:
-    """The digest in its sidecar; without one, of the whole .idx and of some pages of the .bin, whatever its size."""
+    """Return the digest in a dataset's sidecar; without one, of the .idx and some pages of the .bin."""
     if dataset.info is not None:
         return dataset.info.content_sha256
     path = part(dataset.prefix, ".bin")

@@ -66,7 +66,7 @@ def decode(row: bytes) -> dict[str, Fact]:
 
 
 def difference(told: Sequence[Mapping[str, Fact]], hosts: Sequence[str]) -> str:
-    """What differs between the ranks, a line for each thing, and what to do."""
+    """Return what differs between the ranks, a line for each fact, and the way out."""
     lines = list(_lines(told, hosts))
     way_out = (
         "Start all ranks with the same settings, data, tokenizer, checkpoint, code and libraries; only the places at "

@@ -69,7 +69,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def open_records(
     stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, progress: Progress, *, leads: bool
 ) -> tuple[MetricsLog | None, Sequence[Behind], RunLog | None]:
-    """What rank 0 writes for people and tools, and first what lets somebody repeat the run."""
+    """Open the records that rank 0 writes; first the files that let somebody repeat the run."""
     if not leads:
         return None, (), None
     # because: a start that trains nothing would else leave settings on record that never trained
@@ -116,14 +116,14 @@ def changed_settings(folder: Path, config: RunConfig, inputs: Inputs) -> dict[st
 
 
 def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
-    """What the checkpoints are worth up to the one that the run goes on from, if that decides which of them stay."""
+    """Return step -> `best_by` value for checkpoints up to the resume point; empty unless `keep_best` is set."""
     rows = read_metrics(folder / METRICS) if config.checkpoint.keep_best else []
     found = worth_by_step(rows, config.checkpoint.best_by)
     return {measured: worth for measured, worth in found.items() if measured <= step}
 
 
 def start_number(folder: Path) -> int:
-    """Which start of the run this is, by its rows: a checkpoint knows nothing of others that began from it."""
+    """Return the number of this start, from the run's rows: a checkpoint does not record later starts."""
     attempts = [row.get("attempt") for row in read_last_rows(folder / METRICS)]
     return 1 + max((one for one in attempts if type(one) is int), default=0)
 
@@ -155,7 +155,7 @@ def open_view(
 def show_beginning(
     view: RunView, config: RunConfig, inputs: Inputs, mesh: Mesh, hosts: Sequence[str], passed: Iterable[str]
 ) -> None:
-    """What a person should know before the first step; `passed` are checkpoints that are not gone on from, in words."""
+    """Show what a person should know before the first step; `passed` are lines about skipped checkpoints."""
     fault_point("start.loop")
     if mesh.rank == 0 and inputs.data.said:
         view.note(f"validation reads {inputs.data.said}")
@@ -170,14 +170,16 @@ def show_beginning(
 
 
 def ran_with(folder: Path) -> dict[str, Any]:
-    """What stands in these files until the next start writes its own."""
+    """Return the settings and environment of this start, as the next start's row records them."""
     paths = {"settings": folder / CONFIG, "environment": folder / ENVIRONMENT}
     return {name: read_json(path) for name, path in paths.items() if path.stat().st_size < _LARGEST}
 
 
 def weights_digest(model: ParallelModel) -> str:
-    """The same for the same weights at any layout, and another when any one bit is: the sum of their bits as integers,
-    each tensor's times an odd number of its own."""
+    """Return a digest of all weights, equal at every layout and different if any bit differs.
+
+    It is the sum of the weights' bits as integers, each tensor's multiplied by an odd number of its own.
+    """
     total = torch.zeros((), dtype=torch.int64, device=model.device)
     for piece in model.owned(model.pieces()):
         bits = piece.block.detach().view(_INTEGERS[piece.block.element_size()])
@@ -190,12 +192,12 @@ def weights_digest(model: ParallelModel) -> str:
 
 
 def samples_hash(sample_ids: np.ndarray[Any, np.dtype[np.int64]]) -> str:
-    """A short name for exactly these samples in this order, so that two runs' data can be compared row by row."""
+    """Return a short hash of samples in order, by which the data of two runs can be compared row by row."""
     return hashlib.sha256(sample_ids.astype("<i8").tobytes()).hexdigest()[:16]
 
 
 def batch_digest(batches: StepBatches) -> str:
-    """Of the tokens that this rank reads in this step: other text under the same ids is another batch."""
+    """Return a digest of the tokens that this rank reads in a step, which differs if the text does."""
     digest = 0
     for batch in batches.microbatches:
         digest = crc32(batch.tokens_BT.numpy(), digest)
@@ -243,7 +245,7 @@ def _count(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tensor, ends: T
 
 
 def record_start(run: Run) -> None:
-    """From what it begins, and what a person should know of that."""
+    """Record what a run begins from, and show what a person should know about it."""
     run.progress.attempt = start_number(run.folder) if run.metrics is not None else 1
     resumed, weights, total = run.inputs.resume_from, run.inputs.weights_from, run.config.total_steps
     began_at: dict[str, Any] = {
@@ -275,7 +277,7 @@ def record_start(run: Run) -> None:
 
 
 def _said_of_changes(run: Run) -> Iterator[str]:
-    """A line for each setting that is another from here on, and one where the learning rate leaps by that."""
+    """Yield a line for each setting that changes from here on, and one if the learning rate leaps."""
     for key, (was, now) in run.changed.items():
         yield f"{key} is {show(now)} from here on; it was {show(was)}"
     if not any(key.startswith(_OF_THE_RATE) for key in run.changed):
@@ -321,7 +323,7 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
 
 
 def report_now_and_then(run: Run) -> None:
-    """What only some steps are looked at for, on every process."""
+    """Report what only some steps are measured for, on every process."""
     report_forecast(run)
     every = run.config.observe.histograms_every_steps
     if every is not None and run.progress.step % every == 0:
@@ -331,14 +333,14 @@ def report_now_and_then(run: Run) -> None:
 
 
 def _beside(run: Run) -> dict[str, Any]:
-    """How the processes keep pace, and when something ends the run; what is not known is left out."""
+    """Return the pace of the processes and the time left, as far as they are known."""
     left_s = run.costs.left_s()
     found = {} if left_s is None else {"limit_left_s": round(left_s, 1)}
     return found | (run.costs.pace.facts() if run.costs.pace is not None else {})
 
 
 def report_forecast(run: Run) -> None:
-    """How far the first steps were off what the planner had predicted; once, on rank 0."""
+    """Report once, on rank 0, how far the first steps differ from the planner's prediction."""
     config, hardware = run.config, run.config.hardware
     if run.costs.num_steps != COMPARED_STEPS or hardware is None or run.mesh.rank != 0:
         return
@@ -354,12 +356,12 @@ def report_forecast(run: Run) -> None:
 
 
 def report_measures(run: Run, row: dict[str, Any]) -> None:
-    """What a row has measured, for the choice of the best checkpoint."""
+    """Take a row's measures for the choice of the best checkpoint."""
     run.writer.worth = {**run.writer.worth, **worth_by_step([row], run.config.checkpoint.best_by)}
 
 
 def report_save(run: Run) -> None:
-    """A row for the newest finished checkpoint, once."""
+    """Record a row for the newest finished checkpoint, once."""
     last = run.writer.last
     if last is None or last.step == run.reported_save:
         return

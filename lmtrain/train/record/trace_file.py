@@ -54,7 +54,7 @@ def traced(run: Run) -> Iterator[Tracer]:
 
 
 def next_start(folder: Path) -> int:
-    """The first number that no file in it has."""
+    """Return the first start number that no file in a folder has."""
     names = os.listdir(folder) if folder.is_dir() else []
     return max((int(found[1] or 0) + 1 for name in names if (found := _FILE.fullmatch(name))), default=0)
 
@@ -78,7 +78,7 @@ def _header(run: Run, start: int) -> Header:
 
 
 def profiled(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
-    """The same steps. Between the first and the last of observe.profile_steps, what this rank does is recorded.
+    """Yield the steps unchanged; profile this rank between the first and the last of observe.profile_steps.
 
     A step is recorded from the wait for its data until the next one's: with what is measured and saved after it.
     """
