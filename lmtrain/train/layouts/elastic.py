@@ -52,7 +52,7 @@ def conditions(config: RunConfig, given: Sequence[str]) -> dict[str, Any]:
 
 
 def chosen_before(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | None:
-    """Return the settings with the layout of the run's earlier starts; None if there are none, or conditions changed."""
+    """Return the settings with the layout of the run's earlier starts; None if there are none that fit now."""
     folder = Path(config.run.dir)
     if latest(folder / CHECKPOINTS) is None:
         return None
