@@ -24,8 +24,7 @@ def flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the keys whose values are not equal in all trees, as key -> value per tree; None where a tree lacks the
-    key."""
+    """Return the keys whose values differ between trees, as key -> value per tree; None where a tree lacks the key."""
     each = [dict(flat(tree)) for tree in trees]
     found = {key: [one.get(key) for one in each] for key in dict.fromkeys(key for one in each for key in one)}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}

@@ -91,8 +91,10 @@ def find_runs(folder: Path, deepest: int = _DEEPEST) -> Iterator[Path]:
 
 
 def runs_in(paths: Iterable[Path]) -> list[Path]:
-    """Return each run once: a folder of runs, such as a sweep's, is replaced by its runs. A path without runs is kept,
-    so that the caller can refuse it."""
+    """Return each run once, with a folder of runs (such as a sweep's) replaced by its runs.
+
+    A path without runs is kept, so that the caller can refuse it.
+    """
     found = [run for path in paths for run in ([*find_runs(path)] or [path])]
     return [*{run.resolve(): run for run in found}.values()]
 
@@ -123,8 +125,10 @@ class Seen:
         return "" if self.state == "finished" else str(self.stop.get("cause", "?"))
 
     def read(self, name: str, without: str) -> dict[str, Any] | None:
-        """Return the object in a JSON file. If it cannot be read, add a problem that ends with `without`, and return
-        None."""
+        """Return the object in a JSON file.
+
+        If it cannot be read, return None and add a problem that ends with `without`, a clause about the consequence.
+        """
         path = self.path / name
         try:
             found = read_json(path)

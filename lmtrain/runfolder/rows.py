@@ -1,5 +1,4 @@
-"""The rows of metrics.jsonl, one JSON object per line: readers for all valid rows, the newest rows, or new rows.
-Torch-free.
+"""The readers of metrics.jsonl, one JSON object per line: all valid rows, the newest, or new ones. Torch-free.
 
 Used by a run that resumes, and by commands that show a run. Every row has `event`, `step` and `attempt`, and an `eval`
 row also the `name` of the evaluation; the other keys depend on the event. Numbers round-trip exactly; nan, inf and
@@ -72,8 +71,7 @@ def _read_rows(path: Path) -> Iterator[Row]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield each line of the file. Only the first ROW_BYTES + 1 bytes of a longer line are yielded; the rest is
-    skipped."""
+    """Yield each line of the file; of a line longer than ROW_BYTES, only its first ROW_BYTES + 1 bytes."""
     with open(path, "rb") as file:
         while line := file.readline(ROW_BYTES + 1):
             yield line
