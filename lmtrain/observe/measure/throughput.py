@@ -9,8 +9,8 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-# Dense peaks from the vendors' data sheets in FLOP/s (half of the figure "with sparsity"), with fp32
-# accumulation:\n(fp16 on tensor cores, bf16 on tensor cores, fp32 without tensor cores). The first match counts.
+# Dense peaks from the vendors' data sheets in FLOP/s (half of the figure "with sparsity"), with fp32 accumulation:
+# (fp16 on tensor cores, bf16 on tensor cores, fp32 without tensor cores). The first match counts.
 _PEAKS: tuple[tuple[str, float | None, float | None, float | None], ...] = (
     (r"GB200", 2500e12, 2500e12, 80e12),
     (r"B200", 2250e12, 2250e12, 75e12),

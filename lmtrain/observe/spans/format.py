@@ -79,8 +79,8 @@ SPAN = np.dtype([
     ("begin_ns", "<i8"), ("end_ns", "<i8"),  # by the process's monotonic clock
     ("num_bytes", "<u8"),  # size of the message, or of the whole tensor that is summed, gathered or scattered
     ("step", "<u4"),  # as in metrics: the first step is 1
-    # index, from 0, of the message in the step from this rank to the peer, or of the collective in the step over
-    # this\naxis (with a peer: with that peer); equal on both ends and on all members
+    # index, from 0, of the message in the step from this rank to the peer, or of the collective in the step over this
+    # axis (with a peer: with that peer); equal on both ends and on all members
     ("number", "<u4"),
     ("microbatch", "<i4"), ("peer", "<i4"), ("stage", "<i2"),  # -1 if none; a message has the stage of its receiver
     ("name", "<u2"),  # index in the header's table; 0 is none
