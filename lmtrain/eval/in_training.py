@@ -29,14 +29,14 @@ _KEPT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    name: str  # prefix of its measures' names
+    name: str  # prefix of the measures' names
     task: Task
     data: str  # description of the text's source
     prepared: Prepared
 
     @property
     def measures(self) -> list[str]:
-        """The names of its measures, computed from the answers of a model that is sure of every target."""
+        """The names of the task's measures, computed from the answers of a model that is sure of every target."""
         asked = [(request.item, request.num_scored) for request in self.prepared.requests]
         item, scored = np.array(asked, np.int64).reshape(-1, 2).T
         columns = self.task.columns(self.prepared, Answers(item, np.zeros(len(asked)), scored, scored))

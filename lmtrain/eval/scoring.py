@@ -44,7 +44,7 @@ class Scorable(Protocol):
 
     @property
     def separates_documents(self) -> bool:
-        """Whether requests may share a row."""
+        """True if requests may share a row."""
 
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
         """Yield per batch [2, labels] in float64 on the host, for the labels that are not IGNORED, row by row.
@@ -186,8 +186,7 @@ class Passes:
     def score(
         self, requests: Iterable[Request], score: Callable[[Iterable[Request]], Iterable[Scored]]
     ) -> Iterator[Scored]:
-        """Yield answers in the order of the requests, calling `score` with the new ones. Iterates the requests
-        twice."""
+        """Yield answers in the order of the requests, calling `score` with the new ones. Iterates requests twice."""
         scored = iter(score(self.new(requests)))
         found: list[tuple[bytes, Scored]] = []
         for request in requests:

@@ -20,8 +20,7 @@ Tokens = NDArray[np.integer[Any]]
 
 
 class Window(NamedTuple):
-    """A window: feeds tokens[start:stop], predicts tokens[start + 1:stop + 1], scores targets from `first_scored`
-    on."""
+    """A window that feeds tokens[start:stop], predicts tokens[start + 1:stop + 1] and scores from `first_scored` on."""
 
     start: int
     stop: int

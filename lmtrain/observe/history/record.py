@@ -301,7 +301,7 @@ def starts_that_count(record: Record) -> list[Row]:
 
 
 def together(starts: Sequence[Sequence[Row]], end: int | None) -> Iterator[tuple[int, list[Row]]]:
-    """Yield (step, both runs' start rows in force from there) for each start of either run, up to step `end`."""
+    """Yield (step, both runs' start rows in force from there) for each start of either run before step `end`."""
     for step in sorted({row["step"] for rows in starts for row in rows}):
         pair = [row for rows in starts for row in [one for one in rows if one["step"] <= step][-1:]]
         if len(pair) == len(starts) and (end is None or step < end):

@@ -232,8 +232,10 @@ def watched(
 ) -> Iterator[Watch]:  # fmt: skip
     """Open the watchdog for the enclosed run, and report to it how the run ends.
 
-    `heard` receives the name of a signal that another process was sent; `ending` reports and records, on rank 0, why
-    this process is ended from outside its main thread. Both are called from another thread.
+    If a peer caused the end, raise the verdict that names it; on ranks other than 0 raise SystemExit with the same exit
+    code, because rank 0 prints the error. `heard` receives the name of a signal that another process was sent; `ending`
+    reports and records, on rank 0, why this process is ended from outside its main thread. Both are called from another
+    thread.
     """
     watch = Watch(process, heard, ending, on_device=on_device)
     phases.enter("build")

@@ -109,7 +109,7 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-# ---- what is said ----------------------------------------------------------------------------------------------------
+# ---- verdicts as text and in stop.json -------------------------------------------------------------------------------
 
 
 def explained(verdict: dict[str, Any]) -> str:
