@@ -142,9 +142,9 @@ def journal_beside(
 
 
 def identity_of(checkpoint: Path, *computed: str) -> str:
-    """Return a hash of the model and `computed`, the settings of its computation.
+    """Return a text that identifies a model, by a hash, and its computation, by `computed`.
 
-    A checkpoint counts by its manifest, another program's folder by names, sizes and times of its files.
+    A checkpoint is hashed by its manifest, another program's folder by the names, sizes and times of its files.
     """
     digest = hashlib.sha256()
     if (checkpoint / MANIFEST).is_file():
