@@ -32,7 +32,7 @@ ARGUMENTS = ("pretrained", "precision", "device", "batch_size")
 
 
 @register_model("lmtrain")
-class LmtrainModel(TemplateLM):  # because: the harness may not be installed where types are checked
+class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness may be absent where types are checked
     """A checkpoint or run folder as a harness model: its own tokenizer encodes texts, lmtrain's scorer scores them."""
 
     def __init__(

@@ -117,9 +117,7 @@ class Seen:
 
     @property
     def why(self) -> str:
-        """The reason for the end: the cause in stop.json, or that a killed run left none; empty if finished or
-        running.
-        """
+        """The reason for the end, by stop.json or its absence; empty for a finished or running run."""
         if self.stop is None:
             return f"left no {STOP}" if self.state == "killed" else ""
         return "" if self.state == "finished" else str(self.stop.get("cause", "?"))

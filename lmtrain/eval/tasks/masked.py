@@ -246,7 +246,7 @@ class PairAccuracy(Task):
 
     def __init__(self, settings: MaskedSettings, wrong: str) -> None:
         self.settings, self.id = settings, f"masked/{settings.pairs.replace('_', '-')}"
-        self.recipe: dict[str, str] = {  # because: the two tasks have different recipes
+        self.recipe: dict[str, str] = {  # type: ignore[misc]  # because: the two tasks differ in it
             "text": "runs of sentences of a document that fill seq_len, cut in two",
             "pairs": f"in half of them {wrong}; seed {SEED}",
             "masks": "15 % of the tokens, as in training, whose validation counts alike",

@@ -27,7 +27,7 @@ _SESSION_START = 1
 _NUMBER, _TEXT, _BOOL = 2, 3, 4  # fields of google.protobuf.Value
 _HPARAMS, _LAYOUT = "hparams", "custom_scalars"
 _SUCCESS, _FAILURE = 1, 2
-_LEFT_OUT = ("run", "observe", "hardware")  # because: a float of 4 bytes holds no larger number
+_LEFT_OUT = ("run", "observe", "hardware")  # groups of settings by which runs are not compared
 _MOST = 3.4028234663852886e38  # because: the value is stored as a 4-byte float, which holds no larger number
 
 
