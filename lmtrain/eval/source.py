@@ -59,7 +59,7 @@ def checkpoint_source(path: Path) -> Source:
         raise CheckpointError(
             f"{folder} does not say its {', '.join(missing)}. Give a checkpoint that a run has written."
         )
-    settings = checked_model(contents)  # because: tensors must have the stated sizes before they are built
+    settings = checked_model(contents)  # because: stated sizes are checked before anything is built of them
     for key, expected in (("seq_len", settings.shape.seq_len), ("step", manifest.step)):
         if manifest.state[key] != expected:
             raise CheckpointError(

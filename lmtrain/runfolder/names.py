@@ -19,7 +19,7 @@ STARTS = "starts.json"  # record of the failed starts since the newest checkpoin
 TIMES = "phase_times.json"  # the longest time seen per phase, in seconds, for the watchdog of the next start
 LOG = "log.txt"
 CHECKPOINTS, TENSORBOARD, TRACES, HANGS = "checkpoints", "tensorboard", "trace", "hangs"  # folders
-SAVE_FILE, STOP_FILE, TRACE_FILE = "SAVE", "STOP", "TRACE"  # a user creates one as a request
+SAVE_FILE, STOP_FILE, TRACE_FILE = "SAVE", "STOP", "TRACE"  # a user creates the file as a request
 
 _STEP = re.compile(r"step_([0-9]{8,18})")
 

@@ -18,7 +18,7 @@ from lmtrain.observe.measure import phases
 from lmtrain.observe.spans.format import Axis, Flag, Kind, SpanFile
 
 _LETTERS = ("activations", "gradients")
-_AT_ONCE_NS = 20_000  # because: most messages were taken long before, and a wait of no time has no information
+_AT_ONCE_NS = 20_000  # because: most messages were taken long before, and so short a wait has no information
 NONE, SAMPLED, ALL = "none", "sampled", "all"
 _EVERY = 1000
 # because: runs save and validate at multiples of 5 or 8, such steps are not typical, and these numbers are no multiples
