@@ -1,1 +1,1 @@
-"""The evaluation app: scoring, tasks, baselines and generation."""
+"""Evaluation: scoring, tasks, statistics, baselines and generation."""

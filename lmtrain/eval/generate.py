@@ -1,7 +1,7 @@
-"""Text from a model: sampling token by token, streamed without ever printing half a character.
+"""Text generation: sampling token by token, streamed in whole characters.
 
-Called by `lmtrain generate`. A context longer than the model sees is cropped on its left; the end-of-document token
-ends a sample. The same seed gives the same text, whatever the device sampled on: the draw is made on the host.
+Called by `lmtrain generate`. A context longer than the model's window is cropped on its left; the end-of-document token
+ends a sample. A seed gives the same text on every device, because tokens are drawn on the host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lmtrain.tokenizer.base import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How the next token is drawn. Temperature 0 takes the most likely one."""
+    """Settings of sampling. Temperature 0 takes the most likely token."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -46,7 +46,7 @@ class Generated:
 def generate(
     model: Scorable, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, sampling: Sampling, seq_len: int
 ) -> Generated:
-    """A whole sample at once; the prompt is not part of the text."""
+    """Return a whole sample; its text does not include the prompt."""
     context = prompt_tokens(tokenizer, prompt)
     ids = list(generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id))
     ended = bool(ids) and ids[-1] == tokenizer.eod_id
@@ -58,19 +58,19 @@ def generate(
 def generate_stream(
     model: Scorable, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, sampling: Sampling, seq_len: int
 ) -> Iterator[str]:
-    """The same text in pieces, each as soon as it is whole."""
+    """Yield the same text as `generate` in pieces, each as soon as its characters are complete."""
     context = prompt_tokens(tokenizer, prompt)
     tokens = generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id)
     return whole_pieces(tokenizer, (token for token in tokens if token != tokenizer.eod_id))
 
 
 def whole_pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of tokens as they come; bytes that do not yet make a character wait for the rest."""
+    """Yield the text of tokens as they come; bytes of an incomplete character wait for the rest."""
     seen: list[int] = []
-    num_given = 0  # characters
+    num_given = 0  # number of characters yielded
     for token in tokens:
         seen.append(token)
-        # an unfinished character decodes to U+FFFD at the end; what stands before it will not change any more
+        # an incomplete character decodes to U+FFFD at the end; the text before it is final
         text = tokenizer.decode(seen).rstrip("\ufffd")
         if len(text) > num_given:
             yield text[num_given:]
@@ -80,7 +80,7 @@ def whole_pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
 
 
 def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """An empty prompt starts a new document."""
+    """Return the prompt's tokens; for an empty prompt the end-of-document token, which starts a new document."""
     tokens = tokenizer.encode(prompt)
     if tokens:
         return tokens
@@ -92,7 +92,7 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
 def generate_tokens(
     model: Scorable, context: list[int], max_new_tokens: int, sampling: Sampling, seq_len: int, eod_id: int | None
 ) -> Iterator[int]:
-    """New tokens one by one, the end-of-document token included when it is drawn."""
+    """Yield new tokens, including the end-of-document token if it is drawn."""
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(context)
     for _ in range(max_new_tokens):
@@ -105,12 +105,12 @@ def generate_tokens(
 
 @torch.no_grad()
 def next_logits(model: Scorable, tokens: list[int]) -> Tensor:
-    """The logits behind the last token, in float64 on the host."""
+    """Return the logits after the last token, [V] in float64 on the host."""
     tokens_BT = torch.tensor([tokens], device=model.device)
     keep_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
     keep_BT[0, -1] = True
     batch = Batch(tokens_BT=tokens_BT, labels_BT=torch.full_like(tokens_BT, IGNORED))
-    return model.logits(batch, keep_BT)[0].double().cpu()  # sync: one token
+    return model.logits(batch, keep_BT)[0].double().cpu()  # device synchronization, once per token
 
 
 def draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
@@ -130,7 +130,7 @@ def _top(logits_V: Tensor, top_k: int | None) -> Tensor:
 
 
 def _nucleus(logits_V: Tensor, top_p: float | None) -> Tensor:
-    """Keep the fewest most likely tokens whose probabilities reach top_p; always at least one."""
+    """Keep the fewest most likely tokens whose probabilities reach top_p, at least one; set other logits to -inf."""
     if top_p is None or top_p >= 1:
         return logits_V
     ordered, order = logits_V.sort(descending=True, stable=True)

@@ -1,7 +1,7 @@
-"""lm-evaluation-harness scores checkpoints of lmtrain: `--model lmtrain`, with any of its tasks.
+"""Adapter that lets lm-evaluation-harness score lmtrain checkpoints: `--model lmtrain`, with any of its tasks.
 
-Version 0.4.13 looks for models nowhere but in its own package: cli/harness.py imports this file and starts its command,
-and whoever calls it from Python imports this file first. Nothing else does.
+Version 0.4.13 finds models only in its own package: cli/harness.py imports this file and starts the harness's command,
+and a Python caller must import this file first. No other code imports it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from lmtrain.eval.windows import Request
 from lmtrain.runtime.machine.device import pick_device
 from lmtrain.runtime.processes.process import ProcessEnv
 
-MAX_NEW_TOKENS = 256  # the harness's own, where a task does not say
+MAX_NEW_TOKENS = 256  # the harness's default if a task sets none
 ARGUMENTS = ("pretrained", "precision", "device", "batch_size")
 
 
 @register_model("lmtrain")
 class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness may be absent where types are checked
-    """A checkpoint or a run's folder, whose own tokenizer cuts the texts; `lmtrain eval`'s engine scores them."""
+    """A checkpoint or run folder as a harness model: its own tokenizer encodes texts, lmtrain's scorer scores them."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
         return self.subject.tokenizer.fingerprint
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """There is nothing special to add: a text's ids are the same wherever it stands."""
+        """Return a text's token ids; no special tokens are added, so the ids do not depend on the text's position."""
         return self.subject.tokenizer.encode(string)
 
     def _loglikelihood_tokens(
@@ -92,7 +92,7 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Each text by itself, in the harness's own windows."""
+        """Return the log-likelihood of each text by itself, in the harness's own windows."""
         asked = [
             _request(context, target, self.max_length, item)
             for item, (text,) in enumerate(request.args for request in requests)
@@ -137,18 +137,18 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
 
 
 def _request(context: list[int], target: list[int], max_length: int, item: int = 0) -> Request:
-    """What does not fit is cut on the left."""
+    """Build a request for the target after the context, cut on the left to the model's window."""
     return Request(np.array((context + target)[-(max_length + 1) :], np.int64), len(target), item)
 
 
 def _generation(wanted: dict[str, Any]) -> tuple[list[str], int, Sampling]:
-    """Where to stop, the most tokens, and how they are drawn; what lmtrain has no word for is refused."""
+    """Return the stop strings, the most new tokens and the sampling. Raise UsageError for unknown arguments."""
     given = dict(wanted)
     until, most, samples = given.pop("until"), given.pop("max_gen_toks"), given.pop("do_sample")
     temperature = given.pop("temperature", 0.0)
     sampling = {key: given.pop(key) for key in ("top_k", "top_p", "seed") if key in given}
     for key, value in given.items():
         raise UsageError(f"--gen_kwargs {key}={value} is not known to lmtrain. {nearest(key, tuple(wanted))}")
-    # because: the harness's own model draws at temperature 1 where a task says do_sample and no temperature
+    # because: the harness's own model samples at temperature 1 if a task sets do_sample and no temperature
     drawn = Sampling(temperature=(temperature or 1.0) if samples else 0.0, **sampling)
     return [stop for stop in until if stop], most, drawn

@@ -1,6 +1,7 @@
-"""Evaluations of a model in training, as the training loop calls them: at the layout and in the precision of the run.
+"""Evaluations of a model during training, at the layout and in the precision of the run.
 
-Made by `lmtrain pretrain` from what it has planned. Draws no random numbers and changes no weight.
+Built by `lmtrain pretrain` from its plan, and called by the training loop. Uses no random numbers and changes no
+weight.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _KEPT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    name: str  # what its measures are called
+    name: str  # prefix of the measures' names
     task: Task
-    data: str  # where its text is from
+    data: str  # description of the text's source
     prepared: Prepared
 
     @property
     def measures(self) -> list[str]:
-        """The names of what it will measure: those of a model that is sure of every target."""
+        """The names of the task's measures, computed from the answers of a model that is sure of every target."""
         asked = [(request.item, request.num_scored) for request in self.prepared.requests]
         item, scored = np.array(asked, np.int64).reshape(-1, 2).T
         columns = self.task.columns(self.prepared, Answers(item, np.zeros(len(asked)), scored, scored))
@@ -52,7 +53,10 @@ class DuringTraining:
     def __call__(
         self, model: ParallelModel, before_each: Callable[[], None], doing: Callable[[str], None]
     ) -> Iterator[dict[str, Any]]:
-        """A row for each task."""
+        """Yield a row of metrics for each task, without event and step. Collective: every rank must call it.
+
+        `before_each` is called before each batch, `doing` with a progress text.
+        """
         shape = model.settings.shape
         subject = Subject(
             model=cast(Scorable, _Asking(model, before_each)), tokenizer=self.tokenizer, seq_len=shape.seq_len,
@@ -82,7 +86,7 @@ class DuringTraining:
 
 @dataclass(frozen=True)
 class _Asking:
-    """The model, with a question before each batch."""
+    """A model that calls `before_each` before each batch."""
 
     model: Any  # a Scorable
     before_each: Callable[[], None]

@@ -1,9 +1,9 @@
-"""The answers of an evaluation on disk, batch by batch, so that a killed one goes on and nothing is scored twice.
+"""A journal of an evaluation's answers on disk, batch by batch, so that a killed evaluation resumes without rescoring.
 
-Called by the engine, which asks before it scores a batch and says what came out. Every record carries a checksum and a
-hash of what it answers: the model, how it computes, and the batch's very tokens. So whatever differs between two calls,
-no answer is taken for another's. Batches follow from requests and options alone: those that are left are the same as if
-nothing had happened, and so are the digits.
+The scorer looks a batch up before it scores it, and adds the answers afterwards. Every record carries a checksum and a
+hash of its question: the model, how it computes, and the batch's tokens. So an answer is never used for another
+question, whatever differs between two calls. Batches depend only on requests and options: after a resume the remaining
+batches, and so the digits of the result, are the same as without the interruption.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lmtrain.runtime.files.files import open_output, read_bytes, read_range, sto
 from lmtrain.runtime.processes.faults import fault_point
 
 _HEAD = b"lmtrain evaluation journal 1\n"
-_FRAME = struct.Struct("<II")  # bytes of the record, and their CRC-32
+_FRAME = struct.Struct("<II")  # length of the record in bytes, and its CRC-32
 _KEY_BYTES = 16
 Tell = Callable[[str], None]
-Share = Callable[[bytes], bytes]  # rank 0's bytes, on every rank
+Share = Callable[[bytes], bytes]  # returns rank 0's bytes on every rank
 
 
 class Journal:
-    """Of several ranks only the first has a file; all have its answers, and so skip and score alike."""
+    """The journal of a scorer. Only rank 0 has a file; all ranks share its answers, and so skip the same batches."""
 
     def __init__(self, path: Path | None, tell: Tell = lambda said: None, share: Share = lambda data: data) -> None:
         self._path, self._tell, self._identity = path, tell, b""
@@ -45,11 +45,14 @@ class Journal:
         self._next = 0
 
     def of(self, identity: str) -> None:
-        """What answers from here on: a model and how it computes, as `identity_of` has it."""
+        """Set the identity of the model and its computation, from `identity_of`, for the following answers."""
         self._identity = identity.encode()
 
     def find(self, requests: Sequence[Request]) -> list[Scored] | None:
-        """The answers, where the next record is of these requests; otherwise that record and those behind it go."""
+        """Return the answers if the next record is of these requests.
+
+        Otherwise discard that record and all after it, and return None.
+        """
         if self._next == len(self._records):
             return None
         start, stop = self._records[self._next]
@@ -71,14 +74,17 @@ class Journal:
                 os.write(self._fd, record)
 
     def close(self, *, done: bool) -> None:
-        """Gone when all is done, or when it holds nothing."""
+        """Close the file, and delete it if the evaluation is done or no answers were recorded."""
         if self._fd is not None and self._path is not None:
             if done or os.fstat(self._fd).st_size <= len(_HEAD):
                 self._path.unlink(missing_ok=True)
             os.close(self._fd)
 
     def _whole_part(self, data: bytes) -> bytes:
-        """What can be believed; the file is cut to it, and begun where it is not ours."""
+        """Return the undamaged part of the file's content, and truncate the file to it; an empty file gets the header.
+
+        Raise OutputError if the file is no journal.
+        """
         if self._fd is None or self._path is None:
             return b""
         if data.startswith(_HEAD):
@@ -121,7 +127,7 @@ class Journal:
 def journal_beside(
     output: Path | None, tell: Tell = lambda said: None, share: Share = lambda data: data
 ) -> Iterator[Journal]:
-    """OUTPUT.journal; what raises leaves it there for the next call."""
+    """Open the journal OUTPUT.journal for the enclosed block; after an exception the file stays for the next call."""
     path = None if output is None else output.with_name(f"{output.name}.journal")
     if path is not None:
         with storage_errors(path, "Writing"):
@@ -136,7 +142,10 @@ def journal_beside(
 
 
 def identity_of(checkpoint: Path, *computed: str) -> str:
-    """A checkpoint by what its manifest says of its bytes, another program's by its files; and how it computes."""
+    """Return a text that identifies a model, by a hash, and its computation, by `computed`.
+
+    A checkpoint is hashed by its manifest, another program's folder by the names, sizes and times of its files.
+    """
     digest = hashlib.sha256()
     if (checkpoint / MANIFEST).is_file():
         digest.update(read_bytes(checkpoint / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False))
@@ -159,7 +168,7 @@ def _open_alone(path: Path) -> int:
 
 
 def _records(data: bytes) -> list[tuple[int, int]]:
-    """Where each whole record lies, up to one that a kill has torn or that is damaged."""
+    """Return the (start, stop) of each whole record, up to the first that is torn or damaged."""
     found, at = [], len(_HEAD)
     while at + _FRAME.size <= len(data):
         size, crc = _FRAME.unpack_from(data, at)
@@ -181,7 +190,7 @@ def _encoded(key: bytes, answers: Sequence[Scored]) -> bytes:
 
 
 def _decoded(record: bytes, key: bytes, num_requests: int) -> list[Scored] | None:
-    """None where the record is of other requests."""
+    """Return the answers in a record, or None if the record's key is another."""
     if record[:_KEY_BYTES] != key:
         return None
     counts = np.frombuffer(record, "<u4", num_requests, _KEY_BYTES)

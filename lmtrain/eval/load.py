@@ -1,7 +1,7 @@
-"""A model on disk becomes one that scores: on a device, in some precision, on the processes of a layout.
+"""Loading of a model on disk for scoring: on a device, in a precision, on the ranks of a layout.
 
-Called by `lmtrain eval` and `lmtrain generate`. Each process reads and holds its share of the weights, once; an
-optimizer's state stays on disk.
+Called by `lmtrain eval` and `lmtrain generate`. Each rank reads and holds only its shard of the weights, once; the
+optimizer's state is not read.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from lmtrain.runtime.machine.device import device_name
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
     subject: Subject
-    facts: dict[str, Any]  # which checkpoint, on what; printed under every result
+    facts: dict[str, Any]  # checkpoint, step and device, printed under every result
 
 
 def load_for_eval(path: Path, device: torch.device, precision: str) -> Loaded:
-    """A causal model of a checkpoint, a run folder or its checkpoints folder, on one process."""
+    """Load the causal model of a checkpoint, a run folder or its checkpoints folder, on one process."""
     source = checkpoint_source(path)
     check_causal(source)
     return load(source, device, precision)
@@ -47,7 +47,7 @@ def load(
     model = build_parallel(
         settings,
         build_settings(PrecisionSettings, {"kind": precision}, "precision"),
-        ComputeSettings(compile=False),  # because: each length of a text would be compiled anew
+        ComputeSettings(compile=False),  # because: torch.compile would recompile for each length of text
         device, seed=None, training=False, mesh=mesh, parallel=parallel,
     )  # fmt: skip
     model.load(weights.load_into)

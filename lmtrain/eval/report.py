@@ -1,7 +1,7 @@
-"""An evaluation for people: the number, and beneath it the recipe without which it means nothing; and its samples.
+"""Output of evaluations for people: tables of results with the recipe of each number, and the file of samples.
 
-Called by `lmtrain eval`. On the screen about six lines, or with --full everything that the JSON says, in 80 columns; in
-a file of samples a line an item, which comparisons read again.
+Called by `lmtrain eval`. The screen shows about six lines, or with --full everything in the JSON, in 80 columns. A file
+of samples has a line per item, and comparisons read it again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from lmtrain.units import format_count, format_seconds, plural, show_measure
 
 _HEAD_TOKENS = 24
 _MOST_BYTES = 4 << 30
-_WORDS = ("result", "task", "item", "text", "target", "right")  # of a row; all others are columns
-_FEW_SOURCES = 8  # that are shown without --full
-_HASH = 12  # characters of one where --full gives it whole
+_WORDS = ("result", "task", "item", "text", "target", "right")  # keys of a row that are not columns
+_FEW_SOURCES = 8  # most sources shown without --full
+_HASH = 12  # characters of a hash without --full
 
 
 def sample_rows(
     number: int, result: Result, prepared: Prepared, columns: Columns, tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any]]:
-    """Items in their order. `number`: of the result in its file. An item of which nothing is asked has no text."""
+    """Yield a row per item, in order. `number` is the result's index in its file.
+
+    The text is empty for an item without requests.
+    """
     heads = _heads(prepared, tokenizer)
     for item in range(prepared.num_items):
         values = {name: float(column[item]) for name, column in columns.items()}
@@ -47,7 +50,7 @@ def sample_rows(
 
 
 def _heads(prepared: Prepared, tokenizer: Tokenizer) -> dict[int, dict[str, str]]:
-    """How an item begins, and what is asked of it where that is less than all."""
+    """Return per item the beginning of its text, and its target if not all tokens are scored."""
     firsts: dict[int, Request] = {}
     for request in prepared.requests:
         firsts.setdefault(request.item, request)
@@ -57,7 +60,7 @@ def _heads(prepared: Prepared, tokenizer: Tokenizer) -> dict[int, dict[str, str]
         fed = ids[: request.num_fed] if isinstance(request, MaskedRequest) else ids
         found[item] = {"text": tokenizer.decode(fed[:_HEAD_TOKENS])}
         if isinstance(request, MaskedRequest) and request.places is None:
-            continue  # because: what is asked of a pair is no token
+            continue  # because: the label of a pair is no token
         if request.num_scored < len(ids) - 1:
             found[item]["target"] = tokenizer.decode(ids[-request.num_scored :][:_HEAD_TOKENS])
     return found
@@ -68,7 +71,7 @@ def as_lines(rows: Iterator[dict[str, Any]]) -> bytes:
 
 
 def read_columns(path: Path, sha256: str) -> dict[int, Columns]:
-    """By a result's number, its columns; refused where the file is not the one that was written with the results."""
+    """Return the columns of each result, by its number. Raise DataError if the file's SHA-256 differs from `sha256`."""
     data = read_bytes(path, _MOST_BYTES)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DataError(
@@ -111,7 +114,7 @@ def render(result: Result, model: dict[str, Any], *, full: bool = False) -> Rend
 
 
 def render_tasks(tasks: dict[str, Task]) -> RenderableType:
-    """Every task with the file it needs and its recipe."""
+    """Return a table of every task: the data it needs, its recipe and its headline measure."""
     parts: list[RenderableType] = []
     for name, task in tasks.items():
         rows = [("data", task.data), *task.recipe.items(), ("measure", task.headline)]
@@ -122,7 +125,7 @@ def render_tasks(tasks: dict[str, Task]) -> RenderableType:
 
 
 def render_comparison(comparison: Comparison, *, full: bool = False) -> RenderableType:
-    """A's and B's numbers, what B has more, and whether chance could have done that."""
+    """Return a table of A's and B's measures, the difference, its interval, and whether it is clear of 0."""
     differences = comparison.differences
     few = [name for name in (comparison.headline, "bits_per_byte") if name in differences]
     table = _plain(
@@ -149,7 +152,7 @@ def _signed(name: str, value: float) -> str:
 
 
 class _Whole:
-    """Pieces side by side; one that does not fit the line begins another, below the values of the rows beneath."""
+    """Pieces of text side by side. A piece that does not fit begins a new line, indented like the rows below."""
 
     def __init__(self, *pieces: Text) -> None:
         self.pieces = [piece for piece in pieces if piece]
@@ -165,7 +168,7 @@ class _Whole:
 
 
 def _sure(result: Result, name: str) -> str:
-    """How far the number may be off because it is of these items and not of others."""
+    """Return the interval of a measure in words: how far it may be off because of the choice of items."""
     interval = result.intervals.get(name)
     if interval is None:
         return "(one item: no interval)" if result.num_items == 1 else ""
@@ -209,7 +212,7 @@ def _measures(result: Result) -> Table:
 
 
 def _groups(result: Result) -> Table:
-    """The headline of each source that the items came from."""
+    """Return a table of the headline measure by source of the items."""
     table = _plain(Column("by source", overflow="fold"), _right(result.headline))
     for name, measures in result.groups.items():
         table.add_row(name, show_measure(result.headline, measures.get(result.headline, math.nan)))
@@ -217,7 +220,7 @@ def _groups(result: Result) -> Table:
 
 
 def _positions(result: Result) -> RenderableType:
-    """What a longer context is worth."""
+    """Return a table of the loss by number of tokens before the target, or an empty text if there is none."""
     if not result.loss_by_position:
         return Text()
     table = Table(*map(_right, ("tokens before", "targets", "nats a token")), box=box.SIMPLE_HEAD)
@@ -232,7 +235,7 @@ def _positions(result: Result) -> RenderableType:
 
 
 def _baselines(result: Result) -> Table:
-    """The same targets scored by counting; a ratio is the model's number over the baseline's."""
+    """Return a table of the count-based baselines on the same targets; ratios are model over baseline."""
     titles = ("bits per byte", "ratio", "token perplexity", "ratio")
     table = Table(
         Column("on the same targets", no_wrap=True),
@@ -260,7 +263,7 @@ def _named(rows: list[tuple[str, Any]]) -> Table:
 
 
 def _plain(*columns: Column, show_header: bool = True) -> Table:
-    """Return a table without lines, which is narrow, because: a hash then fits 80."""
+    """Return a table without lines, which is narrow enough for a hash in 80 columns."""
     return Table(*columns, show_header=show_header, box=None, padding=(0, 2, 0, 0), pad_edge=False)
 
 

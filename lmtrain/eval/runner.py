@@ -1,4 +1,4 @@
-"""Runs one task on one model and puts the number together with its recipe. Called by the command line and by tests."""
+"""Running of one task on one model, and assembly of the result. Called by the command line and by tests."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from lmtrain.tokenizer.base import Tokenizer
 
 _MOST = 64  # powers of two
 T = TypeVar("T")
-Progress = Callable[..., None]  # tokens fed and known already, of how many; `earlier`: known already
+Progress = Callable[..., None]  # (tokens fed and known, total; earlier=tokens known)
 
 
 class Positions:
-    """Sums over targets with 1, 2 to 3, 4 to 7, ... tokens before them in what was fed."""
+    """Loss sums by position: targets with 1, 2 to 3, 4 to 7, ... tokens before them in the window."""
 
     def __init__(self) -> None:
         self._nll, self._targets = np.zeros(_MOST), np.zeros(_MOST, np.int64)
 
     def add(self, request: Request, nll: NDArray[np.float64]) -> None:
         if isinstance(request, MaskedRequest):
-            return  # because: to it a window is what stands on both sides
+            return  # because: a masked model sees both sides of a target
         num_fed = request.num_fed
         power = np.frexp(np.arange(num_fed - len(nll) + 1, num_fed + 1))[1] - 1
         self._nll += np.bincount(power, nll, _MOST)
@@ -68,7 +68,10 @@ class Positions:
 
 
 def first_items(prepared: Prepared, limit: int) -> Prepared:
-    """Facts stay those of the whole text, but for the protocol's id and what is divided by."""
+    """Return only the first `limit` items. Raise UsageError if there is only one item.
+
+    Facts stay those of the whole text, except the protocol's id, the denominator and the limit.
+    """
     num_items, facts, documents = prepared.num_items, prepared.facts, prepared.documents
     if num_items == 1:
         raise UsageError(
@@ -95,7 +98,7 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
 
 @dataclass(frozen=True)
 class Again(Generic[T]):
-    """What a walk gives, as often as it is asked for."""
+    """An iterable that calls `walk` for each iteration, so it can be iterated more than once."""
 
     walk: Callable[[], Iterator[T]]
 
@@ -105,7 +108,7 @@ class Again(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """The model under evaluation and what must be known of it."""
+    """The model under evaluation with its properties."""
 
     model: Scorable
     tokenizer: Tokenizer
@@ -113,13 +116,13 @@ class Subject:
     vocab_size: int
     dtype: str
     layout: str = ONE_PROCESS
-    causal: bool = True  # else it predicts masked tokens from both sides
-    pairs: bool = False  # and whether one segment follows another
+    causal: bool = True  # False: predicts masked tokens from both sides
+    pairs: bool = False  # can classify whether one segment follows another
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result, with what it was made from, so that others can score, select or resample the same items."""
+    """A result with its items and columns, so that a caller can score, select or resample the same items."""
 
     result: Result
     prepared: Prepared
@@ -137,8 +140,10 @@ def run(
     hashes: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Outcome:
-    """Prepare the text and score it. `limit`: the first items alone; `hashes`: as in `Asked`; `options` are those of
-    `score`."""
+    """Prepare the text and score it.
+
+    `limit` keeps only the first items, `hashes` is as in `Asked`, and `options` are those of `score`.
+    """
     check_kind(task, causal=subject.causal, pairs=subject.pairs)
     check_vocabulary(subject)
     window = window_of(task, subject.seq_len, seq_len)
@@ -155,7 +160,7 @@ def run(
 
 
 def prepare(task: Task, source: Path | TextInput, asked: Asked, limit: int | None = None) -> tuple[Prepared, str]:
-    """Return what is to be scored, and the text's name; refuse what gives nothing."""
+    """Return the requests and facts of a text, and its name. Raise DataError if there is nothing to score."""
     if isinstance(source, TextInput):
         assert isinstance(task, TextTask), f"{task.id} reads a file of its own kind"
         prepared, name = task.prepare_texts(source, asked), source.name
@@ -184,8 +189,11 @@ def score(
     passes: Passes | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Score what was prepared for windows of `seq_len`. `known` remembers answers, so that a killed evaluation goes on;
-    `passes` those of other tasks of this model."""
+    """Score what was prepared for windows of `seq_len`, and return the result. Collective: every rank must call it.
+
+    `known` is the journal of answers, so that a killed evaluation resumes; `passes` has answers of the model's other
+    tasks; 0 `resamples` compute no intervals.
+    """
     new = prepared.requests if passes is None else passes.new(prepared.requests)
     scorer = Scorer(subject.model, batch_size=batch_size, known=known, report=_reported(new, progress))
     positions, began_s = Positions(), perf_counter()
@@ -222,7 +230,7 @@ def score(
             groups={
                 group: task.measures(sum_up({name: values[kept] for name, values in columns.items()}))
                 for group, items in prepared.groups.items()
-                if len(kept := items[items < num_items])  # less the items that were left out
+                if len(kept := items[items < num_items])  # without the items that `limit` left out
             },
         ),
         prepared=prepared,
@@ -231,11 +239,11 @@ def score(
 
 
 def _reported(requests: Iterable[Request], progress: Progress | None) -> Callable[[int, int], None] | None:
-    """Time goes with the tokens that are fed: one window may score a thousand targets and the next thirty-two."""
+    """Return a progress callback that counts fed tokens, because time is proportional to these and not to targets."""
     if progress is None:
         return None
     total = sum(request.num_fed for request in requests)
-    progress(0, total)  # because: what comes before is no part of the speed of scoring
+    progress(0, total)  # because: the time before this call must not count in the speed of scoring
     return lambda fed, known: progress(fed + known, total, earlier=known)
 
 

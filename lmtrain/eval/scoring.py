@@ -1,11 +1,11 @@
-"""The engine of every evaluation: the negative log-likelihood of each asked-for target, and whether it was the argmax.
+"""Scoring for all evaluations: the negative log-likelihood of each target, and whether the target was the argmax.
 
-Called by the runner with requests from a task. Works on anything that scores batches, on however many processes; knows
-no text, no tokenizer and no protocol.
+Called by the runner with requests from a task. Works with any model that scores batches, on any number of ranks; knows
+no texts, tokenizers or protocols.
 
-Requests of like length lie a row each, padded on the right, where a causal model cannot see the padding. Where that
-would pad too much, short ones lie behind one another in a row, as documents that do not see each other. Padding is
-never more than a twentieth of what is fed.
+Requests of similar length are batched one per row, padded on the right, where a causal model cannot see the padding. If
+that would pad too much, short requests are packed behind one another in a row, as documents that do not see each other.
+Padding is never more than a twentieth of the tokens fed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from lmtrain.errors import NonFiniteLossError, OutOfMemoryError
 from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.runtime.processes.faults import fault_point
 
-LOOK_AHEAD = 16  # batches sorted by length together, so that short requests do not pay for long ones
-MOST_TARGETS = 10_000_000  # that are remembered; because: they take 90 MB
-MOST_PADDING = 0.05  # of the tokens fed
-# because: a block mask doubles what attention costs, and a batch of so many tokens keeps most devices busy without it
+LOOK_AHEAD = 16  # batches sorted by length together, so that short requests are not padded to long ones
+MOST_TARGETS = 10_000_000  # targets remembered; because: these take 90 MB
+MOST_PADDING = 0.05  # fraction of the tokens fed
+# because: a block mask doubles the cost of attention, and this many tokens keep most devices busy without packing
 ENOUGH_TOKENS = 2048
 
 
@@ -40,34 +40,36 @@ class Scorable(Protocol):
 
     @property
     def scored_at_once(self) -> int:
-        """Batches that `scores` takes together."""
+        """The number of batches that `scores` processes together."""
 
     @property
     def separates_documents(self) -> bool:
-        """Whether requests may share a row."""
+        """True if requests may share a row."""
 
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Of each batch [2, labels] in float64, on the host: of labels that are not IGNORED, row by row, the negative
-        log-likelihood, and 1 where the label is the most likely token, of several that score alike the first.
+        """Yield per batch [2, labels] in float64 on the host, for the labels that are not IGNORED, row by row.
+
+        The first row is the negative log-likelihood in nats, the second 1 where the label is the most likely token (of
+        equally likely ones the first) and 0 elsewhere.
         """
 
     def check_alike(self, checksum: int) -> None:
-        """All processes of an evaluation have the same one, or all of them raise."""
+        """Raise on every rank if any rank passes a different checksum."""
 
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
-        """[kept, V] over the vocabulary; columns that are not tokens, where there are any, are -inf."""
+        """Return [kept, V] over the vocabulary; columns that are no tokens, if there are any, are -inf."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One request's answer: a number for each of its scored targets, in order."""
+    """The answer to a request: a value for each of its scored targets, in order."""
 
     nll: NDArray[np.float64]  # nats
-    greedy: NDArray[np.bool_]  # the target was the most likely token
+    greedy: NDArray[np.bool_]  # True where the target was the most likely token
 
 
 class Known(Protocol):
-    """What remembers the answers to batches of requests: a journal on disk. All processes have the same."""
+    """Memory of the answers to batches of requests: a journal on disk. All ranks must have the same answers."""
 
     def find(self, requests: Sequence[Request]) -> list[Scored] | None: ...
 
@@ -75,7 +77,7 @@ class Known(Protocol):
 
 
 class Scorer:
-    """All processes of an evaluation ask for the same, and get all answers."""
+    """Scorer of requests. Collective: all ranks score the same requests, and get all answers."""
 
     def __init__(
         self,
@@ -85,19 +87,19 @@ class Scorer:
         report: Callable[[int, int], None] | None = None,
         known: Known | None = None,
     ) -> None:
-        """`report` is told, after every batch, how many tokens have been fed and how many more were known already."""
+        """Create a scorer; `report` is called after every batch with (tokens fed, tokens whose answers were known)."""
         self.model, self.batch_size = model, batch_size
         self._report, self._known = report, known
         self._packs = model.separates_documents
         self.num_fed = self.num_known = 0
-        self.num_padding = 0  # tokens of all batches that are nobody's
+        self.num_padding = 0  # padding tokens in all batches
 
     @property
     def padding_share(self) -> float:
         return self.num_padding / max(self.num_padding + self.num_fed + self.num_known, 1)
 
     def score(self, requests: Iterable[Request]) -> Iterator[Scored]:
-        """Answers in the order of the requests, which are read only a little ahead."""
+        """Yield the answers in the order of the requests, which are read only a little ahead."""
         stream, ahead = iter(requests), max(LOOK_AHEAD, self.model.scored_at_once)
         while chunk := list(islice(stream, self.batch_size * ahead)):
             self.model.check_alike(_checksum(chunk))
@@ -111,7 +113,10 @@ class Scorer:
         self.model.check_alike(_checksum([]))
 
     def _answers(self, asked: Sequence[list[Request]]) -> Iterator[list[Scored]]:
-        """Those that are known come first: answers are remembered in the order in which they are asked for."""
+        """Yield the answers to each batch.
+
+        Known answers come first, because the journal records them in the order in which batches are scored.
+        """
         first = 0
         while first < len(asked) and self._known is not None and (found := self._known.find(asked[first])) is not None:
             self.num_known += _num_fed(asked[first])
@@ -129,7 +134,7 @@ class Scorer:
         return answers
 
     def _batches(self, asked: Sequence[list[Request]]) -> Iterator[list[Scored]]:
-        """The answers to each batch, as they come."""
+        """Yield the answers to each batch as the model scores it."""
         scores = self.model.scores(_fed(requests, packs=self._packs) for requests in asked)
         try:
             for requests, found in zip(asked, scores, strict=True):
@@ -167,21 +172,21 @@ def _num_fed(requests: Sequence[Request]) -> int:
 
 
 class Passes:
-    """Answers to what several tasks ask of a model alike, so that it is fed once. One for each model."""
+    """Answers to the requests that several tasks share, so that a model is fed each only once. Create one per model."""
 
     def __init__(self) -> None:
-        self.num_shared = 0  # requests answered without the model
+        self.num_shared = 0  # number of requests answered without the model
         self._earlier: dict[bytes, Scored] = {}
         self._num_targets = 0
 
     def new(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """Those that no earlier task has had scored."""
+        """Yield the requests that no earlier task has had scored."""
         return (request for request in requests if self._find(request) is None)
 
     def score(
         self, requests: Iterable[Request], score: Callable[[Iterable[Request]], Iterable[Scored]]
     ) -> Iterator[Scored]:
-        """Answers in the order of the requests, which are walked twice; the new ones are what `score` is given."""
+        """Yield answers in the order of the requests, calling `score` with the new ones. Iterates requests twice."""
         scored = iter(score(self.new(requests)))
         found: list[tuple[bytes, Scored]] = []
         for request in requests:
@@ -194,7 +199,7 @@ class Passes:
             else:
                 self.num_shared += 1
             yield answer
-        self._earlier.update(found)  # not before: `new` is still walking
+        self._earlier.update(found)  # not before, because `new` is still iterating
 
     def _find(self, request: Request) -> Scored | None:
         found = self._earlier.get(_key(request)) if self._earlier else None
@@ -209,8 +214,11 @@ def _key(request: Request) -> bytes:
 
 
 def batches(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Iterator[list[int]]:
-    """Each request once: in a batch no more tokens than batch_size of the longest have. The order within it is the one
-    that `collate` needs. `packs`: the model keeps documents of a row apart."""
+    """Yield batches as lists of indices, each request once, in the order that `collate` needs.
+
+    A batch has at most as many tokens as `batch_size` of the longest requests. `packs`: the model keeps documents of a
+    row apart, so requests may share a row.
+    """
     lengths = [request.num_fed for request in requests]
     left = sorted(range(len(requests)), key=lambda one: -lengths[one])
     most_tokens = batch_size * lengths[left[0]] if left else 0
@@ -225,8 +233,11 @@ def batches(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Ite
 
 
 def collate(requests: list[Request], *, packs: bool) -> Batch:
-    """Rows as wide as the longest; with `packs` a request lies behind the one before it where it fits. Labels are in
-    the requests' order, and IGNORED wherever nothing is scored."""
+    """Return a batch with rows as wide as the longest request.
+
+    With `packs` a request follows the previous one in its row if it fits. Labels are in the requests' order, and
+    IGNORED where nothing is scored.
+    """
     if isinstance(requests[0], MaskedRequest):
         return collate_masked(requests)
     rows, width = _laid_out(requests, packs=packs)
@@ -248,7 +259,7 @@ def collate(requests: list[Request], *, packs: bool) -> Batch:
 
 
 def collate_masked(requests: Sequence[Request]) -> Batch:
-    """Numpy arrays padded on the right; labels are IGNORED wherever nothing is asked."""
+    """Return a batch of numpy arrays, padded on the right; labels are IGNORED where nothing is predicted."""
     asked = cast(Sequence[MaskedRequest], requests)
     shape = len(asked), max(request.num_fed for request in asked)
     tokens_BT, segments_BT = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -263,7 +274,7 @@ def collate_masked(requests: Sequence[Request]) -> Batch:
             labels_BT[row, request.places] = request.tokens[-request.num_scored :]
     pairs = asked[0].places is None
     asked_BT = labels_BT != IGNORED
-    asked_BT[:, 0] |= pairs  # because: the first token has gathered what is known of a pair
+    asked_BT[:, 0] |= pairs  # because: the pair head reads the first token
     return Batch(
         tokens_BT=tokens_BT,
         labels_BT=labels_BT,
@@ -275,13 +286,13 @@ def collate_masked(requests: Sequence[Request]) -> Batch:
 
 
 def num_padding(requests: list[Request], *, packs: bool) -> int:
-    """Tokens of their batch that are nobody's."""
+    """Return the number of padding tokens in the requests' batch."""
     rows, width = _laid_out(requests, packs=packs)
     return len(rows) * width - sum(request.num_fed for request in requests)
 
 
 def _laid_out(requests: list[Request], *, packs: bool) -> tuple[list[list[Request]], int]:
-    """What each row holds, and how wide it is."""
+    """Return the requests of each row, and the width of the rows."""
     width = max(request.num_fed for request in requests)
     rows: list[list[Request]] = []
     room = 0
@@ -295,7 +306,7 @@ def _laid_out(requests: list[Request], *, packs: bool) -> tuple[list[list[Reques
 
 
 def _like(some: list[int], lengths: list[int]) -> list[int]:
-    """As many of the longest as go with little padding, a row each."""
+    """Return as many of the longest requests as fit into a batch of one request per row with little padding."""
     widths = np.array([lengths[one] for one in some])
     fed = widths[0] * np.arange(1, len(some) + 1)
     fits = fed - np.cumsum(widths) <= MOST_PADDING * fed
@@ -303,7 +314,7 @@ def _like(some: list[int], lengths: list[int]) -> list[int]:
 
 
 def _filled(some: list[int], lengths: list[int], most_rows: int) -> list[int]:
-    """Rows as long as the longest, filled up with shorter ones: each goes where it leaves the least room."""
+    """Return requests for rows as long as the longest, each placed in the row where it leaves the least space."""
     width = lengths[some[0]]
     rows: list[list[int]] = []
     room: list[int] = []

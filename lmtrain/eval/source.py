@@ -1,6 +1,6 @@
-"""A model on disk as something to evaluate: what it is, before its weights are opened. Torch-free.
+"""A model on disk as an object to evaluate: its settings and facts, before its weights are opened. Torch-free.
 
-Called by the command line and by load. Where it comes from, a checkpoint or another program's folder, ends here.
+Called by the command line and by load. Later code does not distinguish a checkpoint from another program's folder.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Weights(Protocol):
     def settings(self) -> ModelSettings: ...
 
     def load_into(self, pieces: list[Piece]) -> None:
-        """Fill the pieces' blocks, rounded to the type that they have."""
+        """Fill the pieces' blocks, rounded to each block's dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     path: Path
     settings: ModelSettings
-    facts: dict[str, Any]  # what is said of it under every result
+    facts: dict[str, Any]  # printed under every result
     open: Callable[[], Weights]
     tokenizer: Callable[[], Tokenizer]
 
@@ -43,14 +43,14 @@ class CheckpointWeights:
     settings: ModelSettings
 
     def load_into(self, pieces: list[Piece]) -> None:
-        # because: it brings torch, and a layout that cannot be is refused without
+        # because: the reader imports torch, and an impossible layout is refused before that
         from lmtrain.checkpoint.reader import CheckpointReader
 
         CheckpointReader(self.path).load_into(pieces, rounded=True)
 
 
 def checkpoint_source(path: Path) -> Source:
-    """A checkpoint, or of a run's folder or its checkpoints' folder the latest."""
+    """Return the source of a checkpoint, or of the latest checkpoint of a run folder or checkpoints folder."""
     folder = resolve(path)
     contents = Contents(folder)
     manifest = contents.manifest
@@ -59,7 +59,7 @@ def checkpoint_source(path: Path) -> Source:
         raise CheckpointError(
             f"{folder} does not say its {', '.join(missing)}. Give a checkpoint that a run has written."
         )
-    settings = checked_model(contents)  # because: nothing of a stated size is built before the tensors have that size
+    settings = checked_model(contents)  # because: stated sizes are checked before anything is built of them
     for key, expected in (("seq_len", settings.shape.seq_len), ("step", manifest.step)):
         if manifest.state[key] != expected:
             raise CheckpointError(
@@ -76,7 +76,7 @@ def checkpoint_source(path: Path) -> Source:
 
 
 def check_causal(source: Source) -> None:
-    """For whoever can do nothing with another model."""
+    """Raise CheckpointError unless the model is causal."""
     if not source.settings.shape.causal:
         raise CheckpointError(
             f"{source.path} is a {source.settings.kind} model, which sees both sides and cannot write on. Give a "
@@ -85,7 +85,7 @@ def check_causal(source: Source) -> None:
 
 
 def check_kind(task: Task, *, causal: bool, pairs: bool) -> None:
-    """Whether a task can ask this kind of model."""
+    """Raise UsageError unless the task fits this kind of model."""
     if task.causal == causal and pairs >= task.pairs:
         return
     fit = [name for name, one in all_tasks().items() if one.causal == causal and pairs >= one.pairs]

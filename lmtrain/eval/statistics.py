@@ -1,8 +1,8 @@
-"""What a measure is worth: how far it may be chance, beside another model's on the same items, beside counting.
+"""Uncertainty of measures: bootstrap intervals, paired comparison of two models, and count-based baselines.
 
-Called by the runner for a measure's interval, by `lmtrain eval --compare` and by `--baseline`. Of two models both are
-resampled alike, so that what is hard for both cancels out: a difference is surer than either number. The same targets
-scored by counting are what a trained model must beat. Torch-free.
+Called by the runner for a measure's interval, by `lmtrain eval --compare` and by `--baseline`. Two models are resampled
+with the same items, so that the difficulty of items cancels out and a difference is more certain than either measure. A
+trained model must beat the baselines' scores on the same targets. Torch-free.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from lmtrain.tokenizer.base import Tokenizer
 RESAMPLES = 1000
 LEVEL = 0.95
 SEED = 0
-MOST_UNITS = 10_000  # because: a thousand resamples of a million items take minutes, and of shares of them say the same
+MOST_UNITS = 10_000  # because: a million items would take minutes, and sums of groups say the same
 SAME = ("protocol", "protocol_version", "text_sha256", "limit", "stride", "prefix", "num_items")
-_AT_ONCE = 50  # resamples; 10,000 items make 4 MB of counts
-CHUNK_TOKENS = 1 << 24  # because: 128 MiB of pair keys at a time, so that a memory-mapped corpus is never held whole
+_AT_ONCE = 50  # resamples at once; 10,000 items make 4 MB of counts
+CHUNK_TOKENS = 1 << 24  # because: 128 MiB of pair keys at a time, so that a memory-mapped corpus is never loaded whole
 
 Table = Mapping[str, NDArray[np.float64]]
 Measures = Callable[[Mapping[str, float]], dict[str, float]]
@@ -38,7 +38,7 @@ Floats = NDArray[np.float64]
 
 
 def intervals(columns: Table, measures: Measures, resamples: int = RESAMPLES) -> dict[str, Interval]:
-    """Of each measure the middle 95% of its resamples; none where there are fewer than two items."""
+    """Return the middle 95% of each measure's resamples; empty for fewer than two items."""
     drawn: dict[str, list[float]] = {}
     for sums in resampled_sums(columns, resamples):
         for name, value in measures(sums).items():
@@ -47,7 +47,7 @@ def intervals(columns: Table, measures: Measures, resamples: int = RESAMPLES) ->
 
 
 def middle(values: list[float]) -> Interval | None:
-    """The values that enclose the middle 95%; None where there are none, or one is not a number."""
+    """Return the bounds of the middle 95% of the values; None if there are no values, or one is NaN."""
     if not values or np.isnan(values).any():
         return None
     edge = (1 - LEVEL) / 2
@@ -56,7 +56,10 @@ def middle(values: list[float]) -> Interval | None:
 
 
 def resampled_sums(columns: Table, resamples: int = RESAMPLES) -> Iterator[dict[str, float]]:
-    """The sums of every column over each resample. The same for the same number of items, whatever the columns say."""
+    """Yield column sums for each bootstrap resample.
+
+    Resamples depend only on the number of items, so that two models are resampled alike.
+    """
     names = list(columns)
     table_IC = _units(np.stack([columns[name] for name in names], axis=1))
     num_units = len(table_IC)
@@ -72,7 +75,7 @@ def resampled_sums(columns: Table, resamples: int = RESAMPLES) -> Iterator[dict[
 
 
 def _units(table_IC: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The rows themselves, or, where there are too many, the sums of every 10,000th."""
+    """Return the rows, or for more than MOST_UNITS rows the sums of every 10,000th."""
     num_items = len(table_IC)
     if num_items <= MOST_UNITS:
         return table_IC
@@ -83,7 +86,7 @@ def _units(table_IC: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Side:
-    name: str  # the results file or the checkpoint
+    name: str  # results file or checkpoint
     result: Result
     columns: Columns
 
@@ -93,7 +96,7 @@ class Difference:
     a: float
     b: float
     difference: float  # b - a
-    interval: Interval | None  # of the difference; none where there is one item
+    interval: Interval | None  # of the difference; None for one item
 
     @property
     def beyond_chance(self) -> bool:
@@ -108,7 +111,7 @@ class Comparison:
     data: str
     num_items: int
     differences: dict[str, Difference]
-    left_out: tuple[str, ...]  # measures by token, where the tokenizers differ
+    left_out: tuple[str, ...]  # measures per token, if the tokenizers differ
 
     def to_dict(self) -> dict[str, Any]:
         plain = asdict(self)
@@ -147,7 +150,7 @@ def compare(task: Task, a: Side, b: Side, resamples: int = RESAMPLES) -> Compari
 
 
 def check_same(a: Side, b: Side) -> None:
-    """Refuse what is not the same question, and say in what it differs."""
+    """Raise DataError, naming the differences, unless both sides answer the same question."""
     differs = [
         f"{key} {getattr(a.result, key)} and {getattr(b.result, key)}"
         for key in SAME
@@ -163,7 +166,7 @@ def check_same(a: Side, b: Side) -> None:
 
 
 class Unigram:
-    """P(w): how often each token occurs, with a little kept for tokens never seen."""
+    """P(w): the relative frequency of each token, with some probability kept for unseen tokens."""
 
     def __init__(self, train_tokens: Tokens, vocab_size: int) -> None:
         counts = np.zeros(vocab_size, dtype=np.int64)
@@ -174,24 +177,24 @@ class Unigram:
         self.probabilities: Floats = (counts + num_kinds / vocab_size) / (counts.sum() + num_kinds)
 
     def nll(self, tokens: Tokens) -> float:
-        """Nats to write down one document's tokens, each by itself."""
+        """Return the nats to encode one document's tokens, each independently."""
         return float(-np.log(self.probabilities[_checked(tokens, self.vocab_size)]).sum())
 
 
 class WittenBellBigram:
-    """P(w | c): the counts of pairs, interpolated with the unigram by the variety of what followed c."""
+    """P(w | c): counts of pairs, interpolated with the unigram by the number of distinct tokens that followed c."""
 
     def __init__(self, train_tokens: Tokens, vocab_size: int, eod_id: int) -> None:
         self.vocab_size, self.eod_id = vocab_size, eod_id
         self.unigram = Unigram(train_tokens, vocab_size)
-        self._pairs, self._counts = _count_pairs(train_tokens, vocab_size)  # pair (c, w) has the key c * V + w
+        self._pairs, self._counts = _count_pairs(train_tokens, vocab_size)  # the pair (c, w) has the key c * V + w
         contexts = self._pairs // vocab_size
         self._kinds_after = np.bincount(contexts, minlength=vocab_size)
         self._tokens_after: Ints = np.zeros(vocab_size, dtype=np.int64)
-        np.add.at(self._tokens_after, contexts, self._counts)  # bincount's weights would round beyond 2^53
+        np.add.at(self._tokens_after, contexts, self._counts)  # because: bincount's weights would round beyond 2^53
 
     def probabilities(self, contexts: Tokens, tokens: Tokens) -> Floats:
-        """P(token | context), element by element."""
+        """Return P(token | context), element by element."""
         before, after = _checked(contexts, self.vocab_size), _checked(tokens, self.vocab_size)
         kept = np.where(self._tokens_after[before] > 0, self._kinds_after[before], 1)
         return (self._count(before, after) + kept * self.unigram.probabilities[after]) / (
@@ -199,7 +202,7 @@ class WittenBellBigram:
         )
 
     def nll(self, tokens: Tokens) -> float:
-        """Nats to write down one document's tokens, the first of them after an end-of-document token."""
+        """Return the nats to encode one document's tokens; the first follows an end-of-document token."""
         ids = _checked(tokens, self.vocab_size)
         return float(-np.log(self.probabilities(np.concatenate(([self.eod_id], ids))[:-1], ids)).sum())
 
@@ -212,7 +215,7 @@ class WittenBellBigram:
 
 
 def _count_pairs(tokens: Tokens, vocab_size: int) -> tuple[Ints, Ints]:
-    """The sorted keys of all neighbouring pairs and how often each occurs, a chunk at a time."""
+    """Return the sorted keys of all neighbouring pairs and their counts, counted a chunk at a time."""
     keys: Ints = np.zeros(0, dtype=np.int64)
     counts: Ints = np.zeros(0, dtype=np.int64)
     for chunk in _chunks(tokens, vocab_size, overlap=1):
@@ -240,7 +243,10 @@ def _checked(tokens: Tokens, vocab_size: int) -> Ints:
 
 
 def with_baselines(result: Result, prepared: Prepared, train: Path, tokenizer: Tokenizer) -> Result:
-    """Counts the training dataset's tokens and adds a unigram's and a bigram's numbers to the result."""
+    """Return the result with a unigram's and a bigram's numbers, counted on the training dataset.
+
+    Raise DataError if the task's documents are not scored whole, or without an end-of-document token.
+    """
     if tokenizer.eod_id is None or prepared.documents is None:
         raise DataError(f"{result.protocol} has no baselines, which need whole documents. Leave --baseline out.")
     indexed = open_dataset(train, tokenizer)

@@ -1,9 +1,10 @@
-"""What an evaluation task is, how tasks are found (files in eval/tasks/ and plugins), and its result. Torch-free.
+"""Evaluation tasks: their interface, their lookup (files in eval/tasks/ and plugins), and results. Torch-free.
 
-A task turns a file into requests, with the facts of its text, and turns sums over the answers into measures. It never
-sees a model; the runner joins the two. Sums are kept item by item (a document, a line, a question), so that a measure
-can be taken of any selection of items: of one source, of a resample, of those that two models differ on. A result has
-everything needed to repeat it, and no key that says just "perplexity": each measure's name says what it is divided by.
+A task turns a file into requests, with the facts of its text, and turns sums over the answers into measures. A task
+never has access to the model; the runner combines the two. Sums are kept by item (a document, a line, a question), so
+that a measure can be computed for any selection of items: one source, a resample, the items on which two models differ.
+A result contains everything needed to repeat it, and no key that is just "perplexity": each measure's name contains its
+denominator.
 """
 
 from __future__ import annotations
@@ -28,39 +29,39 @@ from lmtrain.tokenizer.base import Tokenizer
 
 TASK_ROOM = "lmtrain.eval.tasks"
 ONE_PROCESS = "one process"
-NOT_PUBLISHED = "text_is_not_the_published"  # a note: the name of the file whose figures the id stands for
+NOT_PUBLISHED = "text_is_not_the_published"  # a note: the file that the id's published figures are of
 _WINDOWED = re.compile(r"(?P<task>.+)-s(?P<seq_len>[1-9]\d{0,8})")
 
-Columns = dict[str, NDArray[np.float64]]  # by name, a number for each item; a measure follows from their sums
+Columns = dict[str, NDArray[np.float64]]  # by name, a value for each item; measures are computed from their sums
 Sums = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a task is to prepare its file for."""
+    """The options for which a task prepares its file."""
 
     tokenizer: Tokenizer
-    seq_len: int  # the window: what the model is shown at once
-    stride: int | None = None  # None: the task's own
-    shortened: bool = False  # the model sees more than seq_len
-    hashes: Mapping[str, str] = field(default_factory=dict)  # of published files by their names: their SHA-256
+    seq_len: int  # the window: most tokens fed at once
+    stride: int | None = None  # None: the task's default
+    shortened: bool = False  # True if the model's window is longer than seq_len
+    hashes: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of published files, by name
 
     def protocol(self, task: str, published: int | None = None) -> str:
-        """The task's id, with the window where it is another than was published, or than the model's own."""
+        """Return the task's id, with the window appended if it differs from the published one, or from the model's."""
         named = self.shortened if published is None else self.seq_len != published
         return f"{task}-s{self.seq_len}" if named else task
 
     def refuse_stride(self, why: str) -> None:
-        """Raise where a stride is asked for: `why` a task has no use for one."""
+        """Raise UsageError if a stride was given; `why` is the reason for which the task has none."""
         if self.stride is not None:
             raise UsageError(f"--stride={self.stride} {why}. Leave it out.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a number means nothing without. Counts are of the whole text, before any window is cut."""
+    """The facts that give a number its meaning. Counts are of the whole text, before any window is cut."""
 
-    protocol: str  # the task's id, with whatever of the call makes it another protocol
+    protocol: str  # the task's id, with the options that make it another protocol
     text_sha256: str
     num_documents: int
     num_words: int | None
@@ -71,20 +72,20 @@ class Facts:
     prefix: str
     stride: int | None
     denominator: str
-    limit: int | None = None  # how many items, where it is not all of them
+    limit: int | None = None  # number of items, if not all
     notes: dict[str, str | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A task's file, ready to be scored. `requests` may be walked more than once, by the model and by baselines."""
+    """A task's file, ready to be scored. `requests` may be iterated more than once, by the model and by baselines."""
 
     requests: Iterable[Request]
     num_targets: int
     facts: Facts
-    known: Columns  # of every item what the text alone says, "bytes" at least: its words, its bytes
-    documents: Iterable[Tokens] | None = None  # where all of each but its first token is scored: for baselines
-    groups: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by source, the items that came from it
+    known: Columns  # columns that follow from the text alone, "bytes" at least
+    documents: Iterable[Tokens] | None = None  # set if all tokens of each but the first are scored: for baselines
+    groups: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by source: the indices of its items
 
     @property
     def num_items(self) -> int:
@@ -93,61 +94,61 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Answers:
-    """What the model made of each request, in their order."""
+    """The answers to the requests, in their order."""
 
     item: NDArray[np.int64]
-    nll: NDArray[np.float64]  # nats, over the scored targets
-    targets: NDArray[np.int64]  # how many were scored
-    greedy: NDArray[np.int64]  # how many of them were the most likely token
+    nll: NDArray[np.float64]  # nats, summed over the scored targets
+    targets: NDArray[np.int64]  # number of scored targets
+    greedy: NDArray[np.int64]  # number of targets that were the most likely token
 
 
 class Task(Protocol):
-    """Subclass it: `columns` has the form that most tasks need."""
+    """A task. Subclass it: `columns` has the form that most tasks need."""
 
     id: str
-    data: ClassVar[str]  # the file it needs
-    published: ClassVar[str | None] = None  # and the name of the one whose figures its id stands for
-    headline: ClassVar[str]  # the measure to read first
+    data: ClassVar[str]  # description of the file it needs
+    published: ClassVar[str | None] = None  # name of the file to which the figures published under its id belong
+    headline: ClassVar[str]  # the measure shown first
     recipe: ClassVar[dict[str, str]]
-    causal: ClassVar[bool] = True  # it asks what comes next; else for tokens that are masked
-    pairs: ClassVar[bool] = False  # it asks whether one segment follows another
-    compares: ClassVar[bool]  # whether baselines can score the same targets
-    version: str = "1"  # another where the same text and model would give another number
-    seq_len: int | None = None  # the window, where the id names one
+    causal: ClassVar[bool] = True  # predicts the next token; otherwise masked tokens
+    pairs: ClassVar[bool] = False  # asks whether one segment follows another
+    compares: ClassVar[bool]  # True if baselines can score the same targets
+    version: str = "1"  # changes if the same text and model would give another number
+    seq_len: int | None = None  # the window, if the id names one
 
     def prepare(self, source: Path, asked: Asked) -> Prepared: ...
 
     def columns(self, prepared: Prepared, answers: Answers) -> Columns:
-        """Of every item what `measures` adds up; "nll" and "targets" are among them."""
+        """Return the columns that `measures` sums up, a value per item; "nll" and "targets" are among them."""
         return item_columns(prepared.known, answers)
 
     def measures(self, sums: Sums) -> dict[str, float]:
-        """From the sums of the columns over any items."""
+        """Return the measures, from the sums of the columns over any items."""
         ...
 
 
 @runtime_checkable
 class TextTask(Protocol):
-    """A task that takes any documents, whatever files they came in; `prepare` then gets datasets alone."""
+    """A task on any documents, whatever files they came in; its `prepare` then receives only datasets."""
 
     def prepare_texts(self, texts: TextInput, asked: Asked) -> Prepared: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineResult:
-    """A count-based model on the same targets."""
+    """A count-based model's numbers on the same targets."""
 
     name: str
     nll_sum_nats: float
     bits_per_byte: float
     token_perplexity: float
-    model_bits_ratio: float  # the model's bits per byte over this baseline's: below 1 the model is better
+    model_bits_ratio: float  # the model's bits per byte over the baseline's: below 1 the model is better
     model_token_perplexity_ratio: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Facts):
-    """A number and what it means: the facts of its text, the model's, and how it was counted."""
+    """A result with its meaning: the facts of its text, the facts of the model, and the rules of counting."""
 
     task: str = ""
     protocol_version: str = "1"
@@ -161,28 +162,28 @@ class Result(Facts):
     nll_sum_nats: float
     headline: str
     measures: dict[str, float]
-    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # empty where there is only one item
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # empty for one item
     intervals_rule: str = "none"
     loss_by_position: tuple[dict[str, Any], ...] = ()
-    seconds: float = 0.0  # of scoring
-    tokens_per_s: float = 0.0  # fed to the model in that time
-    padding_share: float = 0.0  # of all that was fed
+    seconds: float = 0.0  # time of scoring
+    tokens_per_s: float = 0.0  # tokens fed per second of that time
+    padding_share: float = 0.0  # fraction of all tokens fed
     lmtrain: str = __version__
     baselines: tuple[BaselineResult, ...] = ()
-    groups: dict[str, dict[str, float]] = field(default_factory=dict)  # by source, its measures
+    groups: dict[str, dict[str, float]] = field(default_factory=dict)  # by source: its measures
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON, which knows no infinity: what is not finite becomes null."""
+        """Return plain data for JSON; non-finite numbers become null, because JSON has none."""
         return {key: finite(value) for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Result:
-        """As `to_dict` has it, but for what was not finite."""
+        """Return the result of `to_dict`'s data; non-finite numbers stay None."""
         return cls(**{**plain, "baselines": tuple(BaselineResult(**one) for one in plain["baselines"])})
 
 
 def finite(value: Any) -> Any:
-    """The same with null for what is not a finite number."""
+    """Return the same data with None for each number that is not finite."""
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -191,7 +192,7 @@ def finite(value: Any) -> Any:
 
 
 def all_tasks() -> dict[str, Task]:
-    """Every published task by its id: a `TASK` or `TASKS` of the folder's files and of a plugin's `*_task.py`."""
+    """Return every published task by its id: `TASK` or `TASKS` of the folder's files and of a plugin's `*_task.py`."""
     return {
         task.id: task
         for module in modules(TASK_ROOM)
@@ -200,7 +201,10 @@ def all_tasks() -> dict[str, Task]:
 
 
 def find_task(name: str) -> Task:
-    """A published task, one of a family (a module's `named` makes it of its id), or either with its window: `-s512`."""
+    """Return the task of this name. Raise UsageError if there is none.
+
+    The name is a task's id, a name that a module's `named` function accepts, or either with a window: `-s512`.
+    """
     tasks = all_tasks()
     if name in tasks:
         return tasks[name]
@@ -218,7 +222,8 @@ def find_task(name: str) -> Task:
 
 
 def window_of(task: Task, sees: int, asked: int | None) -> int:
-    """What the task's id names, or else what is asked for, or else all that the model `sees`."""
+    """Return the window in tokens: the one in the task's id, else `asked`, else `sees`, the model's. Raise UsageError
+    if it is longer than `sees`, or if the first two differ."""
     if None not in (task.seq_len, asked) and task.seq_len != asked:
         raise UsageError(f"--seq-len={asked} is not the window that --task={task.id}-s{task.seq_len} names. Give one.")
     window = task.seq_len or asked or sees
@@ -231,7 +236,7 @@ def window_of(task: Task, sees: int, asked: int | None) -> int:
 
 
 def item_columns(known: Columns, answers: Answers) -> Columns:
-    """Sums of the answers to each item's requests, and how many items there are whose targets were all most likely."""
+    """Return `known` with sums of the answers by item, and the items whose targets were all the most likely tokens."""
     found = {
         name: sum_by_item(answers.item, getattr(answers, name), len(known["bytes"]))
         for name in ("nll", "targets", "greedy")
@@ -262,7 +267,7 @@ def ratio(part: float, whole: float) -> float:
 
 
 def perplexity(nll_sum_nats: float, count: float) -> float:
-    """exp(nll / count); infinity where a float cannot hold it, not a number where nothing was scored."""
+    """Return exp(nll / count); infinity if a float cannot hold it, NaN if nothing was scored."""
     if not count:
         return math.nan
     mean = nll_sum_nats / count

@@ -1,4 +1,4 @@
-"""Reading the texts that are evaluated on, byte for byte. Called by the tasks; torch-free."""
+"""Reading of evaluation texts, byte for byte. Called by the tasks; torch-free."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from lmtrain.runtime.files.files import parse_json
 
 @dataclass(frozen=True)
 class TextInput:
-    """Documents that whoever calls has read, for files of text are read in one way everywhere. `name` is for people."""
+    """Documents that the caller has read, since text files are read in one way everywhere. `name` is for messages."""
 
     name: str
     documents: list[str]
     sha256: str
     sha256_of: str
-    files: dict[str, int] = field(default_factory=dict)  # in their order, how many documents came from each
+    files: dict[str, int] = field(default_factory=dict)  # number of documents by file, in order
 
 
 def read_text_file(source: Path) -> tuple[str, str]:
-    """A file's text, with no newline translated, and its SHA-256."""
+    """Return a file's text, with no newline translated, and its SHA-256. Raise if it is missing or not UTF-8."""
     try:
         data = source.read_bytes()
         return data.decode("utf-8"), hashlib.sha256(data).hexdigest()
@@ -33,7 +33,7 @@ def read_text_file(source: Path) -> tuple[str, str]:
 
 
 def oddities(*texts: str) -> dict[str, str | int]:
-    """What is scored as text although it is none, where there is any."""
+    """Return notes on characters that are scored as text although they are none; empty if there are none of them."""
     counts = {
         "carriage_returns_scored_as_text": sum(text.count("\r") for text in texts),
         "byte_order_marks_scored_as_text": sum(text.startswith("\ufeff") for text in texts),
@@ -42,7 +42,7 @@ def oddities(*texts: str) -> dict[str, str | int]:
 
 
 def jsonl_texts(content: str, source: Path, key: str = "text") -> list[str]:
-    """The `key` of every line that is not blank."""
+    """Return the value of `key` in every line that is not blank. Raise DataError if a line lacks it."""
     texts = []
     for number, line in enumerate(content.split("\n"), 1):  # because: splitlines would cut at U+2028 inside a string
         if not line.strip():

@@ -1,7 +1,7 @@
-"""Which tokens of a long sequence are fed together, and which of them each window scores. Pure numpy, no torch.
+"""Cutting of token sequences into windows, and the choice of the targets each scores. Pure numpy, no torch.
 
-Called by the tasks. Knows no text, no model and no protocol names; the property everything rests on is that each
-target is scored exactly once.
+Called by the tasks. Independent of texts, models and protocols. Each target is scored exactly once, and all evaluations
+rely on that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tokens = NDArray[np.integer[Any]]
 
 
 class Window(NamedTuple):
-    """Feeds tokens[start:stop] and predicts tokens[start + 1:stop + 1]; scores the targets from `first_scored` on."""
+    """A window that feeds tokens[start:stop], predicts tokens[start + 1:stop + 1] and scores from `first_scored` on."""
 
     start: int
     stop: int
@@ -29,12 +29,12 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """A piece to score: tokens[:-1] are fed, tokens[1:] are the targets, and the last `num_scored` of these count."""
+    """A piece to score: tokens[:-1] are fed, tokens[1:] are the targets, of which the last `num_scored` count."""
 
     tokens: Tokens
     num_scored: int
-    item: int = 0  # the document, line or question that it belongs to
-    weight: float = 1.0  # of each of its targets, to the protocols that weigh them
+    item: int = 0  # index of its document, line or question
+    weight: float = 1.0  # of each target, for protocols that weigh them
 
     @property
     def num_fed(self) -> int:
@@ -42,15 +42,15 @@ class Request:
 
     @property
     def key(self) -> bytes:
-        """What the answer depends on, but for how many targets count: an answer to fewer is the end of one to more."""
+        """The bytes that determine the answer, except `num_scored`: an answer to fewer targets ends one to more."""
         return self.tokens.astype("<i8").tobytes()
 
 
 @dataclass(frozen=True)
 class MaskedRequest(Request):
-    """For a model that sees both sides: what is fed and, behind it in `tokens`, what is to be predicted of it.
+    """A request for a model that sees both sides. `tokens` holds the tokens fed, and after them the targets.
 
-    That is the tokens which stood at `places`, or, where there are none, the label of the pair that `segments` are.
+    The targets are the original tokens at `places`, or without `places` the label of the pair of `segments`.
     """
 
     places: NDArray[np.int64] | None = None
@@ -68,11 +68,12 @@ class MaskedRequest(Request):
 
 
 def windows(num_tokens: int, seq_len: int, stride: int, *, last_looks_back: bool = False) -> Iterator[Window]:
-    """Window i feeds seq_len tokens from i * stride on; the first scores all targets, others their last `stride`.
+    """Yield windows; window i feeds seq_len tokens from i * stride on.
 
-    With stride 32 this is Megatron's overlapping evaluation, less its trailing windows that hold nothing but padding;
-    with stride = seq_len the windows are disjoint. Every target 1..num_tokens-1 is scored exactly once.
-    `last_looks_back`: the last window feeds seq_len tokens too, as lm-evaluation-harness's does.
+    The first window scores all its targets, the others their last `stride`. With stride 32 this is Megatron's
+    overlapping evaluation, without its trailing windows of padding only; with stride = seq_len the windows are
+    disjoint. Every target 1..num_tokens-1 is scored exactly once. With `last_looks_back` the last window feeds seq_len
+    tokens too, as lm-evaluation-harness's does.
     """
     refuse_stride(seq_len, stride)
     start, first_scored = 0, 1
@@ -91,7 +92,7 @@ def refuse_stride(seq_len: int, stride: int) -> None:
 
 @dataclass(frozen=True)
 class WindowedRequests:
-    """The requests of many sequences, an item each, made while they are read; may be walked more than once."""
+    """The requests of many sequences, an item each, made during iteration; may be iterated more than once."""
 
     sequences: Iterable[Tokens]
     seq_len: int
@@ -106,15 +107,15 @@ class WindowedRequests:
 
 @dataclass(frozen=True)
 class StreamRequests:
-    """The requests of one sequence of several items; a window that scores targets of two items is two requests.
+    """The requests of one sequence of several items. A window with targets of two items becomes two requests.
 
-    The first of the two ends where its item ends, so that each target still sees what it would see in one.
+    The first of these ends where its item ends, so that each target has the same context as in the whole window.
     """
 
     tokens: Tokens
-    items: NDArray[np.int64]  # of each token
+    items: NDArray[np.int64]  # item of each token
     windows: Sequence[Window]
-    weights: Sequence[float] | None = None  # of each window's targets
+    weights: Sequence[float] | None = None  # weight of each window's targets
 
     def __iter__(self) -> Iterator[Request]:
         for window, weight in zip(self.windows, self.weights or repeat(1.0), strict=False):

@@ -1,1 +1,1 @@
-"""What a run says about itself: metrics, event files, throughput, the live view."""
+"""Metrics, event files, throughput, traces, the live view and the watchdog of a run."""

@@ -1,11 +1,11 @@
-"""Files of the run's record, and the first of them: metrics.jsonl, one JSON object a line.
+"""Append-only files of a run's record, and the most important one: metrics.jsonl, one JSON object per line.
 
-A `GrowingFile` is appended whole records: a disk that takes none costs records, not the run. The first record that is
-lost is said, and when they are written again, how many were. What the disk took of a record is cut away, so that the
-file holds whole ones whenever it is read. The log and the event files are such files too.
+A `GrowingFile` is appended in whole records. A full or failing disk loses records but does not stop the run: the first
+lost record is reported, and later, when writing works again, the number of lost ones. A partly written record is
+truncated, so the file always holds whole records. The log and the event files are GrowingFiles, too.
 
-`MetricsLog` is written by the training loop, and is the only truth that displays and reports read. It reads no clock:
-times come in the rows. Every row has `event` (one of EVENTS), `step` and `attempt`. How rows are read is in
+`MetricsLog` is written by the training loop, and is the only source that displays and reports read. It reads no clock:
+times are part of the rows. Every row has `event` (one of EVENTS), `step` and `attempt`. The readers are in
 lmtrain/runfolder/rows.py.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from lmtrain.observe.safe_text import warn
 
-# because: this is where pages and programs of users import it from
+# because: documentation pages and users' programs import it from here
 from lmtrain.runfolder.rows import read_metrics as read_metrics
 from lmtrain.runfolder.rows import writable
 from lmtrain.runtime.files.files import json_bytes, open_output, storage_errors
@@ -30,19 +30,23 @@ EVENTS = ("start", "step", "valid", "eval", "save", "forecast", "memory", "stop"
 
 
 class GrowingFile:
-    """`unit` is what it holds, as in "rows". `head` is what it begins with; `new`: it may not be there already."""
+    """An append-only file of records, which survives a failing disk.
+
+    `unit` names the records in messages, such as "rows". `head` is written at the start of an empty file. With `new`
+    the file must not exist yet.
+    """
 
     def __init__(
         self, path: Path, unit: str, say: Callable[[str], None] = warn, *, head: bytes = b"", new: bool = False
     ) -> None:
-        self.path, self.lost = path, 0  # `lost` counts since the last record that was written
+        self.path, self.lost = path, 0  # `lost` counts records since the last successful write
         self._unit, self._say, self._head = unit, say, head
         with storage_errors(path, "Opening"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = open_output(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_EXCL if new else 0))
         self._size = os.fstat(self._fd).st_size
         self._torn = False  # the file may be longer than _size
-        self._failing = False  # and that was said
+        self._failing = False  # writing has failed, and this was reported
         if head:
             self.append(b"")
 
@@ -62,7 +66,7 @@ class GrowingFile:
             self._say(f"{self.path} is written again; {lost} {self._unit} were lost.")
 
     def last_line(self) -> bytes:
-        """What stands behind the last line end, of the last 64 KiB; nothing where all lines are whole."""
+        """Return the bytes after the last newline, within the last 64 KiB; empty if the last line is complete."""
         start = max(self._size - _TAIL_BYTES, 0)
         return os.pread(self._fd, self._size - start, start).rpartition(b"\n")[2]
 
@@ -93,7 +97,7 @@ class GrowingFile:
 
 
 class MetricsLog:
-    """Appends rows to a file that always holds whole lines: what a kill tore off is cut away when it is opened."""
+    """Writer of metrics.jsonl. A partial line, left by a killed writer, is truncated when the file is opened."""
 
     def __init__(self, path: Path, say: Callable[[str], None] = warn) -> None:
         self._file = GrowingFile(path, "rows", say)
@@ -103,7 +107,7 @@ class MetricsLog:
     def append(self, row: Mapping[str, Any]) -> None:
         if row.get("event") not in EVENTS or "step" not in row or "attempt" not in row:
             raise ValueError(f"a metrics row needs a known event, a step and an attempt, not {dict(row)}")
-        # one write a row: a reader never sees half of one
+        # one write per row, so that a reader never sees half of a row
         self._file.append(json_bytes(writable(row), allow_nan=False, separators=(", ", ": ")) + b"\n")
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Text as a terminal gets it: what names and files hold is spelt out, lines end between words. No torch, no rich.
+"""Text that is safe for a terminal: control characters escaped, lines wrapped between words. No torch, no rich.
 
-Called by whatever writes lines for people: the command line's printing, the log, the live view, warnings.
+Used by all code that writes lines for people: the command line's output, the log, the live view, warnings.
 """
 
 from __future__ import annotations
@@ -10,29 +10,30 @@ import sys
 import textwrap
 from contextlib import suppress
 
-# because: these move the cursor, change the terminal, turn the order of letters round, or are no characters at all
+# because: these move the cursor, change the terminal, reverse the order of letters, or are no valid characters
 _OBEYED = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
-_HEAD = re.compile(r" *\d+\. |\w+ {2,}")  # of a list's entry, or of a fact: what follows goes on below its text
-_LABEL = re.compile(r"^(\w+:) ")  # what follows stays beside it, however long it is
+_HEAD = re.compile(r" *\d+\. |\w+ {2,}")  # start of a list's entry or a fact: later lines are indented to its text
+_LABEL = re.compile(r"^(\w+:) ")  # a label is never separated from the word after it, however long that is
 _QUOTED = re.compile(r'`[^`]*`|"[^"]*"')
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def escaped(text: str) -> str:
-    r"""Every character that is more than ink as JSON writes it: an escape becomes \u001b. JSON stays the same JSON."""
+    r"""Replace control characters by JSON escapes, such as \u001b. JSON text keeps its meaning."""
     return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def plain(text: str) -> str:
-    """Without colours, and without what a terminal would obey: names of files are in many lines and hold anything."""
+    """Remove colours, and escape control characters, since names of files may contain anything."""
     return escaped(_ESCAPE.sub("", text).replace("\r", ""))
 
 
 def wrapped(text: str, width: int) -> str:
-    """Lines that end between words; a word that is longer than a line, as a path can be, stays whole.
+    """Wrap lines between words; a word that is longer than a line, such as a path, is not broken.
 
-    So does what stands between ` or " signs: it is to be copied, and a shell would read two lines of it as two.
+    Text between ` or " signs is not broken either, because people copy it, and a shell would read two lines as two
+    commands.
     """
 
     def one(line: str) -> str:
@@ -47,8 +48,8 @@ def wrapped(text: str, width: int) -> str:
 
 
 def warn(text: str) -> None:
-    """On standard error, if that takes it."""
-    errors = sys.stderr  # where it is now: a live view may have put itself there
+    """Write a warning to standard error; a failing write is ignored."""
+    errors = sys.stderr  # looked up on each call, because a live view may have replaced it
     with suppress(OSError):
         errors.write(f"warning: {plain(text)}\n")
         errors.flush()

@@ -1,1 +1,1 @@
-"""What lies in the folder of a run: one reader and one writer of each file."""
+"""The files of a run folder: one reader and one writer for each file."""

@@ -1,6 +1,6 @@
-"""Which settings of a run held from which step, by what its starts have written. Torch-free.
+"""The history of a run's settings: which value held from which step, read from the run's start rows. Torch-free.
 
-Called when a run goes on, and by what shows a run: inspect, report, `config explain KEY --run RUN`.
+Used when a run resumes, and by the commands that show a run: inspect, report, `config explain KEY --run RUN`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from lmtrain.runfolder.folder import read_settings
 from lmtrain.runfolder.names import METRICS
 from lmtrain.runfolder.rows import read_metrics
 
-Held = list[tuple[int, Any]]  # the first step of each value, and the value
+Held = list[tuple[int, Any]]  # per setting: (first step of a value, value), in order
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return each setting that is another, with the value then and now; both by dotted key."""
-    # because: what an older version had no setting for is no change
+    """Return the settings whose values differ as key -> [value before, value now]; both inputs have dotted keys.
+
+    A key that `before` lacks and the keys of the group `run` are left out.
+    """
+    # because: a setting that the older version did not have yet has not been changed
     return {
         key: [before[key], value] for key, value in now.items()
         if key in before and before[key] != value and not key.startswith("run.")
@@ -27,11 +30,11 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list
 
 
 def held(starts: Iterable[Mapping[str, Any]]) -> dict[str, Held]:
-    """Return what each setting was and from which step, by the rows of starts in the order of writing."""
+    """Return the values of each setting with their first steps, from the run's start rows in the order of writing."""
     told: list[tuple[int, dict[str, Any]]] = []
     for row in starts:
         if isinstance(settings := row.get("settings"), dict):
-            # because: what a start trained beyond the step where a later one began again is gone
+            # because: a later start that resumes from an earlier step discards the steps beyond it, and their settings
             told = [*(one for one in told if one[0] < row["step"]), (row["step"], dict(flat(settings)))]
     found: dict[str, Held] = {}
     before: dict[str, Any] = {}
@@ -43,11 +46,11 @@ def held(starts: Iterable[Mapping[str, Any]]) -> dict[str, Held]:
 
 
 def held_in(run: Path) -> dict[str, Held]:
-    """Return `held` for the folder of a run; where its starts wrote no settings, what config.json says."""
+    """Return `held` for a run folder; if no start row has settings, the settings in config.json, from step 1 on."""
     rows = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
     return held(row for row in rows if row["event"] == "start") or held([{"step": 0, "settings": read_settings(run)}])
 
 
 def changes(starts: Iterable[Mapping[str, Any]]) -> dict[str, Held]:
-    """Return the settings that had several values."""
+    """Return only the settings that had more than one value, as `held` returns them."""
     return {key: values for key, values in held(starts).items() if len(values) > 1}

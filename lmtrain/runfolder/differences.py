@@ -1,6 +1,6 @@
-"""Nested settings, or other plain data, as keys with values; and the keys by which several differ. Torch-free.
+"""Nested settings, or other plain data, flattened to dotted keys, and the keys whose values differ. Torch-free.
 
-Called by whoever compares two runs, two checkpoints or the ranks of a run, and by what shows settings in a table.
+Used to compare runs, checkpoints or the ranks of a run, and to show settings in a table.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from typing import Any
 
 
 def flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield optim.lr, data.datasets[0].path and the like, each with its value. What is empty is a value, too."""
+    """Yield (dotted key, value) for each leaf: optim.lr, data.datasets[0].path. An empty dict or list is a leaf,
+    too.
+    """
     if isinstance(tree, Mapping) and (tree or not key):
         for name, value in tree.items():
             yield from flat(value, f"{key}.{name}" if key else str(name))
@@ -22,7 +24,7 @@ def flat(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the keys whose values are not the same in all, with the value in each; None where one lacks the key."""
+    """Return the keys whose values differ between trees, as key -> value per tree; None where a tree lacks the key."""
     each = [dict(flat(tree)) for tree in trees]
     found = {key: [one.get(key) for one in each] for key in dict.fromkeys(key for one in each for key in one)}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}

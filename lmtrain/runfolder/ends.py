@@ -1,9 +1,9 @@
-"""How a run ended, by its stop.json: said by who ends it, and read by who starts it again. Torch-free.
+"""Writers and readers of stop.json, the record of how a run ended. Torch-free.
 
-Said here by `attempt` in the command line when a run ends and by the launcher when one of its processes fails; for a
-rank that cannot, the watch's hub says it. All of them write through stop.py. Read by the next start, the launcher,
-verbs that show runs, sweeps, and the script of a Slurm job. A file that cannot be written is said, and changes nothing
-of how the run ends.
+The command line's `attempt` writes the file when a run ends, and the launcher when one of its processes fails; the hub
+of the watchdog writes it for a rank that cannot. All of them write through stop.py. Readers are the next start, the
+launcher, commands that show runs, sweeps, and the script of a Slurm job. If the file cannot be written, the problem is
+reported, and the run ends in the same way as otherwise.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from lmtrain.runtime.processes.launch import Outcome
     from lmtrain.runtime.processes.process import ProcessEnv
 
-_TOLD, _LONGEST = ("cause", "exit_code", "rank", "lost", "hang"), 300  # to the next start; characters of a text
+_TOLD, _LONGEST = ("cause", "exit_code", "rank", "lost", "hang"), 300  # keys for the next start; most characters
 
 
 def asked_by(name: str) -> str:
-    """Return the cause of what SAVE, STOP or TRACE in the folder brings about."""
+    """Return the stop cause for a request file (SAVE, STOP or TRACE) found in the run folder."""
     return f"the file {name}"
 
 
 def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True, **more: Any) -> str | None:
-    """Write why a run ends, by the rule of `stop.write`, if it has a folder. Return what went wrong, in words."""
+    """Write stop.json by the rules of `stop.write`, if the folder exists. Return an error text, or None on success."""
     path = folder / STOP
     if not folder.is_dir():
         return None
@@ -46,12 +46,12 @@ def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True
 
 
 def write_failure(folder: Path, error: LmtrainError, env: ProcessEnv) -> None:
-    """Write why this process fails. Those that lose it as a peer come later and leave that alone.
+    """Write why this process fails. Ranks that fail later because they lost this peer do not overwrite the file.
 
-    What goes wrong here becomes a note of the error, which is printed below it.
+    A failure to write becomes a note of `error`, which is printed below the message.
     """
     if isinstance(error, OutputError):
-        return  # because: the folder is another run's, or cannot be written
+        return  # because: the folder belongs to another run, or cannot be written
     more: dict[str, Any] = {"rank": env.rank} if env.world_size > 1 else {}
     if isinstance(error, PeerLostError) and error.rank is not None:
         more = {"rank": error.rank, **({"hang": error.stacks} if error.stacks else {"lost": error.rank})}
@@ -60,9 +60,9 @@ def write_failure(folder: Path, error: LmtrainError, env: ProcessEnv) -> None:
 
 
 def write_cut_off(folder: Path, cause: str) -> str | None:
-    """Write of a run that it was asked to stop when it had nothing of its own to save, or no time.
+    """Write that the run was asked to stop before it had anything to save, or without time to save.
 
-    It may not have its folder. Return what went wrong, in words.
+    The caller may not hold the folder's lock: it is taken here. Return an error text, or None on success.
     """
     try:
         with folder_lock(folder):
@@ -73,30 +73,30 @@ def write_cut_off(folder: Path, cause: str) -> str | None:
 
 
 def write_end(folder: Path, outcome: Outcome) -> str | None:
-    """Write how processes ended that one of them has ended. Return what went wrong, in words."""
+    """Write how a group of processes ended after one failed. Return an error text, or None on success."""
     if outcome.exit_code == OutputError.exit_code:
-        return None  # because: then the folder may be another run's
+        return None  # because: an output error can mean that the folder belongs to another run
     lost: dict[str, Any] = {"lost": outcome.rank} if outcome.signal else {}
     return write_stop(folder, str(outcome.cause), outcome.exit_code, rank=outcome.rank, **lost)
 
 
 def remove_stop(folder: Path) -> None:
-    """Remove what the start before has left: a run that goes on has not stopped."""
+    """Remove the previous start's stop.json, because a run that resumes has not stopped."""
     (folder / STOP).unlink(missing_ok=True)
 
 
 def read_stop(folder: Path) -> Any:
-    """Return what stop.json says, None where there is none; refuse a damaged one."""
+    """Return the content of stop.json, or None if there is no such file. Raise if the file is damaged."""
     return read_json(folder / STOP) if (folder / STOP).is_file() else None
 
 
 def stop_told(folder: Path) -> dict[str, Any]:
-    """Return what stop.json says; nothing where it is not there or cannot be read."""
+    """Return the content of stop.json, or an empty dict if the file is missing or cannot be read."""
     return told(folder / STOP)
 
 
 def told(path: Path) -> dict[str, Any]:
-    """Return what a file of JSON says; nothing where it is not there or cannot be read."""
+    """Return the object in a JSON file, or an empty dict if the file is missing, damaged or holds no object."""
     try:
         facts = read_json(path)
     except LmtrainError:
@@ -105,16 +105,17 @@ def told(path: Path) -> dict[str, Any]:
 
 
 def last_end(folder: Path) -> dict[str, Any]:
-    """Return how the last start ended, briefly, for the row of the next one; nothing where it could not say so."""
+    """Return how the last start ended, shortened for the next start's row; empty without a readable stop.json."""
     facts = stop_told(folder)
     kept = {key: facts[key] for key in _TOLD if key in facts}
     return {key: brief(value, _LONGEST) if isinstance(value, str) else value for key, value in kept.items()}
 
 
 def said_by_watch(folder: Path, outcome: Outcome, before: list[int] | None) -> Outcome | None:
-    """Return what the watch has said and written of a process that hung or was lost; None where it adds nothing.
+    """Return `outcome` with the rank and cause that the watchdog wrote to stop.json for a hung or lost process.
 
-    `before` is the file's stamp when the processes started: one that still has it is of an earlier start.
+    Return None if the watchdog wrote nothing since `before`, the stamp of stop.json when the processes started (a file
+    with the same stamp is from an earlier start), or if the outcome is no lost peer.
     """
     if not is_written_since(folder, before) or outcome.exit_code != PeerLostError.exit_code:
         return None
@@ -125,7 +126,7 @@ def said_by_watch(folder: Path, outcome: Outcome, before: list[int] | None) -> O
 
 
 def stop_stamp(folder: Path) -> list[int] | None:
-    """Return what tells this stop.json from one that is written anew; None where there is none."""
+    """Return a stamp that changes when stop.json is rewritten (inode, size, mtime in ns); None without a file."""
     try:
         found = os.stat(folder / STOP)
     except OSError:
@@ -134,5 +135,5 @@ def stop_stamp(folder: Path) -> list[int] | None:
 
 
 def is_written_since(folder: Path, before: list[int] | None) -> bool:
-    """Return whether stop.json has been written since its stamp was `before`; removing it is no writing."""
+    """Return True if stop.json was written after the stamp `before` was taken; False if it was only removed."""
     return stop_stamp(folder) not in (None, before)

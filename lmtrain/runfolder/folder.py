@@ -1,7 +1,7 @@
-"""What the folder of a run holds, and whether the run still goes. Torch-free.
+"""Readers of a run folder: its files, and whether the run is still running. Torch-free.
 
-Called by every verb that looks at a run. `see` reads it however it was left: running, killed, damaged, and says what
-is not there; what else reads it refuses what is damaged.
+Used by every command that shows a run. `see` accepts a folder in any state (running, killed, damaged) and reports which
+parts are missing; the other readers raise on damaged files.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from lmtrain.runfolder.names import BEGAN_IN, CHECKPOINTS, CONFIG, ENVIRONMENT, 
 from lmtrain.runfolder.stop import DONE
 from lmtrain.runtime.files.files import lock_holder, read_json
 
-_MARKS = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # of which a run has at least one
-_DEEPEST = 4  # folders between the one asked for and a run
+_MARKS = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # every run has at least one of them
+_DEEPEST = 4  # levels of folders that are searched for runs
 
 
 @contextmanager
 def as_written(run: Path) -> Iterator[None]:
-    """Refuse a folder by name where what is read of it within has a key too few, or one of another type."""
+    """Turn an error caused by a missing key or a wrong type in a run's files into a DataError that names the folder."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -36,21 +36,22 @@ def as_written(run: Path) -> Iterator[None]:
 
 
 def read_settings(run: Path) -> Any:
-    """Return the settings that a run was started with last, as it has written them."""
+    """Return the settings of the run's newest start, as the start wrote them to config.json."""
     return read_json(run / CONFIG)
 
 
 def start_folder(run: Path) -> Path | None:
-    """Return the folder in which a run was started last, or None if it has not written that down."""
+    """Return the working directory of the run's newest start, or None if it was not recorded."""
     written = read_json(run / ENVIRONMENT) if (run / ENVIRONMENT).is_file() else None
     folder = written.get(BEGAN_IN) if isinstance(written, dict) else None
     return Path(folder) if isinstance(folder, str) else None
 
 
 def state_of(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a run's state, and the process that has its folder. `stop` is what its stop.json says.
+    """Return a run's `state`, and the `process` that holds its folder or None.
 
-    It is running, finished, stopped, failed or killed; or out of sight, where another machine's process cannot be seen.
+    `stop` is the content of stop.json. States: running, finished, stopped, failed, killed; "out of sight" if the
+    folder's lock belongs to a process of another machine, which cannot be checked from here.
     """
     if stop is not None:
         on_request = stop.get("exit_code") in (StoppedEarly.exit_code, StoppedForGood.exit_code)
@@ -64,20 +65,20 @@ def state_of(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def state_now(run: Path) -> dict[str, Any]:
-    """Return a run's state as `state_of` does, and what its stop.json says as `stopped`."""
+    """Return a run's state as `state_of` does, with the content of its stop.json as `stopped`."""
     stop = read_stop(run)
     return state_of(run, stop) | {"stopped": stop}
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a run has written into this folder."""
+    """Return True if a run has written into this folder."""
     return (path / METRICS).is_file() or (
         (path / CONFIG).is_file() and any((path / name).exists() for name in _MARKS)
     )
 
 
 def find_runs(folder: Path, deepest: int = _DEEPEST) -> Iterator[Path]:
-    """Yield all runs in a folder, sorted; nothing is looked for inside of a run."""
+    """Yield all runs below a folder, sorted, down to `deepest` levels; folders inside a run are not searched."""
     if is_run(folder):
         yield folder
         return
@@ -90,14 +91,17 @@ def find_runs(folder: Path, deepest: int = _DEEPEST) -> Iterator[Path]:
 
 
 def runs_in(paths: Iterable[Path]) -> list[Path]:
-    """Each run once: of a folder of runs, such as a sweep's, those in it; what holds none stays, to be refused."""
+    """Return each run once, with a folder of runs (such as a sweep's) replaced by its runs.
+
+    A path without runs is kept, so that the caller can refuse it.
+    """
     found = [run for path in paths for run in ([*find_runs(path)] or [path])]
     return [*{run.resolve(): run for run in found}.values()]
 
 
 @dataclass
 class Seen:
-    """A run as its folder shows it, and what is not known of it, in words."""
+    """A run's state as read from its folder, with `problems`: sentences about the parts that could not be read."""
 
     path: Path
     name: str
@@ -113,13 +117,16 @@ class Seen:
 
     @property
     def why(self) -> str:
-        """Why it stopped, in the words of stop.json."""
+        """The reason for the end, by stop.json or its absence; empty for a finished or running run."""
         if self.stop is None:
             return f"left no {STOP}" if self.state == "killed" else ""
         return "" if self.state == "finished" else str(self.stop.get("cause", "?"))
 
     def read(self, name: str, without: str) -> dict[str, Any] | None:
-        """Return what a file of JSON holds; where that cannot be told say so, and what is not known `without` it."""
+        """Return the object in a JSON file.
+
+        If it cannot be read, return None and add a problem that ends with `without`, a clause about the consequence.
+        """
         path = self.path / name
         try:
             found = read_json(path)
@@ -133,7 +140,7 @@ class Seen:
 
 
 def see(path: Path, name: str) -> Seen:
-    """Return what a folder shows of its run, by which `name` it is called."""
+    """Read a run folder in any state; `name` is how the run is called in output. Raise if it is not a run folder."""
     if not is_run(path):
         raise MissingInputError(
             f"{path} is not the folder of a run: it has neither {METRICS} nor {CONFIG} with what runs leave. "
@@ -151,7 +158,7 @@ def see(path: Path, name: str) -> Seen:
 
 
 def see_all(paths: list[Path]) -> list[Seen]:
-    """Return what each folder shows, with names that tell them apart, as short as that allows."""
+    """Read every folder, and give the runs the shortest names (ends of their paths) that differ from each other."""
     whole = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, whole), default=1) + 1):
         names = ["/".join(parts[-length:]) for parts in whole]

@@ -1,10 +1,10 @@
-"""The rows of metrics.jsonl, one JSON object a line: all that count, the newest, or each as it comes. Torch-free.
+"""The readers of metrics.jsonl, one JSON object per line: all valid rows, the newest, or new ones. Torch-free.
 
-Called by a run that goes on, and by whoever looks at a run. Every row has `event`, `step` and `attempt`, one of `eval`
-also the `name` of what was measured; the rest is up to the event. Numbers round-trip exactly; those that JSON lacks
-are the strings "nan", "inf" and "-inf". The one writer is lmtrain/observe/metrics.py. A damaged line is refused by its
-number in `read_metrics`, and passed over where the newest rows or each as it comes are read, as `runs` and `watch` do;
-reports, which want all columns, read by lmtrain/observe/history/record.py.
+Used by a run that resumes, and by commands that show a run. Every row has `event`, `step` and `attempt`, and an `eval`
+row also the `name` of the evaluation; the other keys depend on the event. Numbers round-trip exactly; nan, inf and
+-inf, which JSON lacks, are the strings "nan", "inf" and "-inf". The one writer is lmtrain/observe/metrics.py.
+`read_metrics` raises on a damaged line and names its number; the readers of the newest rows (for `runs` and `watch`)
+skip a damaged line. Reports, which need whole columns, read with lmtrain/observe/history/record.py.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from lmtrain.errors import DataError, MissingInputError
 
 Row = dict[str, Any]
 
-ROW_BYTES = 1 << 20  # no row is longer
-NO_ROW = (ValueError, KeyError, TypeError, RecursionError)  # what `parse_row` may raise
+ROW_BYTES = 1 << 20  # longest allowed row
+NO_ROW = (ValueError, KeyError, TypeError, RecursionError)  # exceptions that `parse_row` may raise
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_FEW_BYTES = 1 << 18  # some hundreds of rows
-_TAIL_BYTES = 4 << 20  # because: ten thousand rows show where a run is, and are read in a blink
+_FEW_BYTES = 1 << 18  # a few hundred rows
+_TAIL_BYTES = 4 << 20  # because: the last ten thousand or so rows show a run's progress and are read in milliseconds
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows that count, in order of writing. A line that is no row is refused by its number.
+    """Return the valid rows in order of writing. Raise on a line that is not a row, naming its number.
 
-    A later attempt began again at the step of its start row: whatever an earlier one wrote beyond that step is
-    gone, and of two rows with the same event, step (of saves, the saved one) and name the last one stands.
+    A later attempt resumes at the step of its start row, so rows that an earlier attempt wrote beyond that step are
+    dropped. Of rows with the same event, step (of a save, the saved step) and name, only the last is kept.
     """
     rows: dict[tuple[str, int, str], Row] = {}
     for row in _read_rows(path):
         if row["event"] == "start":
             rows = {key: old for key, old in rows.items() if key[0] == "start" or key[1] <= row["step"]}
         key = (row["event"], step_told(row), str(row.get("name")))
-        rows.pop(key, None)  # the last one also takes the last place
+        rows.pop(key, None)  # because: the last row also takes the last position
         rows[key] = row
     return list(rows.values())
 
 
 def step_told(row: Mapping[str, Any]) -> int:
-    """Return the step that a row is about. That of a save is written when the run has gone on from it."""
+    """Return the step that a row is about: `saved_step` for a save, whose `step` is the step at which it finished."""
     saved = row.get("saved_step") if row["event"] == "save" else None
     return saved if isinstance(saved, int) else int(row["step"])
 
@@ -62,7 +62,7 @@ def _read_rows(path: Path) -> Iterator[Row]:
             try:
                 row = parse_row(line)
             except NO_ROW as error:
-                if not line.endswith(b"\n"):  # torn when the writer was killed
+                if not line.endswith(b"\n"):  # because: the writer was killed while writing the last line
                     return
                 raise DataError(f"{path}:{number} is not a row of metrics ({error}). Remove that line.") from error
             yield read_value(row)
@@ -71,7 +71,7 @@ def _read_rows(path: Path) -> Iterator[Row]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield each line; of one that is longer than any row, a beginning that is too long as well."""
+    """Yield each line of the file; of a line longer than ROW_BYTES, only its first ROW_BYTES + 1 bytes."""
     with open(path, "rb") as file:
         while line := file.readline(ROW_BYTES + 1):
             yield line
@@ -80,7 +80,7 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def parse_row(line: bytes) -> Row:
-    """Return the row of a line, with texts for numbers that JSON lacks. Of what is no row raise one of NO_ROW."""
+    """Parse a line; nan, inf and -inf remain strings. Raise one of NO_ROW if the line is not a row."""
     row: Row = json.loads(line)
     if type(row["event"]) is not str or type(row["step"]) is not int:
         raise TypeError("event or step has the wrong type")
@@ -88,9 +88,9 @@ def parse_row(line: bytes) -> Row:
 
 
 class Followed:
-    """The newest rows and then each that is added: `rows()` gives what has come since the last call.
+    """Reader of a growing file: `rows()` returns first the newest rows, then those added since the last call.
 
-    The file may grow, be cut back by a run that goes on, or not be there yet; what is torn or damaged tells nothing.
+    The file may grow, be truncated by a run that resumes, or not exist yet; torn and damaged lines are skipped.
     """
 
     def __init__(self, path: Path, tail_bytes: int = _TAIL_BYTES) -> None:
@@ -108,7 +108,7 @@ class Followed:
         return []
 
     def _begin(self, file: IO[bytes], size: int) -> int:
-        """Return where the first whole line of the newest bytes stands."""
+        """Return the offset of the first whole line within the last `tail_bytes` bytes."""
         if size <= self._tail_bytes:
             return 0
         file.seek(size - self._tail_bytes)
@@ -116,19 +116,22 @@ class Followed:
 
 
 def read_last_rows(path: Path) -> list[Row]:
-    """Return some hundreds of the newest rows, for estimates: what is damaged, or not there, tells nothing."""
+    """Return the newest few hundred rows, for estimates; empty if the file is missing. Damaged lines are skipped."""
     return Followed(path, _FEW_BYTES).rows()
 
 
 def read_first_step(path: Path) -> Row:
-    """Return the oldest row of a step; an empty one where none can be read."""
+    """Return the oldest step row, or an empty dict if there is none."""
     with suppress(OSError):
         return next((row for row in _rows_among(read_lines(path)) if row.get("event") == "step"), {})
     return {}
 
 
 def went_wrong(first: Row, last: Row) -> str:
-    """Return what the losses of a run that came to its end say against it, from its first and its last step."""
+    """Return a warning about a finished run's loss (not finite, or above its first value), else an empty string.
+
+    `first` and `last` are the run's first and last step rows.
+    """
     began, ended = (row.get("loss") for row in (first, last))
     if not isinstance(ended, float | int):
         return ""
@@ -138,7 +141,10 @@ def went_wrong(first: Row, last: Row) -> str:
 
 
 def written_at(rows: Sequence[Row], path: Path) -> str | None:
-    """Return when the last row was written; those of older versions carry no time, and their file's has to do."""
+    """Return the ISO time of the last row; the file's mtime if the row, from an older version, has no time.
+
+    Return None if there is no such file.
+    """
     if rows and isinstance(rows[-1].get("time"), str):
         return str(rows[-1]["time"])
     try:
@@ -154,9 +160,9 @@ def _rows_among(lines: Iterable[bytes]) -> Iterator[Row]:
 
 
 def writable(value: Any) -> Any:
-    """Return plain JSON data; a number that it cannot hold is a text.
+    """Return `value` as plain JSON data, with nan, inf and -inf as strings.
 
-    Tensors and numpy scalars are refused by json, so that nobody waits for a device in here.
+    Tensors and numpy scalars are left as they are, and json refuses them, so that no device is synchronized here.
     """
     if isinstance(value, Mapping):
         return {str(key): writable(item) for key, item in value.items()}
@@ -168,7 +174,7 @@ def writable(value: Any) -> Any:
 
 
 def read_value(value: Any) -> Any:
-    """Return what `writable` has made a text of as the number that it was."""
+    """Return `value` with the strings that `writable` made of nan, inf and -inf turned back into floats."""
     if isinstance(value, dict):
         return {key: read_value(item) for key, item in value.items()}
     if isinstance(value, list):

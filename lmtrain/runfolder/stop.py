@@ -1,7 +1,7 @@
-"""The one writer of stop.json, which says why a run ended and whether a scheduler should start it again. Torch-free.
+"""The only writer of stop.json, which records why a run ended and whether a scheduler should restart it. Torch-free.
 
-Called by ends, for ranks and launchers, and by the watch, whose companions start without site packages and in
-milliseconds: so this imports next to nothing, and takes facts instead of a class of them.
+Called by ends.py, for ranks and launchers, and by the companion processes of the watchdog. Companions start without
+site packages and in milliseconds, so this module imports next to nothing and takes plain arguments instead of a class.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from lmtrain.errors import PeerLostError, StoppedEarly
 from lmtrain.runfolder.names import CHECKPOINTS, STOP, step_names
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # because: importing typing takes a third of a companion's start
+if TYPE_CHECKING:  # because: importing typing takes a third of a companion's start time
     from typing import Any
 
-DONE = "done"  # the cause of a run that came to its last step
+DONE = "done"  # the cause if a run reached its last step
 _STARTS_AGAIN = (StoppedEarly.exit_code, PeerLostError.exit_code)
 
 
 def write(
     folder: str | os.PathLike[str], cause: str, exit_code: int, *, replace: bool, waits: bool = True, **more: Any
 ) -> None:
-    """Write why the run in this folder ends, and from which checkpoint the next start goes on. Raise OSError.
+    """Write why the run ends and from which checkpoint the next start resumes. Raise OSError.
 
-    The rule, whoever writes: what can be read is whole. Of the processes of a run the first that fails is right, as the
-    others fail because of it; who speaks for all of them has the last word (`replace`). The disk has the text before
-    the file has its name, unless the caller must go on speaking whatever the disk does (`waits`).
+    The file is written atomically, so readers never see half of it. Without `replace` an existing file stays: the first
+    process that fails has the true cause, since its peers fail because of it. A writer that speaks for all processes
+    passes `replace`. With `waits` the text is fsynced before the file gets its name; a caller that must not block on a
+    hanging disk passes False.
     """
     path = os.path.join(folder, STOP)
     if os.path.lexists(path) and not replace:
@@ -42,7 +43,7 @@ def write(
     new = os.path.join(folder, f".{STOP}.tmp-{os.urandom(6).hex()}")  # because: all ranks may write at once
     try:
         with open(new, "xb") as file:
-            file.write(text.encode(errors="backslashreplace"))  # because: JSON writes half a character so, too
+            file.write(text.encode(errors="backslashreplace"))  # because: JSON escapes lone surrogates likewise
             file.flush()
             if waits:
                 os.fsync(file.fileno())
@@ -53,11 +54,11 @@ def write(
 
 
 def _put_first(new: str, path: str) -> None:
-    """Give a file its name, unless another one has it by now."""
+    """Link the temporary file to `path` unless `path` already exists."""
     try:
         os.link(new, path)
     except FileExistsError:
         pass
-    except OSError:  # because: not every file system has links
+    except OSError:  # because: not every file system has hard links
         if not os.path.lexists(path):
             os.replace(new, path)

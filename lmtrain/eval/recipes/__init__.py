@@ -1,1 +1,1 @@
-"""How the files of published tasks become texts and choices."""
+"""Conversion of the files of published tasks into texts and questions."""

@@ -1,8 +1,9 @@
-"""How a file of questions is asked and answered: ten lines of YAML, read strictly. Torch-free, and no code in it.
+"""Recipes of multiple choice tasks: some lines of YAML, checked strictly, that turn rows into questions. Torch-free.
 
-Called by the choice tasks. A recipe names keys of a row: `choices.text` is the key `text` in what `choices` holds, and
-of a list each one's. `{goal}` in a text stands for the value of a key; `{ctx|capitalized}` for it, changed by one of
-FILTERS. What a row lacks is said with the file's line and the recipe's.
+Called by the choice tasks. A recipe contains no code. It names keys of a row: `choices.text` is the key `text` of the
+value of `choices`, and for a list the key of each element. `{goal}` in a text stands for the value of a key;
+`{ctx|capitalized}` for the value changed by a function in FILTERS. An error about a row names the file's line and the
+recipe's line.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 def _without_brackets(text: str) -> str:
-    """What HellaSwag's WikiHow half needs, as lm-evaluation-harness does it."""
+    """Return a text cleaned for HellaSwag's WikiHow half, exactly as lm-evaluation-harness does it."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
 
@@ -44,7 +45,7 @@ CLEAN: dict[str, Callable[[str], str]] = {"none": lambda text: text, "wikihow": 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """`text` has no shots before it."""
+    """A question with its choices. `text` does not include the shots; `line` is the row's line in its file."""
 
     text: str
     choices: list[str]
@@ -68,10 +69,10 @@ class Recipe:
     shots_file: Path | None = None
     shots_seed: int | None = None
     normalisation: Normalisation = "characters"
-    at: dict[str, str] = field(default_factory=dict)  # where each key stands, for messages
+    at: dict[str, str] = field(default_factory=dict)  # file and line of each key, for messages
 
     def questions(self, row: Any, path: Path, line: int) -> Iterator[Question]:
-        """Of a row one, or one for each entry of the lists that `each` names."""
+        """Return the questions of a row: one, or one for each entry of the lists that `each` names."""
         if not isinstance(row, dict):
             raise DataError(f'{path} line {line} is not a JSON object. Give one {{"key": value, ...}} a line.')
         rows = Row(self, row, path, line)
@@ -80,7 +81,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a file, as a recipe looks at it."""
+    """A row of a file, with the methods that read it by the recipe's keys."""
 
     recipe: Recipe
     values: dict[str, Any]
@@ -166,7 +167,7 @@ class Row:
 
 
 def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
-    """`find` gives a recipe by its id or file, for `like`."""
+    """Read and check a recipe. `find` returns a recipe by its id or file, for `like`. Raise SettingsError."""
     file = read_yaml(path)
     problems = [f"{file.at(key)} has the key {key}, which no task has. {nearest(key, KEYS)}"
                 for key in file.data if key not in KEYS]  # fmt: skip

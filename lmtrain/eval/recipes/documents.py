@@ -1,4 +1,4 @@
-"""What tasks that take any text say of it, whether it came as text or as a dataset. Torch-free."""
+"""The facts about texts and datasets that tasks on any text report. Torch-free."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from lmtrain.eval.windows import Tokens
 from lmtrain.runtime.files.files import refuse_hole
 from lmtrain.tokenizer.base import Tokenizer
 
-_TOKENS = 1 << 24  # read at once
-MOST_GROUPS = 100  # because: a folder of small files is one text to whoever asks, not thousands
-Said = tuple[Columns, dict[str, Any]]  # of every document, and of all of them: some of a task's Facts
+_TOKENS = 1 << 24  # tokens read at once
+MOST_GROUPS = 100  # because: a folder with thousands of small files is one text to the user
+Said = tuple[Columns, dict[str, Any]]  # columns by document, and facts of all documents: part of a task's Facts
 
 
 @dataclass(frozen=True)
 class DatasetSequences:
-    """A dataset's documents, each behind one end-of-document token and without the one it may end in."""
+    """Documents of a dataset, each after one end-of-document token, without the end-of-document token at its end."""
 
     indexed: IndexedDataset
     eod_id: int
@@ -41,14 +41,17 @@ class DatasetSequences:
 
 
 def dataset_prefix(source: Path) -> Path | None:
-    """The prefix behind PREFIX, PREFIX.bin or PREFIX.idx; None for anything else."""
+    """Return the prefix of PREFIX, PREFIX.bin or PREFIX.idx; None for any other path."""
     if source.suffix in (".bin", ".idx"):
         return source.with_suffix("")
     return source if Path(f"{source}.idx").exists() else None
 
 
 def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
-    """Refuses a dataset of another tokenizer, as far as can be known."""
+    """Open a dataset and verify all its tokens.
+
+    Raise DataError if it was made with another tokenizer, as far as that is recorded or shows in the token ids.
+    """
     indexed = IndexedDataset.open(prefix)
     if indexed.info is not None and indexed.info.tokenizer_fingerprint != tokenizer.fingerprint:
         raise DataError(
@@ -58,7 +61,7 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
     compare_with_record(indexed)
     refuse_hole(part(prefix, ".bin"))
     total = indexed.num_tokens
-    # every token is read once, and compared with the checksums that it was written with
+    # read every token once, which also compares it with the checksums of its writing
     parts = (indexed.read(first, min(first + _TOKENS, total)) for first in range(0, total, _TOKENS))
     highest = max((int(part.max()) for part in parts), default=-1)
     if highest >= tokenizer.vocab_size:
@@ -86,10 +89,10 @@ def said_of_texts(texts: TextInput) -> Said:
 
 
 def said_of_dataset(prefix: Path, indexed: IndexedDataset, documents: Iterable[Tokens], tokenizer: Tokenizer) -> Said:
-    """`documents`: the tokens of each, without any that stand for no text."""
+    """Return the columns and facts of a dataset. `documents` are its tokens without special tokens."""
     decoded = np.array([len(tokenizer.decode(tokens.tolist()).encode()) for tokens in documents], np.float64)
     num_bytes, rule = int(decoded.sum()), "UTF-8 bytes of the decoded tokens"
-    if indexed.info is not None:  # because: what a tokenizer drops of a text is not in its tokens
+    if indexed.info is not None:  # because: the tokens lack the characters that a tokenizer drops
         num_bytes, rule = indexed.info.num_bytes, "UTF-8 bytes of the source text, as the dataset's sidecar says"
     with open(f"{prefix}.bin", "rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
@@ -105,7 +108,7 @@ def said_of_dataset(prefix: Path, indexed: IndexedDataset, documents: Iterable[T
 
 
 def groups_of(files: dict[str, int]) -> dict[str, NDArray[np.int64]]:
-    """Documents by file, if there are several."""
+    """Return the indices of the documents by file; empty for one file, or for more than MOST_GROUPS."""
     if not 1 < len(files) <= MOST_GROUPS:
         return {}
     stops = np.cumsum(list(files.values()))

@@ -1,1 +1,1 @@
-"""One file per evaluation task; each states its protocol."""
+"""The evaluation tasks, a file each; each file states its protocol."""

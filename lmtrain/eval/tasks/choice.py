@@ -1,7 +1,8 @@
-"""Multiple choice by likelihood: which answer does the model think likeliest behind the question?
+"""Multiple choice tasks: the answer is the choice with the highest likelihood after the question.
 
-Every task here is a file of YAML, ours beside this one and anybody's by its path (`--task my_task.yaml`). An answer
-is tokenized together with its question, as lm-evaluation-harness does, and cut on the left where both are too long.
+Each task is a YAML file: the built-in ones are in this folder, and a user's file is named by its path (`--task
+my_task.yaml`). A choice is tokenized together with its question, as lm-evaluation-harness does, and both are cut on the
+left if they are too long.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ SECOND = {"characters": "per_character_accuracy", "bytes": "per_byte_accuracy"}
 
 @dataclass(frozen=True)
 class ChoiceRequest(Request):
-    """One answer to the question that is its item."""
+    """A choice of the question that is its item."""
 
-    length: float = 1.0  # of the answer, in what the second accuracy divides by
+    length: float = 1.0  # of the choice, in the unit by which the second accuracy divides
 
 
 class Choice(Task):
@@ -128,9 +129,9 @@ class Choice(Task):
 
 @dataclass(frozen=True)
 class Shots:
-    """Answered questions to put before others."""
+    """Answered questions to put before other questions."""
 
-    rows: Sequence[Question]  # in the order in which they are taken
+    rows: Sequence[Question]  # in the order in which they are used
     count: int
     between: str
     said: str
@@ -154,7 +155,7 @@ class Shots:
         return cls(rows, asks.shots, asks.between, f"{_shots_rule(asks)}, sha256 {sha256}")
 
     def before(self, question: Question) -> str:
-        """The first ones that are not the question itself, each with its answer."""
+        """Return the first `count` questions that differ from this one, each with its answer, as a text."""
         others = islice((row for row in self.rows if _key(row) != _key(question)), self.count)
         return "".join(f"{row.text}{self.between}{row.choices[row.answer]}{BETWEEN_SHOTS}" for row in others)
 
@@ -164,7 +165,7 @@ def _key(question: Question) -> tuple[str, ...]:
 
 
 def drawn_order(count: int, seed: int) -> list[int]:
-    """By a hash of each place, so that it is the same in every version of everything."""
+    """Return a permutation sorted by a hash of each index, so that it is the same in every version of every library."""
     return sorted(range(count), key=lambda place: hashlib.sha256(f"{seed} {place}".encode()).digest())
 
 
@@ -176,14 +177,20 @@ def _shots_rule(recipe: Recipe) -> str:
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, target: str) -> tuple[list[int], list[int]]:
-    """Tokenized together and cut where the context's own tokens end; blanks at its end go to the target."""
+    """Return (context, target) tokens: both encoded together, and cut after as many tokens as the context has alone.
+
+    Blanks at the end of the context belong to the target.
+    """
     before = context.rstrip()
     ids = tokenizer.encode(before) if before else []
     return ids, tokenizer.encode(context + target)[len(ids) :]
 
 
 def likeliest(item: NDArray[np.int64], nll: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each item the number of its request with the least; of several the first. Items lie together, in order."""
+    """Return for each item the index of its request with the lowest nll, of equal ones the first.
+
+    Requests of an item must be adjacent, and items in order.
+    """
     starts = np.flatnonzero(np.r_[True, item[1:] != item[:-1]])
     return np.array([part.argmin() for part in np.split(nll, starts[1:])], np.float64)
 
@@ -196,7 +203,7 @@ def _json(line: str, source: Path, number: int) -> object:
 
 
 def _recipe(name: str, below: tuple[Path, ...] = ()) -> Recipe:
-    """By its id or its file; `below` are those that begin with it."""
+    """Return a recipe by its id or its file; `below` are the files whose `like` led here, to detect a cycle."""
     files = _files()
     if not name.endswith(SUFFIXES) and name not in files:
         raise UsageError(f"like: {name} is no task of multiple choice. {nearest(name, files)}")

@@ -1,9 +1,9 @@
-"""LAMBADA, by four protocols: which last word, tokenized how, given what before it. Their figures never compare.
+"""LAMBADA by four protocols with different targets, contexts and tokenization; their figures are not comparable.
 
-A line's true tokens are fed (teacher forcing), and its target is right if every token of it is the argmax. Megatron's
-two take the detokenized text that OpenAI published: `strict` asks for the last word, tokenized apart from what is
-before it, `token` for no more than the last token, which is far easier. lm-evaluation-harness's two cut at the last
-space and tokenize context and word together; `standard` takes the original, lower-cased text.
+The true tokens of a line are fed (teacher forcing), and its target is right if every token of it is the argmax.
+Megatron's two protocols use the detokenized text that OpenAI published: `strict` asks for the last word, tokenized
+apart from the text before it, `token` only for the last token, which is far easier. lm-evaluation-harness's two cut at
+the last space and tokenize context and word together; `standard` uses the original, lower-cased text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _COMMON = {
 class Example(NamedTuple):
     context: list[int]
     target: list[int]
-    scored: str  # what the target spells
+    scored: str  # text of the target
 
 
 class Lambada(Task):
@@ -166,13 +166,13 @@ class LambadaLmEvalStandard(LambadaLmEval):
 
 
 def split_last_word(text: str) -> tuple[str, str]:
-    """The context, stripped, and the last word; punctuation that touches the word belongs to it."""
+    """Return the context, stripped, and the last word; punctuation attached to the word belongs to it."""
     last = text.split()[-1]
     return text[: text.rfind(last)].strip(), last
 
 
 def cut_on_the_left(row: list[int], seq_len: int) -> list[int]:
-    """As much as is fed, and the last target."""
+    """Return the last seq_len + 1 tokens: as many as can be fed, and the last target."""
     return row[-(seq_len + 1) :]
 
 

@@ -1,6 +1,7 @@
-"""How well a model that sees both sides predicts what is masked, and whether one segment follows another.
+"""Tasks for models that see both sides: prediction of masked tokens, and of whether one segment follows another.
 
-A causal model has no such number, and these no perplexity: no product of them is the probability of a text.
+A causal model has no such measures, and these measures are not a perplexity: their product is not the probability of a
+text.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from lmtrain.eval.windows import MaskedRequest, Tokens, refuse_stride, windows
 SEED = 1
 MARKS = 2  # [CLS] and [SEP] around each window
 LEAST_SEQ_LEN = 8
-_AT_ONCE = 256  # windows that are masked together
+_AT_ONCE = 256  # windows masked together
 _TEXT = "any text that `lmtrain preprocess` reads (.txt, .jsonl, .parquet, compressed, a folder), or a .bin/.idx prefix"
 _MARKS = "[CLS] before each window and [SEP] behind it, which are never asked"
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents that lie behind one another in `tokens`."""
+    """Documents as slices of `tokens`."""
 
     tokens: Tokens
     starts: NDArray[np.int64]
@@ -77,7 +78,7 @@ class SampledMasks:
 
     @cached_property
     def _items(self) -> NDArray[np.int64]:
-        """Of each window its document."""
+        """The document of each window."""
         return np.repeat(np.arange(len(self.documents.lengths)), -(-self.documents.lengths // self._room))
 
     @property
@@ -86,7 +87,7 @@ class SampledMasks:
 
     @cached_property
     def _sampler(self) -> Any:
-        """A window is to the sampler what a sentence is: a sample of its own."""
+        """The mask sampler over all windows; a window takes the place of a sentence, and is a sample by itself."""
         items, count = self._items, len(self._items)
         number = np.arange(count) - np.searchsorted(items, items)
         starts = self.documents.starts[items] + number * self._room
@@ -114,7 +115,7 @@ class OneByOne:
     def __iter__(self) -> Iterator[MaskedRequest]:
         special = self.vocabulary.special
         for item, tokens in enumerate(self.documents):
-            # because: a token is asked where it stands, as if it were the target of the one before it
+            # because: a token is masked in its own place, as if it were the target of the token before it
             for cut in windows(len(tokens) + 1, self.seq_len - MARKS, self.stride, last_looks_back=True):
                 fed = np.array([special["cls"], *tokens[cut.start : cut.stop], special["sep"]], np.int64)
                 for place in range(cut.first_scored - cut.start, len(fed) - 1):
@@ -245,7 +246,7 @@ class PairAccuracy(Task):
 
     def __init__(self, settings: MaskedSettings, wrong: str) -> None:
         self.settings, self.id = settings, f"masked/{settings.pairs.replace('_', '-')}"
-        self.recipe: dict[str, str] = {  # type: ignore[misc]  # because: the two differ in it
+        self.recipe: dict[str, str] = {  # type: ignore[misc]  # because: the two tasks differ in it
             "text": "runs of sentences of a document that fill seq_len, cut in two",
             "pairs": f"in half of them {wrong}; seed {SEED}",
             "masks": "15 % of the tokens, as in training, whose validation counts alike",

@@ -1,7 +1,7 @@
-"""How well a model predicts any text or dataset, document by document, in strided windows.
+"""Perplexity of any text or dataset, document by document, in strided windows.
 
-Each document is scored on its own and its first token is conditioned on the end-of-document token. The end-of-document
-token itself is never a target, so that a text and the dataset made from it give the same number.
+Each document is scored on its own, and its first token is conditioned on the end-of-document token. That token is never
+a target, so that a text and the dataset made from it give the same number.
 """
 
 from __future__ import annotations

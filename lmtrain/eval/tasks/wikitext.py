@@ -1,11 +1,11 @@
-"""WikiText by three protocols: as Hugging Face's page, lm-evaluation-harness and Megatron-LM score it.
+"""WikiText by three protocols: those of Hugging Face's documentation, lm-evaluation-harness and Megatron-LM.
 
-Their figures never compare. Hugging Face's "Perplexity of fixed-length models" takes the raw text as one stream and
-divides by tokens; the harness (task version 2.0) takes page by page and divides by original words, as Megatron-LM does,
-which takes the word-level file as one stream.
+Their figures are not comparable. Hugging Face's "Perplexity of fixed-length models" uses the raw text as one stream and
+divides by tokens; the harness (task version 2.0) scores page by page and divides by original words, as Megatron-LM
+does, which uses the word-level file as one stream.
 
-One rule, lm-evaluation-harness's, says what a heading of the first level is. Two lines of formulas that begin and end
-in an equals sign are headings too, which makes 62 of the 60 articles of the test sets.
+All three use lm-evaluation-harness's rule for headings of the first level. Two lines of formulas that begin and end in
+an equals sign count as headings too, so the 60 articles of the test sets become 62.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PRINTED = re.compile(r"\S")
 
 
 def _read(source: Path) -> tuple[str, str]:
-    """Return a text with a word in it, and its SHA-256."""
+    """Return a text and its SHA-256. Raise DataError if it holds no word."""
     text, sha256 = read_text_file(source)
     if not text.strip():
         raise DataError(f"{source} holds no word, only {len(text)} blank characters. Give a file with text.")
@@ -55,7 +55,7 @@ def _read(source: Path) -> tuple[str, str]:
 
 
 class OneStream(Task):
-    """The file as one stream of tokens, in overlapping windows whose stride is named by the id."""
+    """A task on the file as one stream of tokens, in overlapping windows whose stride is part of the id."""
 
     compares = False
     family: ClassVar[str]  # the id without the stride
@@ -73,14 +73,14 @@ class OneStream(Task):
 
     @abstractmethod
     def cut(self, source: Path, asked: Asked) -> Prepared:
-        """Return what to score of a file, at the stride that the id names."""
+        """Return the requests and facts of a file, at the stride that the id names."""
 
 
 class HuggingFace(OneStream):
-    """Windows hold seq_len tokens, one target less than elsewhere.
+    """Hugging Face's protocol. Its windows hold seq_len tokens, one target less than elsewhere.
 
-    The page weighs each window by its labels less one although, where windows overlap, none of them is lost: with that
-    weighting its figures are met, and `token_perplexity_unweighted` says what comes without.
+    The published script weighs each window by its number of labels minus one, although no label is lost where windows
+    overlap. That weighting reproduces its figures; `token_perplexity_unweighted` is the measure without it.
     """
 
     family = "wikitext/hf-stride"
@@ -142,16 +142,16 @@ class HuggingFace(OneStream):
 
 
 def joined(text: str) -> str:
-    r"""The rows of the published dataset, which keep their newline unless they are blank, with "\n\n" between them."""
+    r"""Return the rows of the published dataset joined by "\n\n"; rows keep their newline unless they are blank."""
     lines = [line + "\n" for line in text.split("\n")]
     return "\n\n".join(line if line.strip() else "" for line in (lines[:-1] if text.endswith("\n") else lines))
 
 
 def labelled_windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[tuple[Window, float]]:
-    """Each window with the weight of its targets. It labels what the one before did not hold, in all seq_len tokens.
+    """Yield each window with the weight of its targets. A window labels the tokens that the previous one did not hold.
 
-    The loss is a mean over the targets, and counts as often as there are labels less one. Where windows do not
-    overlap the first label has nothing before it and is no target.
+    A window holds seq_len tokens in all. The published loss is a mean over the targets, weighted by the number of
+    labels minus one. If windows do not overlap, the first label has no token before it and is no target.
     """
     refuse_stride(seq_len, stride)
     labelled = 0
@@ -176,8 +176,11 @@ def _bytes_of_tokens(text: str, ends: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 class WikitextLmEval(Task):
-    """The harness takes WikiText-2's raw test set, which is the text of WikiText-103's to the letter, so that one
-    protocol has two names and a file of either kind gives the same number."""
+    """lm-evaluation-harness's protocol.
+
+    The harness uses WikiText-2's raw test set, whose text is identical to WikiText-103's, so that one protocol has two
+    names and either file gives the same number.
+    """
 
     published = "wiki.test.raw"
     headline = "word_perplexity"
@@ -239,8 +242,11 @@ def count_words(page: str) -> int:
 
 
 class Megatron(OneStream):
-    """The published figures divide by the words of the file as it lies there (pieces between single spaces, newlines
-    among them), whatever the tokenizer made of it, so that they compare across tokenizers."""
+    """Megatron-LM's protocol.
+
+    The published figures divide by the words of the original file (pieces between single spaces, newlines included),
+    whatever the tokenizer, so that figures are comparable across tokenizers.
+    """
 
     family = "wikitext103/megatron-o"
     data = "wiki.test.tokens of wikitext-103-v1 (word level, with <unk>)"
@@ -300,7 +306,7 @@ class Megatron(OneStream):
 
 
 def words_between(text: str, parts: list[str]) -> NDArray[np.float64]:
-    """Of each article its single spaces, which in all are the words less one."""
+    """Return the number of single spaces in each article; their sum is the number of words minus one."""
     first, stop = len(text) - len(text.lstrip()), len(text.rstrip())
     edges = pairwise(accumulate(map(len, parts), initial=0))
     return np.array([text.count(" ", max(begin, first), min(end, stop)) for begin, end in edges], np.float64)
@@ -360,21 +366,25 @@ def detokenize(text: str) -> str:
 
 
 def articles(text: str) -> list[str]:
-    """Put end to end they are the text; what is blank before the first heading belongs to the first."""
+    """Return the articles of a text; joined they are the text.
+
+    Blank text before the first heading belongs to the first article.
+    """
     return _pieces(text, [start for start in _headings(text) if text[:start].strip()])
 
 
 def pages(text: str) -> list[str]:
-    """The harness's documents: without the newline before the next heading, and without what is blank."""
+    """Return the harness's documents: pages without the newline before the next heading, and without blank pages."""
     *before, last = _pieces(text, _headings(text))
     return [page[:-1] for page in before if page.strip()] + [last]
 
 
 def articles_of_tokens(ends: NDArray[np.int64], parts: list[str], whole: str) -> NDArray[np.int64]:
-    """The article that each token ends in; `ends` are places in the whole.
+    """Return the index of the article in which each token ends; `ends` are positions in `whole`.
 
-    The parts may be detokenized one by one: quotes and brackets are paired across articles, and then they are not
-    the whole. But what is not blank is the same in both, and an article begins at the first such character of its own.
+    The parts may be detokenized separately. Since the detokenizer pairs quotes and brackets across articles, their
+    joined text can differ from `whole`. But the characters that are not blank are the same in both, and an article
+    begins at the first of its own.
     """
     printed = accumulate(len(_PRINTED.findall(part)) for part in parts)
     places = np.array([*(found.start() for found in _PRINTED.finditer(whole)), len(whole)], np.int64)

@@ -1,1 +1,1 @@
-"""What a run has recorded, read back for pages, tables and comparisons: also of a run that goes on, or was damaged."""
+"""The recorded metrics of a run, read back for pages, tables and comparisons; the run may still go on or be damaged."""

@@ -1,6 +1,7 @@
-"""metrics.jsonl as columns: every number of every step that counts, however long the run, and what is damaged in it.
+"""metrics.jsonl read into columns: every number of every valid step row, and a list of the damage.
 
-Called by reports and comparisons. Unlike read_metrics it refuses nothing: what cannot be read is left out and said.
+Used by reports and comparisons. Unlike read_metrics this reader raises on nothing: unreadable parts are left out and
+listed in `problems`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from lmtrain.runfolder.rows import NO_ROW, NOT_FINITE, ROW_BYTES, Row, parse_row
 
 Places = NDArray[np.intp]
 Numbers = NDArray[np.float64]
-_TEXTS = ("samples_hash", "batch_digest")  # of step rows: what data the step had
+_TEXTS = ("samples_hash", "batch_digest")  # keys of step rows that identify the step's data
 _MOST_BROKEN, _MOST_COLUMNS = 10_000, 512
 _KEYS = ("samples", "tokens", "lr", "loss", "grad_norm", "skipped")
-_AFTER = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)  # rows behind the first that differs
+_AFTER = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)  # number of rows after the first one that differs
 
 
 def extremes(values: Numbers, most: int) -> Places:
-    """Places of at most `most` values, in order: of equally long parts the lowest and the highest, and both ends.
+    """Return the sorted indices of at most `most` values: both ends, and each equal part's minimum and maximum.
 
-    All of them where there are no more. Values are finite.
+    All indices if there are no more values than `most`. The values must be finite.
     """
     if len(values) <= most:
         return np.arange(len(values))
@@ -41,7 +42,7 @@ def extremes(values: Numbers, most: int) -> Places:
 
 
 def means(values: Numbers, most: int) -> tuple[Places, Numbers]:
-    """The mean of each of at most `most` equally long parts, and the place where the part ends."""
+    """Return (index of the last value, mean) for each of at most `most` equally long parts."""
     borders = parts(len(values), min(len(values), most))
     if len(values) == 0:
         return np.empty(0, np.intp), np.empty(0)
@@ -49,12 +50,12 @@ def means(values: Numbers, most: int) -> tuple[Places, Numbers]:
 
 
 def parts(count: int, num_parts: int) -> NDArray[Any]:
-    """Borders of `num_parts` parts, none of them empty where there are enough."""
+    """Return the `num_parts` + 1 boundaries of equally long parts; no part is empty if count >= num_parts."""
     return (np.arange(num_parts + 1) * count // max(num_parts, 1)).astype(np.intp)
 
 
 def smoothed(values: Numbers, fade: float) -> Numbers:
-    """The running mean in which older values fade; the first values are not pulled to zero."""
+    """Return the exponentially weighted running mean, with bias correction for the first values."""
     result, mean, weight = np.empty(len(values)), 0.0, 0.0
     for at, value in enumerate(values.tolist()):
         mean, weight = fade * mean + value, fade * weight + 1
@@ -64,21 +65,21 @@ def smoothed(values: Numbers, fade: float) -> Numbers:
 
 @dataclass(frozen=True)
 class Record:
-    """The rows that count: a later attempt replaces what an earlier one wrote beyond the step at which it began."""
+    """The valid rows of a run: steps of an earlier attempt beyond the point where a later one resumed are left out."""
 
-    columns: dict[str, Numbers]  # of step rows by key, rising by step; NaN where a row lacks the key
-    texts: dict[str, list[str]]  # likewise
-    rows: dict[str, list[Row]]  # all other events
-    problems: list[str]  # in words
-    broken: list[tuple[int, str, float]]  # steps at which a number was NaN or infinite
-    lost: list[tuple[int, int]] = field(default_factory=list)  # per restart: its step, and how far the run had been
+    columns: dict[str, Numbers]  # step rows by key, in order of steps; NaN where a row lacks the key
+    texts: dict[str, list[str]]  # likewise, for the keys of _TEXTS; "" where a row lacks the key
+    rows: dict[str, list[Row]]  # rows of all other events, by event
+    problems: list[str]  # one sentence each
+    broken: list[tuple[int, str, float]]  # (step, key, value) for each number that was NaN or infinite
+    lost: list[tuple[int, int]] = field(default_factory=list)  # (step resumed at, last step reached before) per restart
 
     @property
     def steps(self) -> Numbers:
         return self.columns["step"]
 
     def column(self, key: str) -> tuple[Numbers, Numbers]:
-        """The steps that have this number, and the numbers; NaN and infinities that were written stay out."""
+        """Return (steps, values) of the rows that have a finite value for the key."""
         values = self.columns.get(key)
         if values is None:
             return np.empty(0), np.empty(0)
@@ -86,17 +87,17 @@ class Record:
         return self.steps[there], values[there]
 
     def at(self, key: str, steps: Numbers) -> Numbers:
-        """A number that only grows (tokens, seconds) at any step, between rows in proportion; NaN where not known."""
+        """Interpolate a cumulative number (tokens, seconds) at the given steps; NaN if no row has the key."""
         known, values = self.column(key)
         if not known.size:
             return np.full(len(steps), np.nan)
-        if known[0] > 0:  # because: nothing had been read, and no time had gone by, before the first step
+        if known[0] > 0:  # because: before the first step no data had been read and no time had passed
             known, values = np.insert(known, 0, 0.0), np.insert(values, 0, 0.0)
         return np.interp(steps, known, values)
 
 
 def read_record(path: Path) -> Record:
-    """Of a file that may be growing, cut off, damaged or not there."""
+    """Read metrics.jsonl into a Record. The file may be growing, truncated, damaged or missing."""
     reader = _Reader()
     try:
         for line in read_lines(path):
@@ -114,10 +115,10 @@ class _Reader:
         self._texts: dict[str, list[str]] = {key: [] for key in _TEXTS}
         self._count = self._line = 0
         self._bad: list[int] = []
-        self._broken: list[tuple[int, int, str, float]] = []  # the row, its step, key and value
+        self._broken: list[tuple[int, int, str, float]] = []  # index of the row, its step, key and value
         self._torn = False
-        self._begun: list[tuple[int, int]] = []  # starts: how many step rows stood before it, its step
-        self._others: list[tuple[int, Row]] = []  # with how many starts stood before it
+        self._begun: list[tuple[int, int]] = []  # per start row: number of step rows before it, its step
+        self._others: list[tuple[int, Row]] = []  # (number of start rows before it, row)
 
     def take(self, line: bytes) -> None:
         self._line += 1
@@ -130,14 +131,14 @@ class _Reader:
             if line.endswith(b"\n"):
                 self._bad.append(self._line)
             else:
-                self._torn = True  # as a kill, or a writer that is at it, leaves it
+                self._torn = True  # because: the writer was killed, or is writing this line now
             return
         if event == "step":
             self._step(row)
             return
         if event == "start":
             self._begun.append((self._count, step))
-        self._others.append((len(self._begun), {**read_value(row), "event": event}))  # because: "nan" is a text there
+        self._others.append((len(self._begun), {**read_value(row), "event": event}))  # because: "nan" is still a string
 
     def _step(self, row: Row) -> None:
         columns = self._columns
@@ -178,7 +179,7 @@ class _Reader:
             kept[:before] &= ~gone
         order = np.flatnonzero(kept)
         order = order[np.argsort(steps[order], kind="stable")]
-        # of equal steps the last stands
+        # keep only the last row of each step
         order = order[np.append(steps[order][1:] != steps[order][:-1], True)[: len(order)]]
         if self._bad:
             few = f"line {self._bad[0]:,}" + f", {len(self._bad) - 1:,} more" * (len(self._bad) > 1)
@@ -209,11 +210,14 @@ class _Reader:
 
 
 def _seconds(columns: dict[str, Numbers], begun: list[int]) -> Numbers:
-    """Seconds of training up to each row, over all starts: `begun` says how many rows stood before each."""
+    """Return the training seconds up to each row, summed over all starts.
+
+    `begun` is the number of step rows before each start.
+    """
     elapsed, attempts = columns.get("elapsed_s"), columns.get("attempt")
     if elapsed is None or attempts is None or not len(elapsed):
         return np.full(len(columns["step"]), np.nan)
-    # because: in runs of older versions two starts from one checkpoint have one number
+    # because: in runs of older versions two starts from the same checkpoint have the same attempt number
     begins = np.union1d([0, *(at for at in begun if at < len(elapsed))], np.flatnonzero(np.diff(attempts)) + 1)
     longest = [np.nanmax(part, initial=0.0) for part in np.split(elapsed, begins[1:])]
     before = np.concatenate([[0.0], np.cumsum(longest)[:-1]])
@@ -223,14 +227,14 @@ def _seconds(columns: dict[str, Numbers], begun: list[int]) -> Numbers:
 
 @dataclass(frozen=True)
 class Parting:
-    """Of two records; steps are those of which both have a row."""
+    """The differences between two records, over the steps for which both have a row."""
 
     num_shared: int
     last_shared: int | None
-    first: dict[str, int]  # by key, the first step at which the two differ
-    equal_until: dict[str, int]  # by key, the last row before that, where there is one
-    after: list[dict[str, Any]]  # how far the loss has come apart, some rows later each
-    untold: list[str]  # keys that cannot be compared, in words
+    first: dict[str, int]  # by key: the first step at which the records differ
+    equal_until: dict[str, int]  # by key: the last step before that, if there is one
+    after: list[dict[str, Any]]  # differences of the loss, a growing number of rows after the first difference
+    untold: list[str]  # one sentence per key that cannot be compared
 
     @property
     def step(self) -> int | None:
@@ -238,8 +242,11 @@ class Parting:
 
 
 def parting(a: Record, b: Record, same_shares: bool = True) -> Parting:
-    """`same_shares` says that rank 0 of both is known to read the same part of a batch, so that its digest can be
-    compared."""
+    """Compare two records.
+
+    `same_shares` states that rank 0 of both runs reads the same part of a batch, so that `batch_digest` can be
+    compared.
+    """
     shared, left, right = np.intersect1d(a.steps, b.steps, assume_unique=True, return_indices=True)
     first: dict[str, int] = {}
     until: dict[str, int] = {}
@@ -286,7 +293,7 @@ def _after(a: Record, b: Record, shared: Numbers, left: Any, right: Any, first: 
 
 
 def starts_that_count(record: Record) -> list[Row]:
-    """Those of which steps are left, rising by step: what an earlier start did beyond a later one is gone."""
+    """Return the start rows with remaining steps, in order of steps; a start that a later one replaced is left out."""
     kept: list[Row] = []
     for row in record.rows.get("start", []):
         kept = [*(one for one in kept if one["step"] < row["step"]), row]
@@ -294,7 +301,7 @@ def starts_that_count(record: Record) -> list[Row]:
 
 
 def together(starts: Sequence[Sequence[Row]], end: int | None) -> Iterator[tuple[int, list[Row]]]:
-    """Of two runs, from each start of either on: what both ran with, up to the step `end`."""
+    """Yield (step, both runs' start rows in force from there) for each start of either run before step `end`."""
     for step in sorted({row["step"] for rows in starts for row in rows}):
         pair = [row for rows in starts for row in [one for one in rows if one["step"] <= step][-1:]]
         if len(pair) == len(starts) and (end is None or step < end):

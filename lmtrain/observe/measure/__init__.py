@@ -1,1 +1,1 @@
-"""What is measured of a run: phases, throughput, memory, distributions."""
+"""Measurements of a running process: phases, throughput, memory, distributions."""

@@ -1,6 +1,6 @@
-"""How much memory this process holds: host RSS from /proc, and the peak on its device. Called by the training loop.
+"""The memory of this process: host RSS from /proc, and the peak on its device. Called by the training loop.
 
-torch is imported only when a cuda device is asked about, which only someone who runs torch can do.
+torch is imported only if a cuda device is queried, where torch is loaded anyway.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
-_GROWN = 1.05  # because: a row of all ranks is long, and peaks creep
+_GROWN = 1.05  # because: the row with all ranks is long, and peaks creep upwards
 
 
 def host_memory_bytes(status: Path = _STATUS) -> int | None:
-    """Resident memory of this process now; None where there is no /proc."""
+    """Return the resident memory of this process in bytes, or None on a system without /proc."""
     try:
         lines = status.read_text().splitlines()
     except OSError:
@@ -23,45 +23,45 @@ def host_memory_bytes(status: Path = _STATUS) -> int | None:
 
 
 def device_peak_bytes(device: str) -> int | None:
-    """The most that torch ever held on a cuda device; None for any other device."""
+    """Return the peak bytes that torch reserved on a cuda device, or None for any other device."""
     if not device.startswith("cuda"):
         return None
-    import torch  # because: this room starts without torch, and a cuda device exists only where torch runs
+    import torch  # because: this package must import without torch, and a cuda device exists only where torch runs
 
     return int(torch.cuda.max_memory_reserved(device))
 
 
 def memory_bytes(device: str) -> int | None:
-    """The figure to show beside a step: the device's peak where there is a device, else what the host holds now."""
+    """Return the bytes to show for a step: the device's peak, or resident host memory without a cuda device."""
     peak = device_peak_bytes(device)
     return host_memory_bytes() if peak is None else peak
 
 
 class Memory:
-    """What this process holds, beside the most that any process of the run has told of, and which one that was."""
+    """Memory of this process, and the largest of any rank as reported at the end of a step."""
 
     def __init__(self, device: str, rank: int) -> None:
         self._device, self._rank = device, rank
         self._fullest = (0, rank)
-        self.newest = 0  # what `now` has last said of this process
-        self._peaks: list[int] = []  # of each rank, on the one that hears them
+        self.newest = 0  # bytes, as `now` last returned them
+        self._peaks: list[int] = []  # bytes per rank; filled on the rank that receives them
         self._shown: list[int] = []
 
     def now(self) -> tuple[int, int]:
-        """(bytes, rank) of this process; 0 bytes where nobody knows."""
+        """Return (bytes, rank) of this process; 0 bytes if unknown."""
         self.newest = memory_bytes(self._device) or 0
         return self.newest, self._rank
 
     def hear(self, fullest: tuple[int, int]) -> None:
-        """Of all processes, a moment ago."""
+        """Store (bytes, rank) of the rank that holds the most."""
         self._fullest = fullest
 
     def hear_all(self, held: Sequence[int]) -> None:
-        """By rank, a moment ago."""
+        """Update the peak of each rank; `held` has the bytes per rank."""
         self._peaks = [*map(max, held, self._peaks or held)]
 
     def grown(self) -> list[int] | None:
-        """The most that each rank has told of, once one of them holds clearly more than this last returned."""
+        """Return the peak of each rank if a rank has grown by more than 5% since the last return, else None."""
         before = self._shown or [0] * len(self._peaks)
         if not any(now > _GROWN * was for now, was in zip(self._peaks, before, strict=True)):
             return None

@@ -1,6 +1,6 @@
-"""How fast a run is: tokens and model FLOPs per second, MFU and the time left, from clock readings given in.
+"""Throughput of a run: tokens and model FLOPs per second, MFU and the time left, computed from given clock readings.
 
-Called by the training loop and by benchmarks. Reads no clock and asks no device: it divides numbers.
+Called by the training loop and by benchmarks. Reads no clock and no device; it only divides numbers.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-# because: dense peaks of the vendors' data sheets in FLOP/s (half of what is printed "with sparsity"), with fp32
-# accumulation: (tensor cores fp16, tensor cores bf16, fp32 without tensor cores). The first match counts.
+# Dense peaks from the vendors' data sheets in FLOP/s (half of the figure "with sparsity"), with fp32 accumulation:
+# (fp16 on tensor cores, bf16 on tensor cores, fp32 without tensor cores). The first match counts.
 _PEAKS: tuple[tuple[str, float | None, float | None, float | None], ...] = (
     (r"GB200", 2500e12, 2500e12, 80e12),
     (r"B200", 2250e12, 2250e12, 75e12),
@@ -33,8 +33,8 @@ _COLUMNS = {"fp16": 0, "float16": 0, "bf16": 1, "bfloat16": 1, "fp32": 2, "float
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """The most FLOP/s one device of this name can do in this dtype, or None where no data sheet is known."""
-    if dtype == "tf32":  # because: on every data sheet it is half of bf16, and what has no bf16 has no tf32
+    """Return the dense peak FLOP/s of a device in a dtype, or None if its data sheet is not known."""
+    if dtype == "tf32":  # because: data sheets give tf32 as half of bf16, and a device without bf16 has no tf32
         half = peak_flops(device_name, "bf16")
         return peak_flops(device_name, "fp32") if half is None else half / 2
     column = _COLUMNS.get(dtype.removeprefix("torch."))
@@ -46,40 +46,40 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
 
 @dataclass(frozen=True)
 class Rates:
-    """None where a number cannot be known yet, or at all."""
+    """Throughput and time left; None where a number is not known yet, or cannot be."""
 
     tokens_per_s: float | None = None
-    flops_per_s: float | None = None  # model FLOPs: recompute is not work done
-    mfu: float | None = None  # share of the devices' peak, 0 to 1
+    flops_per_s: float | None = None  # model FLOPs: recomputation is not counted
+    mfu: float | None = None  # share of the peak of all devices, 0 to 1
     step_s: float | None = None
     eta_s: float | None = None
 
 
 class Throughput:
-    """Rates over the last `window_steps` steps, so that a checkpoint is soon forgotten.
+    """Rates over the last `window_steps` steps, so that the pause for a checkpoint is soon forgotten.
 
-    because: the first step of a process compiles, fills caches and makes memory, it is no measure of the others: the
-    clock starts when it is done.
+    The clock starts after the first step of the process, because that step compiles, fills caches and allocates memory,
+    and is not representative.
     """
 
     def __init__(
         self,
         *,
         flops_per_token: float | None = None,
-        peak: float | None = None,  # of all devices together
+        peak: float | None = None,  # FLOP/s of all devices together
         window_steps: int = 50,
     ) -> None:
         self._flops_per_token, self._peak = flops_per_token, peak
-        self._marks: deque[tuple[int, float, int]] = deque(maxlen=window_steps + 1)  # step, time, tokens so far
+        self._marks: deque[tuple[int, float, int]] = deque(maxlen=window_steps + 1)  # (step, time in s, tokens so far)
         self._is_warm = False
 
     def start(self, step: int, now_s: float) -> None:
-        """Begin counting at this step, also after a pause that is not training: an evaluation, a checkpoint."""
+        """Start counting at this step; also after a pause for an evaluation or a checkpoint."""
         self._marks.clear()
         self._marks.append((step, now_s, 0))
 
     def step_done(self, step: int, now_s: float, tokens: int) -> None:
-        """`step` steps are done; this one took in `tokens` tokens over all processes."""
+        """Record that step `step` is done; `tokens` is the number it consumed over all ranks."""
         if not self._marks:
             raise ValueError("call start() before the first step")
         if self._is_warm:

@@ -1,1 +1,1 @@
-"""What a profile of some steps says: kernels by class, from torch's trace."""
+"""Tables of kernels by class, made from torch's trace of a few steps."""

@@ -1,7 +1,7 @@
-"""A table of kernels by class, from a trace in Chrome's JSON as torch.profiler writes it. No torch.
+"""A table of kernels by class, from a Chrome JSON trace written by torch.profiler. Torch-free.
 
-Called where a run has written a trace; `lmtrain report` reads what this writes. With a GPU the table counts what ran on
-it; without one, the time that operators took themselves. What an operator of a class calls belongs to that class.
+Used by a run that has written a trace; `lmtrain report` reads the table. With a GPU the table counts device kernels;
+without a GPU, the operators' own CPU time. Operators called inside an operator of a class in WHOLE count in that class.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lmtrain.runtime.files.files import read_json, write_json
 
 CLASSES = ("products", "attention", "elementwise", "norms", "collectives", "copies", "optimizer", "other")
 
-# the first that fits counts; because: an optimizer multiplies, attention too, and NCCL copies
+# the first pattern that matches counts; because: an optimizer multiplies, attention does too, and NCCL copies
 _PATTERNS = [
     ("optimizer", r"Optimizer\.(step|zero_grad)|_fused_adam|adamw_step|multi_tensor_apply|aten::_foreach|_fused_sgd"),
     ("collectives", r"nccl|c10d|gloo|all_?reduce|all_?gather|reduce_?scatter|barrier|record_param_comms"
@@ -38,9 +38,9 @@ _PATTERNS = [
                     r"|(Add|Sub|Mul|Div|Gelu|Silu|Sigmoid|Tanh|Pow|Sum|Mean)Backward|CompiledFunction|CompiledFxGraph"),
 ]  # fmt: skip
 _COMPILED = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _PATTERNS]
-WHOLE = frozenset(("optimizer", "collectives", "attention", "norms", "products"))  # with all that they call
+WHOLE = frozenset(("optimizer", "collectives", "attention", "norms", "products"))  # with all operators they call
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_MOST_KERNELS = 50  # in the table; the rest counts in its class
+_MOST_KERNELS = 50  # rows in the table; the others count only in their class
 ENDING = ".kernels.json"
 
 
@@ -58,18 +58,18 @@ class Kernel:
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Of one rank and one window of steps."""
+    """Kernel times of one rank over one window of steps."""
 
     first_step: int
     last_step: int
     rank: int
-    device: str  # cuda: what ran there; cpu: what operators took
-    window_s: float  # from the beginning of the first step to the end of the last
-    classes: dict[str, float]  # seconds, all of CLASSES
-    kernels: tuple[Kernel, ...]  # that took longest, in this order
+    device: str  # cuda: times of device kernels; cpu: own times of operators
+    window_s: float  # seconds from the beginning of the first step to the end of the last
+    classes: dict[str, float]  # seconds by class, for all of CLASSES
+    kernels: tuple[Kernel, ...]  # the kernels with the longest total time, longest first
 
     def lines(self) -> list[str]:
-        """A short text."""
+        """Return the table as a few lines of text."""
         busy = sum(self.classes.values())
         what = "kernels on the GPU" if self.device == "cuda" else "operators on the CPU"
         shares = sorted(((seconds, name) for name, seconds in self.classes.items() if seconds), reverse=True)
@@ -85,7 +85,7 @@ def write_table(path: Path, table: KernelTable) -> None:
 
 
 def read_tables(folder: Path) -> list[KernelTable]:
-    """All that are in a run's `profile` folder, by step and rank."""
+    """Return all tables in a run's `profile` folder, in order of step and rank."""
     tables = map(read_json, sorted(folder.glob(f"*{ENDING}")))
     return [KernelTable(**told | {"kernels": tuple(Kernel(**one) for one in told["kernels"])}) for told in tables]
 
@@ -123,13 +123,16 @@ class _Operator:
     kind: str
     begin: float
     end: float
-    own_us: float  # without what it called
-    counts: bool  # an annotation is no work by itself
+    own_us: float  # microseconds, without the operators it called
+    counts: bool  # False for an annotation, which is no work by itself
     inside: _Operator | None
 
 
 def _nested(spans: Iterable[Mapping[str, Any]]) -> dict[Any, list[_Operator]]:
-    """By thread, in order of their beginnings; each has the class of the outermost it runs inside that has one."""
+    """Return the operators by thread, in order of their beginnings.
+
+    An operator inside another operator of a class in WHOLE takes that class.
+    """
     found: dict[Any, list[_Operator]] = defaultdict(list)
     threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for span in spans:
@@ -154,8 +157,11 @@ def _nested(spans: Iterable[Mapping[str, Any]]) -> dict[Any, list[_Operator]]:
 def _device_times(
     on_device: Sequence[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]], operators: Mapping[Any, list[_Operator]]
 ) -> list[tuple[str, str, float]]:
-    """(name, class, microseconds); where its operator's class takes all that it calls, a kernel has that one."""
-    launched = {  # the call that a kernel was launched by: its thread and time
+    """Return (name, class, microseconds) per kernel.
+
+    A kernel takes the class of the operator that launched it if that class is in WHOLE.
+    """
+    launched = {  # correlation id -> thread and time of the CPU call that launched the kernel
         span.get("args", {}).get("correlation"): (span["tid"], float(span["ts"]))
         for span in spans
         if span.get("cat") in ("cuda_runtime", "cuda_driver")
@@ -173,7 +179,7 @@ def _device_times(
 
 
 def _around(operators: Sequence[_Operator], begins: Sequence[float], at: float) -> str | None:
-    """The class of the innermost operator that runs at this time."""
+    """Return the class of the innermost operator that runs at this time, or None if none does."""
     place = bisect.bisect_right(begins, at) - 1
     one = operators[place] if place >= 0 else None
     while one is not None and one.end < at:

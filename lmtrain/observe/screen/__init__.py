@@ -1,1 +1,1 @@
-"""The lines and the panel of a run in the terminal."""
+"""Terminal output of a run: plain lines and the live panel."""

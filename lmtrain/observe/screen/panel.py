@@ -1,6 +1,6 @@
-"""The panel of a run: holds its newest rows and draws them at whatever width it is given, as late as it is now.
+"""The live panel of a run: holds the newest rows and draws them at any width, with times counted up to now.
 
-Called by the live view of a run, and by `lmtrain watch`, which reads the same rows from the run's folder.
+Used by the live view of a run, and by `lmtrain watch`, which reads the same rows from the run folder.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from lmtrain.observe.screen.verb_progress import drawn
 from lmtrain.observe.stragglers.judge import slow_link, slow_rank
 
 _KEPT_LOSSES = 512
-_TWO_COLUMNS = 70  # below this width the figures stand in one column
+_TWO_COLUMNS = 70  # terminal width below which the figures stand in one column
 
 
 @dataclass(frozen=True)
 class Saves:
-    """When checkpoints come, as the settings have it."""
+    """The schedule of checkpoints from the settings."""
 
-    interval_steps: int | None = None  # 0: by time and at the end; None: never
+    interval_steps: int | None = None  # 0: only by time and at the end; None: never
     interval_s: float | None = None
 
     def next_step(self, step: int, total_steps: int) -> int | None:
@@ -55,18 +55,19 @@ class RunPanel:
         saves: Saves | None = None,
     ) -> None:  # fmt: skip
         self.facts, self.total_steps, self._clock, self.saves = dict(facts), total_steps, clock, saves or Saves()
-        # because: the drawing thread reads these while rows come in; they are replaced whole, never changed in place
+        # because: the drawing thread reads these fields while rows come in; each is replaced whole, never changed in
+        # place
         self.row: Row = {}
         self.last_valid: Row = {}
         self.last_evals: dict[str, Row] = {}
-        self.last_save: tuple[int, float] | None = None  # its step, and when we heard of it
+        self.last_save: tuple[int, float] | None = None  # step, and the clock's time at which its row came
         self.losses: tuple[float, ...] = ()
         self.now = "computing the first step"
         self._row_at_s = self._began_s = clock()
         self._stopped_at_s: float | None = None
 
     def step(self, row: Row, age_s: float = 0.0) -> None:
-        """`age_s` is for how long it has been there."""
+        """Show a step row; `age_s` is the number of seconds since it was written."""
         if row.get("loss") is not None:
             self.losses = (*self.losses, float(row["loss"]))[-_KEPT_LOSSES:]
         self.row, self._row_at_s, self.now = dict(row), self._clock() - age_s, "Ctrl-C stops after a step"
@@ -81,7 +82,7 @@ class RunPanel:
         self.last_save = (int(row["saved_step"]), self._clock() - age_s)
 
     def stop(self, *, when_last_heard: bool = False) -> None:
-        """From here on the clock stands still: now, or where the run was last heard of, by a row or by a save."""
+        """Stop the panel's clock: now, or with `when_last_heard` at the time of the newest step row or save."""
         heard_at_s = max(self._row_at_s, self.last_save[1] if self.last_save else self._row_at_s)
         self._stopped_at_s = heard_at_s if when_last_heard else self._clock()
 
@@ -100,12 +101,12 @@ class RunPanel:
             title_align="left", border_style="cyan", width=width,
         )  # fmt: skip
         if self._stopped_at_s is None:
-            # because: what is typed, ^C above all, is echoed behind the last line; behind a full one it would begin a
-            # new line, and everything would be drawn one line too low
+            # because: the terminal echoes ^C after the last line; after a full line the echo would begin a new line,
+            # and the next redraw would be one line too low
             yield Text(f"  {self.now}", style="dim", overflow="ellipsis", no_wrap=True)
 
     def _facts_lines(self, width: int) -> Text:
-        """Join the facts to lines that break between two of them, not within one."""
+        """Return the facts as lines that break only between facts."""
         lines = [Text(overflow="fold")]
         for name, value in self.facts.items():
             if name == "run":
@@ -156,7 +157,7 @@ class RunPanel:
         return grid
 
     def _more(self, row: Row, since_s: float) -> Iterator[tuple[str, RenderableType]]:
-        """What several processes, saves and a limit of time add, where it is known."""
+        """Yield the extra figures that are known: stragglers, the next save and the time limit."""
         if row.get("straggler_slowest") is not None:
             yield "slowest rank", Text(f"rank {row['straggler_slowest']}: {100 * row['straggler_slowest_by']:+.1f}%")
         if row.get("straggler_bubble") is not None:
@@ -170,7 +171,7 @@ class RunPanel:
             yield "time is up", Text(f"in {ticking(max(left_s, 0.0))}", style="red" if left_s < 60 else "")
 
     def _slow(self) -> list[Text]:
-        """A line each, as wide as there is room, for there is something to be done."""
+        """Return a full-width line per slow rank or slow link, since the user should act on it."""
         return [
             Text.assemble((f"{name:13} ", "dim"), (words, "red"), overflow="fold")
             for name, words in (("slow rank", slow_rank(self.row)), ("slow link", slow_link(self.row)))
@@ -178,7 +179,7 @@ class RunPanel:
         ]
 
     def _next_save(self, row: Row, since_s: float) -> str:
-        """By steps or by time, whichever comes first; both where it is not known how long steps take."""
+        """Describe the next save, by steps or by time, whichever comes first; both if the step time is unknown."""
         step, words, at_s = int(row["step"]), [], math.inf
         if (at := self.saves.next_step(step, self.total_steps)) is None:
             return ""

@@ -1,6 +1,6 @@
-"""Rows of metrics in words: the text of a step's line, the panel's figures and the sparkline. Called by the views only.
+"""Metric rows as text: the line of a step, the panel's figures and the sparkline. Used only by the views.
 
-A figure that a row lacks is left out of a line and shown as a dash in the panel.
+A figure that a row lacks is left out of a line, and shown as a dash in the panel.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from lmtrain.units import format_bytes, format_count, format_seconds, show_measu
 
 Row = Mapping[str, Any]
 _BARS = "▁▂▃▄▅▆▇█"
-_FADE = 0.9  # of a loss's weight, from row to row
+_FADE = 0.9  # factor by which the weight of older losses falls with each row
 
 
 def step_line(row: Row, total_steps: int) -> str:
-    """`step  100/2000  loss 3.2140  lr 3.00e-04  grad 0.840  12.3k tok/s ...`: columns stay in place as steps grow."""
+    """Format a step row: `step  100/2000  loss 3.2140  lr 3.00e-04  grad 0.840  12.3k tok/s ...`, in fixed columns."""
     parts = [
         f"step {row['step']:>{len(str(total_steps))}}/{total_steps}",
         *(
@@ -48,20 +48,20 @@ def valid_line(row: Row) -> str:
     loss = row.get("loss")
     text = f"valid at step {row['step']}  loss {'-' if loss is None else f'{loss:.4f}'}{terms(row)}{domains(row)}"
     if loss is not None and math.isfinite(loss):
-        tokens = next((row[key] for key in row if key.startswith("loss/")), loss)  # the first term's
+        tokens = next((row[key] for key in row if key.startswith("loss/")), loss)  # the loss of the first term
         text += f"  perplexity per token {perplexity(tokens)}"
     found = [f"{key.replace('accuracy/', '')} {percent(row[key])}" for key in row if key.startswith("accuracy")]
     return "  ".join([text, ", ".join(found)] if found else [text])
 
 
 def domains(row: Row) -> str:
-    """` [wiki 3.2101, code 2.0942]` where validation tells domains apart."""
+    """Return ` [wiki 3.2101, code 2.0942]` if validation reports domains, else an empty string."""
     found = [f"{name} {values['loss']:.4f}" for name, values in row.get("domains", {}).items()]
     return f" [{', '.join(found)}]" if found else ""
 
 
 def eval_line(row: Row) -> str:
-    """The measure to read first stands first."""
+    """Format an evaluation row with the headline measure first."""
     return f"eval at step {row['step']}  {row['name']}  {', '.join(eval_figures(row))}"
 
 
@@ -71,13 +71,13 @@ def eval_figures(row: Row) -> list[str]:
 
 
 def terms(row: Row) -> str:
-    """` (mlm 6.1234, pair 0.6931)` where the loss has several terms."""
+    """Return ` (mlm 6.1234, pair 0.6931)` if the loss has several terms, else an empty string."""
     found = [f"{key.removeprefix('loss/')} {row[key]:.4f}" for key in row if key.startswith("loss/")]
     return f" ({', '.join(found)})" if found else ""
 
 
 def figures(row: Row, valid: Row) -> tuple[str, str]:
-    """The last loss and the last validation loss, which says which step it is of."""
+    """Return the last training loss and the last validation loss with its step, as text."""
     loss, validation = row.get("loss"), valid.get("loss")
     return (
         "-" if loss is None else f"{loss:.4f}",
@@ -86,7 +86,7 @@ def figures(row: Row, valid: Row) -> tuple[str, str]:
 
 
 def compute(row: Row) -> list[tuple[str, str]]:
-    """The panel's right column: how fast, how full, how long."""
+    """Return the (name, value) lines of the panel's right column: speed, memory and times."""
     mfu = "" if row.get("mfu") is None else f", MFU {percent(row['mfu'])}"
     return [
         ("speed", "-" if row.get("tokens_per_s") is None else f"{format_count(row['tokens_per_s'])} tokens/s"),
@@ -99,7 +99,7 @@ def compute(row: Row) -> list[tuple[str, str]]:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The values in `width` characters or fewer, each the mean of its share; gaps where a value is not finite."""
+    """Return the values in at most `width` characters, each the mean of its share; a space if that is not finite."""
     if width < 1 or not values:
         return ""
     width = min(width, len(values))
@@ -118,7 +118,7 @@ def flops(value: float | None) -> str:
 
 
 def work(value: float) -> str:
-    """A number of operations; a large run's as papers give it, such as 3.14e+23 FLOP."""
+    """Format a number of FLOPs; from 1e18 on as papers do, such as 3.14e+23 FLOP."""
     if value >= 1e18:
         return f"{value:.3g} FLOP"
     units = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"))
@@ -131,7 +131,7 @@ def percent(value: float | None) -> str:
 
 
 def smoothed(losses: Sequence[float]) -> float | None:
-    """The losses' running mean, older ones fading: where a noisy curve is. None where none is finite."""
+    """Return the exponentially weighted mean of the finite losses, or None if there are none."""
     mean, weight = 0.0, 0.0
     for loss in losses:
         if math.isfinite(loss):
@@ -150,7 +150,7 @@ def perplexity(loss: float) -> str:
 
 
 def _fullest(row: Row) -> str:
-    """Of several processes the figure is that of the fullest."""
+    """Return the text that names the rank with the most memory; empty for a run of one process."""
     told = row.get("memory_rank") or "straggler_slowest" in row or "straggler_exposed" in row
     return f" on rank {row['memory_rank']}" if told and "memory_rank" in row else ""
 
@@ -160,7 +160,7 @@ def _bytes(value: float | None) -> str:
 
 
 def ticking(value: float) -> str:
-    """For a clock that is redrawn: whole seconds."""
+    """Format seconds for a clock that is redrawn, in whole seconds."""
     return f"{int(value)}s" if value < 60 else format_seconds(int(value))
 
 

@@ -1,7 +1,7 @@
-"""What a person sees while a run trains: a live panel on a terminal, plain one-line logs everywhere else.
+"""The output of a training run: a live panel on a terminal, plain lines elsewhere.
 
-Called by the training loop with the rows of metrics.jsonl; decides nothing and never raises for a row that lacks a
-figure. Every line also goes to the run folder's log.txt. Its words are made in row_text.py, the panel in panel.py.
+The training loop passes the rows of metrics.jsonl. The view decides nothing, and never raises for a row that lacks a
+figure. Every line also goes to the run folder's log.txt. Texts are made in row_text.py, the panel in panel.py.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class RunLog:
     def __init__(self, path: Path, clock: Callable[[], datetime] = partial(datetime.now, UTC)) -> None:
         self._clock = clock
         self._file = GrowingFile(path, "lines")
-        if self._file.last_line():  # because: a kill or a full disk can have torn it
+        if self._file.last_line():  # because: a kill or a full disk can have left half a line
             self._file.append(b"\n")
 
     def line(self, text: str) -> None:
-        """One time stamp a call; further lines of the text are indented below the first."""
+        """Append the text with one time stamp; its further lines are indented below the first."""
         gap = f"{self._file.lost} lines are missing here, which could not be written\n" if self._file.lost else ""
         stamp = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
         lines = plain(gap + text).rstrip().replace("\n", "\n" + " " * (len(stamp) + 2))
         self._file.append(f"{stamp}  {lines}\n".encode())
 
     def warn(self, text: str) -> None:
-        """For somebody who looks now, and for who reads the log later."""
+        """Write a warning to standard error and to the log."""
         warn(text)
         self.line(f"warning: {text}")
 
@@ -54,16 +54,20 @@ def build_view(
     console: Console, title_facts: Mapping[str, str], total_steps: int, *, log: RunLog | None = None,
     saves: Saves | None = None,
 ) -> RunView:  # fmt: skip
-    """The view that suits this console. `title_facts["run"]` is the title; the other facts are listed below it."""
+    """Return the view for this console.
+
+    `title_facts["run"]` is the title; the other facts are listed below it.
+    """
     if not is_live(console):
         return RunView(console, title_facts, total_steps, log)
     return LiveView(console, title_facts, total_steps, log, saves)
 
 
 def print_line(console: Console, text: str) -> None:
-    """At once and as one piece, for a signal can come in the middle of another line. What nobody takes is lost.
+    """Print a line with a single write, since a signal handler may print in the middle of another line.
 
-    because: a full disk, or a reader that went away, is no reason to end a run, whose log has the line too.
+    A failed write is ignored, because a full disk or a closed pipe is no reason to end a run, whose log has the line
+    too.
     """
     text = plain(text)
     text = wrapped(text, console.width) if console.file.isatty() else text
@@ -80,7 +84,7 @@ def print_line(console: Console, text: str) -> None:
 
 
 class RunView:
-    """Plain lines: what a log file, a pipe or a batch job gets. A context manager, as the live view is."""
+    """Plain-line view for a log file, a pipe or a batch job. A context manager, like the live view."""
 
     def __init__(
         self, console: Console, title_facts: Mapping[str, str], total_steps: int, log: RunLog | None = None
@@ -104,17 +108,17 @@ class RunView:
         self._line(eval_line(row))
 
     def saved(self, row: Row, text: str) -> None:
-        """A checkpoint is on disk."""
+        """Report that a checkpoint is on disk."""
         self.note(text)
 
     def note(self, text: str) -> None:
         self._line(text)
 
     def doing(self, text: str) -> None:
-        """What the run does now, while no row comes."""
+        """Show the current activity of the run while no rows come; plain lines show nothing."""
 
     def stopping(self, text: str) -> None:
-        """As `doing`, called by a signal in the middle of whatever goes on."""
+        """Show a stop request; called from a signal handler, at any point."""
         self._show(text)
 
     def _line(self, text: str) -> None:
@@ -127,7 +131,7 @@ class RunView:
 
 
 class LiveView(RunView):
-    """A panel that is redrawn a few times a second by rich's own thread; rows only replace what it draws."""
+    """Live panel that rich's own thread redraws a few times a second; rows only replace the panel's data."""
 
     def __init__(
         self, console: Console, title_facts: Mapping[str, str], total_steps: int, log: RunLog | None = None,
@@ -165,13 +169,13 @@ class LiveView(RunView):
 
     def note(self, text: str) -> None:
         super().note(text)
-        with suppress(OSError):  # because: a terminal can go while its run stays
+        with suppress(OSError):  # because: the terminal can disappear while its run goes on
             self.console.print(Text(plain(text), overflow="fold"))
 
     def doing(self, text: str) -> None:
         self.panel.now = text
 
-    stopping = doing  # because: another thread draws it
+    stopping = doing  # because: the panel is drawn by another thread
 
     def _show(self, text: str) -> None:
-        pass  # the panel shows it; only notes are printed above
+        pass  # the panel shows rows; only notes are printed above it

@@ -1,7 +1,7 @@
-"""How far a verb is, but for training: a line that ticks on a terminal; elsewhere a plain one every few seconds.
+"""Progress of a command other than training: a live line on a terminal, elsewhere a plain line every few seconds.
 
-A report is free: it stores numbers, and a thread decides when they are shown. So lines come at even times however the
-work goes, and also while nothing reports. Called by the verbs; decides nothing and knows none of them.
+A report only stores numbers; a thread decides when they are shown. So lines come at even intervals however the work
+goes, and also while nothing reports. Used by the commands; depends on none of them.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from rich.text import Text
 from lmtrain.observe.screen.row_text import ticking
 from lmtrain.units import format_bytes, format_count, plural
 
-EVERY_S = 5.0  # between two plain lines
+EVERY_S = 5.0  # seconds between two plain lines
 _MOST_S = 60.0
-_SHARE = 0.05  # because: a line every 5 s for a day is a log that nobody reads
+_SHARE = 0.05  # because: a line every 5 s for a day makes a log too long to read
 _LEAST_BAR = 8
 
 
 def drawn(done: float, total: float, width: int) -> ProgressBar:
-    """Draw a bar whose two parts can be told apart on a dark terminal and on a light one."""
+    """Return a progress bar whose two parts differ on dark and on light terminals."""
     return ProgressBar(
         total=total, completed=done, width=width, style="grey58", complete_style="bold cyan", finished_style="green"
     )
 
 
 def is_live(console: Console) -> bool:
-    """Whether what is printed can be drawn over."""
+    """Return True if printed output can be redrawn in place."""
     return console.is_interactive and not console.is_dumb_terminal and console.file.isatty()
 
 
@@ -44,16 +44,19 @@ class _State:
     """The last report; replaced whole, because the drawing thread reads it while reports come in."""
 
     doing: str
-    began_s: float  # of what is being done now
-    at_s: float  # when it was reported
+    began_s: float  # clock time at which the current activity began
+    at_s: float  # clock time of the report
     done: int = 0
-    total: int = 0  # 0 where nobody knows
-    earlier: int = 0  # of `done`: what was there before this began
+    total: int = 0  # 0 if unknown
+    earlier: int = 0  # part of `done` that existed before this activity began
     speed: str = ""
 
 
 class Reporter:
-    """Told how much is done; says it in words. `unit` is "bytes", or what is counted, as in "documents"."""
+    """Callable that receives progress reports and formats them.
+
+    `unit` is "bytes", or the plural of the things counted, such as "documents".
+    """
 
     def __init__(self, doing: str, unit: str = "", clock: Callable[[], float] = monotonic) -> None:
         self._unit, self._clock = unit, clock
@@ -61,14 +64,14 @@ class Reporter:
         self._state = _State(doing, now, now)
 
     def __call__(self, done: int, total: int = 0, earlier: int = 0, speed: str = "") -> None:
-        """`speed` in words, where it is not simply what is done a second."""
+        """Report progress; `speed` is a text that replaces the default, units per second."""
         now, state = self._clock(), self._state
         if done == earlier or done < state.done or (state.total and total != state.total):
-            state = replace(state, began_s=now)  # the next part of the work begins
+            state = replace(state, began_s=now)  # because: the count was reset, so the next part of the work begins
         self._state = replace(state, at_s=now, done=done, total=total, earlier=earlier, speed=speed)
 
     def doing(self, what: str) -> None:
-        """Something else begins, of which nothing is done yet."""
+        """Set a new activity, with its count at zero."""
         if what != self._state.doing:
             now = self._clock()
             self._state = _State(what, now, now)
@@ -85,11 +88,11 @@ class Reporter:
         parts.append(f"{ticking(now - self.began_s)} elapsed")
         if state.total and made > 0:
             left = seconds * (state.total - state.done) / made - (now - state.at_s)
-            parts += [f"{ticking(left)} left"] * (left >= 0.5)  # because: "0s left" says nothing
+            parts += [f"{ticking(left)} left"] * (left >= 0.5)  # because: "0s left" is no information
         return f"{state.doing} {', '.join(parts)}"
 
     def _of(self, done: int, total: int) -> str:
-        """12.3 of 45.6 MiB: the unit once where it is the same."""
+        """Return "12.3 of 45.6 MiB"; a unit shared by both amounts appears once."""
         if not total:
             return self._amount(done)
         if self._unit != "bytes":
@@ -116,7 +119,7 @@ class Reporter:
 def progress(
     console: Console, doing: str, unit: str = "", *, stopped: str = "", every_s: float = EVERY_S
 ) -> Iterator[Reporter]:
-    """Show how far the work inside is. `stopped` is said after Ctrl-C: what there is now, and how to go on."""
+    """Show the progress of the enclosed work. `stopped` is printed after Ctrl-C: what exists now, and how to go on."""
     shown = Reporter(doing, unit)
     try:
         if is_live(console):

@@ -1,1 +1,1 @@
-"""Where a run's record goes besides its own folder: TensorBoard, Weights & Biases."""
+"""Sinks that copy a run's record to TensorBoard and Weights & Biases."""

@@ -1,8 +1,7 @@
-"""A sink with a thread of its own: a backend that is slow, fails or hangs costs records, never a step.
+"""A queue and a thread in front of each sink, so that a slow, failing or hanging backend costs records, never a step.
 
-Called by the run with rows and histograms. The thread opens the sink, feeds it and closes it; between them stands a
-queue of which the end is known. What goes wrong is said by the thread that trains, since a view and a log have one
-speaker: with the next record, or at the end.
+The run passes rows and histograms; the thread opens the sink, feeds it from a bounded queue and closes it. Problems are
+reported by the training thread, with the next record or at the end, because the view and the log have only one writer.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from lmtrain.observe.measure.named_measures import Histogram, measures_of
 from lmtrain.observe.safe_text import warn
 
 Histograms = Mapping[str, Histogram]
-CAPACITY = 1000  # records; because: at a row a second, a backend may be away for a quarter of an hour
-END_S = 30.0  # for what is still in the queue when the run is over
+CAPACITY = 1000  # records; because: at a row per second a backend may then be unavailable for a quarter of an hour
+END_S = 30.0  # seconds for the records still in the queue when the run is over
 _STEP = {
     "loss": "loss/train", "lr": "optim/lr", "grad_norm": "optim/grad_norm", "loss_scale": "optim/loss_scale",
     "skipped": "optim/skipped", "tokens": "progress/tokens", "samples": "progress/samples",
@@ -25,9 +24,9 @@ _STEP = {
     "memory_bytes": "memory/bytes",
 }  # fmt: skip
 _SAVE = {"write_s": "save/write_s", "stall_s": "save/stall_s"}
-_FAMILIES = ("loss/", "straggler_")  # of keys: a term of the loss, and what is known of slow ranks
+_FAMILIES = ("loss/", "straggler_")  # prefixes of keys: terms of the loss, and measurements of slow ranks
 
-# the pages of curves that belong together, for a sink that can be told
+# pages of related curves, for a sink that supports a layout: page -> chart -> patterns of names
 CHARTS = {
     "loss": {"train and validation": ["loss/train", "loss/valid.*"], "terms": ["loss/(?!train|valid).*"]},
     "quality": {"validation": ["valid/.*"], "evaluation": ["eval/.*"]},
@@ -38,7 +37,7 @@ CHARTS = {
 
 
 def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """Every number of a row that makes a curve, by its name; what a row lacks, or says is unknown, is left out."""
+    """Return the numbers of a row that make curves, by the curve's name; missing and unknown values are left out."""
     if row["event"] in ("valid", "eval"):
         return measures_of(row)
     names = {"step": _STEP, "save": _SAVE}.get(row["event"], {})
@@ -49,7 +48,7 @@ def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Sink(Protocol):
-    """What a backend has to do. Whatever it raises is a record lost, and the next one is tried again."""
+    """Interface of a backend. An exception loses one record, and the next record is tried again."""
 
     def row(self, row: Mapping[str, Any]) -> None: ...
     def histograms(self, step: int, found: Histograms) -> None: ...
@@ -57,7 +56,10 @@ class Sink(Protocol):
 
 
 class Behind:
-    """`open` makes the sink, and may take as long as it likes; it is given what to say its own warnings to."""
+    """Queue in front of a sink, emptied by a thread.
+
+    `open` builds the sink in that thread and may take any time; its argument is a function for the sink's warnings.
+    """
 
     def __init__(
         self, name: str, open: Callable[[Callable[[str], None]], Sink], say: Callable[[str], None] = warn,
@@ -79,7 +81,7 @@ class Behind:
         self._put(lambda sink: sink.histograms(step, found))
 
     def close(self) -> None:
-        """Waits for what is in the queue, but not for ever."""
+        """Wait up to `end_s` seconds for the queue to empty, and report lost records."""
         with self._changed:
             self._over = True
             self._changed.notify()
@@ -125,7 +127,7 @@ class Behind:
             self._failed(error)
 
     def _next(self) -> Callable[[Sink], None] | None:
-        """None once the run is over and nothing is left."""
+        """Return the next record's work, waiting for it; None once the run is over and the queue is empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._over)
             return self._waiting.popleft() if self._waiting else None
@@ -134,7 +136,7 @@ class Behind:
         self._tell("failed", f"{self.name} failed: {error}. Training goes on; records that it does not take are lost.")
 
     def _tell(self, what: str, text: str) -> None:
-        """Once for each sort of trouble."""
+        """Queue a message for the training thread to report, once per kind of problem."""
         if what not in self._said:
             self._said.add(what)
             self._to_say.append(text)

@@ -1,6 +1,7 @@
-"""TensorBoard's sink: rows to scalars, settings to text and hyperparameters, and the pages on which curves stand.
+"""TensorBoard sink: rows as scalars, settings as text and hyperparameters, and the layout of the pages of curves.
 
-Called behind a run. First how an event looks as bytes, by hand, then what a run says with events.
+Called through behind.py. The first half encodes events as bytes, without TensorFlow; the second half writes a run's
+record as events.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _SESSION_START = 1
 _NUMBER, _TEXT, _BOOL = 2, 3, 4  # fields of google.protobuf.Value
 _HPARAMS, _LAYOUT = "hparams", "custom_scalars"
 _SUCCESS, _FAILURE = 1, 2
-_LEFT_OUT = ("run", "observe", "hardware")  # of the settings: no two runs are compared by them
-_MOST = 3.4028234663852886e38  # because: a float of 4 bytes holds no more
+_LEFT_OUT = ("run", "observe", "hardware")  # groups of settings by which runs are not compared
+_MOST = 3.4028234663852886e38  # because: the value is stored as a 4-byte float, which holds no larger number
 
 
 def key(number: int, wire: int) -> bytes:
@@ -43,7 +44,7 @@ def field_bytes(number: int, data: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, lowest first; the high bit says that more follow. A negative int64 takes ten bytes."""
+    """Encode a varint, 7 bits a byte, lowest first; the high bit means more follow. Negative int64s take ten bytes."""
     value &= 0xFFFFFFFFFFFFFFFF
     out = bytearray()
     while value > 0x7F:
@@ -58,7 +59,7 @@ def field_double(number: int, value: float) -> bytes:
 
 
 def field_doubles(number: int, values: Iterable[float]) -> bytes:
-    """A packed list."""
+    """Encode a packed repeated double field."""
     return field_bytes(number, b"".join(struct.pack("<d", value) for value in values))
 
 
@@ -67,16 +68,19 @@ def field_text(number: int, text: str) -> bytes:
 
 
 class EventWriter:
-    """The event file of an attempt that begins with `start_step` steps done; what earlier ones say beyond is purged."""
+    """Writer of the event file of one attempt, which starts after `start_step` steps.
+
+    The session-start event makes TensorBoard discard what earlier attempts wrote beyond that step.
+    """
 
     def __init__(
         self, folder: Path, start_step: int, clock: Callable[[], float] = time.time, say: Callable[[str], None] = warn
     ) -> None:
         self._clock = clock
-        # because: TensorBoard reads a folder's files in the order of their names, whatever the clocks say
+        # because: TensorBoard reads a folder's files in the order of their names, whatever the clocks show
         name = f"events.out.tfevents.{len(list(folder.glob('*tfevents*'))):06d}.lmtrain"
         version = self._event(field_bytes(3, b"brain.Event:2"), step=0)
-        began = self._event(field_bytes(7, field_varint(1, _SESSION_START)), step=start_step + 1)  # it forgets >=
+        began = self._event(field_bytes(7, field_varint(1, _SESSION_START)), step=start_step + 1)  # it discards >=
         self._file = GrowingFile(folder / name, "values", say, head=version + began, new=True)
 
     def scalar(self, tag: str, value: float, step: int) -> None:
@@ -84,7 +88,7 @@ class EventWriter:
         self._summary(tag, key(2, FLOAT) + struct.pack("<f", value), step)
 
     def text(self, tag: str, text: str, step: int = 0) -> None:
-        """Markdown for TensorBoard's text tab."""
+        """Write Markdown for TensorBoard's text tab."""
         self.plugin(tag, "text", text=text.encode(), step=step)
 
     def histogram(self, tag: str, found: Histogram, step: int) -> None:
@@ -95,7 +99,7 @@ class EventWriter:
         self._summary(tag, field_bytes(5, numbers + limits + field_doubles(7, [count for *_, count in buckets])), step)
 
     def plugin(self, tag: str, name: str, *, content: bytes = b"", text: bytes | None = None, step: int = 0) -> None:
-        """What a plugin of TensorBoard reads: its own content, and a tensor of one string where it wants one."""
+        """Write data for a TensorBoard plugin: its content, and a tensor of one string if the plugin needs one."""
         metadata = field_bytes(1, field_bytes(1, name.encode()) + (field_bytes(2, content) if content else b""))
         shape = field_bytes(2, field_bytes(2, field_varint(1, 1)))
         tensor = field_varint(1, _DT_STRING) + shape + field_bytes(8, text) if text is not None else b""
@@ -117,21 +121,21 @@ def record(data: bytes) -> bytes:
 
 
 def _masked_crc(data: bytes) -> int:
-    """TFRecord stores a rotated checksum plus a constant, so that a checksum of checksums is not degenerate."""
+    """Return TFRecord's masked CRC: rotated plus a constant, so that a checksum of checksums is not degenerate."""
     crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 class TensorBoard:
     def __init__(self, events: EventWriter, settings: Mapping[str, Any], began_s: float) -> None:
-        """`settings` as config.json has them."""
+        """Write the settings (the content of config.json) as text and as hyperparameters. `began_s` is Unix time."""
         self._events = events
         events.text("settings", f"```json\n{json.dumps(settings, indent=2)}\n```")
         events.plugin("custom_scalars__config__", _LAYOUT, text=_layout())
         chosen = {key: value for key, value in settings.items() if key not in _LEFT_OUT}
         values = b"".join(
             field_bytes(1, field_text(1, name) + field_bytes(2, _sortable(value))) for name, value in flat(chosen)
-        )  # a map is a list of pairs
+        )  # because: a protobuf map is a list of pairs
         events.plugin(
             "_hparams_/session_start_info", _HPARAMS,
             content=field_varint(1, 0) + field_bytes(3, values + field_double(5, began_s)),
@@ -153,7 +157,7 @@ class TensorBoard:
 
 
 def _layout() -> bytes:
-    """The page of custom scalars: a category for each sort of curve, with a chart for each thing."""
+    """Encode the custom scalars page: a category for each kind of curve, with its charts."""
     pages = b""
     for page, charts in CHARTS.items():
         drawn = b""
@@ -165,7 +169,7 @@ def _layout() -> bytes:
 
 
 def _sortable(value: Any) -> bytes:
-    """Return a setting as a value that TensorBoard's table of runs can sort by."""
+    """Encode a setting as a value by which TensorBoard's table of runs can sort."""
     if isinstance(value, bool):
         return field_varint(_BOOL, value)
     if isinstance(value, (int, float)):

@@ -1,7 +1,7 @@
-"""The process that talks to the package wandb: reads a line of JSON, does what it says, answers with an empty line.
+"""The child process that uses the wandb package: executes each JSON line of stdin and answers with an empty line.
 
-Started by weights_and_biases.py. The first line opens the run, later ones log to it. Where its input
-ends, so does the run; it does not outlive the run that feeds it by more than it takes to upload what is left.
+Started by weights_and_biases.py. The first line opens the run, later lines log to it. At the end of its input the
+process finishes the run, with a limit of 600 seconds for uploading the rest.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any, BinaryIO
 
 from lmtrain.runtime.files.files import json_bytes
 
-_LEFT_S = 600.0  # for uploading when nobody feeds it any more
+_LEFT_S = 600.0  # seconds for uploading after the input has ended
 
 
 def main() -> None:
-    # because: a node that is taken away tells all processes, and this one's last rows come after that
+    # because: a node that is shut down signals all processes, and this one's last rows come after the signal
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # because: what the package prints is no answer
+    os.dup2(2, 1)  # because: the package's own output must not be taken for answers
     try:
         _serve(sys.stdin.buffer, answers)
     except Exception as error:
         answers.write(json_bytes(f"{type(error).__name__}: {error}") + b"\n")
         sys.stdout.flush()
-        os._exit(1)  # because: the package's own ending would wait for what has just failed
+        os._exit(1)  # because: the package's exit handler would wait for the part that has just failed
 
 
 def _serve(asked: BinaryIO, answers: Any) -> None:

@@ -1,7 +1,7 @@
-"""Weights & Biases' sink: hands each row to a process of its own that talks to the package, and waits for its answer.
+"""Weights & Biases sink: sends each row to a child process that uses the wandb package, and waits for the answer.
 
-Called behind a run. The package starts threads and processes, asks for passwords and ends programs when it is upset;
-all of that happens to wandb_process.py, which a run neither shares memory with nor waits for.
+Called through behind.py. The package starts threads and processes, asks for passwords and can exit the program; all of
+that happens in wandb_process.py, which shares no memory with the run and does not block its steps.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lmtrain.runtime.files.files import json_bytes
 
 _ROOT = Path(__file__).parents[3]
 _CODE = "import sys; sys.path.append(sys.argv[1]); from lmtrain.observe.sinks.wandb_process import main; main()"
-FOLDER = "wandb"  # in the run's, where the package wants it
+FOLDER = "wandb"  # inside the run folder, where the package writes
 _ID, _OUTPUT = "run_id", "output.txt"
-_END_S = 20.0  # for uploading what is left; after that the process is left alone, and ends by itself
+_END_S = 20.0  # seconds for uploading the rest; after that the process is left to finish alone
 
 
 @dataclass(frozen=True)
 class Account:
-    """Where runs go, and what this one is called there."""
+    """The destination of the records, and the run's name there."""
 
     mode: str  # offline or online
     project: str
@@ -41,7 +41,10 @@ class Account:
 
 class WeightsAndBiases:
     def __init__(self, folder: Path, account: Account, settings: Mapping[str, Any]) -> None:
-        """`folder` is the run's. A run that goes on keeps the id that its first start has drawn."""
+        """Start the process and open the run.
+
+        `folder` is the run folder; a resumed run keeps the id of its first start.
+        """
         own = folder / FOLDER
         own.mkdir(exist_ok=True)
         self._output = own / _OUTPUT
@@ -49,7 +52,7 @@ class WeightsAndBiases:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _CODE, str(_ROOT)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
-                start_new_session=True,  # because: Ctrl-C is for the run, whose last rows are still to come
+                start_new_session=True,  # because: Ctrl-C is meant for the run, which sends its last rows afterwards
             )  # fmt: skip
         to, back = self._process.stdin, self._process.stdout
         assert to is not None
@@ -73,7 +76,7 @@ class WeightsAndBiases:
         self._ask({"step": step, "edges": EDGES, "histograms": {name: one.counts[1:-1] for name, one in found.items()}})
 
     def close(self) -> None:
-        with suppress(OSError):  # because: who has ended takes no end
+        with suppress(OSError):  # because: closing the pipe to a process that has ended fails
             self._to.close()
         self._back.close()
         try:
@@ -84,7 +87,7 @@ class WeightsAndBiases:
             ) from None
 
     def _ask(self, what: Mapping[str, Any]) -> None:
-        """A line there, a line back: what has been answered has been taken."""
+        """Send a line and wait for the answer that confirms it. Raise ConnectionError if there is none, or an error."""
         try:
             self._to.write(json_bytes(what) + b"\n")
             self._to.flush()
@@ -98,7 +101,7 @@ class WeightsAndBiases:
 
 
 def run_id(folder: Path) -> str:
-    """Drawn once for each run folder."""
+    """Return the wandb run id, drawn at random once per run folder."""
     path = folder / _ID
     if not path.exists():
         path.write_text(secrets.token_hex(4))

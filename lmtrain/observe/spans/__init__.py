@@ -1,1 +1,1 @@
-"""What every process did when, in a small file of each: written while a run trains, read afterwards or meanwhile."""
+"""Traces of every process in small files, written while a run trains and read afterwards or meanwhile."""

@@ -1,12 +1,12 @@
-"""The file of spans of one process and one start: a header, then a ring of records of a fixed size. Without torch.
+"""The trace file of one process and start: a header, then a ring of fixed-size records. Torch-free.
 
-Written by the recorder through a `SpanFile`, memory that the system keeps on disk, whatever becomes of us; read by
-whoever draws a timeline, also while the run goes on and after a kill. Must not know who takes part in a collective: its
-axis, and the sizes in the header, say that.
+The recorder writes it through a `SpanFile`, a memory-mapped file that the system keeps whatever happens to the process.
+Timelines read it, also while the run goes on and after a kill. The format does not list the members of a collective:
+they follow from the axis and the sizes in the header.
 
-A record is written whole before it is counted. The next one to come takes the oldest one's place, so of a ring that
-is full the oldest record is never read: it may be half overwritten. Room on the disk is taken piece by piece before it
-is written to: a write into memory for which the disk has no room would end the process.
+A record is complete before the counter includes it. The next record overwrites the oldest, so in a full ring the oldest
+record is never read: it may be half overwritten. Disk space is allocated in pieces before it is written to, because a
+write to mapped memory without disk space would kill the process.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from lmtrain.runtime.files.files import open_output, opened, read_errors, read_r
 HEADER_BYTES, VERSION = 4096, 1
 NAME_BYTES = 48
 _MAGIC = b"LMSPANS\n"
-# what is known when the file is opened; the sum over it stands behind it
+# the fields known when the file is opened; their CRC-32 follows them
 _FIXED = struct.Struct("<8s7Iqq4I5I64s32s")
 _SUM = struct.Struct("<I")
-WRITTEN, WRITTEN_AT = struct.Struct("<Q"), 512  # records so far
+WRITTEN, WRITTEN_AT = struct.Struct("<Q"), 512  # number of records so far
 _NUM_NAMES, _NUM_NAMES_AT = struct.Struct("<I"), 520
 _NAMES_AT = 1024
 MOST_NAMES = (HEADER_BYTES - _NAMES_AT) // NAME_BYTES
 MOST_RECORDS = 1 << 20
-_FIRST_ROOM = 4096  # records: a few steps of most layouts
+_FIRST_ROOM = 4096  # records; enough for a few steps of most layouts
 
 
 class Kind(IntEnum):
-    STEP = 0  # from the wait for its data to the wait for the next step's: all that follows lies within
-    DATA = 1  # the wait for it
-    FORWARD = 2  # of one stage and microbatch, from when its input has come
+    STEP = 0  # from the wait for its data to the wait for the next step's; contains the step's other spans
+    DATA = 1  # the wait for the step's data
+    FORWARD = 2  # of one stage and micro-batch, after its input has arrived
     BACKWARD = 3
-    INPUT = 4  # the first half of a backward, which the stage before waits for
-    WEIGHT = 5  # the second half
-    COLLECTIVE = 6  # of the axis; with a `peer`, an exchange with that rank alone
-    SEND = 7  # handing a message over; with Flag.EARLY, waiting until one that was handed over has been taken
-    RECEIVE = 8  # waiting for a message
-    OPTIMIZER = 9  # from the last backward to the end of the update
+    INPUT = 4  # the half of a backward that computes the input's gradient, for which the previous stage waits
+    WEIGHT = 5  # the half that computes the weights' gradients
+    COLLECTIVE = 6  # over the axis; with a `peer`, an exchange with that rank alone
+    SEND = 7  # sending a message; with Flag.EARLY, the wait until a message sent before has been taken
+    RECEIVE = 8  # the wait for a message
+    OPTIMIZER = 9  # from the end of the last backward to the end of the update
     SAVE = 10
     VALIDATION = 11
     EVALUATION = 12
@@ -65,29 +65,29 @@ class Axis(IntEnum):
     DP_REPLICATE = 3
     DP_SHARD = 4
     TP = 5
-    PLANE = 6  # all but pp
+    PLANE = 6  # all axes but pp
     WORLD = 7
 
 
 class Flag(IntFlag):
-    EARLY = 1  # it was begun earlier, and this is the wait for it alone: says nothing of when others began
-    DEVICE = 2  # timed by the device, put on the host's clock
-    ASIDE = 4  # beside the computation, on another stream or thread: nothing need wait for it
+    EARLY = 1  # started earlier, and the span is only the wait for it: gives no bound on when other ranks began
+    DEVICE = 2  # timed by the device, converted to the host's clock
+    ASIDE = 4  # beside the computation, on another stream or thread: the computation need not wait for it
 
 
 SPAN = np.dtype([
     ("begin_ns", "<i8"), ("end_ns", "<i8"),  # by the process's monotonic clock
-    ("num_bytes", "<u8"),  # of a message, or of the whole tensor that is summed, gathered or scattered
-    ("step", "<u4"),  # as metrics count them: the first is 1
-    # which message of the step from this rank to that one, or which collective of the step over this axis (with a
-    # peer: with that peer), from 0: the same on both ends, and on all members
+    ("num_bytes", "<u8"),  # size of the message, or of the whole tensor that is summed, gathered or scattered
+    ("step", "<u4"),  # as in metrics: the first step is 1
+    # index, from 0, of the message in the step from this rank to the peer, or of the collective in the step over this
+    # axis (with a peer: with that peer); equal on both ends and on all members
     ("number", "<u4"),
-    ("microbatch", "<i4"), ("peer", "<i4"), ("stage", "<i2"),  # -1 where there is none; a message's is the receiver's
-    ("name", "<u2"),  # in the header's table; 0 is none
+    ("microbatch", "<i4"), ("peer", "<i4"), ("stage", "<i2"),  # -1 if none; a message has the stage of its receiver
+    ("name", "<u2"),  # index in the header's table; 0 is none
     ("kind", "u1"), ("axis", "u1"), ("flags", "u1"),
-    ("lap", "u1"),  # of the ring, 1 to 255: a place that was never written holds 0
+    ("lap", "u1"),  # of the ring, 1 to 255; 0 in a place that was never written
 ])  # fmt: skip
-RECORD = struct.Struct("<qqQIIiihHBBBB")  # the same, as the recorder packs it
+RECORD = struct.Struct("<qqQIIiihHBBBB")  # the same layout, as the recorder packs it
 
 
 @dataclass(frozen=True)
@@ -98,17 +98,17 @@ class Header:
     sizes: tuple[int, int, int, int, int]  # pp, vp, dp_replicate, dp_shard, tp
     host: str
     pid: int
-    start: int  # of this run, from 0; all ranks of a start have the same
-    wall_ns: int  # two clocks read together
+    start: int  # number of this start of the run, from 0; equal on all ranks
+    wall_ns: int  # this clock and the next were read together
     monotonic_ns: int
     capacity: int
     schedule: str
     num_microbatches: int
-    num_written: int = 0  # since the file was opened
+    num_written: int = 0  # number of records since the file was opened
     names: tuple[str, ...] = ("",)
 
     def pack(self) -> bytes:
-        """The header of a file without records."""
+        """Return the bytes of the header of a file without records."""
         fixed = _FIXED.pack(
             _MAGIC, VERSION, self.rank, self.world_size, self.pid, self.start, self.num_microbatches, self.capacity,
             self.wall_ns, self.monotonic_ns, *self.coordinate, *self.sizes, self.host.encode(), self.schedule.encode(),
@@ -123,12 +123,12 @@ class Header:
 @dataclass(frozen=True)
 class RankSpans:
     header: Header
-    spans: NDArray[Any]  # of SPAN, in the order of their beginnings; where two begin together, the longer one first
+    spans: NDArray[Any]  # dtype SPAN, in order of begin times; of spans that begin together the longer first
     path: Path | None = None
 
 
 def place_of(number: int, capacity: int) -> tuple[int, int]:
-    """Where the record of this number stands, counted from the file's opening, and its lap."""
+    """Return the file offset of the record with this number, counted from the file's opening, and its lap."""
     lap, place = divmod(number, capacity)
     return HEADER_BYTES + place * RECORD.size, lap % 255 + 1
 
@@ -140,11 +140,11 @@ def write_name(memory: Any, number: int, name: str) -> None:
 
 class SpanFile:
     def __init__(self, path: Path, header: Header) -> None:
-        """The file must not be there yet. StorageError or OutputError where the disk does not take it."""
+        """Create the file. Raise OutputError if it exists, or StorageError if the disk cannot hold it."""
         self.path, self.capacity = path, header.capacity
-        self.problem: str | None = None  # in words; from then on nothing is written
+        self.problem: str | None = None  # a sentence; once set, nothing more is written
         self.num_written, self._room = 0, 0
-        self._at, self._lap, self._left = HEADER_BYTES, 1, 0  # where the next goes, and so many fit behind each other
+        self._at, self._lap, self._left = HEADER_BYTES, 1, 0  # offset of the next record; records that fit behind it
         self.names: dict[str, int] = {"": 0}
         with storage_errors(path, "Opening"):
             path.parent.mkdir(exist_ok=True)
@@ -166,21 +166,24 @@ class SpanFile:
         self, begin_ns: int, end_ns: int, num_bytes: int, step: int, number: int, microbatch: int, peer: int,
         stage: int, name: int, kind: int, axis: int, flags: int,
     ) -> None:  # fmt: skip
-        """SPAN's fields without the lap. Never fails: a full disk leaves a `problem`, and the file as it is."""
+        """Write a record: SPAN's fields without the lap.
+
+        Never raises: a full disk sets `problem`, and nothing more is written.
+        """
         if not self._left:
             self._find_place()
         if self.problem is None:
-            # because: one by one they cost a fifth of a span less than as a tuple
+            # because: passing a tuple instead would make a span a fifth more expensive
             RECORD.pack_into(
                 self._memory, self._at, begin_ns, end_ns, num_bytes, step, number, microbatch, peer, stage, name, kind,
                 axis, flags, self._lap,
             )  # fmt: skip
-            self.num_written = self._counted[0] = self.num_written + 1  # because: what is counted is whole
+            self.num_written = self._counted[0] = self.num_written + 1  # because: a record in the count is complete
             self._at += RECORD.size
             self._left -= 1
 
     def number_of(self, name: str) -> int:
-        """Of names that no header has room for, as of none: 0."""
+        """Return the index of a name in the header's table, adding it if new; 0 if the table is full."""
         found = self.names.get(name)
         if found is None:
             found = self.names[name] = len(self.names) if len(self.names) < MOST_NAMES else 0
@@ -189,7 +192,7 @@ class SpanFile:
         return found
 
     def close(self) -> None:
-        """What was taken of the disk and not written to is given back."""
+        """Close the file, and return allocated but unused disk space."""
         self._counted.release()
         self._memory.close()
         with suppress(OSError):
@@ -198,7 +201,7 @@ class SpanFile:
             os.close(self._fd)
 
     def _find_place(self) -> None:
-        """For the next record: on new room, or at the beginning again."""
+        """Set the place of the next record: in newly allocated space, or at the beginning of the ring again."""
         if self.num_written == self._room < self.capacity and self.problem is None:
             try:
                 with storage_errors(self.path, "Writing"):
@@ -218,12 +221,12 @@ def file_name(rank: int, start: int) -> str:
 
 
 def read_spans(path: Path) -> RankSpans:
-    """Whole records alone. DataError for what no process can have written, whenever it was killed."""
+    """Read the complete records of a file. Raise DataError for content that even a killed process cannot have left."""
     with read_errors(path), opened(path) as (fd, _):
         header = _header(path, read_range(fd, 0, HEADER_BYTES))
         num_held = min(header.num_written, header.capacity)
         content = read_range(fd, HEADER_BYTES, num_held * SPAN.itemsize)
-        # because: a run that goes on may have overwritten some meanwhile
+        # because: a running process may have overwritten records meanwhile
         newest = _header(path, read_range(fd, 0, HEADER_BYTES))
     if len(content) < num_held * SPAN.itemsize:
         raise _damaged(path, f"ends amid its {num_held} records")

@@ -1,8 +1,8 @@
-"""From marks to spans: what a process's main thread did, on the host's clock or the device's, into its file.
+"""Recorder that turns phase marks of a process's main thread into spans in its trace file.
 
-Given to phases while a step is traced. What is entered lasts until it is left or something else is entered; what
-stands within it has a span of its own. Messages and collectives are numbered anew in each step: all who take part in
-one give it the same number, as they come to it in the same order.
+Installed in phases while a step is traced. An entered phase lasts until it is left or another phase is entered; work
+inside it has its own span. Messages and collectives are numbered from 0 in each step: all members give a collective the
+same number, because they reach it in the same order. Times are the host's or the device's.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from lmtrain.observe.measure import phases
 from lmtrain.observe.spans.format import Axis, Flag, Kind, SpanFile
 
 _LETTERS = ("activations", "gradients")
-_AT_ONCE_NS = 20_000  # because: most messages have long been taken when they are asked for, which says nothing
+_AT_ONCE_NS = 20_000  # because: most messages were taken long before, and so short a wait has no information
 NONE, SAMPLED, ALL = "none", "sampled", "all"
 _EVERY = 1000
-# because: none is a multiple of 5 or of 8, at which runs save and validate: a step that does so is not like the others
+# because: runs save and validate at multiples of 5 or 8, such steps are not typical, and these numbers are no multiples
 _OFF_BEAT = (333, 334)
 ASKED_STEPS = 6
 
@@ -29,7 +29,7 @@ ASKED_STEPS = 6
 @dataclass(frozen=True, slots=True)
 class Moment:
     event: Any
-    aside: bool  # in another stream than that of the computation
+    aside: bool  # on a stream other than the computation's
 
 
 @dataclass
@@ -44,7 +44,7 @@ class DeviceClock:
         self._cuda, self._computing = cuda, cuda.current_stream()
         self._steps = deque([_Step()])
         self._free: list[Any] = []
-        self._resting: list[Any] = []  # of the step read last: the next one may have begun with one of them
+        self._resting: list[Any] = []  # events of the step read last: the next step may have begun with one of them
         self._known: tuple[Any, int] | None = None
 
     def now(self) -> Moment:
@@ -55,18 +55,18 @@ class DeviceClock:
         return Moment(event, stream != self._computing)
 
     def set(self) -> None:
-        """The device is idle: what is recorded now happens now."""
+        """Record the pair of device and host time; the device is idle, so an event recorded now happens now."""
         self._steps[-1].known = self.now().event, time.monotonic_ns()
 
     def next_step(self) -> None:
         self._steps.append(_Step())
 
     def add(self, began: Moment, ended: Moment, rest: tuple[int, ...]) -> None:
-        """`rest` are SPAN's fields behind the two times; the flags are the last of them."""
+        """Queue a span until the device reaches it; `rest` are SPAN's fields after the two times, the flags last."""
         self._steps[-1].spans.append((began, ended, rest))
 
     def read(self) -> Iterator[tuple[int, ...]]:
-        """SPAN's fields of the spans of whole steps, oldest first, as far as the device has come."""
+        """Yield SPAN's fields of the spans of whole steps that the device has finished, oldest first."""
         while self._steps and all(ended.event.query() for _, ended, _ in self._steps[0].spans):
             step = self._steps.popleft()
             self._known = known = step.known or self._known
@@ -88,7 +88,7 @@ class DeviceClock:
 _ENTERED = {name: int(Kind[name.upper()]) for name in ("data", "forward", "backward", "input", "weight", "optimizer")}
 _WITHIN = {name: int(Kind[name.upper()]) for name in ("save", "validation", "evaluation")}
 _AXES = {axis.name.lower(): int(axis) for axis in Axis}
-# because: an attribute of an enum is slower to get than all else that a span takes
+# because: reading an attribute of an enum takes longer than all other work for a span
 _DATA, _STEP, _COLLECTIVE, _SEND, _RECEIVE = map(int, (Kind.DATA, Kind.STEP, Kind.COLLECTIVE, Kind.SEND, Kind.RECEIVE))
 _PP, _EARLY = int(Axis.PP), int(Flag.EARLY)
 
@@ -97,17 +97,17 @@ Time = int | Moment
 
 class Recorder:
     def __init__(self, file: SpanFile, device: DeviceClock | None = None) -> None:
-        """`device` is the clock of one that computes beside the host, as a GPU does."""
+        """Open a recorder that writes to `file`. `device` is the clock of a device beside the host, such as a GPU."""
         self.file, self.device = file, device
         self._step = 0
         self._began_step: Time | None = None
-        self._kind: int | None = None  # of what is entered
+        self._kind: int | None = None  # kind of the entered phase
         self._began: Time = 0
         self._microbatch = self._stage = -1
-        self._counts: dict[tuple[str | int, int], int] = {}  # of this step's messages and collectives, by peer
+        self._counts: dict[tuple[str | int, int], int] = {}  # of messages and collectives
 
     def begin_step(self, step: int) -> None:
-        """The step before ends where this one begins."""
+        """End the previous step and begin this one."""
         now = self.end_step()
         self._step, self._began_step = step, now
         self._counts.clear()
@@ -123,7 +123,7 @@ class Recorder:
         return now
 
     def now(self, tensor: Any = None) -> Time:
-        """The device's time, unless it is asked for what the host does with a tensor of its own."""
+        """Return the device's time, or the host's if the tensor is on the host or there is no device."""
         if self.device is None or not (tensor is None or tensor.is_cuda):
             return time.monotonic_ns()
         return self.device.now()
@@ -156,8 +156,8 @@ class Recorder:
 
     def message(self, began: Time, kind: str, peer: int, tensor: Any, letter: Any) -> None:
         now, number = self.now(tensor), self._count((kind, peer))
-        if kind != "send":  # because: what waits for a message, or for its room, computes afterwards
-            on_host = self.device is not None and isinstance(now, int)  # as of what is told first, which lies there
+        if kind != "send":  # because: after the wait for a message, or for its space, the computation begins
+            on_host = self.device is not None and isinstance(now, int)  # such as a message header, which is on the host
             self._began = self.now() if on_host else now
         flags = _EARLY if kind == "taken" else 0
         if flags and isinstance(began, int) and isinstance(now, int) and now - began < _AT_ONCE_NS:
@@ -176,7 +176,7 @@ class Recorder:
         self._add(began, now, _COLLECTIVE, what, of, number, tensor.nbytes, peer, -1, -1, _EARLY if early else 0)
 
     def read_device(self) -> None:
-        """What the device has done by now."""
+        """Write the spans that the device has finished by now."""
         if self.device is not None:
             for values in self.device.read():
                 self.file.write(*values)
@@ -198,7 +198,7 @@ class Recorder:
         named = file.names.get(name)
         if named is None:
             named = file.number_of(name)
-        if device is None or isinstance(began, int):  # because: both are of one clock
+        if device is None or isinstance(began, int):  # because: both times are of the host's clock
             file.write(
                 began, ended, num_bytes, self._step, number, microbatch, peer, stage, named, kind, axis, flags  # type: ignore[arg-type]
             )  # fmt: skip
@@ -206,23 +206,23 @@ class Recorder:
             device.add(began, ended, (num_bytes, self._step, number, microbatch, peer, stage, named, kind, axis, flags))  # type: ignore[arg-type]
 
 
-_SOON = range(10, 16)  # of each start: caches and buffers are made by then
+_SOON = range(10, 16)  # steps of each start; caches and buffers are allocated by then
 
 
 class Tracer:
     def __init__(self, which: str, open_recorder: Callable[[], Recorder], say: Callable[[str], None]) -> None:
         self.which, self._open, self._say = which, open_recorder, say
-        self.recorder: Recorder | None = None  # once there is a file
+        self.recorder: Recorder | None = None  # None until there is a file
         self._records = self._failed = False
         self._before, self._until = phases.main.steps, 0
 
     @property
     def _count(self) -> int:
-        """Of the steps of this start that have begun."""
+        """The number of steps of this start that have begun."""
         return phases.main.steps - self._before
 
     def ask(self) -> None:
-        """Trace the next few steps, whatever the setting. All ranks ask after the same step."""
+        """Trace the next few steps, whatever the setting. All ranks must call it after the same step."""
         self._until, self._failed = self._count + ASKED_STEPS, False
 
     def begin_step(self, step: int) -> None:

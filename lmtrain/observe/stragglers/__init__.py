@@ -1,1 +1,1 @@
-"""Which process or link is slower than those that do the same."""
+"""Detection of ranks and links that are slower than their peers."""

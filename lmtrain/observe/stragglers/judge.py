@@ -1,8 +1,9 @@
-"""Who is slow: times of all ranks go in, window by window; names come out where one is slower than its peers for long.
+"""Straggler detection: from the times of all ranks per window, the ranks and links that are slow for a long time.
 
-Called by train/pace on rank 0. Pure: no clock, no process. A rank is held against the median of the others that do the
-same, a link against that of the others that carry the same. Slow is who is so in several windows in a row, by more than
-chance makes of it: the median distance (MAD) that windows of these peers have from their own medians.
+Called by train/pace on rank 0. Pure: no clock, no process. A rank is compared with the median of the other ranks that
+do the same work, a link with that of the other links that carry the same messages. A straggler is slow in several
+windows in a row, by more than chance explains: the median absolute deviation (MAD) of these peers' windows from their
+own medians.
 """
 
 from __future__ import annotations
@@ -15,39 +16,42 @@ from statistics import median
 from time import monotonic_ns
 from typing import Any
 
-_WAITED_NS = 100_000  # because: less is what taking a message that is there costs
+_WAITED_NS = 100_000  # because: a shorter wait is the cost of taking a message that has already arrived
 IN_A_ROW = 4  # windows
-LEAST = 0.05  # of the peers' time; less is not worth a word
-LEAST_S = 0.002  # a step; because: what a scheduler does to a process shows in less
-LINK_LEAST, LINK_LEAST_S = 0.5, 0.001  # of a message there and back
-_CHANCES = 4.0  # times what chance makes
-_MAD = 1.4826  # of a normal distribution's deviation
+LEAST = 0.05  # fraction of the peers' time; a smaller excess is not reported
+LEAST_S = 0.002  # seconds a step; because: a smaller excess can come from the operating system's scheduler
+LINK_LEAST, LINK_LEAST_S = 0.5, 0.001  # fraction and seconds, for the round trip of a message
+_CHANCES = 4.0  # factor by which an excess must exceed the chance deviation
+_MAD = 1.4826  # converts a MAD to the standard deviation of a normal distribution
 _KEPT = 32  # windows
-_MERGED = (1, 4, 16)  # because: the noisier the windows, the longer ones it takes
+_MERGED = (1, 4, 16)  # windows joined into one; because: the noisier the windows, the longer they must be
 _AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
 class Links:
     def __init__(self) -> None:
-        self.open = False  # in a step
-        self._sent: dict[int, tuple[int, int]] = {}  # by peer: summed times, and how many
+        self.open = False  # True inside a step
+        self._sent: dict[int, tuple[int, int]] = {}  # by peer: sum of times in ns, and their number
         self._came: dict[int, tuple[int, int]] = {}
 
     def sent(self, peer: int) -> None:
-        """The first message of this step to that rank goes out."""
+        """Add the time at which this step's first message to that rank is sent."""
         if self.open:
             total, count = self._sent.get(peer, (0, 0))
             self._sent[peer] = total + monotonic_ns(), count + 1
 
     def came(self, peer: int, since_ns: int) -> None:
-        """The first message from it was waited for since then, and is here."""
+        """Add the arrival time of this step's first message from that rank.
+
+        A wait since `since_ns` that is shorter than _WAITED_NS is not counted.
+        """
         now = monotonic_ns()
         if self.open and now - since_ns > _WAITED_NS:
             total, count = self._came.get(peer, (0, 0))
             self._came[peer] = total + now, count + 1
 
     def take(self, peer: int, steps: int) -> tuple[int, int]:
-        """(sent, came) of this peer, summed over so many steps; 0 for what was not seen in each."""
+        """Return the peer's (send, arrival) times in ns, summed over `steps` steps; 0 unless seen in each step."""
         (sent, num_sent), (came, num_came) = self._sent.pop(peer, (0, 0)), self._came.pop(peer, (0, 0))
         return sent if num_sent == steps else 0, came if num_came == steps else 0
 
@@ -60,7 +64,10 @@ links = Links()
 
 @dataclass(frozen=True)
 class Slow:
-    """`seconds` a step beside the peers' `usual_s`: of the kind of work that is off most; `by` is of all its work."""
+    """A straggler: the kind of work with the largest excess takes `seconds` a step, the peers' median is `usual_s`.
+
+    `by` is the excess of all its work, as a fraction.
+    """
 
     kind: str
     by: float
@@ -70,7 +77,7 @@ class Slow:
 
 
 class Watched:
-    """Those that are compared with one another: ranks, or links. `least` is a share, `least_s` a difference."""
+    """Ranks, or links, that are compared with each other. `least` is a fraction, `least_s` a difference in seconds."""
 
     def __init__(self, members: Sequence[int], kinds: Sequence[str], least: float, least_s: float) -> None:
         self.members, self.kinds = tuple(members), tuple(kinds)
@@ -79,7 +86,7 @@ class Watched:
         self._scales = [_Scale(merged, len(self.members), least, least_s) for merged in _MERGED]
 
     def add(self, times: Sequence[Sequence[float]]) -> None:
-        """[members, kinds] in seconds a step; a row with what is not a number tells nothing of its member."""
+        """Add a window: [members, kinds] in seconds a step. A row with NaN says nothing about its member."""
         if len(self.members) < 2:
             return
         for scale in self._scales:
@@ -95,7 +102,7 @@ class Watched:
                     self.slow[member] = self._slow(scale, at)
 
     def excess(self) -> list[float]:
-        """Of each member, in the newest windows, as a share of the others' time."""
+        """Return each member's excess in the newest windows, as a fraction of the other members' time."""
         newest = [*self._scales[0].excess][-IN_A_ROW:]
         return [median(column) for column in zip(*newest, strict=True)] or [0.0] * len(self.members)
 
@@ -113,21 +120,21 @@ class Watched:
 
 
 class _Scale:
-    """Windows of a length: so many of those that come are one.
+    """Windows of one length: `merged` incoming windows are joined into one.
 
-    because: numbers of Python, and nothing but a count where nobody is slow, cost a tenth of arrays for a few ranks
+    because: plain Python numbers, and only a count while no member is slow, cost a tenth of arrays for a few ranks
     """
 
     def __init__(self, merged: int, num_members: int, least: float, least_s: float) -> None:
         self.merged, self.least, self.least_s = merged, least, least_s
         self._coming: list[Sequence[Sequence[float]]] = []
         self.times: deque[Sequence[Sequence[float]]] = deque(maxlen=IN_A_ROW)
-        self.excess: deque[list[float]] = deque(maxlen=_KEPT)  # of each over the others' median, as a share of that
+        self.excess: deque[list[float]] = deque(maxlen=_KEPT)  # over the others' median, as a fraction of it
         self._usual: deque[list[float]] = deque(maxlen=IN_A_ROW)  # the others' median itself
-        self._in_a_row = [0] * num_members  # windows in which each was slower by more than the least
+        self._in_a_row = [0] * num_members  # windows with an excess above the least
 
     def add(self, times: Sequence[Sequence[float]]) -> bool:
-        """Whether a window is whole."""
+        """Add a window, and return True if it completes a joined window."""
         self._coming.append(times)
         if len(self._coming) < self.merged:
             return False
@@ -141,8 +148,8 @@ class _Scale:
         self._usual.append(medians_of_others(totals))
         for at, (total, *usuals) in enumerate(zip(totals, *self._usual, strict=True)):
             over = total - usuals[-1]
-            # because: a share of what the others take in one window alone is as restless as they are; of who tells
-            # nothing, nothing is said
+            # because: a fraction of the others' time in a single window would be as noisy as that window; a member
+            # without data gets no excess
             share = over / max(median(filter(math.isfinite, usuals)), 1e-9) if math.isfinite(over) else 0.0
             excess.append(share)
             self._in_a_row[at] = self._in_a_row[at] + 1 if share > self.least and over > self.least_s else 0
@@ -151,7 +158,7 @@ class _Scale:
         return True
 
     def slow(self) -> list[int]:
-        """The places of those who were too slow in each of the newest windows."""
+        """Return the indices of the members that were too slow in each of the newest windows."""
         found = [at for at, windows in enumerate(self._in_a_row) if windows >= IN_A_ROW]
         if not found:
             return []
@@ -160,14 +167,14 @@ class _Scale:
         return [at for at in found if min(columns[at][-IN_A_ROW:]) > _CHANCES * chance]
 
     def is_over(self, at: int) -> bool:
-        """Whether who was slow has kept pace in each of the newest windows."""
+        """Return True if a slow member has kept pace in each of the newest windows."""
         return all(window[at] < self.least / 2 for window in [*self.excess][-IN_A_ROW:])
 
 
 def medians_of_others(values: Sequence[float]) -> list[float]:
-    """Of each value the median of all the others, without those that are not numbers."""
+    """Return for each value the median of all other values, ignoring NaN; NaN if there are none."""
     known = sorted((value, at) for at, value in enumerate(values) if math.isfinite(value))
-    count, found = len(known) - 1, [math.nan] * len(values)  # `count` of others
+    count, found = len(known) - 1, [math.nan] * len(values)  # `count`: number of other values
     if count < 1:
         return found
     low, high = (count - 1) // 2, count // 2
@@ -177,7 +184,7 @@ def medians_of_others(values: Sequence[float]) -> list[float]:
 
 
 def rank_words(who: str, slow: Slow) -> str:
-    """ "rank 3 on n7 (pp 0, tp 1) is slow: its own work takes 10.2% longer than ..., most of all backward ..." """
+    """Return "rank 3 on n7 (pp 0, tp 1) is slow: its own work takes 10.2% longer ..."."""
     others = "the one other rank" if slow.num_peers == 1 else f"{slow.num_peers} other ranks"
     return (
         f"{who} is slow: its own work takes {slow.by:.1%} longer than that of {others} with this work, most of all "
@@ -194,13 +201,13 @@ def link_words(between: str, slow: Slow) -> str:
 
 
 def who(rank: int, host: str, coordinate: Mapping[str, int]) -> str:
-    """`coordinate` of the axes that are cut."""
+    """Return "rank 3 on n7 (pp 0)"; `coordinate` holds the axes with a size above 1."""
     place = ", ".join(f"{axis} {coordinate[axis]}" for axis in _AXES if axis in coordinate)
     return f"rank {rank}" + (f" on {host}" if host else "") + (f" ({place})" if place else "")
 
 
 def slow_rank(row: Mapping[str, Any]) -> str | None:
-    """Of a row of metrics, the slowest of those that are named in it."""
+    """Return a line about the slowest straggler in a row of metrics, or None if the row has none."""
     if (found := row.get("straggler_rank")) is None:
         return None
     others = len(row.get("straggler_ranks") or [found]) - 1

@@ -1,1 +1,1 @@
-"""Every rank's spans on one clock: what a step's time went into, on which rank, and what it waited for. Torch-free."""
+"""The spans of all ranks on a common clock: where each step's time went, and the waits between ranks. Torch-free."""

@@ -1,9 +1,10 @@
-"""How far apart the ranks' clocks are, and how fast they drift, from what they have exchanged. numpy only.
+"""Estimation of the offsets and drifts between ranks' clocks, from the times of their exchanges. numpy only.
 
-Called by merge with evidence of one window of time. Two kinds: what began on one rank before something ended on another
-(a message is sent before it arrives), and what ended on two ranks at about the same moment (a collective). The first
-kind bounds a difference of clocks from one side, and messages both ways from both sides; how close the bounds are says
-how much a pair is worth. All pairs are solved together by weighted least squares, with outliers weighed down.
+Called by merge with the evidence of one window of time. There are two kinds of evidence: an event on one rank that
+began before an event on another ended (a message is sent before it arrives), and events that ended on two ranks at
+about the same moment (a collective). The first kind bounds the difference of two clocks from one side, and messages
+both ways bound it from both sides; the distance of the bounds gives the weight of the pair. All pairs are solved
+together by weighted least squares, with outliers weighed down.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 _ROUNDS = 8
-_BINS = 4  # of time, in each of which a pair of ranks has a row of its own: two show a drift, four also outliers
-_FINEST_NS = 20e3  # because: no pair is worth more than a process needs to wake up
-_DRIFT = 200e-6  # because: quartz is off by 100 millionths at most, so that two differ by twice that
-_MARGIN_NS = 5e3  # by which a message arrives after it was sent, at least
-_DOUBT_MOST = 3.0  # sigmas, from where a row counts less the further off it is
+_BINS = 4  # bins of time per window; a pair of ranks has a row in each: two bins show a drift, four also show outliers
+_FINEST_NS = 20e3  # because: waking up a process takes so long, and no pair is more exact
+_DRIFT = 200e-6  # because: a quartz clock is off by at most 100 ppm, so two clocks drift apart by at most twice that
+_MARGIN_NS = 5e3  # the least time between the sending of a message and its arrival
+_DOUBT_MOST = 3.0  # sigmas beyond which a row's weight falls with its distance
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Moments on two ranks' clocks, in ns of a first guess at a common one."""
+    """Pairs of moments on two ranks' clocks, in ns of a first guess of the common clock."""
 
     a: Ints
     a_ns: Floats
@@ -36,13 +37,13 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Clocks:
-    """What is added to each rank's first guess: offset_ns + rate * (time - middle_ns)."""
+    """The correction of each rank's first guess: offset_ns + rate * (time - middle_ns) is added."""
 
     middle_ns: float
     offset_ns: Floats
     rate: Floats
-    linked: NDArray[np.bool_]  # to the first rank, by any chain of evidence
-    doubt_ns: Floats  # how far apart the rows are that place a rank
+    linked: NDArray[np.bool_]  # True if a chain of evidence links the rank to the first rank
+    doubt_ns: Floats  # mean deviation of the rows that determine a rank's clock
 
     def correct(self, rank: int | Ints, times_ns: Floats) -> Floats:
         return times_ns + self.offset_ns[rank] + self.rate[rank] * (times_ns - self.middle_ns)
@@ -50,7 +51,7 @@ class Clocks:
 
 @dataclass
 class _Rows:
-    """b's clock less a's is to be moved by so much, at this moment, give or take sigma."""
+    """Equations of the fit: b's clock minus a's should move by `move_ns` at this moment, give or take `sigma_ns`."""
 
     a: Ints
     b: Ints
@@ -60,7 +61,10 @@ class _Rows:
 
 
 def solve(num_ranks: int, before: Pairs, together: Pairs) -> Clocks:
-    """`before`: a's moment was before b's. `together`: the two were about the same. The first rank's clock is kept."""
+    """Fit the clocks of all ranks; the first rank's clock is kept.
+
+    `before`: a's moment was before b's. `together`: the two moments were about the same.
+    """
     anchors, linked = _islands(num_ranks, before, together)
     found = Clocks(0.0, np.zeros(num_ranks), np.zeros(num_ranks), linked, np.zeros(num_ranks))
     for round_ in range(_ROUNDS if before.a.size + together.a.size else 0):
@@ -68,7 +72,7 @@ def solve(num_ranks: int, before: Pairs, together: Pairs) -> Clocks:
         other = [found.correct(together.a, together.a_ns), found.correct(together.b, together.b_ns)]
         whole = np.concatenate([*one, *other])
         middle, reach = (whole.min() + whole.max()) / 2, max((whole.max() - whole.min()) / 2, 1.0)
-        # because: clocks that are seconds apart do not share a bin of a window of a second
+        # because: clocks that are seconds apart put the two ends of a pair into different bins of a short window
         bins = _BINS if round_ > 1 else 1
         when = [_bins(times[0], middle, reach, bins) for times in (one, other)]
         rows = [
@@ -86,14 +90,14 @@ def _bins(times_ns: Floats, middle: float, reach: float, num: int) -> Ints:
 
 
 def _about(clocks: Clocks, middle_ns: float) -> Clocks:
-    """The same, said from another moment."""
+    """Return the same correction with another `middle_ns`."""
     return replace(
         clocks, middle_ns=middle_ns, offset_ns=clocks.offset_ns + clocks.rate * (middle_ns - clocks.middle_ns)
     )
 
 
 def _islands(num_ranks: int, *evidence: Pairs) -> tuple[Ints, NDArray[np.bool_]]:
-    """The lowest rank of each set of ranks that evidence joins, and who is in the first one's."""
+    """Return the lowest rank of each set of linked ranks, and a mask of the ranks in the first rank's set."""
     lowest = np.arange(num_ranks)
     joined = np.unique(np.concatenate([np.stack([p.a, p.b]) for p in evidence], axis=1), axis=1)
     for _ in range(num_ranks):
@@ -107,7 +111,7 @@ def _islands(num_ranks: int, *evidence: Pairs) -> tuple[Ints, NDArray[np.bool_]]
 
 
 def _from_ends(pairs: Pairs, num: int, a_ns: Floats, b_ns: Floats, bins: Ints) -> _Rows:
-    """A row for each pair of ranks and bin: the median of how far apart they ended."""
+    """Return a row per pair of ranks and bin: the median difference of the moments at which both ended."""
     key = (pairs.a * num + pairs.b) * _BINS + bins
     apart = b_ns - a_ns
     order = np.lexsort((apart, key))
@@ -115,7 +119,7 @@ def _from_ends(pairs: Pairs, num: int, a_ns: Floats, b_ns: Floats, bins: Ints) -
     sorted_ns = apart[order]
     middle = (sorted_ns[first + (count - 1) // 2] + sorted_ns[first + count // 2]) / 2
     spread = sorted_ns[first + 3 * (count - 1) // 4] - sorted_ns[first + (count - 1) // 4]
-    # because: of a few samples the spread says little, so each is taken to be uncertain by ten times the finest
+    # because: the spread of a few samples says little, so each is taken to be uncertain by ten times the finest
     sigma = np.hypot(_FINEST_NS, np.maximum(spread, 10 * _FINEST_NS) / np.sqrt(count))
     at = np.bincount(np.searchsorted(keys, key), weights=a_ns, minlength=len(keys)) / count
     pair = keys // _BINS
@@ -123,7 +127,7 @@ def _from_ends(pairs: Pairs, num: int, a_ns: Floats, b_ns: Floats, bins: Ints) -
 
 
 def _from_bounds(pairs: Pairs, num: int, a_ns: Floats, b_ns: Floats, bins: Ints) -> list[_Rows]:
-    """Where a pair of ranks has bounds both ways in a bin: their middle. And what a broken bound asks for."""
+    """Return two sets of rows, for pairs of ranks and bins: the middle of two-sided bounds, and violated bounds."""
     up = pairs.a < pairs.b
     pair = np.where(up, pairs.a * num + pairs.b, pairs.b * num + pairs.a)
     key = (pair * _BINS + bins) * 2 + up
@@ -134,7 +138,7 @@ def _from_bounds(pairs: Pairs, num: int, a_ns: Floats, b_ns: Floats, bins: Ints)
     pair, up = keys // 2 // _BINS, keys % 2 == 1
     low_rank, high_rank = pair // num, pair % num
 
-    both = np.flatnonzero(keys[1:] // 2 == keys[:-1] // 2)  # down (0) lies before up (1)
+    both = np.flatnonzero(keys[1:] // 2 == keys[:-1] // 2)  # down (0) comes before up (1)
     down_gap, up_gap = gap[both], gap[both + 1]
     off = np.flatnonzero(gap < _MARGIN_NS)
     return [
@@ -150,13 +154,16 @@ def _from_bounds(pairs: Pairs, num: int, a_ns: Floats, b_ns: Floats, bins: Ints)
 
 
 def _moved(clocks: Clocks, rows: _Rows, anchors: Ints, reach: float) -> Clocks:
-    """After all rows have been heard. Unknown are each rank's offset, and its drift over half the window."""
+    """Return the clocks after a robust fit of all rows.
+
+    The unknowns are each rank's offset, and its drift over half the window.
+    """
     num = len(clocks.offset_ns)
     u = (rows.at_ns - clocks.middle_ns) / reach
     weight: Floats = 1 / rows.sigma_ns**2
     solution: Floats = np.zeros(2 * num)
     prior = 1 / max(_DRIFT * reach, 1.0) ** 2
-    tilt = clocks.rate * reach  # of before
+    tilt = clocks.rate * reach  # drift of the previous round
     for _ in range(4):
         normal, right = np.zeros((2 * num, 2 * num)), np.zeros(2 * num)
         columns = (rows.a, rows.b, rows.a + num, rows.b + num)
@@ -167,7 +174,7 @@ def _moved(clocks: Clocks, rows: _Rows, anchors: Ints, reach: float) -> Clocks:
                 np.add.at(normal, (one, other), weight * by * also)
         diagonal = np.arange(num, 2 * num)
         normal[diagonal, diagonal] += prior
-        right[num:] -= prior * tilt  # because: the drift as a whole is likely to be small, not what is added to it
+        right[num:] -= prior * tilt  # because: the total drift is likely to be small, not the change in this round
         heavy = max(float(normal.max()), 1.0)
         normal[anchors, anchors] += heavy
         normal[anchors + num, anchors + num] += heavy
@@ -191,7 +198,7 @@ def _moved(clocks: Clocks, rows: _Rows, anchors: Ints, reach: float) -> Clocks:
 def _solved(normal: Floats, right: Floats) -> Floats:
     try:
         found = np.linalg.solve(normal, right)
-    except np.linalg.LinAlgError:  # because: of a moment that damage has put months away, drifts can be anything
+    except np.linalg.LinAlgError:  # because: a damaged moment, months away, leaves the drifts undetermined
         found = np.linalg.lstsq(normal, right)[0]
     return np.asarray(found, dtype=np.float64)
 

@@ -1,14 +1,14 @@
-"""All ranks' spans of a run on one clock, start by start: `merged(run_folder) -> Timeline`.
+"""Merging of all ranks' trace files onto a common clock, start by start: `merged(run_folder) -> Timeline`.
 
-What `lmtrain trace` and the report show is made from a Timeline's Segments, one for each start of the run (a start may
-have another layout, and other machines):
-    step_time.step_times(segment)           where each rank's steps went, by class, adding up to the step
+`lmtrain trace` and the report show a Timeline's Segments, one per start of the run (a start may have another layout,
+and other machines):
+    step_time.step_times(segment)           seconds of each rank's steps by class, adding up to the step
     step_time.heat(segment, times)          own work by rank, with coordinate and host
-    step_time.timeline_rows(segment, step)  what each rank and stage did when, for a picture of a step
+    step_time.timeline_rows(segment, step)  activity of each rank and stage over time, to draw a step
     step_time.critical_path(segment, step)
     perfetto.write_trace(timeline, path)
-Time is the lowest rank's: its monotonic clock, set by its wall clock once. Files that are missing or damaged are left
-out and named in `notes`; nothing readable at all is an error with a way out. Reads files alone; starts nothing.
+The common clock is the lowest rank's: its monotonic clock, set once by its wall clock. Missing or damaged files are
+left out and named in `notes`; if no file is readable, an error says what to do. Only reads files; starts nothing.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from lmtrain.observe.spans.format import SPAN, Axis, Flag, Header, Kind, RankSpa
 from lmtrain.observe.timeline.clocks import Clocks, Pairs, solve
 from lmtrain.runfolder.names import CONFIG, TRACE_FILE, TRACES
 
-_WAITED_NS = 20_000  # because: who comes after the end is through at once, and says nothing of when the end was
-_LONGEST_NS = 3600e9  # because: a span of more than an hour is a damaged one, or of a rank that stood still
-_MOST_COLLECTIVES = 20_000  # of a window; more say nothing new, and take memory
+_WAITED_NS = 20_000  # because: a rank that comes after the end passes at once, and does not show the end
+_LONGEST_NS = 3600e9  # because: a span of more than an hour is damaged, or of a rank that hung
+_MOST_COLLECTIVES = 20_000  # per window; more add no information, and take memory
 
 Ints = NDArray[np.int64]
 _WINDOW_NS = 60e9  # because: within a minute a clock drifts evenly
 _MOST_RANKS = 1 << 20
 _WELL_PLACED_NS = 1e6
 Spans = NDArray[Any]
-# which of (pp, dp_replicate, dp_shard, tp) differ among the ranks of an axis
+# the coordinates (pp, dp_replicate, dp_shard, tp) that differ among the ranks of an axis
 _VARIES = {
     Axis.PP: (1, 0, 0, 0), Axis.DP: (0, 1, 1, 0), Axis.DP_REPLICATE: (0, 1, 0, 0), Axis.DP_SHARD: (0, 0, 1, 0),
     Axis.TP: (0, 0, 0, 1), Axis.PLANE: (0, 1, 1, 1), Axis.WORLD: (1, 1, 1, 1),
@@ -47,8 +47,11 @@ _VARIES = {
 def evidence(
     spans: NDArray[Any], index: Ints, origin: int, sent: tuple[Ints, Ints], joint: tuple[Ints, Ints]
 ) -> tuple[Pairs, Pairs]:
-    """(before, together). `index` numbers each span's rank; `sent` are places of sends and their receives, `joint`
-    places of members and which collective each is in, members behind one another."""
+    """Return the pairs (before, together) for the clock fit.
+
+    `index` is each span's rank as an index. `sent` are the indices of sends and of their receives. `joint` are the
+    indices of members' spans and the number of each one's collective, members of a collective next to each other.
+    """
     begin, end = (spans[name] - origin for name in ("begin_ns", "end_ns"))
     short = (end >= begin) & (end - begin <= _LONGEST_NS)
     sent = tuple(places[short[sent[0]] & short[sent[1]]] for places in sent)
@@ -58,7 +61,7 @@ def evidence(
     waited = end[place] - begin[place] >= _WAITED_NS
     punctual = spans["flags"][place] & Flag.EARLY == 0
     stride, largest = 1, int(np.bincount(which).max()) if which.size else 0
-    while stride < largest:  # because: with powers of two few pairs are few steps from each rank to each other one
+    while stride < largest:  # because: with powers of two few pairs connect each rank to each other rank in few steps
         one, other = np.flatnonzero(which[:-stride] == which[stride:]) + np.array([[0], [stride]])
         both = waited[one] & waited[other]
         a, b = place[one[both]], place[other[both]]
@@ -91,16 +94,16 @@ MERGED = np.dtype([*[(name, SPAN[name]) for name in SPAN.names or ()], ("rank", 
 
 @dataclass(frozen=True)
 class Segment:
-    """One start of a run."""
+    """The merged spans of one start of a run."""
 
-    start: int  # counted from 1, as everywhere but in the names and headers of the files
+    start: int  # counted from 1, as in all output; files and headers count from 0
     layout: Layout
     schedule: str
     num_microbatches: int
-    headers: dict[int, Header]  # by rank, of those whose file could be read
-    spans: Spans  # of MERGED: begin_ns and end_ns on the one clock, by rank and beginning; `name` is in `names`
+    headers: dict[int, Header]  # by rank; only ranks whose file could be read
+    spans: Spans  # dtype MERGED, by rank and beginning, on the common clock; `name` is an index into `names`
     names: tuple[str, ...]
-    clocks: tuple[Clocks, ...]  # of each window of consecutive steps; ranks in the order of `ranks`
+    clocks: tuple[Clocks, ...]  # per window of consecutive steps; ranks in the order of `ranks`
     notes: tuple[str, ...] = ()
 
     @property
@@ -119,24 +122,24 @@ class Segment:
         return self.spans[np.searchsorted(ranks, rank) : np.searchsorted(ranks, rank, "right")]
 
     def only(self, step: int) -> Segment:
-        """With the spans of one step."""
+        """Return the segment with the spans of one step only."""
         return replace(self, spans=self.spans[self.spans["step"] == step])
 
     @property
     def steps(self) -> list[int]:
-        """Those that at least one rank has gone through to the end, and kept whole."""
+        """The steps that at least one rank has completed, and of which it has a whole record."""
         return [int(step) for step in np.unique(self.spans["step"][self.spans["kind"] == Kind.STEP])]
 
 
 @dataclass(frozen=True)
 class Timeline:
     folder: Path
-    segments: tuple[Segment, ...]  # one behind the other
-    notes: tuple[str, ...]  # what could not be read, and what is missing
+    segments: tuple[Segment, ...]  # in order of time
+    notes: tuple[str, ...]  # files that could not be read or are missing, a sentence each
 
 
 def merged(folder: Path) -> Timeline:
-    """Of a run's folder."""
+    """Read and merge the trace files of a run folder. Raise if there is none, or none that is readable."""
     starts, notes = _read(folder)
     segments, end_ns = [], 0
     for start, ranks in sorted(starts.items()):
@@ -173,7 +176,7 @@ def _read(folder: Path) -> tuple[dict[int, list[RankSpans]], list[str]]:
 
 
 def _check(one: RankSpans, path: Path) -> None:
-    """What the header says of the layout can be."""
+    """Raise DataError if the header's rank, coordinate and sizes contradict each other."""
     header = one.header
     try:
         layout = Layout(*header.sizes)
@@ -211,12 +214,12 @@ def _segment(start: int, ranks: list[RankSpans]) -> Segment:
 
 
 def _joined(ranks: Sequence[RankSpans]) -> tuple[Spans, tuple[str, ...]]:
-    """One behind the other, with one table of names, by each rank's wall clock. Of steps, those that are whole."""
+    """Return the ranks' whole steps in one array, by each rank's wall clock, and one table of names."""
     names: dict[str, int] = {"": 0}
     parts = []
     for one in ranks:
         header, spans = one.header, one.spans
-        if header.num_written >= header.capacity and spans.size:  # because: a ring has lost the oldest step's beginning
+        if header.num_written >= header.capacity and spans.size:  # because: a full ring lost its oldest step's start
             spans = spans[spans["step"] > spans["step"].min()]
         part = np.zeros(spans.size, MERGED)
         for name in SPAN.names or ():
@@ -230,7 +233,7 @@ def _joined(ranks: Sequence[RankSpans]) -> tuple[Spans, tuple[str, ...]]:
 
 
 def _on_one_clock(spans: Spans, headers: dict[int, Header], layout: Layout) -> tuple[Clocks, ...]:
-    """Moves the spans in place, window by window."""
+    """Correct the spans' times in place, window by window, and return each window's clocks."""
     if not spans.size:
         return ()
     spans["window"] = _windows(spans)
@@ -253,7 +256,7 @@ def _on_one_clock(spans: Spans, headers: dict[int, Header], layout: Layout) -> t
 
 
 def _windows(spans: Spans) -> NDArray[np.int64]:
-    """A number for each run of consecutive steps, no longer than a clock's drift is even."""
+    """Return a window number for each span: consecutive steps, at most as long as a clock's drift is even."""
     steps = np.unique(spans["step"])
     first = np.full(steps.size, np.iinfo(np.int64).max)
     np.minimum.at(first, np.searchsorted(steps, spans["step"]), spans["begin_ns"])
@@ -281,7 +284,7 @@ def _clock_notes(start: int, clocks: Sequence[Clocks], ranks: list[int]) -> Iter
 
 
 def messages(spans: Spans) -> tuple[Ints, Ints]:
-    """Places of the sends whose receive is there too, and of those receives, pair by pair."""
+    """Return the indices of the sends whose receive is recorded too, and of those receives, pair by pair."""
     kind, peer = spans["kind"], spans["peer"]
     sends = np.flatnonzero((kind == Kind.SEND) & (peer >= 0) & (spans["flags"] & Flag.EARLY == 0))
     receives = np.flatnonzero((kind == Kind.RECEIVE) & (peer >= 0))
@@ -294,7 +297,7 @@ def messages(spans: Spans) -> tuple[Ints, Ints]:
 
 
 def collectives(spans: Spans, layout: Layout) -> tuple[Ints, Ints]:
-    """Places of the members' spans, those of a collective behind one another by rank; and which collective each is."""
+    """Return the indices of members' spans, grouped by collective and ordered by rank, and the group numbers."""
     places = np.flatnonzero(
         (spans["kind"] == Kind.COLLECTIVE) & (spans["axis"] != Axis.NONE) & (spans["flags"] & Flag.ASIDE == 0)
     )
@@ -308,7 +311,7 @@ def collectives(spans: Spans, layout: Layout) -> tuple[Ints, Ints]:
 
 
 def first_ranks(layout: Layout) -> Ints:
-    """[axis, rank]: the lowest rank of the group that this rank belongs to along this axis."""
+    """Return [axis, rank]: the lowest rank of the group of each rank along each axis."""
     sizes = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.tp)
     ranks = np.arange(layout.world_size).reshape(sizes)
     found = np.zeros((len(Axis), layout.world_size), np.int64)
@@ -319,10 +322,10 @@ def first_ranks(layout: Layout) -> Ints:
 
 
 def _key(*parts: NDArray[Any]) -> Ints:
-    """One number for each combination."""
+    """Return a number for each element that is equal for equal combinations of the parts."""
     key = np.zeros(len(parts[0]), np.int64)
     for part in parts:
         values, which = np.unique(part, return_inverse=True)
-        key = key * max(len(values), 1) + which  # because: after each part there are no more values than spans
+        key = key * max(len(values), 1) + which  # because: renumbering keeps the values below the number of spans
         key = np.unique(key, return_inverse=True)[1].astype(np.int64)
     return key

@@ -1,7 +1,8 @@
-"""A Timeline in the trace event format, which ui.perfetto.dev and chrome://tracing open.
+"""A Timeline in the trace event format of ui.perfetto.dev and chrome://tracing.
 
-Called by `lmtrain trace`. A host is a process; a rank has a thread for itself and one for each of its stages. Arrows go
-from each send to its receive. Starts of a run lie one behind the other. A file whose name ends in .gz is compressed.
+Called by `lmtrain trace`. A host is shown as a process; a rank has a thread for itself and one for each of its stages.
+Arrows go from each send to its receive. The starts of a run follow each other in time. A file whose name ends in .gz is
+compressed.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from lmtrain.observe.timeline.merge import Segment, Timeline, messages
 from lmtrain.runtime.files.files import atomic_file, json_bytes, storage_errors
 
 _ACTIONS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
-_NO_STAGE, _ASIDE = -1, 1 << 20  # in the place of a stage; what runs beside the computation has a thread for each lane
+_NO_STAGE, _ASIDE = -1, 1 << 20  # stand-ins for a stage: none; lanes (a thread each) beside the computation
 _WORDS = {Kind.INPUT: "backward, inputs", Kind.WEIGHT: "backward, weights"}
 
 Event = dict[str, Any]
 
 
 class _Threads:
-    """Numbers of processes and threads, and the events that name them."""
+    """The numbers of processes and threads, and the metadata events that name them."""
 
     def __init__(self) -> None:
         self.processes: dict[str, int] = {}
@@ -68,7 +69,7 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
             flow += 1
             both = {"cat": "message", "name": "message", "id": flow}
             yield {"ph": "s", **both, **_where(begun), "ts": begun["ts"]}
-            # because: a slice has its end no longer, and an arrow ends in the slice around it
+            # because: a slice excludes its own end, and an arrow ends in the slice that contains it
             late = ended["ts"] + ended["dur"] - 0.001 if ended["dur"] else ended["ts"]
             yield {"ph": "f", "bp": "e", **both, **_where(ended), "ts": round(late, 3)}
     yield from threads.named
@@ -91,10 +92,10 @@ def write_trace(timeline: Timeline, path: Path) -> None:
 
 
 def _slices(segment: Segment, threads: _Threads, origin: int) -> dict[int, Event]:
-    """An event for each span, by its place; on each thread one lies within another or beside it."""
+    """Return an event per span, by its index; on each thread two slices are nested or do not overlap."""
     found: dict[int, Event] = {}
-    open_: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (end, stage) of the spans around, by thread
-    lanes: dict[int, list[int]] = {}  # ends, by rank
+    open_: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by thread: (end, stage) of the open spans
+    lanes: dict[int, list[int]] = {}  # by rank: the end of each lane's last span
     last_stage: dict[int, int] = {}
     action_end: dict[int, int] = {}
     names = segment.spans.dtype.names or ()
@@ -111,7 +112,7 @@ def _slices(segment: Segment, threads: _Threads, origin: int) -> dict[int, Event
             last_stage[rank] = stage
             action_end[rank] = max(end, action_end.get(rank, 0)) if kind in _ACTIONS else action_end.get(rank, 0)
         elif kind == Kind.SEND or (kind == Kind.COLLECTIVE and begin < action_end.get(rank, 0)):
-            stage = last_stage.get(rank, _NO_STAGE)  # a message's is the receiver's
+            stage = last_stage.get(rank, _NO_STAGE)  # a message's own stage is the receiver's
         else:
             stage = _NO_STAGE
         thread = threads.of(segment, rank, stage)

@@ -1,8 +1,8 @@
-"""Where the time of each rank's steps went, by class: the classes of a step add up to the step.
+"""The time of each rank's steps by class; the classes of a step add up to the step.
 
-Called by `lmtrain trace` and by heat. `bubble` is what a rank of a pipeline waits while no message is under way to it,
-and until the last rank has come to a collective over stages; `pp` is the messages' own time. A collective over tp or dp
-counts whole, and `waited` says how much of it was waiting for a slower member.
+Called by `lmtrain trace` and by heat. `bubble` is the time that a pipeline rank waits before its message is sent, and
+before the last rank reaches a collective over stages; `pp` is the transfer time of messages. A collective over tp or dp
+counts as a whole, and `waited` is the part of it spent waiting for a slower member.
 """
 
 from __future__ import annotations
@@ -32,15 +32,18 @@ _OF_AXIS = {
     Axis.PLANE: "world", Axis.WORLD: "world",
 }  # fmt: skip
 _WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input", Kind.WEIGHT: "weight"}
-_WHOLE = np.array([Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION])  # all that lies in one of them belongs to it
+_WHOLE = np.array([Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION])  # kinds that include all spans inside them
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Arrays of the same length, by rank and time; `span` and `root` are places in the segment's spans."""
+    """Intervals in which one span is the innermost: arrays of equal length, by rank and time.
+
+    `span` and `root` are indices into the segment's spans.
+    """
 
     span: Ints
-    root: Ints  # the outermost span, but for the step, that it lies in
+    root: Ints  # the outermost span around it, except the step's
     begin_ns: Ints
     end_ns: Ints
 
@@ -50,8 +53,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Waits:
-    """Of each span of a segment: until when it waited for another rank, and for which span there (-1: none, or one
-    that is not known)."""
+    """Per span: the end of its wait for another rank, and the index of the span waited for (-1: none or unknown)."""
 
     until_ns: Ints
     cause: Ints
@@ -61,11 +63,11 @@ def cut(segment: Segment) -> Pieces:
     chosen = np.flatnonzero(segment.spans["flags"] & Flag.ASIDE == 0)
     of = segment.spans[chosen]
     found: list[tuple[int, int, int, int]] = []
-    open_: list[tuple[int, int, int]] = []  # place, end and root of the spans that lie around what comes next
+    open_: list[tuple[int, int, int]] = []  # (index, end, root) of the spans around the current time
     here, now = -1, 0
 
     def work_until(moment: int) -> None:
-        """Whichever is the innermost has the time up to then."""
+        """Assign the time up to `moment` to the innermost open spans."""
         nonlocal now
         while open_ and now < moment:
             place, end, root = open_[-1]
@@ -87,11 +89,11 @@ def cut(segment: Segment) -> Pieces:
 
 
 def waits(segment: Segment) -> Waits:
-    """A receive waits until its message is sent, a collective until its last member begins."""
+    """Return all waits: a receive waits until its message is sent, a collective until its last member begins."""
     spans = segment.spans
     until, cause = spans["begin_ns"].copy(), np.full(spans.size, -1)
     receive = spans["kind"] == Kind.RECEIVE
-    until[receive] = spans["end_ns"][receive]  # because: of a sender that is not known no more can be said
+    until[receive] = spans["end_ns"][receive]  # because: without the sender's record all of it counts as waiting
     sent, received = messages(spans)
     until[received], cause[received] = spans["begin_ns"][sent], sent
 
@@ -99,7 +101,7 @@ def waits(segment: Segment) -> Waits:
     if place.size:
         begin, num = spans["begin_ns"][place], int(which.max()) + 1
         early = np.bincount(which, spans["flags"][place] & Flag.EARLY, num) > 0
-        last = np.lexsort((begin, which))[np.cumsum(np.bincount(which, minlength=num)) - 1]  # member of each
+        last = np.lexsort((begin, which))[np.cumsum(np.bincount(which, minlength=num)) - 1]  # last member of each
         known = ~early[which] & (place != place[last][which])
         until[place[known]], cause[place[known]] = begin[last][which[known]], place[last][which[known]]
     until = np.clip(until, spans["begin_ns"], spans["end_ns"])
@@ -109,22 +111,22 @@ def waits(segment: Segment) -> Waits:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """[step, rank, class] in seconds; NaN where a rank has no whole record of a step."""
+    """Step times in seconds, [step, rank, class]; NaN where a rank has no whole record of a step."""
 
     steps: list[int]
     ranks: list[int]
     seconds: NDArray[np.float64]
-    waited: NDArray[np.float64]  # of those, waiting for another rank
+    waited: NDArray[np.float64]  # the part of `seconds` spent waiting for another rank
 
     def mean(self) -> dict[str, float]:
-        """Of all steps and ranks; what there is adds up to the mean step."""
+        """Return mean seconds per class over all steps and ranks; the classes add up to the mean step time."""
         return dict(zip(CLASSES, np.nanmean(self.seconds, axis=(0, 1)).tolist(), strict=True))
 
     def mean_waited(self) -> dict[str, float]:
         return dict(zip(CLASSES, np.nanmean(self.waited, axis=(0, 1)).tolist(), strict=True))
 
     def by_rank(self) -> NDArray[np.float64]:
-        """[rank, class]: the mean of the steps; NaN for a rank without one."""
+        """Return [rank, class]: means over the steps; NaN for a rank without a whole step."""
         num = np.sum(~np.isnan(self.seconds), axis=0)
         return np.where(num > 0, np.nansum(self.seconds, axis=0) / np.maximum(num, 1), np.nan)
 
@@ -152,14 +154,14 @@ def step_times(segment: Segment) -> StepTimes:
 
 
 def classes(segment: Segment, pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The class of each piece, and whether what it waits for makes it bubble."""
+    """Return the class of each piece, and a mask of the pieces whose waiting time counts as bubble."""
     spans = segment.spans
     of_kind = np.array([CLASSES.index(_OF_KIND[kind]) for kind in Kind])
     of_axis = np.array([CLASSES.index(_OF_AXIS[axis]) for axis in Axis])
     of, root = spans[pieces.span], spans["kind"][pieces.root]
     whole = np.isin(root, _WHOLE) & (pieces.root >= 0)
     joint = of["kind"] == Kind.COLLECTIVE
-    late = (of["kind"] == Kind.SEND) & (of["flags"] & Flag.EARLY > 0)  # until the next stage has taken it
+    late = (of["kind"] == Kind.SEND) & (of["flags"] & Flag.EARLY > 0)  # waits until the next stage has taken it
     own = np.where(late, BUBBLE, np.where(joint, of_axis[of["axis"]], of_kind[of["kind"]]))
     across = np.isin(of["axis"], (Axis.PP, Axis.WORLD)) & (segment.layout.pp > 1)
     waiting: NDArray[np.bool_] = ~whole & ((of["kind"] == Kind.RECEIVE) | (joint & across))
@@ -167,12 +169,12 @@ def classes(segment: Segment, pieces: Pieces) -> tuple[NDArray[np.int64], NDArra
 
 
 def waited_ns(pieces: Pieces, found: Waits) -> NDArray[np.int64]:
-    """How much of each piece was waiting."""
+    """Return how many nanoseconds of each piece were spent waiting."""
     return np.clip(found.until_ns[pieces.span], pieces.begin_ns, pieces.end_ns) - pieces.begin_ns
 
 
 def _within_steps(segment: Segment, pieces: Pieces) -> NDArray[np.int64]:
-    """The place of the step's span that each piece lies in, -1 for none."""
+    """Return for each piece the index of the enclosing step's span, or -1."""
     spans = segment.spans
     places = np.flatnonzero(spans["kind"] == Kind.STEP)
     found = np.full(pieces.span.size, -1)
@@ -188,14 +190,14 @@ def _within_steps(segment: Segment, pieces: Pieces) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Hop:
-    """A piece of the path; the next one begins where and when this one ends, or on another rank then."""
+    """A piece of the critical path; the next piece begins when this one ends, on the same rank or another."""
 
     rank: int
     stage: int
     microbatch: int
-    kind: str  # of the span, in words
-    class_: str  # as in CLASSES
-    begin_s: float  # from the path's beginning
+    kind: str  # of the span, in lower case
+    class_: str  # one of CLASSES
+    begin_s: float  # seconds from the path's beginning
     end_s: float
 
     @property
@@ -204,7 +206,7 @@ class Hop:
 
 
 def critical_path(segment: Segment, step: int) -> list[Hop]:
-    """In the order of time; nothing where no rank has the step."""
+    """Return the critical path of a step in order of time; empty if no rank has the step."""
     segment = segment.only(step)
     spans = segment.spans
     steps = np.flatnonzero(spans["kind"] == Kind.STEP)
@@ -243,21 +245,21 @@ def critical_path(segment: Segment, step: int) -> list[Hop]:
 
 @dataclass(frozen=True)
 class Bar:
-    begin_s: float  # from the step's beginning on the first rank
+    begin_s: float  # seconds from the step's beginning on the first rank
     end_s: float
-    what: str  # forward, backward, input, weight; else the class: pp, dp, tp, world, bubble, data, optimizer, other...
-    microbatch: int  # -1: none
+    what: str  # forward, backward, input or weight; otherwise one of CLASSES
+    microbatch: int  # -1 if none
 
 
 @dataclass(frozen=True)
 class TimelineRow:
     rank: int
-    stage: int  # -1: what belongs to none
-    bars: tuple[Bar, ...]  # in the order of time, none above another
+    stage: int  # -1 for work of no stage
+    bars: tuple[Bar, ...]  # in order of time, without overlap
 
 
 def timeline_rows(segment: Segment, step: int) -> list[TimelineRow]:
-    """By rank and stage; a rank that has lost the step has no row."""
+    """Return the bars of a step by rank and stage; a rank that lost the step has no row."""
     segment = segment.only(step)
     spans, pieces, found = segment.spans, cut(segment), waits(segment)
     works, waiting = classes(segment, pieces)
@@ -267,7 +269,7 @@ def timeline_rows(segment: Segment, step: int) -> list[TimelineRow]:
     for i, place in enumerate(pieces.span.tolist()):
         span, root = spans[place], spans[pieces.root[i]] if pieces.root[i] >= 0 else spans[place]
         stage = int(root["stage"] if root["kind"] in _WORDS or span["stage"] < 0 else span["stage"])
-        if root["kind"] == Kind.SEND:  # because: it names the receiver's stage
+        if root["kind"] == Kind.SEND:  # because: a send has the receiver's stage
             stage = -1
         begin, end = int(pieces.begin_ns[i]) - began, int(pieces.end_ns[i]) - began
         middle = begin + int(lost[i])
@@ -286,12 +288,12 @@ class Heat:
     rank: int
     at: Coordinate
     host: str
-    own_work_s: float  # of a step: the median of the steps; NaN without a whole step
-    ratio: float  # to the median of the ranks with the same pp coordinate, which hold the same stages
+    own_work_s: float  # seconds a step, the median over the steps; NaN without a whole step
+    ratio: float  # to the median over the ranks with the same pp coordinate, which hold the same stages
 
 
 def heat(segment: Segment, times: StepTimes) -> list[Heat]:
-    """By rank."""
+    """Return each rank's own work (compute and optimizer) and its ratio to the rank's peers, in order of ranks."""
     own = np.nansum(times.seconds[:, :, [COMPUTE, OPTIMIZER]], axis=2)
     own[np.isnan(times.seconds[:, :, COMPUTE])] = np.nan
     seen = ~np.isnan(own).all(axis=0) if own.size else np.zeros(len(times.ranks), bool)
@@ -306,7 +308,7 @@ def heat(segment: Segment, times: StepTimes) -> list[Heat]:
 
 
 def by_host(found: list[Heat]) -> dict[str, tuple[int, float, float]]:
-    """(ranks, median ratio, largest ratio) of each host, the hottest first."""
+    """Return (number of ranks, median ratio, largest ratio) per host, the largest median first."""
     hosts: dict[str, list[float]] = {}
     for one in found:
         if not np.isnan(one.ratio):

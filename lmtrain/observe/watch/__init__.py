@@ -1,1 +1,1 @@
-"""Who of a run's processes stands still, and what is done about it."""
+"""The watchdog: detects which process of a run hangs or is lost, and ends the run."""

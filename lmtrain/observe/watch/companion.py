@@ -1,7 +1,8 @@
-"""A small process beside each rank: it reads the rank's marks and state, beats to the hub, and ends what stands still.
+"""The companion process of each rank: reads the rank's marks and state, sends heartbeats to the hub, kills a hung rank.
 
-Started by guard, without torch and without site packages, and gone with its rank however that ends: the socket between
-them closes. Rank 0's is the hub too. It works where the rank cannot: stopped, or with its interpreter's lock held.
+Started by guard without torch and without site packages; it ends with its rank, however the rank ends, because the
+socket between them closes. Rank 0's companion is also the hub. A companion works where the rank cannot: while the rank
+is stopped, or its interpreter's lock is held.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-STACKS_SIGNAL = signal.SIGURG  # because: a process that has no handler for it yet takes no notice
+STACKS_SIGNAL = signal.SIGURG  # because: the default action is to ignore it, so it harms no process without a handler
 _TICK_S = 0.5
-_MOST_S = 1.0  # that count as stood still between two looks: while this process slept, the other may have worked
-_SLEPT_S = 2.0  # between two looks, on a machine that has little time for this
-_WAY_S = 1.0  # because: it is long, and only asked for where nothing moves
+_MOST_S = 1.0  # counted as standing still per look; because: while this process slept, the rank may have worked
+_SLEPT_S = 2.0  # seconds between two looks that show that this process itself was not scheduled
+_WAY_S = 1.0  # seconds; because: `way` is long, and only needed if the rank does not move
 _STACKS_S = 1.0
-# that the main thread of a rank has to say by itself what the verdict is, before the rank is ended; of these, only what
-# has failed is sure to reach it, as an error of its own or as closed connections
+# Seconds that the main thread of a rank has to raise an error of its own before the rank is ended. Only a failure is
+# sure to reach that thread, as an error of its own or as closed connections.
 POLITE_S = {HANG_KIND: 1.0, LOST_KIND: 3.0, FAILED_KIND: 10.0}
-# the same where ranks talk by NCCL: a collective whose peer is gone waits on the device, and raises nothing
+# shorter for NCCL: a collective whose peer is gone waits on the device, and raises nothing
 DEVICE_POLITE_S = {HANG_KIND: 1.0, LOST_KIND: 0.5, FAILED_KIND: 3.0}
-_END_S = 3.0  # that a rank has after that
-_LEAVING_S = 20.0  # that one has which is about to, and has said so: its last save may have to be given up first
-_LINGER_S = 3.0  # that the hub outlives its rank, to tell the others
+_END_S = 3.0  # seconds after that until the rank is killed
+_LEAVING_S = 20.0  # seconds for a rank that has announced its end, because it may have to give up its last save first
+_LINGER_S = 3.0  # seconds that the hub outlives its rank, to inform the other ranks
 
 
 class Companion:
@@ -54,10 +55,10 @@ class Companion:
         self.stood_s, self.looked_at = 0.0, time.monotonic()
         self.longest: dict[str, float] = {}
         self.state, self.cpu_s = RUNNING, 0.0
-        self.stopping = False  # the rank has heard that another one was asked to
+        self.stopping = False  # this rank received another rank's stop request
         self.rank_gone = self.over = self.said = False
         self.verdict: dict[str, Any] | None = None
-        self.deadline: float | None = None  # for the rank to end, or for this process to
+        self.deadline: float | None = None  # monotonic time at which the rank is killed, or this process ends
         self.hub: Hub | None = None
         self.link: Lines | None = None
         self.silent_s, self.heard_at = min(told["timeout_s"], SILENT_S), time.monotonic()
@@ -96,12 +97,12 @@ class Companion:
         return late or (self.hub.verdict is not None and all(peer.idle for peer in self.hub.peers))
 
     def look(self) -> None:
-        """At the rank: where it is, whether the system lets it run, and whether it has ended in time."""
+        """Check the rank: read its mark and process state, send a heartbeat, and kill the rank after its deadline."""
         if self.rank_gone:
             return
         now = time.monotonic()
         if self.verdict is not None and self.deadline is not None and now > self.deadline:
-            self.speak_for_rank()  # because: once all ranks have ended, whoever started them ends this process too
+            self.speak_for_rank()  # because: once all ranks have ended, the launcher ends this process too
             self.kill(signal.SIGKILL)
         mark, since = read_mark(self.marks), now - self.looked_at
         self.looked_at = now
@@ -117,8 +118,8 @@ class Companion:
         self.beat(mark)
 
     def listen_for_hub(self, now: float, since: float) -> None:
-        """A node that loses its power, or its network, closes no connection."""
-        if since > _SLEPT_S:  # because: who has slept itself cannot say that others were silent
+        """Report rank 0 as lost if its hub is silent; a node that loses power or network closes no connection."""
+        if since > _SLEPT_S:  # because: a process that was not scheduled itself cannot tell that the hub was silent
             self.heard_at += since
         if not self.over and now - self.heard_at > self.silent_s:
             silent = (
@@ -126,7 +127,7 @@ class Companion:
                 "fails."
             )
             self.obey({"verdict": silent, "kind": LOST_KIND, "ranks": [0]})
-            write_stop(self.folder, {"verdict": silent, "ranks": [0]})  # because: rank 0 may be there no more
+            write_stop(self.folder, {"verdict": silent, "ranks": [0]})  # because: rank 0 may not exist any more
 
     def beat(self, mark: Mark) -> None:
         odd, stood_s = read_odd(self.marks), self.stood_s if mark.number == self.mark.number else 0.0
@@ -143,24 +144,24 @@ class Companion:
             if message.get("said"):
                 self.said = True
                 continue
-            self.beat(read_mark(self.marks))  # because: what it says is of now
+            self.beat(read_mark(self.marks))  # because: the message is about the present state
             self.to_hub(message)
             if message.get("left") and self.hub is None:
-                self.over = True  # because: where the hub is, others are yet to hear why
+                self.over = True  # because: the hub's companion must stay to inform the other ranks
             if message.get("done"):
                 self.over = True
                 if self.hub is not None:
                     self.hub.tell_all({"over": True}, but=self.rank)
                     self.hub.save_times()
             if "failed" in message:
-                self.said = True  # because: its command line says what has gone wrong
+                self.said = True  # because: the rank's command line reports the error
                 self.deadline = time.monotonic() + _LEAVING_S
         if self.control.ended and not self.rank_gone:
             self.rank_gone = True
             self.selector.unregister(self.control)
             self.deadline = time.monotonic() + _LINGER_S
             if self.verdict is None:
-                how = how_ended(self.pid)  # because: soon its parent has asked, and nobody knows any more
+                how = how_ended(self.pid)  # because: once the parent has reaped the process, its exit status is gone
                 self.beat(read_mark(self.marks))
                 self.to_hub({"lost": how})
             self.speak_for_rank()
@@ -186,13 +187,13 @@ class Companion:
     def obey(self, message: dict[str, Any]) -> None:
         if message.get("over"):
             self.over = True
-            self.control.send(message)  # because: a rank that is yet to leave would miss its companion
+            self.control.send(message)  # because: a rank that has not left yet would miss its companion
         elif message.get("verdict") and self.verdict is None:
             self.verdict = message
             if message.get("kind") == HANG_KIND and not self.rank_gone:
                 self.write_stacks(str(message.get("folder")))
             self.control.send({**message, "end": True})
-            if not self.rank_gone:  # one that is leaving, and has said so, keeps the time that it has for that
+            if not self.rank_gone:  # a rank that has announced its end keeps its longer deadline
                 self.deadline = max(self.deadline or 0.0, time.monotonic() + self.polite_s[message["kind"]] + _END_S)
             else:
                 self.speak_for_rank()
@@ -201,7 +202,7 @@ class Companion:
             self.control.send(message)
 
     def write_stacks(self, folder: str) -> None:
-        """All threads of the rank in Python's own words, written by a handler that needs no interpreter."""
+        """Write the stacks of all the rank's threads, by a signal handler in C that needs no interpreter lock."""
         before, stopped = os.fstat(self.stacks).st_size, self.state == STOPPED
         self.kill(STACKS_SIGNAL)
         if stopped:
@@ -213,7 +214,7 @@ class Companion:
             if size == last > before:
                 break
         if stopped:
-            self.kill(signal.SIGKILL)  # because: it would go on, and the others are ending
+            self.kill(signal.SIGKILL)  # because: the rank would continue, while the others are ending
         stacks = os.pread(self.stacks, size - before, before) or b"(it did not answer: the system itself holds it)\n"
         place = (
             f"rank {self.rank} on {self.host}, process {self.pid}, {self.state}, for {self.stood_s:.1f} s in "
@@ -222,7 +223,7 @@ class Companion:
         write_file(folder, f"rank_{self.rank:05d}.txt", place.encode() + stacks)
 
     def speak_for_rank(self) -> None:
-        """Rank 0 says why a run ends; where it could not, this does."""
+        """Print the verdict and write stop.json in place of rank 0 if it could not. Does nothing on other ranks."""
         if self.hub is None or self.said or self.verdict is None:
             return
         self.said = True
@@ -231,12 +232,12 @@ class Companion:
         write_stop(self.folder, self.verdict)
 
     def kill(self, number: int) -> None:
-        if os.getppid() == self.pid:  # because: a process id is given out again
+        if os.getppid() == self.pid:  # because: process ids are reused
             os.kill(self.pid, number)
 
 
 def state_of(pid: int) -> tuple[str, float]:
-    """Whether the system lets a process run, and its seconds of CPU time; without /proc nobody is stopped."""
+    """Return whether a process is stopped, and its CPU time in seconds; without /proc, (RUNNING, 0.0)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -247,7 +248,7 @@ def state_of(pid: int) -> tuple[str, float]:
 
 
 def how_ended(pid: int) -> str:
-    """Read from what the system keeps of a process until its parent has asked; often that was quicker."""
+    """Return how a process ended, from the zombie's exit status; unknown if the parent has reaped it already."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             status = int(file.read().rpartition(b")")[2].split()[49])
@@ -259,18 +260,18 @@ def how_ended(pid: int) -> str:
 
 
 def main() -> None:
-    """Watch the rank that has started this process, as its last argument says."""
+    """Watch the rank that started this process, as the JSON in the last argument describes."""
     _ignore_signals()
     Companion(json.loads(sys.argv[-1])).run()
 
 
 def main_of_fork(connection: socket.socket) -> None:
-    """Watch the rank that has forked this process, once it says over `connection` what to watch.
+    """Watch the rank that forked this process, after receiving a description and descriptors over `connection`.
 
-    Return at once where the rank ends without saying so.
+    Return at once if the rank ends without sending them.
     """
     _ignore_signals()
-    gc.disable()  # because: a collection would write to memory that the rank shares
+    gc.disable()  # because: a garbage collection would copy memory pages that are shared with the rank
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nowhere, number)
@@ -281,19 +282,22 @@ def main_of_fork(connection: socket.socket) -> None:
         return
     told = json.loads(data)
     if told["rank"] > 0:
-        os.dup2(nowhere, 2)  # because: rank 0's companion alone speaks
+        os.dup2(nowhere, 2)  # because: only rank 0's companion prints
     Companion(told | {"control": connection.detach(), "marks": fds[0], "stacks": fds[1]}).run()
 
 
 def _close_all_but(kept: tuple[int, ...]) -> None:
-    """Close all descriptors but these. Only those that are open are tried: the limit may be a thousand million."""
+    """Close all open descriptors except these.
+
+    The open ones are listed, because the limit may be a thousand million.
+    """
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         if fd not in kept:
-            with suppress(OSError):  # because: the list itself had one, which is closed by now
+            with suppress(OSError):  # because: the listing's own descriptor is closed by now
                 os.close(fd)
 
 
 def _ignore_signals() -> None:
-    # because: signals to a whole group are for ranks, and this process ends when its rank does
+    # because: signals to a whole group are meant for ranks, and this process ends when its rank does
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)

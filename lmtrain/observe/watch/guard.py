@@ -1,7 +1,7 @@
-"""A rank's side of the watch: it starts the companion, hears its verdicts, and turns waiting in vain into a name.
+"""The rank's side of the watchdog: starts the companion, receives its verdicts, and names the culprit of a failed wait.
 
-Called by the command line around a run of several processes. A thread listens; it ends this process where the main
-thread cannot, and where that thread cannot either, the companion does.
+Called by the command line around a run of several processes. A thread receives messages; it ends this process if the
+main thread cannot. If that thread cannot run either, the companion kills the process.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from lmtrain.runtime.processes.signals import Stopped, ignore_stops
 
 _ROOT = Path(__file__).resolve().parents[3]
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from lmtrain.observe.watch.companion import main; main()"
-_KEY = "watch"  # in the run's store: where the hub listens
+_KEY = "watch"  # key of the run's store: the hub's host, port and secret
 _ANSWER_S = 5.0
 _LEAVE_S = 5.0
 _POLL_S = 0.005
-_LOST_S = 0.5  # because: srun ends all tasks once one is gone, and its signal may come before the watch's word
+_LOST_S = 0.5  # because: srun ends all tasks once one is gone, and its signal may arrive before the watchdog's verdict
 _NUM_ROWS = 30
-_MOST_S = 1.0  # because: it asks for locks that a process which hangs may hold
+_MOST_S = 1.0  # because: the dump takes locks that a hung process may hold
 
 
 class Watch:
-    """What the processes of a run tell each other beside their collectives. Of one process alone it does nothing."""
+    """Messages between the processes of a run, beside their collectives. Does nothing in a run of one process."""
 
     def __init__(
         self, process: ProcessEnv, heard: Callable[[str], None], ending: Callable[[LmtrainError], None],
         *, on_device: bool = False,
     ) -> None:  # fmt: skip
-        """`on_device`: collectives wait on a device, where no error of a peer reaches them."""
+        """Create an unopened watch. With `on_device`, collectives wait on a device and do not raise if a peer fails."""
         self.process, self._heard, self._ending = process, heard, ending
         self.polite_s = DEVICE_POLITE_S if on_device else POLITE_S
-        self.told_stop: str | None = None  # the signal that another process was sent
+        self.told_stop: str | None = None  # name of the signal that another process received
         self._verdict: dict[str, Any] | None = None
         self._answered, self._left = threading.Event(), threading.Event()
         self._control: socket.socket | None = None
@@ -62,7 +62,7 @@ class Watch:
         self._companion: subprocess.Popen[bytes] | _Forked | None = None
 
     def tell_stop(self, name: str) -> None:
-        """All other processes hear that this one was asked to stop."""
+        """Report to all other processes that this one was asked to stop."""
         self._send({"stop": name})
 
     def open(self, met: Met, folder: Path, timeout_s: float) -> None:
@@ -88,7 +88,7 @@ class Watch:
             met.store.set(_KEY, json.dumps([host, port, secret] if port else None))
 
     def _start(self, told: dict[str, Any], leads: bool) -> int | None:
-        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115  # because: it lasts as long as the process
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115  # because: it stays open until the process ends
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
         marks = phases.open_memory()
         fds = {"marks": marks, "stacks": self._stacks.fileno()}
@@ -109,12 +109,12 @@ class Watch:
 
     def _listen(self) -> None:
         assert self._control is not None
-        is_over = False  # rank 0 is done, and this process is about to be
+        is_over = False  # rank 0 is done, and this process will be shortly
         with suppress(OSError), self._control.makefile("r") as lines:
             for line in lines:
                 message = json.loads(line)
                 if "stop" in message:
-                    if self._verdict is None:  # because: who leaves after a loss leaves because of it
+                    if self._verdict is None:  # because: a rank that leaves after a loss leaves because of the loss
                         self.told_stop = self.told_stop or message["stop"]
                     self._heard(message["stop"])
                 elif message.get("end"):
@@ -130,7 +130,7 @@ class Watch:
             warn(f"{self.process.who} is not watched any more, as its companion is gone.")
 
     def _end(self, verdict: dict[str, Any]) -> None:
-        """Where the main thread has not left by itself."""
+        """End this process unless the main thread leaves by itself in time."""
         if verdict["kind"] == HANG_KIND and (rows := newest_rows()):
             with suppress(OSError):
                 (Path(verdict["folder"]) / f"rank_{self.process.rank:05d}.flight_recorder.txt").write_text(rows)
@@ -148,7 +148,7 @@ class Watch:
         return PeerLostError(explained(verdict), rank=verdict["ranks"][0], stacks=verdict.get("folder"))
 
     def culprit(self, error: BaseException) -> LmtrainError | None:
-        """Who is to blame for a collective that failed here."""
+        """Return the error that names the culprit of a collective that failed here, or None if the hub knows none."""
         if not self._answered.is_set():
             self._send({"asks": str(error)[:500]})
             self._answered.wait(_ANSWER_S)
@@ -156,7 +156,7 @@ class Watch:
         return self.error_of(self._verdict) if self._verdict else None
 
     def lost(self) -> LmtrainError | None:
-        """What had ended the run by the time at which this process was asked to stop."""
+        """Return the error that had ended the run before this process was asked to stop, or None if there was none."""
         if self._companion is not None and self.told_stop is None:
             self._answered.wait(_LOST_S)
         if self._verdict is None or self.told_stop is not None:
@@ -165,7 +165,7 @@ class Watch:
         return self.error_of(self._verdict)
 
     def leave(self, message: dict[str, Any]) -> None:
-        """The main thread is through, and has said how. Where all went well nothing is left behind."""
+        """Report how the main thread ended. After a success, also wait for the companion and free its resources."""
         self._left.set()
         self._send(message)
         if self._companion is not None and "done" in message:
@@ -183,7 +183,7 @@ class Watch:
 
 
 class _Forked:
-    """A companion that was forked by this process, with what is asked of one that is started."""
+    """A companion that was forked by this process, with the `wait` and `kill` of subprocess.Popen."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._has_ended = pid, False
@@ -220,7 +220,7 @@ def _start_companion(
 
 def _end_as(found: LmtrainError, process: ProcessEnv, error: BaseException) -> NoReturn:
     if process.rank > 0:
-        raise SystemExit(found.exit_code) from error  # because: rank 0 speaks for all, or what watches it
+        raise SystemExit(found.exit_code) from error  # because: rank 0 or its companion prints the error for all ranks
     raise found from error
 
 
@@ -230,8 +230,13 @@ def watched(
     heard: Callable[[str], None] = lambda name: None, ending: Callable[[LmtrainError], None] = lambda error: None,
     *, on_device: bool = False,
 ) -> Iterator[Watch]:  # fmt: skip
-    """`heard` gets the name of a signal that another process was sent; `ending` says and writes down, on rank 0, why
-    this process is ended from outside its main thread. Both are called from another thread."""
+    """Open the watchdog for the enclosed run, and report to it how the run ends.
+
+    If a peer caused the end, raise the verdict that names it; on ranks other than 0 raise SystemExit with the same exit
+    code, because rank 0 prints the error. `heard` receives the name of a signal that another process was sent; `ending`
+    reports and records, on rank 0, why this process is ended from outside its main thread. Both are called from another
+    thread.
+    """
     watch = Watch(process, heard, ending, on_device=on_device)
     phases.enter("build")
     if process.world_size > 1:
@@ -242,9 +247,9 @@ def watched(
         watch.leave({"failed": str(error)[:2000], "code": error.exit_code})
         raise
     except Stopped as stopped:
-        ignore_stops()  # because: others who leave say so, too, and this end has its reason
+        ignore_stops()  # because: other ranks that leave report it, too, and this rank already has its reason
         if (lost := watch.lost()) is None:
-            watch.leave({"left": True})  # because: the others hear of it, and stop as well
+            watch.leave({"left": True})  # because: the report makes the other ranks stop as well
             raise
         watch.leave({"failed": str(stopped), "code": lost.exit_code})
         _end_as(lost, process, stopped)
@@ -260,7 +265,10 @@ def watched(
 
 
 def newest_rows() -> str:
-    """Empty where this torch has no recorder, it was switched off, or it does not answer."""
+    """Return the newest rows of torch's flight recorder, one JSON object per line.
+
+    Empty if this torch has none, it was switched off, or it does not answer in time.
+    """
     answer: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=lambda: answer.put(_rows()), name="flight recorder", daemon=True).start()
     try:
@@ -271,9 +279,9 @@ def newest_rows() -> str:
 
 def _rows() -> str:
     try:
-        from torch._C import _distributed_c10d  # because: there is no public way, and not every build has this one
+        from torch._C import _distributed_c10d  # because: there is no public API, and not every build has this one
 
         dump: Any = vars(_distributed_c10d)["_dump_fr_trace_json"]
         return "".join(f"{json.dumps(entry)}\n" for entry in json.loads(dump()).get("entries", [])[-_NUM_ROWS:])
-    except Exception:  # because: whatever is wrong with it, the run is ending anyway
+    except Exception:  # because: whatever is wrong with the recorder, the run is ending anyway
         return ""

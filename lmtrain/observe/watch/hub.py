@@ -1,8 +1,9 @@
-"""What watches a run's ranks hears and says here: their lines, and on rank 0 who is late and what all are told.
+"""The hub of the watchdog on rank 0, which receives heartbeats and decides, and its line protocol, used on all ranks.
 
-Called by companion; guard takes its words. Messages between a rank, its companion and the hub are a JSON object a line,
-over sockets that never block; a line that is too long or no object ends the connection. What comes from one counts only
-after the run's token has come, and is numbers and short texts; it names ranks and nothing else is done with it.
+Called by companion; guard uses the texts of verdicts. Messages between a rank, its companion and the hub are one JSON
+object per line, over sockets that never block; a line that is too long ends the connection. The hub accepts a peer's
+messages only after the run's token, and reads only numbers and short texts from them, which it uses for nothing but
+verdicts.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_BYTES = 1 << 16  # of a line
-_ASKED_S = 1.0  # because: the news of a lost peer may come a moment after the error that it causes
-_UNKNOWN_S = 10.0  # for a connection to say who it is
-_HERE_S = 1.0  # between two words that this is there
+MAX_BYTES = 1 << 16  # longest line
+_ASKED_S = 1.0  # because: the news of a lost peer may come a moment after the error that the loss causes
+_UNKNOWN_S = 10.0  # seconds for a new connection to send the token
+_HERE_S = 1.0  # seconds between two heartbeats of the hub
 
 
 # ---- connections -----------------------------------------------------------------------------------------------------
 
 
 class Lines:
-    """One connection. `ended` once the other side is gone."""
+    """A connection that sends and receives JSON lines. `ended` is set once the peer is gone."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         connection.setblocking(False)
         self.ended = False
-        self.rank: int | None = None  # who is at the other end, once it has said so with the run's token
+        self.rank: int | None = None  # rank of the peer, once it has sent the run's token
         self._in, self._out = b"", b""
 
     def fileno(self) -> int:
         return self.connection.fileno()
 
     def read(self) -> list[dict[str, Any]]:
-        """What has come, without waiting."""
+        """Return the objects received so far, without waiting. Lines that are not JSON objects are skipped."""
         while not self.ended:
             try:
                 data = self.connection.recv(MAX_BYTES)
@@ -76,7 +77,7 @@ class Lines:
         return [found for line in whole if isinstance(found := _parsed(line), dict)]
 
     def send(self, message: dict[str, Any]) -> None:
-        """What cannot be sent now goes with the next; who does not read for long is given up."""
+        """Queue a message, and send as much as possible without waiting. A peer that does not read is disconnected."""
         self._out += json.dumps(message).encode() + b"\n"
         self.flush()
 
@@ -93,7 +94,7 @@ class Lines:
 
     @property
     def idle(self) -> bool:
-        """Whether all has been sent that can be."""
+        """True if nothing is left to send, or the connection has ended."""
         return self.ended or not self._out
 
     def close(self) -> None:
@@ -108,21 +109,21 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-# ---- what is said ----------------------------------------------------------------------------------------------------
+# ---- verdicts as text and in stop.json -------------------------------------------------------------------------------
 
 
 def explained(verdict: dict[str, Any]) -> str:
-    """Return a verdict with where to look and what to do."""
+    """Return the verdict's text with the place of the stacks and the way to continue."""
     folder = verdict.get("folder")
     look = f"The stacks of all processes are in {folder}; start" if folder else "Start"
     return f"{verdict['verdict']} {look} the same command again to go on."
 
 
 def write_stop(folder: str, verdict: dict[str, Any]) -> None:
-    """Write the verdict into stop.json, unless somebody has told more by now."""
+    """Write the verdict to stop.json unless the file exists already."""
     rank, stacks = (verdict.get("ranks") or [0])[0], verdict.get("folder")
     where = {"rank": rank, "hang": stacks} if stacks else {"rank": rank, "lost": rank}
-    with suppress(OSError):  # because: a disk that fails must not keep the processes from being ended
+    with suppress(OSError):  # because: a failing disk must not keep the processes from being ended
         stop.write(folder, explained(verdict), PeerLostError.exit_code, replace=False, waits=False, **where)
 
 
@@ -138,9 +139,9 @@ class Hub:
         self.peers: list[Lines] = []
         self.since: dict[int, float] = {}
         self.asked_at: float | None = None
-        self.stop: dict[str, Any] | None = None  # that one of the ranks was asked to
+        self.stop: dict[str, Any] | None = None  # the newest stop request that a rank received
         self.verdict: Verdict | None = None
-        self.told: list[dict[str, Any]] = []  # to the rank of this very companion
+        self.told: list[dict[str, Any]] = []  # messages for this process's own rank
         self.saved_at = self.ticked_at = time.monotonic()
         self.here_at = 0.0
         family = socket.AF_INET if on_node or not socket.has_dualstack_ipv6() else socket.AF_INET6
@@ -172,7 +173,7 @@ class Hub:
                     peer.ended = True
                     break
                 peer.rank = rank
-                if self.stop is not None:  # because: a rank may come later than the news
+                if self.stop is not None:  # because: a rank may connect after the stop request was sent to the others
                     peer.send(self.stop)
             self.hear(peer.rank, message)
         if peer.ended:
@@ -187,7 +188,7 @@ class Hub:
             peer.close()
 
     def hear(self, rank: int, message: dict[str, Any]) -> None:
-        """From the companion of any rank, this one's included."""
+        """Handle a message from a rank's companion, this one's included: heartbeat, stop request, end or question."""
         self.heard[rank] = time.monotonic()
         if isinstance(beat := message.get("beat"), dict):
             try:
@@ -226,7 +227,7 @@ class Hub:
     def tick(self) -> None:
         now = time.monotonic()
         slept, self.ticked_at = now - self.ticked_at, now
-        if slept > 2.0:  # because: who has slept itself cannot say that others were silent
+        if slept > 2.0:  # because: a process that was not scheduled itself cannot tell that others were silent
             self.heard = {rank: at + slept for rank, at in self.heard.items()}
         is_due = now - self.here_at > _HERE_S
         self.here_at = now if is_due else self.here_at
@@ -242,7 +243,7 @@ class Hub:
             self.decide(now)
         if now - self.saved_at > 60:
             self.saved_at = now
-            start_new_thread(self.save_times, ())  # because: a disk may stand still, and this must go on speaking
+            start_new_thread(self.save_times, ())  # because: a hanging disk must not block the hub
 
     def decide(self, now: float) -> None:
         asked = self.asked_at is not None and now - self.asked_at > _ASKED_S
@@ -259,13 +260,13 @@ class Hub:
             place = f"step_{step}" if step >= 0 else verdict.rows[0].phase
             message["folder"] = os.path.join(self.folder, HANGS, f"{place}-{time.strftime('%Y%m%dT%H%M%S')}")
         if verdict.kind != FAILED_KIND and self.stop is None:
-            write_stop(self.folder, message)  # because: whoever started the ranks reads it once they have ended
+            write_stop(self.folder, message)  # because: the launcher reads it once all ranks have ended
         self.tell_all(message)
         if verdict.kind == HANG_KIND:
             self.write_summary(verdict, message["folder"])
 
     def write_summary(self, verdict: Verdict, folder: str) -> None:
-        """The table that the verdict is made from, for people, beside everybody's stacks."""
+        """Write a table of all ranks' states for people, next to the stacks."""
         lines = [
             verdict.what, "", "What each process was doing when this was decided:", "",
             *(
@@ -280,7 +281,7 @@ class Hub:
 
     def save_times(self) -> None:
         path = os.path.join(self.folder, TIMES)
-        # because: the run's folder may not be there yet, or be full; the next start learns anew
+        # because: the run folder may not exist yet, or its disk be full; then the next start learns the times anew
         with suppress(OSError):
             with open(f"{path}.new", "w") as file:
                 longest = self.limits.before | self.limits.longest
@@ -290,8 +291,8 @@ class Hub:
 
 
 def write_file(folder: str, name: str, data: bytes) -> None:
-    """For people, as a run ends."""
-    with suppress(OSError):  # because: a disk that fails must not keep the processes from being ended
+    """Write a diagnostic file as the run ends; errors are ignored."""
+    with suppress(OSError):  # because: a failing disk must not keep the processes from being ended
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, name), "wb") as file:
             file.write(data)

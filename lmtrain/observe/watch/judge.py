@@ -1,15 +1,15 @@
-"""Who is to blame when processes wait: a table of what each does goes in, a verdict with names comes out.
+"""The watchdog's decision: from a table of all ranks' positions, a verdict that names the ranks to blame for a hang.
 
-Called by the hub, some times a second. What it says goes from the hub to guard.py, where rank 0 raises and prints it as
-a PeerLostError; where rank 0 cannot, its companion prints it. Pure: no clock, no socket, no file. Imports little, since
+Called by the hub a few times a second. The hub sends the verdict to guard.py, where rank 0 raises and prints it as a
+PeerLostError; if rank 0 cannot, its companion prints it. Pure: no clock, no socket, no file. Imports little, because
 each rank's companion has to start in milliseconds.
 """
 
 from __future__ import annotations
 
-FLOOR_S = 30.0  # because: a disk, a network or a busy machine now and then stands still for some seconds
-FACTOR = 10.0  # times the longest that has been seen
-SILENT_S = 30.0  # because: a companion on a busy machine may get no core for seconds
+FLOOR_S = 30.0  # because: a disk, a network or a busy machine sometimes stands still for some seconds
+FACTOR = 10.0  # times the longest time seen
+SILENT_S = 30.0  # because: on a busy machine a companion may not be scheduled for seconds
 RUNNING, STOPPED, LOST, FAILED, DONE = "running", "stopped", "lost", "failed", "done"
 LOST_KIND, FAILED_KIND, HANG_KIND = "lost", "failed", "hang"
 _COLLECTIVE, _LEFT_OUT = "collective", "left out a collective"
@@ -17,7 +17,7 @@ _STRAYED = "came through other collectives in this step than those that did the 
 
 
 class RankRow:
-    """What is known of one rank: the place its program is at, and for how long."""
+    """The state of a rank: its position in the program, and for how long it has been there."""
 
     def __init__(
         self, rank: int, host: str = "", phase: str = "build", step: int = -1, microbatch: int = -1, stage: int = -1,
@@ -29,8 +29,8 @@ class RankRow:
         self.microbatch, self.stage, self.what, self.stood_s = microbatch, stage, what, stood_s
         self.state, self.count, self.odd, self.said, self.code = state, count, odd, said, code
         self.silent_s, self.cpu_s = silent_s, cpu_s
-        self.asks = asks  # a collective has failed here, and who is to blame is asked
-        self.way = way  # through the step's collectives: the step, a sum over the one before, sums by number so far
+        self.asks = asks  # a collective has failed on this rank, and the rank asks for the culprit
+        self.way = way  # (step, checksum of the step before, checksums by number of collectives so far)
 
     @property
     def waits(self) -> bool:
@@ -38,7 +38,7 @@ class RankRow:
 
     @property
     def key(self) -> str:
-        """What its limit is learnt for."""
+        """The phase or collective for which a time limit is learned."""
         return self.what or self.phase
 
     @property
@@ -47,7 +47,7 @@ class RankRow:
 
     @property
     def where(self) -> str:
-        """ "backward of step 7, microbatch 1, stage 0"."""
+        """The position in words, such as "backward of step 7, microbatch 1, stage 0"."""
         place = f"collective ({self.what})" if self.phase == _COLLECTIVE else self.phase
         step = f"{place} of step {self.step}" if self.step >= 0 else place
         microbatch = f", microbatch {self.microbatch}" if self.microbatch >= 0 else ""
@@ -64,14 +64,17 @@ class Verdict:
 
 
 class Limits:
-    """How long each phase may take: what this run has taught, never less than a floor, never more than the setting."""
+    """Time limits per phase: ten times the longest time seen in this run, within FLOOR_S and `timeout_s`."""
 
     def __init__(self, timeout_s: float, before: dict[str, float] | None = None) -> None:
-        """`before` is what earlier starts took. It gives more time, and never less: this one may begin with other
-        settings or without caches, so that a phase counts as known once this start has gone through it."""
+        """Create the limits; `before` has the longest times of earlier starts, in seconds.
+
+        Those times can only raise a limit: this start may have other settings or no caches, so a phase has a limit of
+        its own only after this start has passed it.
+        """
         self.timeout_s, self.before = timeout_s, before or {}
         self.longest: dict[str, float] = {}
-        self.first_step: int | None = None  # of this start
+        self.first_step: int | None = None  # first step of this start
         self.in_force = False
 
     def learn(self, seen: dict[str, float]) -> None:
@@ -79,7 +82,10 @@ class Limits:
             self.longest[key] = max(seconds, self.longest.get(key, 0.0), self.before.get(key, 0.0))
 
     def reach(self, step: int) -> None:
-        """Nothing is in force before a step is done: who has built says little of how long others load or compile."""
+        """Record a step; the limits take effect once the first step is done.
+
+        Before that, the times of a rank that has built say little about how long others load or compile.
+        """
         if step >= 0:
             self.first_step = step if self.first_step is None else min(step, self.first_step)
             self.in_force = self.in_force or step > self.first_step
@@ -92,16 +98,19 @@ class Limits:
 
 
 def judge(rows: list[RankRow], limits: Limits, asked: bool = False) -> Verdict | None:
-    """`asked`: a collective has failed, so somebody is to blame already, whatever the limits say."""
+    """Return a verdict, or None if no rank is to blame yet.
+
+    `asked`: a collective has failed, so a rank is to blame already, whatever the limits.
+    """
     live = [row for row in rows if row.state in (RUNNING, STOPPED)]
     if verdict := _ended(rows):
-        # because: gloo aborts a process whose peer sends something else than it waits for
+        # because: gloo aborts a process whose peer sends another message than expected
         amid = verdict.kind == LOST_KIND and all(row.waits for row in verdict.rows)
         for find, how in ((_strays, _STRAYED), (_odd, _LEFT_OUT)):
             if amid and (to_blame := find(live + verdict.rows)):
                 return Verdict(HANG_KIND, to_blame, _words(to_blame, live, limits, how))
         return verdict
-    # because: whoever is alone, or the last, has nobody who waits
+    # because: a rank that is alone, or the last, has no peer that waits for it
     if len(live) < 2 or not (asked or _is_due(live, limits)):
         return None
     for suspects, how in (
@@ -120,7 +129,7 @@ def judge(rows: list[RankRow], limits: Limits, asked: bool = False) -> Verdict |
 
 
 def _ended(rows: list[RankRow]) -> Verdict | None:
-    """A process that is gone: one with an error of its own before one that ended for want of a peer."""
+    """Return the verdict on ranks that are gone; an error of a rank's own takes precedence over the loss of a peer."""
     failed, lost = ([row for row in rows if row.state == state] for state in (FAILED, LOST))
     ended = [row for row in failed if row.code != 76] or lost or failed
     if not ended:
@@ -142,12 +151,12 @@ def _is_due(live: list[RankRow], limits: Limits) -> bool:
     if any(row.state == STOPPED for row in over) or any(row.silent_s > _silence(limits) for row in live):
         return True
     if any(not row.waits and row not in over for row in live):
-        return False  # because: others may wait for that one, and it has time left
+        return False  # because: others may wait for this rank, and its limit has not passed
     return any(not row.waits for row in over) or len(over) == len(live)
 
 
 def _late(live: list[RankRow], limits: Limits, asked: bool) -> list[RankRow]:
-    """Not waiting while others wait, or longer than may be."""
+    """Return the ranks that do not wait while others do, or (unless `asked`) have exceeded their limit."""
     busy = [row for row in live if not row.waits]
     if not asked:
         return [row for row in busy if row.stood_s > limits.of(row.key)]
@@ -155,9 +164,10 @@ def _late(live: list[RankRow], limits: Limits, asked: bool) -> list[RankRow]:
 
 
 def _strays(live: list[RankRow]) -> list[RankRow]:
-    """Those whose collectives of this step are not the others' of their kind, as far as both have come.
+    """Return the ranks whose collectives of this step came in another order than those of ranks of their kind.
 
-    Of one kind is who had the same order of them in the step before. Two that differ tell nothing of which is wrong.
+    Orders are compared as far as both ranks have come. Ranks are of one kind if their collectives had the same order in
+    the previous step. The smaller groups of a kind are the strays; without a single largest group there is no verdict.
     """
     kinds: dict[tuple[int, int], list[RankRow]] = {}
     for row in live:
@@ -186,9 +196,9 @@ def _agree(a: RankRow, b: RankRow) -> bool:
 
 
 def _odd(live: list[RankRow]) -> list[RankRow]:
-    """All wait in collectives: the one whose order of them is another than before, or whose place is ahead."""
+    """Return the ranks to blame if all wait in collectives: a changed order of collectives, or a position ahead."""
     newest = max((row.odd[0] for row in live if row.odd), default=0)
-    # because: what is new to all of them, as a first validation is, is nobody's fault
+    # because: a collective that is new on all ranks, such as the first validation's, is no rank's fault
     strange = [row for row in live if row.odd and row.odd[0] == newest and newest > 0 and newest >= row.step - 1]
     if 0 < len(strange) < len(live):
         return strange
