@@ -21,7 +21,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -220,11 +220,13 @@ class Outputs:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        with self._held:
+        # because: files that are closed write what they still hold, and a full disk refuses that once more
+        is_full = isinstance(error, StorageError)
+        with suppress(OSError) if is_full else files.storage_errors(self._folder, "Writing"), self._held:
             # A wrong line or setting will be another next time; a full disk or Ctrl-C only interrupts.
-            if isinstance(error, LmtrainError) and not isinstance(error, StorageError):
+            if isinstance(error, LmtrainError) and not is_full:
                 shutil.rmtree(self._folder, ignore_errors=True)
-        if isinstance(error, StorageError):
+        if is_full:
             kept = sum(path.stat().st_size for path in self._folder.iterdir())
             raise StorageError(
                 f"{error} {self._folder} has what is done so far, {format_bytes(kept)}: the same command goes on from "

@@ -339,7 +339,7 @@ def _say_what_was_found(outputs: Outputs, say: Callable[[str], None] | None) -> 
     if outputs.resumed:
         say(f"going on after the {outputs.totals.num_documents:,} documents of a run that was cut short")
     elif outputs.dropped:
-        say("starting over: what a run that was cut short left behind is of other inputs or settings")
+        say("starting over: the run that was cut short had other inputs or settings, a pipe, or nothing whole yet")
 
 
 def _named_bins(lengths: list[int]) -> dict[str, int]:

@@ -202,6 +202,8 @@ def _is_no_pair(words: Sequence[str], index: int, groups: Mapping[str, Sequence[
         return f"{text!r} is not an override, since it names no key. Did you mean {found[0]}={text}?"
     if text.endswith((".yaml", ".yml")):
         return f"{text!r} is a file. Type --config-dir FOLDER --config-name NAME, without the .yaml."
+    if text.endswith(".py"):
+        return f"{text!r} is a program, and settings are none here. Type them as key=value, or in a YAML file."
     if Path(f"{text}.idx").is_file():
         return f"{text!r} is a dataset. Write data.path={shell(text)}."
     if "=" in before and not set(_SIGNS) & set(before):

@@ -164,7 +164,8 @@ class RunPanel:
             yield "bubble", Text(f"{percent(row['straggler_bubble'])} of a step")
         if row.get("straggler_exposed") is not None:
             yield "communication", Text(f"{percent(row['straggler_exposed'])}, not hidden")
-        if "step" in row and self._stopped_at_s is None and (words := self._next_save(row, since_s)):
+        goes_on = self._stopped_at_s is None and row.get("step", 0) < self.total_steps
+        if "step" in row and goes_on and (words := self._next_save(row, since_s)):
             yield "next save", Text(words)
         if row.get("limit_left_s") is not None:
             left_s = row["limit_left_s"] - since_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -20,6 +21,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from data_tools.preprocess.outputs import Outputs
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
 from data_tools.read.chunks import Limits
 from data_tools.read.content import OnError
@@ -231,7 +233,8 @@ def test_other_work_starts_over_and_says_so(folder: Path, tmp_path: Path) -> Non
         interrupted(folder, tmp_path / f"{number}/data", "data.slice", 8)
         said: list[str] = []
         summary = run(folder, tmp_path / f"{number}/data", said=said, **change)
-        assert said == ["starting over: what a run that was cut short left behind is of other inputs or settings"]
+        (line,) = said
+        assert line.startswith("starting over: the run that was cut short had other inputs or settings")
         assert (summary.resumed_documents, summary.num_documents) == (0, 58)
         run(folder, tmp_path / f"fresh{number}/data", **change)
         assert files(tmp_path / str(number)) == files(tmp_path / f"fresh{number}")
@@ -251,11 +254,20 @@ def test_a_changed_input_starts_over(folder: Path, tmp_path: Path) -> None:
     assert said[0].startswith("starting over")
 
 
-def test_a_full_disk_keeps_what_was_done(folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_keeps_what_was_done(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where files that are closed find the disk full once more."""
     arm(Fault("enospc", "data.journal", 6))
     told = r"the disk is full .*/\.data\.tmp has what is done so far, [1-9].*B: the same command goes on from there"
-    with pytest.raises(StorageError, match=told):
-        run(folder, tmp_path / "data")
+    close = Outputs._close
+
+    def refused(self: Outputs) -> None:
+        close(self)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Outputs, "_close", refused)
+        with pytest.raises(StorageError, match=told):
+            run(folder, tmp_path / "data")
     assert run(folder, tmp_path / "data").resumed_documents > 0
     assert not (tmp_path / ".data.tmp").exists()
 
