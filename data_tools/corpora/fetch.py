@@ -31,9 +31,7 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A published file with its addresses, which all give the same bytes; no address if the file is only in an
-    archive.
-    """
+    """A published file and its addresses, which all give the same bytes; none if the file is only in an archive."""
 
     name: str
     urls: tuple[str, ...]

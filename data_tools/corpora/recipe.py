@@ -103,9 +103,7 @@ def _search(texts: PublishedTexts, paths: Sequence[Path]) -> _Found:
 
 
 def _files(texts: PublishedTexts, folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder that may be or contain a text: by name or size, compressed, or an archive by its
-    name.
-    """
+    """Yield a folder's files that may be or contain a text: by name or size, compressed, or a known archive."""
     archives = {archive.name for archive in texts.archives}
     for root, folders, names in os.walk(folder):
         folders.sort()

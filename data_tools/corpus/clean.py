@@ -107,9 +107,7 @@ def _repeated(parts: list[str]) -> tuple[float, float]:
 
 
 def _top_run(length: int, facts: Facts) -> float:
-    """Return the share of characters in the most frequent run of `length` words; of equally frequent runs the first is
-    used.
-    """
+    """Return the share of characters in the most frequent run of `length` words; ties go to the first run."""
     runs = hash_runs(facts.word_ids, length)
     if not runs.size:
         return 0.0
@@ -253,9 +251,7 @@ def _decoded(match: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Clean(Selection):
-    """The step `clean`: rules with their limits, line rules, and allowed scripts with the least share of letters in
-    them.
-    """
+    """The step `clean`: rules with limits, line rules, and allowed scripts with their least share of letters."""
 
     rules: tuple[tuple[str, float], ...] = ()
     line_rules: tuple[str, ...] = ()

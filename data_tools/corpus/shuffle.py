@@ -60,8 +60,7 @@ def _position(position: int) -> bytes:
 
 @dataclass(frozen=True)
 class Split:
-    """The step `split`: assigns documents to train, valid and test by id or text; equal documents go to the same part.
-    """
+    """The step `split`: assigns documents to train, valid and test by id or text; equal documents stay together."""
 
     ratios: tuple[float, ...]
     seed: int = 0

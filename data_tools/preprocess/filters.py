@@ -71,9 +71,7 @@ class Filters:
         return verdict
 
     def identity(self) -> list[Any]:
-        """Return everything that decides which documents are kept, including versions of installed filters, for
-        resuming.
-        """
+        """Return everything that decides which documents are kept, with versions of installed filters, for resuming."""
         installed = [(p.name, p.value, p.dist.version if p.dist else "") for p in map(_find, self.entry_points)]
         return [[self.min_chars, self.max_chars, self.min_tokens, self.max_tokens], list(self.scripts), installed]
 

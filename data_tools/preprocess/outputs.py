@@ -64,8 +64,7 @@ class Journal:
         self.damaged = False  # True if `read` found a damaged line
 
     def read(self, identity: str | None) -> list[dict[str, Any]] | None:
-        """Return the lines of this run up to a damaged line; None without a journal, or if it belongs to another run.
-        """
+        """Return this run's lines up to a damaged line; None if there is no journal or it is of another run."""
         try:
             lines = files.read_bytes(self._path, _MOST_BYTES, follow_links=False).split(b"\n")[:-1]
         except (OSError, LmtrainError):
@@ -182,9 +181,7 @@ class Names:
 
 
 class Outputs:
-    """Context manager that holds the lock on the output's folder; the folder is kept afterwards only if resuming is
-    useful.
-    """
+    """Context manager that locks the output's working folder, which is kept afterwards only if resuming is useful."""
 
     def __init__(self, names: Names, identity: str | None, tokenizer: Tokenizer) -> None:
         self.names, self.totals = names, Totals(shard_text_bytes=[0] * len(names.keys))
@@ -236,9 +233,7 @@ class Outputs:
             ) from error
 
     def add(self, batches: list[Batch], rejects: bytes) -> None:
-        """Write a portion's output and record it in the journal. Everything but the batches must be in `totals`
-        already.
-        """
+        """Write a portion's output and record it in the journal. `totals` must already count all but the batches."""
         if self.names.shard_tokens is not None and self._spools[0].num_tokens >= self.names.shard_tokens:
             self._next_shard()
         fault_point("data.slice")
@@ -359,7 +354,7 @@ class Outputs:
     def _is_publishable(self, line: dict[str, Any]) -> bool:
         """Return True if everything that an earlier run had only to rename is undamaged.
 
-        Raise DataError if damage is found after a part of it was renamed.
+        Raise DataError if there is damage and some files are renamed already.
         """
         made = self._folder / "rejects"
         whole = all(self._is_whole(shard, seals) for shard, seals in enumerate(line["publish"]))

@@ -1,8 +1,7 @@
-"""The preprocessing pipeline: sources are cut, workers encode, this thread writes in order. Called by `lmtrain
-preprocess`.
+"""The preprocessing pipeline: sources are cut, workers encode, this thread writes in order.
 
-At most a few portions are in memory, however large the corpus. The output is identical, byte for byte, for any number
-of workers and any number of kills and resumes, and appears only when complete.
+Called by `lmtrain preprocess`. At most a few portions are in memory, however large the corpus. The output is identical,
+byte for byte, for any number of workers and any number of kills and resumes, and appears only when complete.
 """
 
 from __future__ import annotations
@@ -138,9 +137,7 @@ class TokenizeWorker:
         return batches if self._bos_id is None else [prepended(batch, self._bos_id) for batch in batches]
 
     def _filter_texts(self, content: Content) -> Counter[str]:
-        """Drop documents by the first key's text and return counts per filter; bad texts are left for the encoder to
-        report.
-        """
+        """Drop documents by the first key's text; return counts per filter. Bad texts are left for the encoder."""
         filtered: Counter[str] = Counter()
         dropped = []
         for item, text in content.texts(0, self._options.keys[0]):
@@ -223,9 +220,7 @@ def preprocess(
     report: Callable[[Standing], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Summary:
-    """Tokenize the inputs into the dataset `output`, or several with keys or shards. `say` receives notices for the
-    user.
-    """
+    """Tokenize the inputs into the dataset `output`, or several with keys or shards. `say` receives notices."""
     began = time.perf_counter()
     options = options or Options()
     if options.append_eod is None:
@@ -309,9 +304,7 @@ def _run(
 
 
 def _count(portion: Portion, result: TokenizedPortion, totals: Totals, bad_lines: BadLines) -> bytes:
-    """Add a portion to the totals and return its lines for the rejects file. Raise DataError at a bad line not
-    allowed.
-    """
+    """Add a portion to the totals; return its lines for the rejects file. Raise DataError at a bad line not allowed."""
     rejects = []
     for chunk, (bad, num_lines) in zip(portion.chunks, result.bad, strict=True):
         rejects.append(bad_lines.add(chunk, bad, num_lines))
@@ -326,9 +319,7 @@ def _count(portion: Portion, result: TokenizedPortion, totals: Totals, bad_lines
 
 
 def _identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> str | None:
-    """Return a hash of everything that must be equal to resume a killed run; None for standard input, which cannot be
-    resumed.
-    """
+    """Return a hash of everything that must be equal to resume a killed run; None (no resuming) for standard input."""
     if STDIN in {source.path for source in sources}:
         return None
     facts = json.dumps([

@@ -52,8 +52,9 @@ _OPENERS = "\"'(\\[{\u00ab\u201c\u2018\u00bf\u00a1\u2014\u2013\\-*_\uff08\u300c\
 
 
 def _cased() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the small and the capital letters of Latin, Greek and Cyrillic; a fixed list, because Unicode's grows
-    every year.
+    """Return the small and the capital letters of Latin, Greek and Cyrillic.
+
+    The list is fixed, because Unicode's changes with each version.
     """
     small = [*range(0x61, 0x7B), *range(0xDF, 0x100), *range(0x3AC, 0x3CF), *range(0x430, 0x460)]
     capital = [*range(0x41, 0x5B), *range(0xC0, 0xDF), *range(0x391, 0x3AA), *range(0x400, 0x430)]

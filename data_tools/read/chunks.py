@@ -95,8 +95,7 @@ class Part:
         return total * self.number // self.count, total * (self.number + 1) // self.count
 
     def spans(self, sizes: Sequence[int]) -> Iterator[Span]:
-        """Yield this part's range of each source. The part with a source's first byte gets a sequential source whole.
-        """
+        """Yield this part's range of each source; the part with its first byte gets a sequential source whole."""
         first, last = self.range(sum(sizes))
         base = 0
         for size in sizes:
@@ -203,8 +202,7 @@ def _rows(
 
 
 def _streamed(number: int, source: Source, start: int, limits: Limits, budget: Budget) -> Iterator[Chunk]:
-    """Yield chunks of whole lines, about a slice each, or the whole text; chunks before `start` are read and skipped.
-    """
+    """Yield chunks of whole lines, about a slice each, or the whole text; skip chunks before `start`."""
     told = 0
     with opened(source) as file:
         cutter = _lines if source.kind == "jsonl" else _whole
@@ -288,9 +286,7 @@ class LinesRead(NamedTuple):
 
 
 def read_lines(path: Path, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> LinesRead:
-    """Return the lines that begin in start..stop. `large` is called before a line of several slices is read into
-    memory.
-    """
+    """Return the lines that begin in start..stop. `large` is called before a line of several slices is held."""
     with files.read_errors(path), files.opened(path) as (fd, size):
         return _read_lines(fd, size, start, min(stop, size), limits, large)
 
@@ -343,8 +339,9 @@ class StoppedError(Exception):
 
 
 class Budget:
-    """Bytes that one reader may have in memory; may be exceeded while nothing is in flight, so that a long document
-    passes.
+    """Limit on the bytes that one reader holds.
+
+    The reader may exceed the limit while nothing is in flight, so that a long document passes.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -354,8 +351,7 @@ class Budget:
         self._changed = Condition()
 
     def take(self, num_bytes: int) -> None:
-        """Wait until this many bytes are free, or nothing is in flight. Raise StoppedError if the budget was stopped.
-        """
+        """Wait until this many bytes are free or nothing is in flight. Raise StoppedError after `stop`."""
         with self._changed:
             while not self._stopped and self._in_flight and self._taken + num_bytes > self._num_bytes:
                 self._changed.wait()

@@ -1,9 +1,9 @@
-"""Content of a chunk (JSON lines in a buffer, or texts in a list) and the handling of bad lines. Called by all
-readers.
+"""Content of a chunk (JSON lines in a buffer, or texts in a list) and the handling of bad lines.
 
-Each document has an ascending number, its item. Both kinds of content support the same operations: encode the texts of
-a key or yield them, yield whole documents, drop documents or copy without them, return an item's position, and locate
-bad lines. json_lines.py states why a line is bad; this file adds its place in the source.
+Called by all readers. Each document has an ascending number, its item. Both kinds of content support the same
+operations: encode the texts of a key or yield them, yield whole documents, drop documents or copy without them, return
+an item's position, and locate bad lines. json_lines.py states why a line is bad; this file adds its place in the
+source.
 
 `BadLines` receives bad lines in input order: it stops, skips or quarantines, and counts by cause. The rejects file has
 one JSON object per line: file, line (or row), byte, cause, and in quarantine the line itself.
@@ -56,8 +56,7 @@ class Bad:
 
 
 class LineList:
-    """JSON lines in a buffer; an item is the offset of its line. A dropped line is blanked, so that offsets stay
-    valid.
+    """JSON lines in a buffer; an item is the offset of its line. A dropped line is blanked, so offsets stay valid.
 
     Items that are dropped only in a copy made by `without` can still be located in the original.
     """
@@ -289,9 +288,7 @@ class BadLines:
         self._counter = _LineCounter()
 
     def add(self, chunk: Chunk, bad: Sequence[Bad], num_lines: int) -> bytes:
-        """Count a chunk's bad lines and return their lines for the rejects file. Raise DataError at the first one not
-        allowed.
-        """
+        """Count a chunk's bad lines; return their lines for the rejects file. Raise DataError if not allowed."""
         if chunk.start == 0:
             self.line = 0
         before = self._counter.before(chunk.path, chunk.start) if chunk.plain and bad else self.line
@@ -369,9 +366,7 @@ def _record(chunk: Chunk, line: int, bad: Bad) -> bytes:
 
 
 class SourceTexts:
-    """All texts of the sources, iterable repeatedly. `report` receives the source bytes read so far, and ALL at the
-    end.
-    """
+    """All texts of the sources, iterable repeatedly. `report` receives the source bytes read so far, at the end ALL."""
 
     def __init__(
         self,

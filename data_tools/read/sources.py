@@ -48,9 +48,7 @@ Inputs = Sequence[str | Path | Source]
 
 
 def source_of(given: str, format_: str | None) -> str | Source:
-    """Resolve an input. `-` and files with an unknown suffix are read as `format_` says; other inputs are returned
-    unchanged.
-    """
+    """Resolve an input: `-` and files with an unknown suffix are read as `format_` says; return others unchanged."""
     path = Path(given)
     if path != STDIN and (format_ is None or _known(path) or not path.is_file()):
         return given

@@ -325,9 +325,7 @@ def _batches(file: Any, columns: Sequence[str], start: int, batch_bytes: int) ->
 
 
 def _split(at: int, batch: Any, columns: Sequence[str], batch_bytes: int) -> Iterator[tuple[int, Rows, int]]:
-    """Split a batch into parts of about batch_bytes, because repeated texts of a dictionary exceed the batch's stored
-    size.
-    """
+    """Split a batch into parts of about batch_bytes; repeated texts of a dictionary make it larger than stored."""
     rows: Rows = []
     num_bytes = 0
     for row in zip(*(_texts(batch.column(name)) for name in columns), strict=True):
@@ -371,8 +369,7 @@ def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any
 
 
 def _package(name: str, suffix: str) -> Any:
-    """Import an optional package for files of this suffix; the suffix is also the name of the extra that installs it.
-    """
+    """Import an optional package for files of this suffix, which is also the name of the extra that installs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

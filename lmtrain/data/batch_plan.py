@@ -13,8 +13,7 @@ from lmtrain.errors import SettingsError
 
 
 class RampUp(Protocol):
-    """Settings of a batch-size ramp-up: from `start` samples in equal steps of `increment`, within `samples` samples.
-    """
+    """Settings of a batch-size ramp-up: from `start` samples by equal increments within the first `samples` samples."""
 
     @property
     def start(self) -> int: ...

@@ -27,15 +27,11 @@ class DataChoice(Choice):
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """The loss terms that the samples have labels for, named as in a model's `terms`; next-token labels by
-        default.
-        """
+        """The loss terms that the samples have labels for, named as in a model's `terms`; by default the next token."""
         return ("lm",)
 
     def scored_share(self, seq_len: int) -> float:
-        """Return the mean share (0 to 1) of a sample's tokens that are scored: below 1 if only a few tokens have
-        labels.
-        """
+        """Return the mean share (0 to 1) of a sample's tokens that are scored; 1 if every token has a label."""
         return 1.0
 
     tokenizer: str | None = None
@@ -176,8 +172,7 @@ class BlendSettings(DataChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedSettings(DataSettings):
-    """Settings of BERT samples: pairs of sentence runs with masked words, from a dataset made with --split-sentences.
-    """
+    """Settings of BERT samples: pairs of sentence runs with masked words, from data made with --split-sentences."""
 
     kind = "masked"
 

@@ -72,9 +72,7 @@ def _feistel(values: NDArray[np.uint64], half: np.uint64, keys: Sequence[np.uint
 
 @dataclass(frozen=True)
 class Order:
-    """Mapping from a position of the run to a sample id. Epoch e is positions e*n to (e+1)*n - 1 and has each sample
-    once.
-    """
+    """Mapping from a position of the run to a sample id. Epoch e, positions e*n to (e+1)*n - 1, has each id once."""
 
     num_samples: int
     seed: int
@@ -113,9 +111,7 @@ class Dataset(Protocol):
 
 
 def labels_of_terms(num_labels: int, num_samples: int, example: Batch) -> tuple[int, ...]:
-    """Return the number of labels per loss term: `num_labels` token labels, and one pair label per sample if it has
-    pairs.
-    """
+    """Return the number of labels per loss term: token labels, and one pair label per sample if samples are pairs."""
     return (num_labels,) if example.pair_labels_B is None else (num_labels, num_samples)
 
 
@@ -137,9 +133,7 @@ class Later:
 
 @dataclass(frozen=True)
 class InOrder:
-    """Dataset view in a given order; sample k is the sample at position k. Validation reads the first samples of the
-    view.
-    """
+    """Dataset view in a given order; sample k is the sample at position k. Validation reads the first samples."""
 
     dataset: Dataset
     order: SampleOrder

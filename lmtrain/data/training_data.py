@@ -193,9 +193,7 @@ class _Maker:
     """Builder of sample datasets from document ranges, according to the settings."""
 
     def __init__(self, settings: DataChoice, asked: Asked, *, reads_valid: bool) -> None:
-        """Set up the builder. `reads_valid`: whether validation reads, or could read, a share of the training
-        datasets.
-        """
+        """Set up the builder. `reads_valid`: whether validation would read a share of the training datasets."""
         self.settings, self.asked = settings, asked
         self.megatron = settings.order == "megatron"
         # because: with Megatron-LM's order every share must be cut where Megatron-LM cuts it, even if nothing reads it

@@ -47,9 +47,7 @@ _LONG = 1 << 18  # characters; because: the library's result takes about fifty t
 
 @contextmanager
 def library_errors(name: str, doing: str, way_out: str) -> Iterator[None]:
-    """Convert exceptions of the `tokenizers` library, including Rust panics, which are no Exception, to DataError with
-    `name`.
-    """
+    """Convert exceptions of the `tokenizers` library to DataError with `name`. A Rust panic is no Exception."""
     try:
         yield
     except BaseException as error:
@@ -63,9 +61,7 @@ def is_ours(error: BaseException) -> bool:
 
 
 def refuse_too_many(data: bytes, name: str) -> None:
-    """Raise DataError if a file has too many entries, before parsing, which makes objects of about 100 bytes per
-    entry.
-    """
+    """Raise DataError if a file has too many entries to parse; each entry becomes objects of about 100 bytes."""
     count = data.count(b"\n") + data.count(b",")
     if count > _MAX_ENTRIES:
         raise DataError(
@@ -196,8 +192,7 @@ class Tokenizer:
     def known(
         cls, path: Path, *, sha256: str | None, fingerprint: str, vocab_size: int, eod_id: int | None
     ) -> Tokenizer:
-        """Return a tokenizer with these known properties if the file has this hash; it is parsed at the first use of
-        its text.
+        """Return a tokenizer with these known properties if the file has this hash; parse it when it is first used.
 
         A file with another hash is loaded. because: parsing 50,000 pieces takes a tenth of the start-up time
         """
@@ -259,9 +254,7 @@ class Tokenizer:
             file.write(self.to_bytes())
 
     def cut(self, text: str) -> list[str]:
-        """Split a long text into parts whose concatenated ids equal the text's ids; one part if that cannot be
-        guaranteed.
-        """
+        """Split a long text into parts whose concatenated ids equal the text's ids; one part if that is not certain."""
         parts, start = [], 0
         while self._words_stand_alone and (found := _END_OF_WORD.search(text, start + _LONG)):
             parts.append(text[start : found.end() - 1])
@@ -329,16 +322,12 @@ class Tokenizer:
 
     @property
     def bos_id(self) -> int | None:
-        """The id of the token that begins a document, or None. It has no role in `special`, whose ids BERT's masking
-        skips.
-        """
+        """The id of the token that begins a document, or None. Not in `special`, whose ids masking skips."""
         return next((found for name in _BEGINS if (found := self._inner.token_to_id(name)) is not None), None)
 
     @cached_property
     def _words_stand_alone(self) -> bool:
-        """True if text before a space never changes the ids of the text after it, as with GPT-2's pattern and BERT's
-        words.
-        """
+        """True if text before a space cannot change the ids of the text after it: GPT-2's pattern, BERT's words."""
         split, normalizer = self.tree["pre_tokenizer"] or {}, self.tree["normalizer"]
         plain = all(token["special"] for token in self.tree["added_tokens"])  # others may contain spaces
         byte_level = split.get("type") == "ByteLevel" and split["use_regex"] and not split["add_prefix_space"]
@@ -406,8 +395,7 @@ def _read(path: Path) -> bytes:
 
 
 def _what_decides_ids(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a tokenizer.json that decide ids, normalized so that every file form gives the same result.
-    """
+    """Return the parts of a tokenizer.json that decide ids, normalized so that all file forms give the same result."""
     model = {key: value for key, value in tree["model"].items() if value not in (None, "", False)}
     has_names = isinstance(model["vocab"], dict)  # a Unigram vocabulary is a list of (piece, score)
     byte_level = has_names and (tree["pre_tokenizer"] or {}).get("type") == "ByteLevel"

@@ -127,9 +127,7 @@ class Encoder(Protocol):
 
 
 def build_encoder(tokenizer: Tokenizer, dtype: Any = None) -> Encoder:
-    """Build an encoder that returns ids of this dtype (np.uint16 or np.int32); by default the smaller that holds all
-    ids.
-    """
+    """Build an encoder with ids of this dtype (np.uint16 or np.int32); by default the dtype that datasets have."""
     if dtype is None:
         dtype = np.uint16 if tokenizer.vocab_size < 65500 else np.int32  # because: as data.store.format.dtype_for
     dtype = np.dtype(dtype)

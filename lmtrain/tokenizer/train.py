@@ -20,9 +20,7 @@ _MAX_ALPHABET = 1000  # single characters in a WordPiece vocabulary; rarer chara
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Pattern = "gpt2") -> Tokenizer:
-    """Train byte-level BPE. A small corpus may yield fewer pieces than `vocab_size`. Raise UsageError if it is too
-    small.
-    """
+    """Train byte-level BPE; a small corpus may yield fewer pieces. Raise UsageError if `vocab_size` is below 257."""
     smallest = len(vocabularies.ALPHABET) + 1
     if vocab_size < smallest:
         raise UsageError(f"--vocab-size={vocab_size} is too small for BPE and its 256 bytes. Use {smallest} or more.")

@@ -49,8 +49,7 @@ def build_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer
 
 
 def read_gpt2(vocab: bytes, merges: bytes, vocab_name: str, merges_name: str) -> Tokenizer:
-    """Build a tokenizer from the contents of vocab.json (piece -> id) and merges.txt (one pair per line, best first).
-    """
+    """Build a tokenizer from the contents of vocab.json (piece -> id) and merges.txt (a pair per line, best first)."""
     pieces = _read_vocab(vocab, vocab_name)
     return build_bpe(pieces, _read_merges(merges, merges_name, pieces))
 

@@ -262,9 +262,7 @@ def _write(path: Path, batches: Iterator[Rows]) -> int:
 
 
 def find_pairs(work: Path, threshold: float, part: Part = WHOLE, memory_bytes: int = MEMORY_BYTES) -> int:
-    """Write the index pairs that share a band of this part and have at least `threshold` similarity; return their
-    number.
-    """
+    """Write the index pairs that share a band of this part and are at least `threshold` similar; return the count."""
     if not 0 < threshold <= 1:
         raise UsageError(f"--threshold={threshold} is not a similarity. Give a number above 0, up to 1, such as 0.8.")
     signed = Signed(work)
@@ -301,9 +299,7 @@ def _wanted(work: Path, signed: Signed) -> npt.NDArray[np.bool_]:
 def _sharing(
     signed: Signed, band: int, wanted: npt.NDArray[np.bool_], work: Path, memory_bytes: int
 ) -> Iterator[Rows]:
-    """Yield pairs (smaller index, larger index) with equal keys: each row with its group's first and with its
-    predecessor.
-    """
+    """Yield pairs (smaller index, larger index) with equal keys: each row with its group's first and previous row."""
     assert signed.minhash is not None
     with Sorter(2, work, memory_bytes // 2) as by_key:
         for base, signatures in signed.signatures():
@@ -332,8 +328,9 @@ def _alike(signed: Signed, pairs: Rows, threshold: float) -> Iterator[Rows]:
 
 
 def mark_near(work: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEMORY_BYTES) -> int:
-    """Join the pairs of all parts into groups; write the positions of all but one document per group, return their
-    number.
+    """Join the pairs of all parts into groups; write the positions of all but one document per group.
+
+    Return the number of positions. `keep` decides which document stays: first or longest.
     """
     if keep not in KEEP:
         raise UsageError(f"--keep={keep} is no rule. Use {' or '.join(KEEP)}.")
@@ -376,8 +373,7 @@ def _pairs_of(paths: list[Path], chunk: int = 1 << 20) -> Iterator[Indices]:
 
 
 def unite(parent: Indices, first: Indices, second: Indices) -> None:
-    """Join groups in the union-find array: first[i] and second[i] then share a root, the smallest index of the group.
-    """
+    """Join groups in the union-find array: first[i] and second[i] then share a root, the group's smallest index."""
     while first.size:
         left, right = find_roots(parent, first), find_roots(parent, second)
         apart = left != right

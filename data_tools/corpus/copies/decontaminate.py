@@ -65,9 +65,7 @@ class Passages:
 
 
 def read_passages(files: Sequence[Path]) -> Passages:
-    """Read the runs of all evaluation files: plain text is one text, the strings of .jsonl are texts. May be
-    compressed.
-    """
+    """Read the runs of the evaluation files, compressed or not: plain text is one text, a string of .jsonl is one."""
     if not files:
         raise UsageError("--against was not given. Name the evaluation texts that must not be trained on.")
     by_length: dict[int, list[tuple[Hashes, int]]] = {}

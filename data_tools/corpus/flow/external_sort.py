@@ -1,7 +1,7 @@
-"""External sort: sorted runs on disk, merged block by block, for more rows than fit in memory. Called by
-deduplication.
+"""External sort for more rows than fit in memory: sorted runs on disk, merged block by block.
 
-Rows are tuples of unsigned 64-bit numbers, compared column by column. This file does not know what the numbers mean.
+Called by deduplication. Rows are tuples of unsigned 64-bit numbers, compared column by column. This file does not know
+what the numbers mean.
 """
 
 from __future__ import annotations

@@ -54,9 +54,7 @@ class Schedule:
         self._block: tuple[int, NDArray[np.int32], Int64s] = (-1, np.empty(0, np.int32), np.empty(0, np.int64))
 
     def take(self, first: int, count: int) -> tuple[NDArray[np.int32], Int64s]:
-        """Return (dataset, sample) of `count` positions; each dataset's samples are consecutive and continue through
-        its epochs.
-        """
+        """Return (dataset, sample) of `count` positions; a dataset's samples are consecutive through its epochs."""
         datasets, samples = [], []
         while count > 0:
             periods, at = divmod(first, self.period)
@@ -159,8 +157,7 @@ class BlendedDataset:
         return Batch(**arrays)
 
     def _parts(self, sample_ids: Int64s) -> Iterator[tuple[Dataset, Int64s, Int64s]]:
-        """Yield (dataset, its own sample ids, their rows in the batch) for each dataset with samples in `sample_ids`.
-        """
+        """Yield (dataset, its own sample ids, their rows in the batch) per dataset that occurs in `sample_ids`."""
         for d, rows in by_dataset(np.searchsorted(self.offsets, sample_ids, side="right") - 1):
             yield self.datasets[d], sample_ids[rows] - self.offsets[d], rows
 
@@ -174,9 +171,7 @@ def by_dataset(which: NDArray[np.integer]) -> Iterator[tuple[int, Int64s]]:
 
 
 class BlendOrder:
-    """Mapping from a position of the run to a sample id of a BlendedDataset. `shuffled` false: each dataset in file
-    order.
-    """
+    """Mapping from a position to a BlendedDataset's sample id. `shuffled` false: each dataset in file order."""
 
     def __init__(self, shares: Sequence[int], sizes: Sequence[int], seed: int, shuffled: bool = True) -> None:
         self.schedule = Schedule(shares)

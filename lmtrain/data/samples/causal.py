@@ -26,9 +26,7 @@ from lmtrain.errors import DataError
 
 
 def ragged(first: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the concatenated runs first[r], first[r] + 1, ... of counts[r] numbers: (run of each number, the
-    numbers).
-    """
+    """Concatenate the runs first[r], first[r] + 1, ... of counts[r] numbers: (run of each number, the numbers)."""
     runs = np.repeat(np.arange(len(counts)), counts)
     before = np.cumsum(counts) - counts
     return runs, np.arange(len(runs)) + (first - before)[runs]
@@ -45,8 +43,7 @@ def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
 
 
 def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int) -> tuple[Int64s, Int64s, bool]:
-    """Read samples of concatenated tokens, cut every `seq_len`: (tokens, labels, whether all ids are below
-    vocab_size).
+    """Read samples of concatenated tokens, cut every `seq_len`: (tokens, labels, whether ids are in 0..vocab_size-1).
     """
     return native.compiled("read_rows", read_rows_twin)(tokens, sample_ids, seq_len, vocab_size)
 
@@ -130,9 +127,7 @@ class SampleIndex:
         return max(self.num_tokens - 1, 0) // self.seq_len
 
     def begins(self, sample_ids: Int64s) -> tuple[Int64s, Int64s]:
-        """Return (row, place) of each token in these samples that begins a document, except the first token of a
-        sample.
-        """
+        """Return (row, place) of each token of these samples that begins a document, except at place 0."""
         first = sample_ids * np.int64(self.seq_len) + self.first_token
         low, high = np.split(self.map.find(np.concatenate([first, first + self.seq_len])), 2)
         rows, documents = ragged(low + 1, high - low)

@@ -64,9 +64,7 @@ class MaskVocabulary:
 
 
 class MaskedDataset:
-    """Dataset of masked samples. `run_samples` is the samples of the whole run, for order=megatron only; None: one
-    epoch.
-    """
+    """Dataset of masked samples. `run_samples`, for order=megatron only: samples of the whole run; None: one epoch."""
 
     def __init__(
         self,
@@ -130,8 +128,7 @@ class MaskedDataset:
 
     @property
     def _room(self) -> int:
-        """Tokens of text per sample: all but [CLS] and one [SEP] per segment. Megatron-LM always counts two segments.
-        """
+        """Tokens of text per sample: all but [CLS] and one [SEP] per segment. Megatron-LM always counts two."""
         return self.seq_len - (2 if self.settings.pairs == "none" and self.settings.order == "own" else 3)
 
     def _refuse_whole_documents(self, indexed: IndexedDataset) -> None:

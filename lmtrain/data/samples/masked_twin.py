@@ -193,9 +193,7 @@ class MaskedSamplerTwin(Sentences):
         return int(self.pointers[first]) // self.tokens.itemsize, int(self.lengths[first:end].sum())
 
     def _other(self, sentence: int, room: int, draws: Draws) -> Run:
-        """Return sentences of another document: at least one, then more until they hold `room` tokens or the document
-        ends.
-        """
+        """Return sentences of another document: at least one, then more while they have less than `room` tokens."""
         d = bisect_right(self.bounds, sentence)
         low, high = np.searchsorted(self.rows[:, 0], self.bounds[d - 1 : d + 1]).tolist()
         number = draws.next() % (len(self.rows) - (high - low))

@@ -126,9 +126,7 @@ def _in_range(index: Index, lengths: NDArray[Any], sequences: range) -> bool:
 
 
 class MegatronDataset:
-    """Dataset in Megatron-LM's order: sample k is the k-th sample that its run reads, so the sample order is 0, 1, 2,
-    ...
-    """
+    """Dataset in Megatron-LM's order: sample k is the k-th sample of its run, so samples are read as 0, 1, 2, ..."""
 
     def __init__(
         self,
@@ -226,15 +224,15 @@ class AsNumbered:
 
 
 def blend_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], list[int]]:
-    """Return how many samples each dataset contributes to a blend, and how many are requested of it (more by SURPLUS).
-    """
+    """Return how many samples each dataset gives to a blend, and how many are requested of it (more by SURPLUS)."""
     given = [math.ceil(num_samples * weight) for weight in _normed(weights).tolist()]
     return given, [math.ceil(count * (1 + SURPLUS)) for count in given]
 
 
 def blend_index(weights: Sequence[float], count: int) -> tuple[NDArray[np.int16], Int64s]:
-    """Return (dataset, sample of the dataset) of each position. The dataset furthest behind its share is next; ties go
-    to the first dataset.
+    """Return (dataset, sample of the dataset) of each position.
+
+    The next dataset is always the furthest behind its share; ties go to the first.
     """
     normed = _normed(_normed(weights))  # because: Megatron-LM does so twice, which can change the last bit
     return native.compiled("megatron_blend", blend_index_twin)(normed, count)

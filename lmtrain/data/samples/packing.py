@@ -114,9 +114,7 @@ def cut(starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
 
 
 def fit(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
-    """Return the row of each stretch: largest first, each into the fullest row with room; ties go to the last changed
-    row.
-    """
+    """Return the row of each stretch: largest first, each into the fullest row with room, ties to the last changed."""
     return native.compiled("best_fit", fit_twin)(np.ascontiguousarray(sizes, np.int32), seq_len)
 
 
@@ -146,9 +144,7 @@ def fit_twin(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
 
 
 class PackedDataset:
-    """Dataset whose samples are the rows of a packing. With a document mask, attention stays within each document of a
-    row.
-    """
+    """Dataset whose samples are the rows of a packing. With a document mask, attention stays within each document."""
 
     def __init__(
         self,
@@ -171,9 +167,7 @@ class PackedDataset:
         return self.packing.num_rows
 
     def counts(self, sample_ids: Int64s) -> Counts:
-        """Count labels and tokens, which are equal: every token in a row has a label, as a document's last token is
-        left out.
-        """
+        """Count labels and tokens, which are equal, because a document's last token has no place in a row."""
         filled = self.packing.num_filled(sample_ids)
         return Counts(filled, filled)
 
@@ -203,10 +197,10 @@ class PackedDataset:
 def copy_rows(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, num: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
-    """Copy each stretch to its place, with the following tokens as labels: (tokens, labels, whether all ids are in the
-    vocabulary).
+    """Copy each stretch to its place: (tokens, labels, whether all ids are in 0..vocab_size-1).
 
-    Targets ascend and are flat indices into `num` rows of seq_len. Positions without a stretch get id 0 and no label.
+    A label is the next token. Targets ascend and are flat indices into `num` rows of seq_len. Positions without a
+    stretch get id 0 and no label.
     """
     return native.compiled("pack_rows", copy_rows_twin)(tokens, starts, sizes, targets, num, seq_len, vocab_size)
 

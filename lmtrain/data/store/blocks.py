@@ -217,9 +217,7 @@ class TokenBlocks:
 
 
 class Record:
-    """File of the block checksums at first read, for a dataset without P.blocks. Without write access nothing is
-    recorded.
-    """
+    """File of the block checksums at first read, for a dataset without P.blocks; unused without write access."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path, self.fd, self._say = path, -1, say

@@ -2,8 +2,8 @@
 
 Called by every module that needs document boundaries. The .idx is itself a table of cumulative sizes, so no array of
 its length is kept in memory: a search starts from the first tokens of every 256th document and ends in the
-memory-mapped .idx. Those are collected in the one pass that also checks every entry of the .idx against its neighbours.
-The result of this pass is an index of index_cache.py, built once per dataset.
+memory-mapped .idx. The first tokens are collected in the one pass that also checks every entry of the .idx against its
+neighbours. The result of this pass is an index of index_cache.py, built once per dataset.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class DocumentMap:
 
     @classmethod
     def of(cls, dataset: IndexedDataset, cache: IndexCache | None = None) -> DocumentMap:
-        """Build the map from the cache, or check every entry of the .idx first. Raise DataError if an entry is wrong.
-        """
+        """Build the map from the cache, or check every entry of the .idx first. Raise DataError at a wrong entry."""
         num = dataset.num_documents
         stride = 1 if num <= ALL_IN_MEMORY else STRIDE
         index = kept_if(dataset.num_sequences + num >= _CACHED_FROM, cache).get(
@@ -160,9 +159,7 @@ def _in_range(index: Index, count: int, num_tokens: int) -> bool:
 
 
 def _check(dataset: IndexedDataset, stride: int, every: Int64s) -> dict[str, Any]:
-    """Check every entry of the .idx in one pass on two threads, and fill `every` with the first token of each
-    stride-th document.
-    """
+    """Check every entry of the .idx on two threads; fill `every` with the first token of each stride-th document."""
     num = dataset.num_documents
     step = max(_CHUNK // stride, 1) * stride
 
@@ -190,9 +187,7 @@ def _check(dataset: IndexedDataset, stride: int, every: Int64s) -> dict[str, Any
 
 
 def _follow(dataset: IndexedDataset, first: int, last: int) -> bool:
-    """Return True if sequences first to last - 1 are contiguous: each pointer is the previous plus its length in
-    bytes.
-    """
+    """Return True if sequences first to last - 1 are contiguous: each begins where the previous ends."""
     itemsize, pointers = dataset.dtype.itemsize, dataset.pointers[first : last + 1]
     if last == dataset.num_sequences:
         pointers = np.append(pointers, np.int64(dataset.num_tokens * itemsize))

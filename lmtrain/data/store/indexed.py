@@ -87,9 +87,7 @@ class IndexedDataset:
 
     @cached_property
     def blocks(self) -> TokenBlocks | None:
-        """The checksums that tokens are compared with: those of P.blocks unless `watch` set others; None: no
-        comparison.
-        """
+        """The checksums that tokens are compared with: of P.blocks, or set by `watch`; None: tokens are not checked."""
         if self.info is None or self.info.blocks_sha256 is None:
             return None
         sums, index_crc = read_block_file(
@@ -122,8 +120,9 @@ class IndexedDataset:
     def check(
         self, starts: NDArray[np.int64], sizes: NDArray[np.int64], stride: int = 1, first: int = 0
     ) -> None:
-        """Raise DataError if the tokens [starts[i], starts[i] + sizes[i]) fail their checksums or the files were
-        truncated.
+        """Raise DataError if a range of sizes[i] tokens from starts[i] fails its checksums, or a file was truncated.
+
+        Arguments are as in `TokenBlocks.check`.
         """
         if self.blocks is not None:
             self.blocks.check(starts, sizes, stride, first)  # also checks that the files were not truncated
@@ -215,9 +214,7 @@ def _size(path: Path, other: Path) -> int:
 
 
 def _meant(prefix: Path) -> str:
-    """Return a hint for the user if a prefix names no dataset: how to preprocess the file of that name, or a similar
-    dataset.
-    """
+    """Return a hint if a prefix names no dataset: how to preprocess a file of that name, or a similar dataset."""
     if prefix.is_file():
         made = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
         return (

@@ -89,8 +89,7 @@ def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) ->
 def split(
     prefix: Path, shares: Sequence[float], outputs: Sequence[Path], *, overwrite: bool = False, seed: int | None = None
 ) -> None:
-    """Divide the documents in these proportions among two or three datasets: consecutive, or random if a seed is
-    given.
+    """Divide the documents in these proportions among two or three datasets: consecutive, or random with a seed.
 
     Randomly chosen documents keep their order, so that a dataset larger than memory is read sequentially.
     """

@@ -1,5 +1,4 @@
-"""Writers of datasets: files grow in a temporary folder and are renamed to their final names when complete.
-Torch-free.
+"""Writers of datasets: files grow in a temporary folder and get their final names when complete. Torch-free.
 
 `DatasetWriter` writes one dataset from documents. `DatasetSpool` is a dataset under construction: it can record its
 state and rewind to that state after a kill, which preprocessing uses to resume. Neither knows the documents' source.
@@ -124,9 +123,7 @@ class DatasetSpool:
         self.num_documents += len(num_sequences)
 
     def mark(self) -> Mark:
-        """Return the spool's current state. All data is flushed to the operating system, so that a kill cannot lose
-        it.
-        """
+        """Return the spool's state. All data is flushed to the operating system, so that a kill cannot lose any."""
         with files.storage_errors(self.prefix, "Writing"):
             for one in self._growing:
                 one.file.flush()
@@ -135,9 +132,7 @@ class DatasetSpool:
         return Mark(**counts, sizes=tuple(one.num_bytes for one in self._growing), hashes=hashes)
 
     def rewind(self, marks: Sequence[Mark]) -> int:
-        """Return how many marks, oldest first, match the files on disk, and rewind the spool to the last matching
-        mark.
-        """
+        """Return how many marks, oldest first, match the files on disk; rewind the spool to the last of them."""
         holds = 0
         with files.storage_errors(self.prefix, "Reading"):
             states = [_states(one, [mark.sizes[i] for mark in marks]) for i, one in enumerate(self._growing)]
@@ -242,8 +237,7 @@ def _states(growing: _Growing, ends: list[int]) -> list[Any]:
 
 
 def publish(folder: Path, name: str, prefix: Path) -> None:
-    """Rename the files of a finished spool to their final names: the old .idx is removed first, the new .idx comes
-    last.
+    """Rename a finished spool's files to their final names: the old .idx is removed first, the new .idx comes last.
 
     A call after a kill completes the remaining renames; a call after completion does nothing.
     """
@@ -270,9 +264,7 @@ def refuse_taken(prefix: Path) -> None:
 
 
 def working_folder(prefix: Path) -> Path:
-    """Return the folder where a dataset grows: beside its prefix, on the same file system, so that renaming moves the
-    files.
-    """
+    """Return the folder where a dataset grows: beside its prefix, so that a rename moves the files."""
     return prefix.with_name(f".{prefix.name}.tmp")
 
 
@@ -325,9 +317,7 @@ class DatasetWriter:
 
 
 def check_finished(path_of: Callable[[str], Path], sidecar_sha256: str, tokenizer: bytes) -> None:
-    """Raise DataError if any file of the dataset, spread over folders as `path_of` says, does not belong to this
-    sidecar.
-    """
+    """Raise DataError if a file of the dataset does not belong to this sidecar. `path_of` maps a suffix to the file."""
     info = DatasetInfo.read(path_of(".json"))
     if info.sidecar_sha256 != sidecar_sha256 or info.blocks_sha256 is None:
         raise DataError(f"{path_of('.json')} is not the sidecar that was written here. Make the dataset again.")
