@@ -1,1 +1,1 @@
-"""From raw text to token files; never imports torch."""
+"""Tools from raw text to token files; this package never imports torch."""

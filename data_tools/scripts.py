@@ -1,4 +1,5 @@
-"""Which script each letter is written in. Called by the filters of preprocessing and by the step `clean`."""
+"""Detects the script (Latin, Han, ...) of each letter. Called by the filters of preprocessing and by the step `clean`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from lmtrain.errors import UsageError, nearest
 
-# Unicode's blocks, joined where one script has several; because: the standard library knows no scripts
+# Code point ranges of Unicode's blocks per script. because: the standard library has no data about scripts
 SCRIPTS: dict[str, tuple[tuple[int, int], ...]] = {
     "latin": ((0x41, 0x24F), (0x1E00, 0x1EFF), (0x2C60, 0x2C7F), (0xA720, 0xA7FF), (0xAB30, 0xAB6F), (0xFF21, 0xFF5A)),
     "greek": ((0x370, 0x3FF), (0x1F00, 0x1FFF)),
@@ -42,9 +43,9 @@ SCRIPTS: dict[str, tuple[tuple[int, int], ...]] = {
 
 @lru_cache(1)
 def _table() -> tuple[list[str], NDArray[np.uint16]]:
-    """Names of scripts, and for every code point 0 for what is not a letter, else 1 + the number of its script.
+    """Return the script names, and per code point 0 if it is no letter, else 1 + the index of its script.
 
-    A letter outside the blocks is of the script that its name in Unicode begins with.
+    A letter outside the blocks belongs to the script that its Unicode name begins with.
     """
     letters = np.fromiter((unicodedata.category(chr(c))[0] == "L" for c in range(0x110000)), bool, 0x110000)
     table = np.zeros(0x110000, np.uint16)
@@ -60,7 +61,7 @@ def _table() -> tuple[list[str], NDArray[np.uint16]]:
 
 
 def script_shares(text: str) -> dict[str, float]:
-    """How much of a text's letters belongs to each script, the commonest first; empty for a text without letters."""
+    """Return script -> share of the text's letters, the most frequent first; empty for a text without letters."""
     names, table = _table()
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
     counts = np.bincount(table[codes], minlength=1)[1:]

@@ -1,1 +1,1 @@
-"""Corpora by name: how each is fetched and read, and one that every machine has already."""
+"""Corpora by name: how each is fetched and read, and a corpus that is present on every machine."""

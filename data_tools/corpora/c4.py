@@ -1,6 +1,7 @@
-"""C4 and corpora of its form: compressed JSON lines with text, url and timestamp. Found by recipe.py.
+"""Recipe for C4 and corpora of its form: compressed JSON lines with text, url and timestamp. Found by recipe.py.
 
-There are thousands of shards and many variants, so nothing is fetched by name. The url becomes the id; other keys stay.
+There are thousands of shards and many variants, so nothing is fetched by name. The url becomes the id; other keys are
+kept.
 """
 
 from __future__ import annotations

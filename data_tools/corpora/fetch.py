@@ -1,8 +1,8 @@
-"""A published file, known by its SHA-256 before it is here: fetched, or brought by hand as it is said here.
+"""Downloads published files of known SHA-256, or explains how to provide them by hand.
 
-What is fetched goes on after a broken connection, and is kept only when it is what was promised. Called by
-`lmtrain corpus get` and `lmtrain corpus fetch`, and by nothing else: no other part of lmtrain opens a connection. https
-only, also after redirections; plain http is for this machine itself.
+A download resumes after a broken connection, and is kept only if its hash is right. Called by `lmtrain corpus get` and
+`lmtrain corpus fetch` only: no other part of lmtrain opens a connection. https only, also after redirects; plain http
+is allowed for the local machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from lmtrain.errors import DataError, OutputError, StorageError, UsageError
 from lmtrain.runtime.files.files import fsync_dir, open_output, storage_errors
 
-ReportBytes = Callable[[int, int | None], None]  # bytes there, of how many if that is known
+ReportBytes = Callable[[int, int | None], None]  # receives (bytes present, total bytes or None if unknown)
 TIMEOUT_S = 60
 _CHUNK = 1 << 20
 _LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -31,7 +31,7 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file at any of several addresses, or at none where it comes in an archive; they all give the same bytes."""
+    """A published file and its addresses, which all give the same bytes; none if the file is only in an archive."""
 
     name: str
     urls: tuple[str, ...]
@@ -44,7 +44,7 @@ class RemoteFile:
 
 
 def how_to_bring(name: str, output: Path, files: Sequence[RemoteFile], archives: Sequence[RemoteFile] = ()) -> str:
-    """What to bring by other means, where to put it, and what to type then."""
+    """Return instructions: which files to provide by hand, where to put them, and which command to run then."""
     lines = [line for file in files for line in file.lines()]
     if archives:
         lines.append("also to be had in" if any(file.urls for file in files) else "to be had in")
@@ -56,10 +56,10 @@ def how_to_bring(name: str, output: Path, files: Sequence[RemoteFile], archives:
 
 
 class UnreachableError(StorageError):
-    """No address gave the file; what came of it so far is kept."""
+    """Raised if no address gave the file; the partial download is kept."""
 
     def __init__(self, problems: Sequence[tuple[str, str]], way: str = "") -> None:
-        self.problems = list(problems)  # hosts, and what came of each
+        self.problems = list(problems)  # (host, cause) per failed address
         causes = {cause: [host for host, one in problems if one == cause] for _, cause in problems}
         said = "; ".join(f"{', '.join(dict.fromkeys(hosts))}: {cause}" for cause, hosts in causes.items())
         super().__init__(f"Nothing could be fetched ({said}). Start again to continue where it stopped{way or '.'}")
@@ -68,9 +68,9 @@ class UnreachableError(StorageError):
 def fetch(
     urls: Sequence[str], target: Path, *, sha256: str, num_bytes: int | None = None, report: ReportBytes | None = None
 ) -> bool:
-    """Have the file at `target`, from the first address that gives it. Returns False when it was there already.
+    """Download the file to `target` from the first address that works. Return False if it was there already.
 
-    What a broken connection left in TARGET.part is continued, and thrown away when the whole is not what was promised.
+    A partial download in TARGET.part is continued, and deleted if the complete file has another hash.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise UsageError(f"--sha256={sha256} is not a SHA-256. Give its 64 small hexadecimal digits.")
@@ -89,7 +89,7 @@ def fetch(
             _keep(part, target, sha256, url)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             problems.append((urlsplit(url).netloc, str(getattr(error, "reason", None) or error)))
-        except DataError as error:  # because: a portal's log-in page may stand for a file, and the next address give it
+        except DataError as error:  # because: an address may give a login page instead, and the next may give the file
             part.unlink(missing_ok=True)
             wrong = error
         else:
@@ -100,7 +100,7 @@ def fetch(
 
 
 def is_there(target: Path, sha256: str) -> bool:
-    """Whether this very file is there; another one in its place is refused, not overwritten."""
+    """Return True if the file exists with the expected hash. Raise OutputError if a different file is in its place."""
     if target.is_file() and not target.is_symlink() and digest(target) == sha256:
         return True
     if os.path.lexists(target):
@@ -128,7 +128,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 def _download(url: str, part: Path, num_bytes: int | None, report: ReportBytes | None) -> None:
     done = part.stat().st_size if part.exists() else 0
     if num_bytes is not None and done >= num_bytes:
-        return  # whole, or too long: the digest decides
+        return  # complete or too long; the hash check decides
     request = urllib.request.Request(url, headers={"User-Agent": "lmtrain", "Accept-Encoding": "identity"})  # noqa: S310
     if done:
         request.add_header("Range", f"bytes={done}-")
@@ -136,12 +136,12 @@ def _download(url: str, part: Path, num_bytes: int | None, report: ReportBytes |
     try:
         response = opener.open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and done:  # nothing lies behind what is there
+        if error.code == 416 and done:  # the requested range is empty: the file is complete
             return
         raise
     with response:
         if done and response.status != 206:
-            done = 0  # the server begins anew
+            done = 0  # the server ignored the range and sends the whole file
         length = response.headers.get("Content-Length", "")
         expected = done + int(length) if length.isdecimal() else None
         with storage_errors(part, "Writing"):
@@ -154,7 +154,7 @@ def _download(url: str, part: Path, num_bytes: int | None, report: ReportBytes |
                     raise DataError(
                         f"{url} sends more than the {num_bytes:,} bytes that were promised. Do not trust it."
                     )
-                # because: a broken connection is an OSError too, and not one of the disk
+                # because: a broken connection is an OSError too and must not be reported as a disk error
                 with storage_errors(part, "Writing"):
                     file.write(data)
                     file.flush()

@@ -1,7 +1,7 @@
-"""OpenWebText (Gokaslan and Cohen, 2019): the pages that Reddit linked to, the way GPT-2's corpus was made.
+"""Recipe for OpenWebText (Gokaslan and Cohen, 2019): web pages linked from Reddit, like GPT-2's corpus.
 
-The archive is a tar of tars, which are read as streams, one page after another: nothing is unpacked to disk, and no
-name in the archive becomes a path. Found by recipe.py.
+The archive is a tar of tars, which are read as streams, page by page: nothing is unpacked to disk, and no name in the
+archive becomes a path. Found by recipe.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lmtrain.errors import DataError
 
 
 def read(path: Path, tally: Tally) -> SplitDocuments:
-    """Of the whole archive, or of one of the archives in it (urlsf_subset00-1_data.xz)."""
+    """Yield the pages of the whole archive, or of an inner archive (urlsf_subset00-1_data.xz)."""
     try:
         with unpacked(path) as file:
             for name, text in _pages(file, path, tally, depth=0):
@@ -45,7 +45,7 @@ def _pages(file: IO[bytes], path: Path, tally: Tally, depth: int) -> Iterator[tu
                     yield member.name.rsplit("/", 1)[-1].removesuffix(".txt"), inner.read().decode()
                 except UnicodeDecodeError:
                     tally.drop("not UTF-8")
-    while file.read(1 << 20):  # because: an archive may be cut short behind its last page
+    while file.read(1 << 20):  # because: only reading to the end detects a truncated archive
         pass
 
 

@@ -1,9 +1,9 @@
-"""What a corpus is: where its files lie, what they must hash to, and how to read documents out of them.
+"""Definition of a corpus: its files' addresses and hashes, and how to read documents from them.
 
-A recipe is a file beside this one with a constant RECIPE, or RECIPES; `recipes` finds it there. A `Recipe` becomes
-documents to train on, and also takes files that the user already has. `PublishedTexts` are for evaluation, and kept to
-the byte as they were published: a text is known by the SHA-256 of its own bytes, whatever it is called and whatever it
-is packed in, so that any copy will do and a damaged one will not. Called by `lmtrain corpus get`.
+A recipe is a module in this folder with a constant RECIPE, or RECIPES; `recipes` finds them. A `Recipe` produces
+training documents, and also accepts local files. `PublishedTexts` are for evaluation and stay byte for byte as
+published: a text is identified by the SHA-256 of its content, whatever its name and its archive, so that any correct
+copy is accepted and a damaged copy is not. Called by `lmtrain corpus get`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmtrain.errors import DataError, MissingInputError, UsageError, a_few, near
 from lmtrain.runtime.files.files import atomic_file, is_safe_name
 from lmtrain.tokenizer.json_lines import Document
 
-SplitDocuments = Iterator[tuple[str, Document]]  # the split each belongs to, and the document
+SplitDocuments = Iterator[tuple[str, Document]]  # (split, document) pairs
 
 
 # ---- texts for evaluation --------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ SplitDocuments = Iterator[tuple[str, Document]]  # the split each belongs to, an
 
 @dataclass(frozen=True)
 class PublishedTexts:
-    """The files that evaluation reads, and the archives in which they are published."""
+    """Files that evaluation reads, and the archives in which they are published."""
 
     name: str
     about: str
@@ -47,23 +47,23 @@ class PublishedTexts:
         return max(file.num_bytes for file in self.files)
 
     def may_be(self, name: str, num_bytes: int) -> bool:
-        """Whether a file is worth a look: copies bear other names at times, and damaged ones have other sizes."""
+        """Return True if the name or the size matches: copies may have other names, damaged files other sizes."""
         return any(name == file.name or num_bytes == file.num_bytes for file in self.files)
 
 
 @dataclass
 class _Found:
-    texts: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # name -> content, and where it was
-    refused: list[str] = field(default_factory=list)  # what should be one of them and is not, and why
+    texts: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # name -> (content, where it was found)
+    refused: list[str] = field(default_factory=list)  # files that look like a text and are not, with the reason
 
 
 def get_texts(
     texts: PublishedTexts, local: Sequence[Path], output: Path, *,
     offline: bool = False, report: ReportBytes | None = None,
 ) -> dict[Path, str | None]:
-    """Have the files in OUTPUT: from local copies, from OUTPUT/source, or fetched.
+    """Put the files into OUTPUT: from local copies, from OUTPUT/source, or downloaded.
 
-    Returns where each came from, or None where it is not among what was given.
+    Return path -> origin of each file, or None if it is not among the given files.
     """
     origins = {f.name: "was there already" for f in texts.files if is_there(output / f.name, f.sha256)}
     found = _search(texts, local or [path for path in [output / "source"] if path.is_dir()])
@@ -103,7 +103,7 @@ def _search(texts: PublishedTexts, paths: Sequence[Path]) -> _Found:
 
 
 def _files(texts: PublishedTexts, folder: Path) -> Iterator[Path]:
-    """Those of a folder that may be or hold a text: by name or size, packed alone, or an archive by its own name."""
+    """Yield a folder's files that may be or contain a text: by name or size, compressed, or a known archive."""
     archives = {archive.name for archive in texts.archives}
     for root, folders, names in os.walk(folder):
         folders.sort()
@@ -114,9 +114,9 @@ def _files(texts: PublishedTexts, folder: Path) -> Iterator[Path]:
 
 
 def _rows(path: Path, most_bytes: int) -> Iterator[tuple[str, IO[bytes]]]:
-    """The file that a .parquet of the Hugging Face Hub was made of, a row a line.
+    """Yield (name, stream) of the text that a .parquet of the Hugging Face Hub was made from, one row per line.
 
-    Rows of WikiText kept the ends of lines, and blank ones are empty; those of LAMBADA did not.
+    WikiText's rows keep their newlines, and blank lines are empty rows; LAMBADA's rows have no newlines.
     """
     lines: list[str] = []
     num_bytes = 0
@@ -142,7 +142,7 @@ def _judge(texts: PublishedTexts, stream: IO[bytes], where: str, found: _Found) 
 
 
 def _write(found: _Found, output: Path, origins: dict[str, str]) -> None:
-    """What is not there yet; `origins` is told of it."""
+    """Write the files that are not in `origins` yet, and add them to it."""
     for name, (data, where) in found.texts.items():
         if name not in origins:
             with atomic_file(output / name) as file:
@@ -154,7 +154,10 @@ def _fetch(
     texts: PublishedTexts, absent: Sequence[RemoteFile], output: Path, origins: dict[str, str],
     report: ReportBytes | None,
 ) -> None:
-    """Each file from its own addresses; what they do not give, from an archive, which does not stay."""
+    """Download each file from its own addresses, or else from an archive, which is deleted afterwards.
+
+    Raise DataError or UnreachableError if a file is still missing.
+    """
     problems: list[Exception] = []
     for file in (file for file in absent if file.urls):
         if _got(file, output / file.name, report, problems):
@@ -188,9 +191,9 @@ def _got(file: RemoteFile, target: Path, report: ReportBytes | None, problems: l
 class Recipe:
     name: str
     about: str
-    files: tuple[RemoteFile, ...]  # none: there is no fixed release, so the user says which
+    files: tuple[RemoteFile, ...]  # empty: no fixed release, so the user provides files
     read: Callable[[Path, Tally], SplitDocuments]
-    takes: str  # which local files `read` understands, in words
+    takes: str  # description of the local files that `read` accepts
 
 
 def recipes() -> dict[str, Recipe | PublishedTexts]:
@@ -202,7 +205,7 @@ def recipes() -> dict[str, Recipe | PublishedTexts]:
 
 
 def published_hashes() -> dict[str, str]:
-    """The SHA-256 of each file that evaluation reads, by the name under which it was published."""
+    """Return published name -> SHA-256 of each file that evaluation reads."""
     texts = [one for one in recipes().values() if isinstance(one, PublishedTexts)]
     return {file.name: file.sha256 for one in texts for file in one.files}
 
@@ -217,7 +220,7 @@ def find_recipe(name: str) -> Recipe | PublishedTexts:
 def get_corpus(
     recipe: Recipe, local: Sequence[Path], output: Path, *, offline: bool = False, report: ReportBytes | None = None
 ) -> Report:
-    """Write OUTPUT/{train,valid,test}.jsonl, as far as there are such, from local files or fetched ones."""
+    """Write OUTPUT/{train,valid,test}.jsonl, those that the corpus has, from local or downloaded files."""
     paths = list(local) or fetch_files(recipe, output, offline, report)
     missing = [path for path in paths if not path.is_file()]
     if missing:
@@ -241,7 +244,7 @@ def get_corpus(
 
 
 def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes | None) -> list[Path]:
-    """The files of a fixed release in OUTPUT/source, where they may lie already."""
+    """Return the files of a fixed release in OUTPUT/source, downloading the missing ones."""
     if not recipe.files:
         raise UsageError(
             f"{recipe.name} has no fixed release to fetch. Fetch {recipe.takes} with `lmtrain corpus fetch`, and give "
@@ -263,7 +266,7 @@ def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes
 
 
 def split_of(name: str) -> str:
-    """Which split a file's name speaks of."""
+    """Return the split that a file's name indicates; train by default."""
     name = name.lower()
     words = {"train": "train", "valid": "valid", "development": "valid", "dev": "valid", "test": "test"}
     return next((split for word, split in words.items() if word in name), "train")

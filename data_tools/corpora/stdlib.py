@@ -1,8 +1,8 @@
-"""A corpus that every machine with Python has already: the standard library's own sources and texts.
+"""A corpus that is present on every machine with Python: the standard library's own sources and texts.
 
-Called by the first tutorial, which must run without a download, through `build_stdlib_corpus`. Tests are left
-out, so that a full CPython and a distribution's stripped one give nearly the same corpus (about 10 MB). The
-choice and the order of files depend on a hash of their names alone, never on the file system.
+Called by the first tutorial, which must run without a download, through `build_stdlib_corpus`. Tests are left out, so
+that a full CPython and a distribution's stripped one give nearly the same corpus (about 10 MB). The choice and the
+order of files depend on a hash of their names alone, never on the file system.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from lmtrain.runtime.files.files import atomic_file
 
 SUFFIXES = frozenset({".py", ".txt", ".rst", ".html", ".md"})
 NAMES = frozenset({"README", "ChangeLog"})
-LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})  # folders
+LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})  # folder names
 TOPICS = "pydoc_data/topics.py"
 
 MIN_FILE_BYTES = 200  # because: shorter files are empty `__init__.py` and one-line stubs
-MAX_FILE_BYTES = 256 << 10  # because: no hand-written module is longer; what is, is a table or a dump
-# because: the score is a mean over files; a stub says nothing, and one long file must not be an eighth of it
+MAX_FILE_BYTES = 256 << 10  # because: no hand-written module is longer; longer files are tables or dumps
+# because: the score is a mean over files; a stub has no information, and no long file may dominate the score
 MIN_HELDOUT_FILE_BYTES, MAX_HELDOUT_FILE_BYTES = 2 << 10, 64 << 10
 MAX_LINE_CHARS = 1000
 MAX_DIGIT_WORDS = 0.2  # because: charmaps and constant tables have 0.2 to 0.6, hand-written modules under 0.15
 SHINGLE_WORDS = 8
-# because: over the standard library, 7 in 10 files share less than 0.05 with any one other file, and what they share is
-# licence, imports and idiom. Above 0.2 stand the texts that were written by copying (bz2 and lzma, wave and aifc, the
-# MIME types, the codecs). One word in six changed at random still leaves 0.23.
+# because: 7 in 10 files of the standard library share less than 0.05 with any other file, namely licence, imports and
+# idiom. Files above 0.2 were written by copying (bz2 and lzma, wave and aifc, the MIME types, the codecs). A copy with
+# every sixth word changed at random still shares 0.23.
 NEAR_COPY = 0.2
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
 class Document:
-    source: str  # path inside the library, with forward slashes; a topic of pydoc has its name behind the file's
+    source: str  # path inside the library, with forward slashes; for a pydoc topic, path/topic
     text: str
 
     @property
@@ -62,7 +62,7 @@ class Document:
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """What was written, and why the rest was not."""
+    """Result of the build: files, sizes, and the number of skipped files per reason."""
 
     library: str
     train_path: Path
@@ -71,8 +71,8 @@ class CorpusReport:
     num_heldout: int
     train_bytes: int
     heldout_bytes: int
-    num_near_copies: int  # wanted as held-out, but too near to another file: they went to training
-    largest_overlap: float  # share of a held-out file's eight-word runs that stand anywhere else, at most
+    num_near_copies: int  # held-out candidates too similar to other files, used for training
+    largest_overlap: float  # greatest share of a held-out file's eight-word runs that occur elsewhere
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> number of files
 
 
@@ -83,7 +83,7 @@ def build_stdlib_corpus(
     max_bytes: int = 16 << 20,
     library: Path | None = None,
 ) -> CorpusReport:
-    """Write `train.jsonl` and `heldout.jsonl` under `output`; `library` is this Python's own unless given."""
+    """Write `train.jsonl` and `heldout.jsonl` under `output`. `library` defaults to this Python's standard library."""
     library = library if library is not None else Path(sysconfig.get_path("stdlib"))
     if not library.is_dir():
         raise MissingInputError(f"{library} is not a folder. Give the folder of a Python standard library.")
@@ -115,7 +115,7 @@ def build_stdlib_corpus(
 
 
 def read_library(library: Path, skipped: Counter[str]) -> Iterator[Document]:
-    """Every text worth learning from, in the order of the names; reasons for the rest are counted in `skipped`."""
+    """Yield every usable text in the order of names; `skipped` counts the reasons for the other files."""
     for path in sorted(library.rglob("*")):
         inside = path.relative_to(library)
         left_out = LEFT_OUT.intersection(inside.parts[:-1]) or inside.parts[0].startswith("config-")
@@ -135,7 +135,7 @@ def read_library(library: Path, skipped: Counter[str]) -> Iterator[Document]:
 
 
 def why_skip(data: bytes) -> str | None:
-    """The reason why a file is not a text to learn from, or None for a good one."""
+    """Return the reason why a file is not used, or None for a usable text."""
     if len(data) < MIN_FILE_BYTES:
         return "too short"
     if len(data) > MAX_FILE_BYTES:
@@ -152,9 +152,9 @@ def why_skip(data: bytes) -> str | None:
 
 
 def split_topics(data: bytes) -> Iterator[Document]:
-    """The help topics of pydoc, one document each: the only long English prose of the library.
+    """Yield pydoc's help topics, one document each: the only long English prose of the library.
 
-    The file is one dictionary of string constants. It is read as syntax and never run.
+    The file is a dictionary of string constants. It is parsed as syntax and never run.
     """
     for node in ast.walk(ast.parse(data)):
         if isinstance(node, ast.Dict):
@@ -165,11 +165,11 @@ def split_topics(data: bytes) -> Iterator[Document]:
 
 
 def choose_heldout(documents: Sequence[Document], ratio: float) -> tuple[set[str], int, float]:
-    """Names of the held-out documents, the number refused as near-copies, and the largest overlap that is left.
+    """Return the held-out documents' names, the number refused as near-copies, and the largest remaining overlap.
 
-    The share is kept package by package with the error carried over, so that every corner of the library is
-    tested. A candidate of which too much stands in the OTHER documents taken together, candidates or not, goes to
-    training; the rest stay honest whatever happens to it.
+    The share is held per package with the error carried over, so that every part of the library is tested. A candidate
+    of which too much occurs in the other documents taken together, candidates or not, goes to training; this never
+    affects the other candidates.
     """
     position = {d.source: i for i, d in enumerate(documents)}
     candidates: list[Document] = []
@@ -185,12 +185,12 @@ def choose_heldout(documents: Sequence[Document], ratio: float) -> tuple[set[str
 
 
 def overlaps(sets: Sequence[Hashes], subjects: Sequence[int]) -> list[float]:
-    """Of each of `subjects`, which are indices into `sets`, the share that stands in any of the other sets."""
+    """Return, for each index in `subjects`, the share of its set that occurs in any of the other sets."""
     everything = np.sort(np.concatenate(sets)) if len(sets) else np.zeros(0, np.uint64)
     found = []
     for wanted in (sets[subject] for subject in subjects):
         held_by = np.searchsorted(everything, wanted, side="right") - np.searchsorted(everything, wanted, side="left")
-        found.append(float((held_by > 1).mean()) if wanted.size else 0.0)  # a set holds a hash once
+        found.append(float((held_by > 1).mean()) if wanted.size else 0.0)  # each set has a hash once
     return found
 
 

@@ -1,7 +1,7 @@
-"""The texts that evaluation reads: who trains on them voids what they measure. Found by recipe.py.
+"""Recipes of evaluation texts; training on them invalidates the evaluation. Found by recipe.py.
 
 LAMBADA (Paperno and others, 2016): passages whose last word needs the whole passage. WikiText (Merity and others,
-2016): articles of Wikipedia; to train on them, take wikitext103_raw.
+2016): articles of Wikipedia; to train on them, use wikitext103_raw.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from data_tools.corpora.fetch import RemoteFile
 from data_tools.corpora.recipe import PublishedTexts
 
 _OPEN_COPY = "https://huggingface.co/datasets/EleutherAI/lambada_openai/resolve/900124bf3b8235c6daf21033af9948b3f07346c4"
-# because: the archive holds 2,662 novels, too, and these are two files of it as they are
+# because: the archive also has 2,662 novels (334 MB), and this copy has just the two files, unchanged
 _SMALL_COPY = "https://raw.githubusercontent.com/Victorwz/VaLM/4b872cd0ee25de388cd7a6929bcfbf504364d891/data/lambada"
 
 RECIPES = (
-    # as it stands in the books, with capitals and punctuation
+    # the text of the books, with capitals and punctuation
     PublishedTexts(
         name="lambada",
         about="LAMBADA's test set as OpenAI published it with GPT-2: 5,153 passages as they stand in the books",
@@ -31,7 +31,7 @@ RECIPES = (
             ),
         ),
     ),
-    # in lower case, punctuation apart from the words, one passage a line
+    # lower case, punctuation separated from words, one passage per line
     PublishedTexts(
         name="lambada_standard",
         about="LAMBADA as its authors published it, lower-cased: 5,153 passages for tests, 4,869 for development",
@@ -58,7 +58,7 @@ RECIPES = (
             ),
         ),
     ),
-    # word level: rare words are `<unk>` and all words stand apart; what perplexities of papers are measured on
+    # word level: rare words are `<unk>`, tokens are separated by spaces; papers report perplexity on this version
     PublishedTexts(
         name="wikitext103",
         about="WikiText-103, word level: 60 articles of Wikipedia for tests and 60 for validation",
@@ -82,8 +82,9 @@ RECIPES = (
             ),
         ),
     ),
-    # raw: what lm-evaluation-harness calls wikitext. Its test articles are those of WikiText-103: an archive of either,
-    # raw, will do where it holds this very file
+    # raw: the version that lm-evaluation-harness calls wikitext. Its test articles equal WikiText-103's, so a raw
+    # archive
+    # of either is accepted if it holds exactly this file
     PublishedTexts(
         name="wikitext2",
         about="WikiText-2, raw: 60 articles of Wikipedia for tests, no word left out",

@@ -1,7 +1,7 @@
-"""A Wikipedia dump (pages-articles.xml.bz2) as a stream of plain texts. Found by recipe.py.
+"""Recipe for a Wikipedia dump (pages-articles.xml.bz2), read as a stream of plain texts. Found by recipe.py.
 
-The XML is read in pieces by expat, without a tree; a document type or an entity of its own, which no dump has, is
-refused. Redirects and pages that are not articles are left out and counted.
+expat parses the XML in pieces, without a tree; a document type or an entity declaration, which no dump has, is an
+error. Redirects and pages that are not articles are dropped and counted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lmtrain.errors import DataError
 _CHUNK = 1 << 18
 _KEPT = frozenset({"title", "ns", "id", "text"})
 _WIKI = re.compile(r"([a-z_]{2,20})wiki")
-_DEPTH = 40  # because: honest pages nest templates a dozen deep; what opens deeper is passed over
+_DEPTH = 40  # because: genuine pages nest templates about 12 deep; deeper brackets are ignored
 _DROPPED = "ref|references|gallery|math|chem|timeline|score|syntaxhighlight|source|graph|imagemap|mapframe|table"
 _TOKEN = re.compile(
     r"<!--|-->|\{\{|\}\}|\{\||\|\}(?!\})|\[\[|\]\]|"
@@ -50,7 +50,7 @@ _LOOSE = re.compile(r" +([,.;:)])")
 
 @dataclass
 class _Open:
-    """A bracket that is open, and the text since then."""
+    """An open bracket and the text since it was opened."""
 
     kind: str
     parts: list[str] = field(default_factory=list)
@@ -82,12 +82,12 @@ def _without_brackets(markup: str) -> str:
             stack.append(_Open(kind))
             is_open[kind] += 1
     stack[-1].parts.append(markup[at:])
-    # what was never closed was no bracket: its text stays, but for comments
+    # text after a bracket that is never closed is kept, except in comments
     return "".join("".join(level.parts) for level in stack if level.kind != "<!--")
 
 
 def _close(stack: list[_Open], is_open: Counter[str], kind: str) -> None:
-    """Close the innermost bracket of this kind, and those inside it that nobody closed."""
+    """Close the innermost bracket of this kind, and the unclosed brackets inside it."""
     inner: list[str] = []
     while True:
         level = stack.pop()
@@ -111,12 +111,12 @@ def _link(content: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines as they are read; a heading under which nothing is left goes too."""
+    """Return cleaned lines; a heading without any text under it is removed too."""
     lines: list[str] = []
-    headings: list[tuple[int, str]] = []  # those whose text has not come yet, outermost first
+    headings: list[tuple[int, str]] = []  # headings without text so far, outermost first
     for raw in text.split("\n"):
         line = _SPACES.sub(" ", raw).strip()
-        # because: a line of a thousand signs is not a heading, and trying it as one would take long
+        # because: a very long line is no heading, and matching the pattern on it would take long
         if line.startswith("=") and len(line) < _LONGEST_HEADING and (found := _HEADING.fullmatch(line)):
             level = len(found[1])
             headings = [*(h for h in headings if h[0] < level), (level, found[2])]
@@ -160,7 +160,7 @@ def read(path: Path, tally: Tally) -> SplitDocuments:
 
 
 def pages(path: Path) -> Iterator[Page]:
-    """Every page of a dump, compressed or not, in order."""
+    """Yield every page of a dump, compressed or not, in order."""
     reader = _Reader(path)
     with unpacked(path) as file:
         try:
@@ -174,7 +174,7 @@ def pages(path: Path) -> Iterator[Page]:
 
 
 class _Reader:
-    """Collects pages while expat calls it back."""
+    """Collector of pages in expat's callbacks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -203,7 +203,7 @@ class _Reader:
             self._page = Page()
         elif self._page is not None and name == "redirect":
             self._page.is_redirect = True
-        # because: revisions and their authors have an id too, and the page's own comes first
+        # because: revisions and their authors have ids too; the page's own id comes first
         wanted = self._page is not None and name in _KEPT and not (name == "id" and self._page.id)
         self._field = name if wanted else ""
         self._held, self._held_chars = [], 0

@@ -1,7 +1,7 @@
-"""WikiText-103 (Merity and others, 2016), raw, to train on: articles of Wikipedia. Found by recipe.py.
+"""Recipe for WikiText-103 (Merity and others, 2016), raw, for training: articles of Wikipedia. Found by recipe.py.
 
-An article begins at a heading of the first level between two blank lines. Texts are kept to the letter, the blank
-line before the heading included: put end to end they are the published file.
+An article begins at a first-level heading between two blank lines. Texts are unchanged, including the blank line before
+the heading: concatenated they are the published file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEADING = re.compile(r" = (?!= )(.*[^ =].*|.) = ?\n?")
 
 
 def read(path: Path, tally: Tally) -> SplitDocuments:
-    """Of a zip archive, raw or word level, or of a single file such as wiki.test.tokens."""
+    """Yield the articles of a zip archive, raw or word level, or of a single file such as wiki.test.tokens."""
     for name, file in contents(path, lambda name, _: name in MEMBERS):
         split = split_of(name)
         for number, (title, text) in enumerate(articles(_decoded(file, path))):
@@ -30,7 +30,7 @@ def read(path: Path, tally: Tally) -> SplitDocuments:
 
 
 def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """(title, text) of every article; what stands before the first heading goes with it."""
+    """Yield (title, text) of every article; lines before the first heading belong to the first article."""
     held: list[str] = []
     title = ""
     previous = "\n"

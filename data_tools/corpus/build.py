@@ -1,7 +1,7 @@
-"""All steps of a corpus in a row, from one YAML file: clean, dedupe, decontaminate, shuffle, split.
+"""Runs all steps of a corpus from one YAML file: clean, dedupe, decontaminate, shuffle, split.
 
-Called by `lmtrain corpus build`. A step that the file does not name does not run. Each step's output stays in
-OUTPUT/work; a second run does again only what changed or had not finished.
+Called by `lmtrain corpus build`. A step that the file does not name is skipped. Each step's output stays in
+OUTPUT/work; a second run repeats only steps that changed or did not finish.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ DOCUMENTS = "documents.jsonl"
 @dataclass(frozen=True, kw_only=True)
 class CleanSettings(Settings):
     rules: tuple[str, ...] = ("gopher", "lines_ending_in_punctuation")  # groups, rules, limits (min_words=20)
-    scripts: tuple[str, ...] = ()  # welcome scripts, such as latin; none: all
-    min_script_share: float = 0.5  # of the letters
+    scripts: tuple[str, ...] = ()  # allowed scripts, such as latin; empty: all
+    min_script_share: float = 0.5  # share of letters in the allowed scripts, 0 to 1
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problem_if(
@@ -67,8 +67,8 @@ class CleanSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DedupeSettings(Settings):
-    near: bool = True  # near copies too, not exact ones only
-    threshold: float = 0.8  # Jaccard similarity of runs of five words from which two texts are copies
+    near: bool = True  # drop near copies too, not only exact copies
+    threshold: float = 0.8  # minimal Jaccard similarity of five-word runs at which two texts are copies
     keep: Literal["first", "longest"] = "first"
 
     def problems(self) -> Iterator[Problem]:
@@ -77,7 +77,7 @@ class DedupeSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DecontaminateSettings(Settings):
-    against: tuple[str, ...]  # files of evaluation texts
+    against: tuple[str, ...]  # paths of files with evaluation texts
     action: Literal["cut", "drop"] = "cut"
 
     def problems(self) -> Iterator[Problem]:
@@ -86,7 +86,7 @@ class DecontaminateSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSettings(Settings):
-    ratios: tuple[float, ...] = (0.98, 0.01, 0.01)  # train, valid, test
+    ratios: tuple[float, ...] = (0.98, 0.01, 0.01)  # shares of train, valid, test; their sum is 1
     by: Literal["id", "text"] = "text"
 
     def problems(self) -> Iterator[Problem]:
@@ -96,11 +96,11 @@ class SplitSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSettings(Settings):
-    inputs: tuple[str, ...]  # files, folders or globs
-    output: str  # a folder
+    inputs: tuple[str, ...]  # paths of files or folders, or globs
+    output: str  # path of a folder
     key: str = "text"
-    on_error: Literal["stop", "skip"] = "stop"  # at a bad line
-    seed: int = 0  # of the order and the split
+    on_error: Literal["stop", "skip"] = "stop"  # action at a bad line
+    seed: int = 0  # seed of the order and the split
     clean: CleanSettings | None = None
     dedupe: DedupeSettings | None = None
     decontaminate: DecontaminateSettings | None = None
@@ -112,7 +112,7 @@ class BuildSettings(Settings):
 
 
 def read_recipe(path: Path) -> BuildSettings:
-    """The settings in a YAML file; it is data, and nothing in it is resolved or called."""
+    """Read the settings from a YAML file. The file is data only: no interpolation is resolved and nothing is called."""
     return build_settings(BuildSettings, read_yaml(path).data, names=Names(BuildSettings))
 
 
@@ -124,7 +124,10 @@ class _Stage:
 
 
 def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocuments | None = None) -> list[Report]:
-    """Run the steps; says what each did. OUTPUT gets documents.jsonl, or train, valid and test where it is split."""
+    """Run the steps and return their reports.
+
+    OUTPUT receives documents.jsonl, or train, valid and test if the recipe has a split.
+    """
     work = Work(workers, Reading(recipe.key, OnError(recipe.on_error)), report)
     folder = Path(recipe.output) / "work"
     inputs: Inputs = recipe.inputs
@@ -166,7 +169,7 @@ def _runner(step: Step, work: Work) -> Callable[[Inputs, Path], Report]:
 
 
 def _key(stage: _Stage, inputs: Inputs, recipe: BuildSettings) -> str:
-    """A name for exactly this step on exactly these files."""
+    """Return a hash of the step, its settings and the identity of its input files."""
     files = _identity([source.path for source in find_files(inputs)])
     facts = [stage.name, stage.settings, recipe.key, recipe.on_error, recipe.seed, files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -178,7 +181,7 @@ def _identity(files: Sequence[Path]) -> list[list[Any]]:
 
 
 def dedupe_all(inputs: Inputs, output: Path, settings: DedupeSettings, work: Work) -> Report:
-    """Sign, match and drop in a row; the work folder lies beside the output."""
+    """Sign, match and drop in one call; the temporary work folder is beside the output."""
     folder = output.with_name(f"{output.name}.work")
     clear(folder)
     try:
@@ -193,7 +196,7 @@ def dedupe_all(inputs: Inputs, output: Path, settings: DedupeSettings, work: Wor
 
 
 def clear(folder: Path) -> None:
-    """Remove a work folder, of this run or of one that was killed."""
+    """Remove a work folder of this run or of a killed run."""
     if folder.is_dir():
         with storage_errors(folder, "Removing"):
             shutil.rmtree(folder)

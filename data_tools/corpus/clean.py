@@ -1,9 +1,9 @@
-"""The step `clean`: mends text, takes boilerplate lines out, and leaves out documents that break a rule.
+"""The step `clean`: repairs text, removes boilerplate lines, and drops documents that break a rule.
 
-Called by `lmtrain corpus clean`. What each rule cost is counted under its name. The rules tell prose from boilerplate,
-lists, menus and machine output; they and their limits follow the descriptions published with Gopher (Rae and others,
-2021), C4 (Raffel and others, 2020) and FineWeb (Penedo and others, 2024). Each has a name and one limit that can be
-set; a document that breaks one is left out. Line rules take lines out of a document instead.
+Called by `lmtrain corpus clean`. The report counts dropped documents per rule. The rules separate prose from
+boilerplate, lists, menus and machine output; the rules and their limits follow the descriptions published with Gopher
+(Rae and others, 2021), C4 (Raffel and others, 2020) and FineWeb (Penedo and others, 2024). Each rule has a name and one
+configurable limit; a document that breaks a rule is dropped. Line rules remove lines from a document instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmtrain.tokenizer.json_lines import Document
 
 _STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
 _BULLETS = ("•", "‣", "▪", "●", "◦", "-", "*", "·")
-# ends of sentences in Western, East Asian, Arabic and Indic script, and what may close behind them
+# sentence ends in Western, East Asian, Arabic and Indic scripts, and closing quotes and brackets
 _ENDS = tuple(".!?\"')\u201d\u2019\u2026\u3002\uff01\uff1f\u061f\u0964\u00bb")
 _AROUND_WORDS = ".,;:!?\"'()[]\u201c\u201d\u2018\u2019"
 _POLICY = re.compile(
@@ -35,12 +35,12 @@ _POLICY = re.compile(
 )
 _TOP_RUNS = ((2, 0.20), (3, 0.18), (4, 0.16))
 _REPEATED_RUNS = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))
-# What Windows-1252 (and Latin-1 where it has no character) makes of the bytes 0x80 to 0xff.
+# The bytes 0x80 to 0xff decoded as Windows-1252, or as Latin-1 where Windows-1252 has no character.
 _SHOWN = [bytes([byte]).decode("cp1252", "replace") for byte in range(0x80, 0x100)]
 _SHOWN = [chr(0x80 + i) if shown == "\ufffd" else shown for i, shown in enumerate(_SHOWN)]
 _BYTE_OF = {ord(shown): chr(0x80 + i) for i, shown in enumerate(_SHOWN)}
 _QUOTES = frozenset("\u2018\u2019\u201c\u201d\u2013\u2014\u2026\xa0")
-_DAMAGE = (  # what is counted, the pattern, and what stands in its place
+_DAMAGE = (  # (name in the report, pattern, replacement)
     ("line ends", re.compile("\r\n?|[\x85\u2028\u2029]"), "\n"),
     (
         "control characters",
@@ -48,7 +48,7 @@ _DAMAGE = (  # what is counted, the pattern, and what stands in its place
         "",
     ),
     ("invisible characters", re.compile("[\u200b\u2060\ufeff\u00ad\u202a-\u202e\u2066-\u2069\u200e\u200f]"), ""),
-    # because: the joiners shape words in Arabic and Indic scripts and glue emoji; between Latin letters they are dirt
+    # because: joiners shape words in Arabic and Indic scripts and join emoji; between Latin letters they are noise
     ("joiners between Latin letters", re.compile("(?<=[\\x00-\u024f])[\u200c\u200d](?=[\\x00-\u024f])"), ""),
     ("odd spaces", re.compile("[\u00a0\u2000-\u200a\u202f\u205f]"), " "),
     ("spaces at line ends", re.compile(r"(?<![ \t])[ \t]+(?=\n|$)"), ""),
@@ -59,7 +59,7 @@ _BLANK_LINES = re.compile(r"\n{3,}")
 
 
 class Facts:
-    """A text as its rules look at it; what is counted is counted once."""
+    """Lazily computed properties of a text that the rules measure; each is computed once."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -70,7 +70,7 @@ class Facts:
 
     @cached_property
     def word_ids(self) -> Hashes:
-        """A number for each word, the same for the same word within this text."""
+        """A hash per word, equal for equal words within this text."""
         known: dict[str, int] = {}
         return mix(np.array([known.setdefault(word, len(known) + 1) for word in self.words], np.uint64))
 
@@ -95,7 +95,7 @@ class Facts:
 
 
 def _repeated(parts: list[str]) -> tuple[float, float]:
-    """The share of parts that stood before already, by number and by characters."""
+    """Return the share of parts that occurred earlier, by number and by characters."""
     seen: set[str] = set()
     number = chars = 0
     for part in parts:
@@ -107,7 +107,7 @@ def _repeated(parts: list[str]) -> tuple[float, float]:
 
 
 def _top_run(length: int, facts: Facts) -> float:
-    """The share of characters in the most frequent run of so many words; of equally frequent ones the first counts."""
+    """Return the share of characters in the most frequent run of `length` words; ties go to the first run."""
     runs = hash_runs(facts.word_ids, length)
     if not runs.size:
         return 0.0
@@ -118,7 +118,7 @@ def _top_run(length: int, facts: Facts) -> float:
 
 
 def _repeated_runs(length: int, facts: Facts) -> float:
-    """The share of characters inside runs of so many words that stood before already, each word counted once."""
+    """Return the share of characters inside runs of `length` words that occurred earlier; each word is counted once."""
     runs = hash_runs(facts.word_ids, length)
     if not runs.size:
         return 0.0
@@ -139,7 +139,7 @@ class Rule:
     name: str
     limit: float
     measure: Callable[[Facts], float]
-    at_least: bool = False  # the limit is the least allowed; else the most
+    at_least: bool = False  # True: the limit is the least allowed value; False: the greatest
 
     def breaks(self, facts: Facts, limit: float) -> bool:
         value = self.measure(facts)
@@ -151,7 +151,7 @@ _least = partial(Rule, at_least=True)
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
-        # Gopher: a text of words
+        # Gopher: quality
         _least("min_words", 50, lambda f: len(f.words)),
         Rule("max_words", 100_000, lambda f: len(f.words)),
         _least("min_mean_word_chars", 3, _mean_word_chars),
@@ -192,7 +192,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "fineweb": ("lines_ending_in_punctuation", "short_lines", "repeated_line_chars"),
 }
 
-LINE_RULES: dict[str, Callable[[str], bool]] = {  # C4: true for a line that goes
+LINE_RULES: dict[str, Callable[[str], bool]] = {  # C4: True for a line to remove
     "line_without_end": lambda line: not line.rstrip().endswith(_ENDS),
     "line_too_short": lambda line: len(line.split()) < 3,
     "line_javascript": lambda line: "javascript" in line.lower(),
@@ -207,13 +207,13 @@ def _class(first: int, last: int) -> str:
 _REST = _class(0x80, 0xBF)
 _LONG = rf"{_class(0xE0, 0xEF)}{_REST}{{2}}|{_class(0xF0, 0xF4)}{_REST}{{3}}"
 _SHORT = rf"{_class(0xC2, 0xDF)}{_REST}"
-# One lone pair may be honest text (a name in capitals before a quote mark), so it counts only with the two leads that
-# stand before nearly all of Western Europe's letters; two pairs in a row, or a longer sequence, are not an accident.
+# A single pair can be genuine text (a name in capitals before a quote mark), so it counts only after the two lead
+# characters of nearly all Western European letters; two pairs in a row or a longer sequence cannot be a coincidence.
 _GARBLED = re.compile(rf"(?:{_LONG}|{_SHORT}){{2,}}|{_LONG}|[ÂÃ]{_REST}")
 
 
 def mend(text: str, counts: Counter[str]) -> str:
-    """The text mended; `counts` gets one for each kind of damage it had."""
+    """Return the repaired text; `counts` is increased by one for each kind of damage found."""
     undone = undo_garbling(text)
     if undone != text:
         counts["mended: wrong decoding"] += 1
@@ -229,7 +229,7 @@ def mend(text: str, counts: Counter[str]) -> str:
 
 
 def undo_garbling(text: str) -> str:
-    """UTF-8 that was read as Windows-1252, once or several times, becomes what it was: "cafÃ©" is "café"."""
+    """Return text with UTF-8 that was decoded as Windows-1252, up to three times, restored: "cafÃ©" becomes "café"."""
     for _ in range(3):
         better = _GARBLED.sub(_decoded, text)
         if better == text:
@@ -242,16 +242,16 @@ def _decoded(match: re.Match[str]) -> str:
     garbled = match[0]
     before = match.string[match.start() - 1 : match.start()]
     if len(garbled) == 2 and garbled[0] == "Ã" and garbled[1] in _QUOTES and before.isupper():
-        return garbled  # "IRMÃ" and the quote mark behind it
+        return garbled  # genuine text: "IRMÃ" and the quote mark after it
     try:
         return garbled.translate(_BYTE_OF).encode("latin-1").decode("utf-8")
-    except UnicodeError:  # surrogates, overlong forms: no UTF-8 after all
+    except UnicodeError:  # surrogates or overlong forms, so the text was not UTF-8
         return garbled
 
 
 @dataclass(frozen=True)
 class Clean(Selection):
-    """Rules by name with their limits; scripts that are welcome, with the least share of letters they must have."""
+    """The step `clean`: rules with limits, line rules, and allowed scripts with their least share of letters."""
 
     rules: tuple[tuple[str, float], ...] = ()
     line_rules: tuple[str, ...] = ()
@@ -269,7 +269,7 @@ class Clean(Selection):
                 tally.drop(cause)
 
     def cause(self, text: str) -> str | None:
-        """The first rule that the text breaks, or None for one that stays."""
+        """Return the first rule that the text breaks, or None if it is kept."""
         if not text.strip():
             return "empty"
         facts = Facts(text)
@@ -294,7 +294,10 @@ class Clean(Selection):
 
 
 def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_share: float = 0.5) -> Clean:
-    """From words as one types them: groups (gopher), rules (min_words), limits (min_words=20), line rules."""
+    """Build the step from command-line words: groups (gopher), rules (min_words), limits (min_words=20), line rules.
+
+    Raise UsageError for an unknown word.
+    """
     rules: dict[str, float] = {}
     line_rules: list[str] = []
     for word in words:

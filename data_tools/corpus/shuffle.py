@@ -1,8 +1,8 @@
-"""The steps `split`, `sample` and `shuffle`: chance that is a pure function of a seed and the document.
+"""The steps `split`, `sample` and `shuffle`: random choices that are pure functions of a seed and the document.
 
-Every document gets a number of its own from a keyed hash. Split and sample compare it with limits; shuffling is
-sorting by it, in two passes over disk, so that neither memory nor the number of parts changes the order. Called by
-the verbs of `lmtrain corpus`.
+A keyed hash gives every document a number. Split and sample compare the number with limits; shuffling sorts by it, in
+two passes over disk, so that neither memory nor the number of parts changes the order. Called by the verbs of `lmtrain
+corpus`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from lmtrain.runtime.files.files import atomic_file, storage_errors
 from lmtrain.tokenizer.json_lines import Document
 
 SPLITS = ("train", "valid", "test")
-_HEAD = struct.Struct("<QI")  # a line's number, and its length
-_MOST_BUCKETS = 512  # because: each is an open file
+_HEAD = struct.Struct("<QI")  # random number and byte length of a line
+_MOST_BUCKETS = 512  # because: each bucket is an open file
 
 
 def split_outputs(folder: Path) -> dict[str, Path]:
@@ -49,7 +49,7 @@ def split_outputs(folder: Path) -> dict[str, Path]:
 
 
 def draw(seed: int, purpose: str, what: bytes) -> int:
-    """A number below 2^64 that looks random, and is the same for the same three."""
+    """Return a random-looking number below 2^64 that depends only on the three arguments."""
     key = seed.to_bytes(8, "little", signed=True)
     return int.from_bytes(hashlib.blake2b(what, digest_size=8, key=key, person=purpose.encode()).digest(), "big")
 
@@ -60,11 +60,11 @@ def _position(position: int) -> bytes:
 
 @dataclass(frozen=True)
 class Split:
-    """Documents to train, valid and test, by their id or their text: what is equal stays together."""
+    """The step `split`: assigns documents to train, valid and test by id or text; equal documents stay together."""
 
     ratios: tuple[float, ...]
     seed: int = 0
-    by: str = "text"  # or "id": the string or number under that key
+    by: str = "text"  # "text", or "id": the string or number under the key id
     name: ClassVar[str] = "split"
     files: ClassVar[Sequence[str]] = SPLITS
 
@@ -90,7 +90,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Sample(Selection):
-    """The documents whose number is at most `limit`."""
+    """The step `sample`: keeps the documents whose number is at most `limit`."""
 
     limit: int
     seed: int = 0
@@ -106,7 +106,7 @@ class Sample(Selection):
 
 @dataclass(frozen=True)
 class _Draws:
-    """The numbers alone, to find the limit that lets a given count through."""
+    """Step that writes only the documents' numbers, to find the limit for a given count."""
 
     seed: int
     name: ClassVar[str] = "draw"
@@ -120,7 +120,7 @@ class _Draws:
 def sample_limit(
     inputs: Inputs, work: Work, folder: Path, *, fraction: float | None, count: int | None, seed: int
 ) -> int:
-    """The limit for a share of the documents, or for exactly so many of them."""
+    """Return the limit for a fraction of the documents, or for exactly `count` documents."""
     if (fraction is None) == (count is None):
         raise UsageError("Neither or both of --fraction and --count were given. Give one of them.")
     if fraction is not None:
@@ -130,7 +130,7 @@ def sample_limit(
     if not work.reading.part.whole:
         raise UsageError("--count needs all documents, not a part of them. Use --fraction, or leave --part out.")
     assert count is not None
-    find_files(inputs)  # because: they are read once to count and once to draw, which standard input cannot be
+    find_files(inputs)  # because: the inputs are read twice (limit, then sample), which standard input cannot be
     with storage_errors(folder, "Making"):
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sample-", dir=folder) as temporary:
@@ -140,7 +140,7 @@ def sample_limit(
 
 
 def _smallest(draws: Path, count: int, folder: Path) -> int:
-    """The count-th smallest number, without holding them all."""
+    """Return the count-th smallest number; the numbers are sorted on disk. -1 if count is 0."""
     with Sorter(1, folder) as sorter, open(draws, "rb") as file:
         while (some := np.fromfile(file, np.uint64, 1 << 20)).size:
             sorter.add(some[:, None])
@@ -157,14 +157,14 @@ def shuffle(
     inputs: Inputs, output: Path, work: Work, report_file: Path, seed: int,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Report:  # fmt: skip
-    """All documents in an order that the seed and their positions decide. A part is a range of that order."""
+    """Write all documents in an order decided by the seed and their positions. A part is a range of that order."""
     part = work.reading.part
     key = work.reading.key or "text"
     sources = find_files(inputs, once=part.whole)
     refuse_overwriting(sources, [output])
     tally = Tally()
     size = sum(source.num_bytes * (8 if source.streamed or source.kind == "parquet" else 1) for source in sources)
-    # because: a bucket's lines, their list and the joined output are held at once
+    # because: a bucket's lines, their sorted list and the joined output are in memory together
     num_buckets = min(4 * size // part.count // memory_bytes + 1, _MOST_BUCKETS)
     first, stop = part.range(1 << 64)
     with ExitStack() as stack:
@@ -173,7 +173,7 @@ def shuffle(
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix=".shuffle-", dir=output.parent))
         names = [Path(folder) / f"{number:04d}" for number in range(num_buckets)]
         buckets = [stack.enter_context(open(name, "wb", buffering=1 << 16)) for name in names]
-        # because: every part reads all, and what is bad must be counted once
+        # because: every part reads all documents, and a bad line must be counted once
         drop_bad = tally.drop_bad if part.number == 0 else lambda bad: None
         for position, document in read_documents(sources, replace(work.reading, part=WHOLE), drop_bad):
             number = draw(seed, "shuffle", _position(position))

@@ -1,1 +1,1 @@
-"""Text to token ids in .bin/.idx, by several processes."""
+"""Preprocessing: text to token ids in .bin/.idx, in parallel."""

@@ -1,8 +1,8 @@
-"""Which documents to leave out: by length, by script, by a function of the user's. Called by workers.
+"""Document filters: by length, by script, by user-defined functions. Called by workers.
 
-A filter is a name and a function of the text; the first that says no is what the document is counted under. Functions
-of the user's are entry points of an installed package in the group `lmtrain.filters`, named on the command line; no
-file can name code.
+A filter is a name and a function of the text; a dropped document is counted under the first filter that rejects it.
+User-defined functions are entry points of an installed package in the group `lmtrain.filters`, named on the command
+line; no file can name code.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Keep = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Filters:
-    """What is asked for; None and nothing ask for nothing. Lengths in tokens do not count the end token."""
+    """Requested filters; None and empty mean no filter. Lengths in tokens exclude the end-of-document token."""
 
     min_chars: int | None = None
     max_chars: int | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
-    scripts: tuple[tuple[str, float], ...] = ()  # of all letters at least this share stands in the script
+    scripts: tuple[tuple[str, float], ...] = ()  # (script, least share of letters in it)
     entry_points: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class Filters:
 
     @property
     def of_text(self) -> bool:
-        """Whether the texts themselves must be looked at."""
+        """True if a filter needs the texts themselves."""
         return bool(self.min_chars or self.max_chars is not None or self.scripts or self.entry_points)
 
     @property
@@ -51,7 +51,7 @@ class Filters:
         return bool(self.min_tokens or self.max_tokens is not None)
 
     def build(self) -> Iterator[tuple[str, Keep]]:
-        """The filters of text, cheapest first."""
+        """Yield (name, keep function) of the text filters, cheapest first."""
         if (low := self.min_chars) is not None:
             yield "min_chars", lambda text: len(text) >= low
         if (high := self.max_chars) is not None:
@@ -62,7 +62,7 @@ class Filters:
             yield f"filter {name}", _careful(name, _find(name).load())
 
     def judge_lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int8]:
-        """0 for documents of a good length, 1 for those with too few tokens, 2 for those with too many."""
+        """Return 0 for documents of an allowed length, 1 for too few tokens, 2 for too many."""
         verdict = np.zeros(len(lengths), np.int8)
         if self.min_tokens is not None:
             verdict[lengths < self.min_tokens] = 1
@@ -71,13 +71,13 @@ class Filters:
         return verdict
 
     def identity(self) -> list[Any]:
-        """All that decides what is kept, versions of installed filters too, so that a resumed run does the same."""
+        """Return everything that decides which documents are kept, with versions of installed filters, for resuming."""
         installed = [(p.name, p.value, p.dist.version if p.dist else "") for p in map(_find, self.entry_points)]
         return [[self.min_chars, self.max_chars, self.min_tokens, self.max_tokens], list(self.scripts), installed]
 
 
 def parse_script(text: str) -> tuple[str, float]:
-    """`latin` asks for nine letters in ten; `latin:0.5` for half."""
+    """Parse `latin` (at least 0.9 of the letters) or `latin:0.5` into (script, share)."""
     name, _, share = text.partition(":")
     try:
         wanted = float(share) if share else 0.9

@@ -1,13 +1,14 @@
-"""The datasets that a preprocess makes: one for each key, in shards where asked. Called by pipeline.py.
+"""The output datasets of a preprocessing run: one per key, optionally in shards. Called by pipeline.py.
 
-Everything grows in one folder beside the output, which only one process can hold, together with a journal. A run that
-was killed goes on after the last portion that the journal and the files agree on; a run that ends well gives all
-files their names at once, each .idx last.
+All files grow in a folder beside the output, locked by one process, together with a journal. A killed run resumes after
+the last portion on which the journal and the files agree; at the end all files are renamed to their final names, each
+.idx last.
 
-The journal has one JSON object a line. The first names the work by a hash of the inputs and settings: other work starts
-over. Each further line is written after a portion's output was given to the operating system, and says where reading
-goes on and how far every file has come. Every line ends in a hash of itself and of the one before it. A kill can tear
-the last line only; what else is damaged shows in the hashes, and everything from there on is done again.
+The journal has one JSON object per line. The first line identifies the run by a hash of inputs and settings: a
+different run starts over. Each further line is written after a portion's output was flushed to the operating system,
+and records where reading continues and the size of every file. Every line ends with a hash of itself and of the
+previous line. A kill can damage the last line only; other damage is detected by the hashes, and everything from there
+on is redone.
 """
 
 from __future__ import annotations
@@ -49,21 +50,21 @@ from lmtrain.units import format_bytes
 
 _HEAD = {"format": "lmtrain preprocess journal", "version": 2}
 _SEAL = "sha256"
-_MOST_BYTES = 16 << 30  # a line is some hundred bytes for each 4 MiB of source
+_MOST_BYTES = 16 << 30  # a line takes a few hundred bytes per 4 MiB of source
 REJECTS = ".rejects.jsonl"
 _READ_BYTES = 4 << 20
-_NUM_BINS = 40  # of the histogram: 0, 1, 2-3, 4-7, ... tokens
+_NUM_BINS = 40  # bins of the histogram: 0, 1, 2-3, 4-7, ... tokens
 
 
 class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
-        self._seal = ""  # of the last line
-        self.damaged = False  # whether a line that was found is not what was written
+        self._seal = ""  # hash of the last line
+        self.damaged = False  # True if `read` found a damaged line
 
     def read(self, identity: str | None) -> list[dict[str, Any]] | None:
-        """The lines of the same work, up to a damaged one; None where there is no journal, or that of other work."""
+        """Return this run's lines up to a damaged line; None if there is no journal or it is of another run."""
         try:
             lines = files.read_bytes(self._path, _MOST_BYTES, follow_links=False).split(b"\n")[:-1]
         except (OSError, LmtrainError):
@@ -84,7 +85,7 @@ class Journal:
         return trees[1:]
 
     def start(self, identity: str | None, lines: list[dict[str, Any]]) -> None:
-        """Begin anew with the lines that still hold."""
+        """Rewrite the journal with the lines that are still valid, and open it for appending."""
         with files.storage_errors(self._path, "Writing"):
             temporary = self._path.with_suffix(".new")
             self._seal = ""
@@ -116,18 +117,18 @@ def _sealed(tree: dict[str, Any], before: str) -> str:
 
 @dataclass
 class Totals:
-    """What is counted while the work goes on; all of it stands in the journal."""
+    """Counts of the run so far; all are recorded in the journal."""
 
     place: Place = START
-    line: int = 0  # of the source that `place` is in
+    line: int = 0  # lines read of the source at `place`
     num_disk_bytes: int = 0
     num_documents: int = 0
-    num_tokens: int = 0  # of all keys
+    num_tokens: int = 0  # tokens of all keys
     num_text_bytes: int = 0
-    shard_text_bytes: list[int] = field(default_factory=list)  # of the shard that grows, for each key
+    shard_text_bytes: list[int] = field(default_factory=list)  # text bytes of the current shard, per key
     bad: Counter[str] = field(default_factory=Counter)
     filtered: Counter[str] = field(default_factory=Counter)
-    lengths: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)  # documents of the first key by length
+    lengths: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)  # histogram of the first key's document lengths
 
     @classmethod
     def from_dict(cls, tree: dict[str, Any]) -> Totals:
@@ -141,7 +142,7 @@ class Totals:
 
     def count(self, batches: list[Batch]) -> None:
         lengths = batches[0].document_lengths()
-        bins = np.frexp(lengths)[1]  # the number of binary digits
+        bins = np.frexp(lengths)[1]  # number of binary digits
         for number, count in enumerate(np.bincount(bins, minlength=_NUM_BINS).tolist()):
             self.lengths[number] += count
         self.num_documents += len(lengths)
@@ -153,7 +154,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Names:
-    """What the outputs are called and when a shard ends."""
+    """Names of the outputs, and the size at which a shard ends."""
 
     prefix: Path
     keys: tuple[str, ...]
@@ -162,12 +163,12 @@ class Names:
     overwrite: bool = False
 
     def name(self, key: int, shard: int) -> Path:
-        """PREFIX; PREFIX_KEY where there are several keys; -00000 behind it where there are shards."""
+        """Return the prefix: PREFIX, PREFIX_KEY with several keys, followed by -00000 with shards."""
         name = self.prefix.name + (f"_{self.keys[key]}" if len(self.keys) > 1 else "")
         return self.prefix.with_name(name if self.shard_tokens is None else f"{name}-{shard:05d}")
 
     def existing(self) -> Iterator[Path]:
-        """Prefixes that are there already and that this output would stand in for."""
+        """Yield the prefixes that exist and would be replaced by this output."""
         for key in range(len(self.keys)):
             if self.shard_tokens is None:
                 yield self.name(key, 0)
@@ -180,22 +181,22 @@ class Names:
 
 
 class Outputs:
-    """Use as a context manager: the folder is held inside it, and kept after it only where resuming makes sense."""
+    """Context manager that locks the output's working folder, which is kept afterwards only if resuming is useful."""
 
     def __init__(self, names: Names, identity: str | None, tokenizer: Tokenizer) -> None:
         self.names, self.totals = names, Totals(shard_text_bytes=[0] * len(names.keys))
-        self.finished = False  # by an earlier run, but for the renaming
-        self.resumed, self.dropped = False, False  # whether there was work to go on with, or other work in the way
-        self.redone = False  # whether some of it was damaged
+        self.finished = False  # an earlier run did everything but the renaming
+        self.resumed, self.dropped = False, False  # work of this run was found; work of another run was dropped
+        self.redone = False  # found work was partly damaged
         self.sync_seconds = 0.0
         self._identity, self._tokenizer = identity, tokenizer
         self._folder = working_folder(names.prefix)
         self._journal = Journal(self._folder / "journal.jsonl")
         self._shard = 0
         self._spools: list[DatasetSpool] = []
-        self._finished: list[list[str | None]] = []  # of each shard that is done, the hashes that its sidecars bear
-        self._rejects: IO[bytes] = io.BytesIO()  # until the folder is ours
-        self._rejects_mark = [0, 0]  # bytes, and their CRC-32C
+        self._finished: list[list[str | None]] = []  # sidecar hashes of each finished shard
+        self._rejects: IO[bytes] = io.BytesIO()  # replaced once the folder is locked
+        self._rejects_mark = [0, 0]  # size and CRC-32C of the rejects
         self._held = ExitStack()
 
     @property
@@ -220,11 +221,9 @@ class Outputs:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        # because: files that are closed write what they still hold, and a full disk refuses that once more
-        is_full = isinstance(error, StorageError)
-        with suppress(OSError) if is_full else files.storage_errors(self._folder, "Writing"), self._held:
-            # A wrong line or setting will be another next time; a full disk or Ctrl-C only interrupts.
-            if isinstance(error, LmtrainError) and not is_full:
+        with self._held:
+            # After an error in the input or the settings the next run differs; a full disk or Ctrl-C can be resumed.
+            if isinstance(error, LmtrainError) and not isinstance(error, StorageError):
                 shutil.rmtree(self._folder, ignore_errors=True)
         if is_full:
             kept = sum(path.stat().st_size for path in self._folder.iterdir())
@@ -234,7 +233,7 @@ class Outputs:
             ) from error
 
     def add(self, batches: list[Batch], rejects: bytes) -> None:
-        """What a portion came to. Everything but the batches is counted in `totals` already."""
+        """Write a portion's output and record it in the journal. `totals` must already count all but the batches."""
         if self.names.shard_tokens is not None and self._spools[0].num_tokens >= self.names.shard_tokens:
             self._next_shard()
         fault_point("data.slice")
@@ -252,7 +251,7 @@ class Outputs:
         })  # fmt: skip
 
     def finish(self) -> list[Path]:
-        """Complete all files, put them on disk and give them their names; returns the names."""
+        """Complete all files, sync them to disk and rename them; return the final paths."""
         if not self.finished:
             fault_point("data.finish")
             self._finished.append(self._finish_shard())
@@ -267,7 +266,7 @@ class Outputs:
         with files.storage_errors(self._rejects_path, "Writing"):
             if made.exists() and made.stat().st_size:
                 os.replace(made, self._rejects_path)
-            elif made.exists():  # nothing was bad: an older list is another dataset's
+            elif made.exists():  # no rejects: an existing file belongs to a replaced dataset
                 self._rejects_path.unlink(missing_ok=True)
         for key, shard in self._all():
             publish(self._folder, _spool_name(key, shard), self.names.name(key, shard))
@@ -289,7 +288,7 @@ class Outputs:
             for prefix in self.names.existing():
                 refuse_taken(prefix)
         except OutputError:
-            if not self.dropped:  # the folder was made by this very call
+            if not self.dropped:  # the folder may be new from this call
                 held.callback(self._remove_if_empty)
             raise
 
@@ -310,7 +309,7 @@ class Outputs:
             for path in self._folder.iterdir():
                 if path.name != ".lock":
                     path.unlink()
-            self._shard = 0  # because: looking for what still holds went through later ones
+            self._shard = 0  # because: the search for valid lines changed it
             self._spools = self._new_spools()
         self._journal.start(self._identity, kept)
         self._rejects = open_own(self._folder / "rejects", "r+b" if kept else "w+b")
@@ -319,7 +318,7 @@ class Outputs:
         self._rejects.seek(self._rejects_mark[0])
 
     def _resume(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The lines, from the first on, that the files bear out; opens the spools at the last of them."""
+        """Return the leading lines that match the files on disk, and open the spools at the last of these lines."""
         try:
             seals = {line["shard"] - 1: line["finished"][0] for line in lines if line["finished"]}
             for shard in range(lines[-1]["shard"] if lines else 0):
@@ -327,7 +326,7 @@ class Outputs:
                     lines = [line for line in lines if line["shard"] <= shard]
                     break
             kept = self._verified(lines)
-        except (StorageError, KeyError, TypeError, ValueError):  # no journal of ours, or files that are gone
+        except (StorageError, KeyError, TypeError, ValueError):  # a malformed journal, or missing files
             return []
         if kept:
             self.resumed = True
@@ -336,7 +335,7 @@ class Outputs:
         return kept
 
     def _is_whole(self, shard: int, seals: list[str]) -> bool:
-        """Whether the files of a shard that was finished, some of which may have their names, are what was written."""
+        """Return True if the files of a finished shard, renamed or not, are complete and undamaged."""
         try:
             for key, seal in enumerate(seals):
                 name, final = _spool_name(key, shard), self.names.name(key, shard)
@@ -353,7 +352,10 @@ class Outputs:
         return len(seals) == len(self.names.keys)
 
     def _is_publishable(self, line: dict[str, Any]) -> bool:
-        """Whether all that an earlier run had only to rename is whole; refused where some of it is renamed already."""
+        """Return True if everything that an earlier run had only to rename is undamaged.
+
+        Raise DataError if there is damage and some files are renamed already.
+        """
         made = self._folder / "rejects"
         whole = all(self._is_whole(shard, seals) for shard, seals in enumerate(line["publish"]))
         if line["rejects"][0] or made.exists():
@@ -379,7 +381,7 @@ class Outputs:
             current = current[: _ends(self._folder / "rejects", [line["rejects"] for line in current])]
             if current:
                 for spool, of_key, count in zip(self._spools, marks, held, strict=True):
-                    if count > len(current):  # the files of another key, or the rejects, are shorter
+                    if count > len(current):  # another key's files, or the rejects, are valid for fewer lines
                         spool.rewind(of_key[: len(current)])
                 return before + current
             for spool in self._spools:
@@ -408,7 +410,7 @@ class Outputs:
         self.totals.shard_text_bytes = [0] * len(self.names.keys)
 
     def _finish_shard(self) -> list[str | None]:
-        """Complete the files of all keys and put them on disk; returns the hashes that their sidecars bear."""
+        """Complete the files of all keys and sync them to disk; return their sidecars' hashes."""
         about = {
             "tokenizer_fingerprint": self._tokenizer.fingerprint,
             "vocab_size": self._tokenizer.vocab_size,
@@ -424,7 +426,7 @@ class Outputs:
 
 
 def _ends(path: Path, marks: list[list[int]]) -> int:
-    """How many of these marks, (bytes, their CRC-32C), oldest first, the file bears out."""
+    """Return how many of these marks (size, CRC-32C), oldest first, match the file."""
     at = crc = 0
     try:
         with open_own(path, "rb") as file:

@@ -1,7 +1,7 @@
-"""Text to datasets: sources are cut, workers encode, this thread writes in order. Called by `lmtrain preprocess`.
+"""The preprocessing pipeline: sources are cut, workers encode, this thread writes in order.
 
-At most a few portions are in memory, however large the corpus. The output is the same, byte for byte, whatever the
-number of workers and however often the run was killed on the way, and appears only when it is whole.
+Called by `lmtrain preprocess`. At most a few portions are in memory, however large the corpus. The output is identical,
+byte for byte, for any number of workers and any number of kills and resumes, and appears only when complete.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from lmtrain.tokenizer.json_lines import Reject
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Everything but the inputs, the tokenizer and the output."""
+    """Settings of a run other than the inputs, the tokenizer and the output."""
 
     workers: int = 1
     keys: tuple[str, ...] = ("text",)
-    append_eod: bool | None = None  # None: whenever the tokenizer has such a token
+    append_eod: bool | None = None  # None: if the tokenizer has such a token
     prepend_bos: bool = False
     filters: Filters = field(default_factory=Filters)
-    split_sentences: bool = False  # one sequence each, as BERT's samples are made of
+    split_sentences: bool = False  # one sequence per sentence, as BERT's samples require
     lines_end_sentences: bool = False
     on_error: OnError = OnError.STOP
     max_bad: int | None = None
@@ -63,8 +63,8 @@ class Options:
 
 @dataclass
 class TokenizedPortion:
-    batches: list[Batch]  # one for each key; document i of each comes from the same line
-    bad: list[Judged]  # of each chunk, in order
+    batches: list[Batch]  # one per key; document i of each is from the same line
+    bad: list[Judged]  # bad lines of each chunk, in order
     filtered: Counter[str]
 
 
@@ -73,8 +73,10 @@ class TokenizeWorker:
         self, options: Options, bos_id: int | None, eod_id: int | None, tokenizer: bytes,
         encoder: Encoder | None = None,
     ) -> None:  # fmt: skip
-        """`bos_id` is put before every document and `eod_id` behind it. No encoder can travel to another process; a
-        tokenizer's bytes can."""
+        """Set up the worker. `bos_id` is put before and `eod_id` after every document.
+
+        An encoder cannot be pickled; in another process it is None and is built from the tokenizer's bytes.
+        """
         self._options, self._bos_id, self._has_eod = options, bos_id, eod_id is not None
         encoder = encoder if encoder is not None else build_encoder(Tokenizer.from_bytes(tokenizer))
         self._to_sequences: ToSequences = (
@@ -83,14 +85,14 @@ class TokenizeWorker:
             else Whole(encoder, self._has_eod)
         )
         self._filters = list(options.filters.build())
-        self._large = RLock()  # because: one document of the longest at a time, however many workers there are
+        self._large = RLock()  # because: the memory is for one longest document at a time, for any number of workers
 
     def run(self, portion: Portion) -> TokenizedPortion:
         if portion.chunks[0].kind == "text":
             return self._run_texts(portion.chunks)
         results = [self._run_chunk(chunk) for chunk in portion.chunks]
         for chunk in portion.chunks:
-            chunk.held = None  # because: the portion is kept until its output is written
+            chunk.held = None  # frees memory, because: the portion is kept until its output is written
         return results[0] if len(results) == 1 else _joined(results)
 
     def _run_chunk(self, chunk: Chunk) -> TokenizedPortion:
@@ -101,10 +103,10 @@ class TokenizeWorker:
             return TokenizedPortion(batches, [judge(chunk, content, bad)], filtered)
 
     def _run_texts(self, chunks: list[Chunk]) -> TokenizedPortion:
-        """Whole files, one document each, encoded together."""
+        """Encode whole files, one document each, in one call."""
         texts: list[tuple[Any, ...]] = []
         bad: list[list[Bad]] = []
-        of_text: list[int] = []  # which chunk each text is of
+        of_text: list[int] = []  # chunk number of each text
         with ExitStack() as held:
             for number, chunk in enumerate(chunks):
                 content, problems = read_content(chunk, self._options.limits, lambda: held.enter_context(self._large))
@@ -121,7 +123,7 @@ class TokenizeWorker:
         filtered = self._filter_texts(content) if self._filters else Counter()
         batches = self._of_keys(content)
         rejects = batches[0].rejects
-        if len(batches) > 1:  # what is bad for one key is bad for all
+        if len(batches) > 1:  # because: a line that is bad for one key is dropped for all
             found = {reject.item: reject for batch in reversed(batches) for reject in batch.rejects}
             rejects = [found[item] for item in sorted(found)]
             if any(len(batch.rejects) < len(rejects) for batch in batches):
@@ -135,7 +137,7 @@ class TokenizeWorker:
         return batches if self._bos_id is None else [prepended(batch, self._bos_id) for batch in batches]
 
     def _filter_texts(self, content: Content) -> Counter[str]:
-        """The first key's text decides; bad ones are left for the encoder to name."""
+        """Drop documents by the first key's text; return counts per filter. Bad texts are left for the encoder."""
         filtered: Counter[str] = Counter()
         dropped = []
         for item, text in content.texts(0, self._options.keys[0]):
@@ -148,7 +150,7 @@ class TokenizeWorker:
         return filtered
 
     def _filter_lengths(self, content: Content, batches: list[Batch], rejected: set[int]) -> Counter[str]:
-        """Takes documents with too few or too many tokens of the first key out of every batch."""
+        """Remove documents with too few or too many tokens of the first key from every batch; return counts."""
         lengths = batches[0].document_lengths()
         verdict = self._options.filters.judge_lengths(lengths - (lengths > 0) * self._has_eod)
         if not verdict.any():
@@ -162,7 +164,7 @@ class TokenizeWorker:
 
 
 def _joined(results: Sequence[TokenizedPortion]) -> TokenizedPortion:
-    """Of several small files, in order."""
+    """Join the results of several small files, in order."""
     return TokenizedPortion(
         [
             Batch(
@@ -181,9 +183,9 @@ def _joined(results: Sequence[TokenizedPortion]) -> TokenizedPortion:
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands; total_bytes is 0 where nobody knows."""
+    """Progress of a run; total_bytes is 0 if the total is unknown."""
 
-    done_bytes: int  # of the source files
+    done_bytes: int  # bytes of the source files done
     total_bytes: int
     num_text_bytes: int
     num_tokens: int
@@ -194,14 +196,14 @@ class Standing:
 class Summary:
     num_documents: int
     num_tokens: int
-    num_bytes: int  # of the texts
+    num_bytes: int  # UTF-8 bytes of the texts
     seconds: float
-    sync_seconds: float  # of those: until all was on disk
+    sync_seconds: float  # part of `seconds` spent syncing to disk
     num_shards: int
-    resumed_documents: int  # were there from an earlier, killed run
+    resumed_documents: int  # documents kept from an earlier, killed run
     rejects: dict[str, int]  # bad lines by cause
-    filtered: dict[str, int]  # documents left out, by filter
-    lengths: dict[str, int]  # documents by their number of tokens
+    filtered: dict[str, int]  # dropped documents by filter
+    lengths: dict[str, int]  # documents by number of tokens
     files: tuple[str, ...]
 
     @property
@@ -218,7 +220,7 @@ def preprocess(
     report: Callable[[Standing], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Summary:
-    """Tokenize the inputs into the dataset `output`, or several. `say` gets what a user should know on the way."""
+    """Tokenize the inputs into the dataset `output`, or several with keys or shards. `say` receives notices."""
     began = time.perf_counter()
     options = options or Options()
     if options.append_eod is None:
@@ -285,24 +287,24 @@ def _run(
             f"this tokenizer is a slow one, as {why}: expect 0.5 to 2 MB of text a second for each of "
             f"{options.workers} workers, where GPT-2's takes 25 to 90 times as much"
         )
-    # because: the compiled encoder lets threads run at once; its twin holds the interpreter, as looking at texts does
+    # because: the compiled encoder releases the interpreter lock; its twin and the text filters hold it
     looks_at_texts = options.filters.of_text or options.split_sentences
     processes = options.workers > 1 and (looks_at_texts or isinstance(encoder, TwinEncoder))
     bos_id = tokenizer.bos_id if options.prepend_bos else None
     build = partial(TokenizeWorker, options, bos_id, eod_id, data, None if processes else encoder)
     with worked_ahead(portions, build, options.workers, budget, processes=processes) as results:
-        _ = tokenizer.fingerprint  # because: it takes a while, and now the workers are busy beside
+        _ = tokenizer.fingerprint  # because: it takes a while, and the workers are already busy
         for portion, result in results:
             outputs.add(result.batches, _count(portion, result, totals, bad_lines))
             if report is not None:
                 report(Standing(
                     totals.num_disk_bytes, total, totals.num_text_bytes, totals.num_tokens, totals.num_documents
                 ))
-            del portion, result  # because: a name keeps a document alive while the next one is read
+            del portion, result  # because: a variable would keep the document in memory while the next one is read
 
 
 def _count(portion: Portion, result: TokenizedPortion, totals: Totals, bad_lines: BadLines) -> bytes:
-    """Bring the totals up to the end of a portion; raises at a bad line too many. Returns the lines for the rejects."""
+    """Add a portion to the totals; return its lines for the rejects file. Raise DataError at a bad line not allowed."""
     rejects = []
     for chunk, (bad, num_lines) in zip(portion.chunks, result.bad, strict=True):
         rejects.append(bad_lines.add(chunk, bad, num_lines))
@@ -317,7 +319,7 @@ def _count(portion: Portion, result: TokenizedPortion, totals: Totals, bad_lines
 
 
 def _identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> str | None:
-    """What must be the same for a killed run to be gone on with; of a pipe nobody knows."""
+    """Return a hash of everything that must be equal to resume a killed run; None (no resuming) for standard input."""
     if STDIN in {source.path for source in sources}:
         return None
     facts = json.dumps([
@@ -343,7 +345,7 @@ def _say_what_was_found(outputs: Outputs, say: Callable[[str], None] | None) -> 
 
 
 def _named_bins(lengths: list[int]) -> dict[str, int]:
-    """{"0": 3, "1": 1, "2-3": 7}: up to the longest."""
+    """Return {"0": 3, "1": 1, "2-3": 7}-style counts up to the longest document."""
     last = max((i for i, count in enumerate(lengths) if count), default=0)
     names = ["0", "1", *(f"{2 ** (i - 1)}-{2**i - 1}" for i in range(2, last + 1))]
     return dict(zip(names, lengths[: last + 1], strict=False))

@@ -1,4 +1,4 @@
-"""What a document becomes: one sequence of ids, or one for each sentence. Called by workers."""
+"""Conversion of documents to sequences of ids: one per document, or one per sentence. Called by workers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Never the end of a sentence.
+# Abbreviations that never end a sentence.
 _NEVER = _words(
     "Mr Mrs Ms Dr Prof Rev Gen Col Lt Capt Sgt Cpl Maj Cmdr Adm Hon Gov Sen Rep Pres Supt Insp Messrs Mme Mlle Mons Fr "
     "Hr Dra Sra Srta Mt Ft vs Vs v cf Cf viz e.g E.g i.e I.e approx ca bzw z.B d.h"
 )
-# The end of a sentence where a word follows that often begins one.
+# Abbreviations that end a sentence only if a word of _STARTERS follows.
 _MAY = _words(
     "Inc Ltd Co Corp Bros Jr Sr St Ave Blvd Rd al Ph.D M.Sc B.Sc Assn Dept dept Univ univ Esq Cia Ariz Calif Colo Conn "
     "Fla Ill Kan Mass Mich Minn Mo Mont Neb Nev Okla Ore Pa Tenn Tex Va Vt Wash Wis Wyo"
 )
-# Not the end of a sentence before a number.
+# Abbreviations that do not end a sentence before a number.
 _BEFORE_NUMBER = _words(
     "No Nos no nos Nr nr Fig fig Figs figs Vol vol Vols vols Ch ch Chap chap Sec sec Art art Eq eq Eqs Ref Pt pt pp Op "
     "op Ver ver Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec p b c d n l"
@@ -42,7 +42,7 @@ _STARTERS = _words(
     "They This Those Thus To Two Under Until Was We Were What When Where Which While Who Why With Without Would Yes "
     "You Your"
 )
-_LONGEST_WORD = 24  # characters looked back over
+_LONGEST_WORD = 24  # characters searched backwards
 
 _SPACES = "\t\n\v\f\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _STOPS = ".!?\u2026"
@@ -52,7 +52,10 @@ _OPENERS = "\"'(\\[{\u00ab\u201c\u2018\u00bf\u00a1\u2014\u2013\\-*_\uff08\u300c\
 
 
 def _cased() -> tuple[frozenset[str], frozenset[str]]:
-    """Small and capital letters of Latin, Greek and Cyrillic: a list of our own, for Unicode's grows every year."""
+    """Return the small and the capital letters of Latin, Greek and Cyrillic.
+
+    The list is fixed, because Unicode's changes with each version.
+    """
     small = [*range(0x61, 0x7B), *range(0xDF, 0x100), *range(0x3AC, 0x3CF), *range(0x430, 0x460)]
     capital = [*range(0x41, 0x5B), *range(0xC0, 0xDF), *range(0x391, 0x3AA), *range(0x400, 0x430)]
     for first, last, small_is_odd in ((0x100, 0x137, 1), (0x139, 0x148, 0), (0x14A, 0x177, 1), (0x179, 0x17E, 0)):
@@ -64,7 +67,7 @@ def _cased() -> tuple[frozenset[str], frozenset[str]]:
 _SMALL, _CAPITAL = _cased()
 _BLANK = re.compile(f"[{_SPACES}]*")
 _CANDIDATE = re.compile(f"[{_STOPS}{_FULL_STOPS}]+|[\n\f\u2029][{_SPACES}]*")
-_CLOSING = re.compile(f"(?:[\xa0\u202f]?\u00bb|[{_CLOSERS}])*")  # French sets its quotes off
+_CLOSING = re.compile(f"(?:[\xa0\u202f]?\u00bb|[{_CLOSERS}])*")  # because: French puts a space before its quotes
 _REFERENCES = re.compile(r"(?:\[[0-9]{1,3}\])*")
 _OPENING = re.compile(f"[{_OPENERS}]*")
 _WORD = re.compile(f"[^{_SPACES}{_OPENERS}{_CLOSERS}{_FULL_STOPS},;:/]*")
@@ -76,10 +79,10 @@ _SPACE_CHARS = "".join(c for c in map(chr, range(0x3001)) if _BLANK.fullmatch(c)
 
 
 def split_sentences(text: str, newlines: bool = False) -> list[str]:
-    """The sentences of a text without the white space around them. `newlines`: every line ends a sentence."""
+    """Return the sentences of a text, without surrounding white space. `newlines`: every line end ends a sentence."""
     if native.lib is None:
         return split_sentences_twin(text, newlines)
-    if text.isascii():  # bytes are characters
+    if text.isascii():  # because: in ASCII offsets in bytes and characters are equal
         return [text[begin:end] for begin, end in native.lib.sentence_spans(text.encode(), newlines).tolist()]
     data = text.encode("utf-8", "surrogatepass")
     spans = native.lib.sentence_spans(data, newlines).tolist()
@@ -87,7 +90,7 @@ def split_sentences(text: str, newlines: bool = False) -> list[str]:
 
 
 def split_sentences_twin(text: str, newlines: bool = False) -> list[str]:
-    """The same in Python."""
+    """Compute `split_sentences` in Python."""
     sentences = []
     begin = at = _skip(_BLANK, text, 0)
     while found := _CANDIDATE.search(text, at):
@@ -108,7 +111,7 @@ def _at_line_end(found: re.Match[str], newlines: bool) -> tuple[int, int] | None
 
 
 def _at_stop(text: str, begin: int, found: re.Match[str]) -> tuple[int, int] | None:
-    """Where the sentence ends and the next begins, if it ends at these stops."""
+    """Return (end of the sentence, start of the next) if the sentence ends at these stops, else None."""
     stops, close = found[0], _skip(_CLOSING, text, found.end())
     if any(stop in _FULL_STOPS for stop in stops):
         return close, _skip(_BLANK, text, close)
@@ -122,13 +125,13 @@ def _at_stop(text: str, begin: int, found: re.Match[str]) -> tuple[int, int] | N
 
 def _ends_sentence(text: str, begin: int, stop: int, stops: str, closed: bool, gap: int) -> bool:
     following = _skip(_OPENING, text, gap)
-    follows = text[following : following + 1]  # empty where nothing but brackets and quotes is left
+    follows = text[following : following + 1]  # empty if only brackets and quotes are left
     if not follows or follows in _SMALL or follows in _STOPS or follows in ",;:":
         return False
     if stops != ".":
         return text[stop - 1 : stop] not in ("(", "[")
     word = _word_before(text, stop)
-    if word is None or (closed and following > gap):  # what closes here and opens there
+    if word is None or (closed and following > gap):  # a quote or bracket closes here, and another one opens
         return True
     if not word or word in _NEVER:
         return not word
@@ -143,7 +146,7 @@ def _ends_sentence(text: str, begin: int, stop: int, stops: str, closed: bool, g
 
 
 def _word_before(text: str, stop: int) -> str | None:
-    """What stands before the stop without a gap; None where that is longer than any word with a rule."""
+    """Return the word directly before the stop; None if it is longer than any word with a rule."""
     begin = stop
     while begin > 0 and _WORD.fullmatch(text, begin - 1, begin):
         begin -= 1
@@ -160,13 +163,13 @@ def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 @dataclass
 class Batch:
-    """Documents of one key: ids end to end, the length of each sequence, how many sequences each document has."""
+    """Documents of one key: concatenated ids, the length of each sequence, and the number of sequences per document."""
 
     tokens: NDArray[Any]
     lengths: NDArray[np.int64]
     num_sequences: NDArray[np.int64]
     num_text_bytes: int
-    rejects: list[Reject]  # documents that are not here, in order
+    rejects: list[Reject]  # rejected documents, which are not in the batch, in order
 
     def document_lengths(self) -> NDArray[np.int64]:
         return _summed(self.lengths, self.num_sequences)
@@ -186,12 +189,12 @@ def prepended(batch: Batch, token: int) -> Batch:
     return replace(batch, tokens=np.insert(batch.tokens, starts, token), lengths=lengths)
 
 
-ToSequences = Callable[[Content, int, str], Batch]  # what holds the documents, and the number and name of the key
+ToSequences = Callable[[Content, int, str], Batch]  # arguments: content, number and name of the key
 
 
 @dataclass(frozen=True)
 class Whole:
-    """One sequence a document, and none for an empty one."""
+    """Converter to one sequence per document; an empty document has none."""
 
     encoder: Encoder
     append_eod: bool
@@ -206,11 +209,11 @@ class Whole:
 
 @dataclass(frozen=True)
 class Sentences:
-    """One sequence a sentence; the end of the document, if wanted, is behind its last."""
+    """Converter to one sequence per sentence; the end-of-document token, if requested, follows the last sentence."""
 
     encoder: Encoder
     eod_id: int | None
-    newlines: bool = False  # a line ends a sentence too
+    newlines: bool = False  # a line end ends a sentence too
 
     def __call__(self, content: Content, number: int, key: str) -> Batch:
         rejects: list[Reject] = []
@@ -235,6 +238,6 @@ class Sentences:
 
 
 def _summed(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sums of the first counts[0] values, of the counts[1] behind them, and so on."""
+    """Return the sums of consecutive groups of values: the first counts[0] values, the next counts[1], and so on."""
     before = np.concatenate(([0], np.cumsum(values)))
     return np.diff(before[np.concatenate(([0], np.cumsum(counts)))])

@@ -1,1 +1,1 @@
-"""Input files of every kind, opened, unpacked and cut into documents."""
+"""Input files of every kind: opening, decompression and splitting into documents."""

@@ -1,10 +1,10 @@
-"""Portions are read ahead and worked on by a pool while earlier ones are written. Called by pipeline.py and steps.py.
+"""Reads portions ahead and processes them in a pool while earlier results are written.
 
-A thread cuts the sources and hands every portion to the pool; who iterates gets the results in the order of the input
-and an exception where it belongs in that order. The budget bounds what is in memory.
+Called by pipeline.py and steps.py. A thread cuts the sources and submits every portion to the pool; the consumer
+receives results in input order, and an exception at its place in that order. The budget bounds the bytes in memory.
 
-Threads share what a worker knows and return their results without a copy; processes are for work that holds the
-interpreter. They end with their parent, however that ends.
+Threads share the worker and return results without a copy; processes are for work that holds the interpreter lock.
+Worker processes exit when their parent exits, even if it is killed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PortionWorker(Protocol[R]):
 
 
 def budget_of(workers: int, limits: Limits) -> Budget:
-    """One portion for each worker, one that is written and one that is read."""
+    """Return a budget of one portion per worker, one being written and one being read."""
     return Budget((workers + 2) * limits.slice_bytes)
 
 
@@ -40,7 +40,10 @@ def budget_of(workers: int, limits: Limits) -> Budget:
 def worked_ahead(
     portions: Iterator[Portion], build: Callable[[], PortionWorker[R]], workers: int, budget: Budget, *, processes: bool
 ) -> Iterator[Iterator[tuple[Portion, R]]]:
-    """`budget` is the one that the portions ask. `build` travels to the processes where there are such."""
+    """Context manager that yields an iterator over (portion, result), in input order.
+
+    `budget` must be the one that `portions` take from. With `processes`, `build` is pickled and called in each process.
+    """
     with _pool(build, workers, processes) as (pool, run):
         queue: SimpleQueue[Item[R] | BaseException | None] = SimpleQueue()
 
@@ -52,7 +55,7 @@ def worked_ahead(
                 queue.put(None)
             except StoppedError:
                 pass
-            except BaseException as error:  # is raised where it belongs
+            except BaseException as error:  # raised in the consumer, after the results before it
                 queue.put(error)
 
         thread = threading.Thread(target=feed, name="read-ahead", daemon=True)
@@ -61,7 +64,7 @@ def worked_ahead(
             yield _results(queue, budget)
         finally:
             budget.stop()
-            thread.join(timeout=1)  # because: a pipe that says nothing cannot be interrupted
+            thread.join(timeout=1)  # because: a thread that is blocked on a silent pipe cannot be stopped
             while not queue.empty():
                 item = queue.get()
                 if isinstance(item, tuple):
@@ -74,7 +77,7 @@ def _results(queue: SimpleQueue[Item[R] | BaseException | None], budget: Budget)
             raise item
         portion, future = item
         result = future.result()
-        del item, future  # because: a name keeps a document alive while the next one is read
+        del item, future  # because: a variable would keep the document in memory while the next one is read
         yield portion, result
         num_bytes = portion.num_bytes
         del portion, result
@@ -84,7 +87,7 @@ def _results(queue: SimpleQueue[Item[R] | BaseException | None], budget: Budget)
 # ---- the pool
 
 
-_worker: PortionWorker[Any] | None = None  # of this process
+_worker: PortionWorker[Any] | None = None  # the worker of this process
 
 
 @contextmanager
@@ -98,7 +101,7 @@ def _pool(
         finally:
             threads.shutdown(cancel_futures=True)
         return
-    # because: a forked child would inherit threads' locks in whatever state they are
+    # because: a forked child would inherit locks that other threads hold
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_process, (build,))
     try:
         yield pool, _run_in_process
@@ -110,7 +113,7 @@ def _pool(
 
 def _start_process(build: Callable[[], PortionWorker[Any]]) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # because: the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _worker = build()
 
@@ -121,7 +124,7 @@ def _run_in_process(portion: Portion) -> Any:
 
 
 def _end_with_parent() -> None:
-    # because: the workers of a killed pool hold both ends of its pipes and would wait for ever
+    # because: the workers of a killed pool hold both ends of its pipes and would wait forever
     parent = parent_process()
     if parent is not None:
         parent.join()

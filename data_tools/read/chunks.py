@@ -1,10 +1,10 @@
-"""Cuts the sources into chunks of work, in order, and reads lines of plain files by position. Called by all who read.
+"""Cuts the sources into chunks of work, in order, and reads lines of plain files by offset. Called by all readers.
 
-A chunk of a plain .jsonl file is a range of bytes that the worker reads by itself; a line belongs to the chunk that
-its first byte is in. What can only be read from the beginning (archives, pipes) or through a library (.parquet) is
-read here and travels in the chunk. Where chunks end depends on the sources and the settings alone, so that a resumed
-run cuts as the first one did. `Part` is task i of n: which bytes it reads, what its output is called. `Budget` bounds
-how much of the corpus is in memory at once.
+A chunk of a plain .jsonl file is a range of bytes that the worker reads itself; a line belongs to the chunk that
+contains its first byte. Sources that can only be read sequentially (archives, pipes) or through a library (.parquet)
+are read here and their content is sent with the chunk. Chunk boundaries depend only on the sources and the settings, so
+that a resumed run cuts the same chunks. `Part` is task i of n: its byte range and its output names. `Budget` bounds how
+much of the corpus is in memory at once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from lmtrain.tokenizer.json_lines import BOM
 
 SLICE_BYTES = 4 << 20
 MAX_DOC_BYTES = 256 << 20
-_MOST_FILES = 1024  # of a portion
-_BEYOND_BYTES = 64 << 10  # what is read past a slice at once, for the end of its last line
+_MOST_FILES = 1024  # most files in a portion
+_BEYOND_BYTES = 64 << 10  # bytes read beyond a slice to find the end of its last line
 _SCAN_BYTES = 1 << 20
 _MANY_SLICES = 4
 Buffer = bytes | bytearray | memoryview
-_Span = tuple[int, int, Buffer | None, str]  # the first byte, the byte behind the last, the bytes or what is wrong
+_Span = tuple[int, int, Buffer | None, str]  # first byte, one past the last byte, the bytes (or None), the problem
 
 
 class Place(NamedTuple):
-    """Where reading goes on: a source's number, and a byte of its text or a row."""
+    """Where reading continues: a source's number, and an offset in its text or a row."""
 
     source: int = 0
     offset: int = 0
@@ -50,7 +50,7 @@ class Limits:
 
     @property
     def hopeless_bytes(self) -> int:
-        """A line that has this many bytes is too long whatever follows; the exact length is the worker's to judge."""
+        """Size from which a line is certainly too long; the worker checks the exact limit."""
         return self.max_doc_bytes + len(BOM) + 1
 
     @property
@@ -59,16 +59,16 @@ class Limits:
 
 
 class Span(NamedTuple):
-    """What a part has of a source."""
+    """The range of a source that belongs to a part."""
 
     start: int
     stop: int
-    whole: bool  # the part has all of a source that can only be read from its beginning
+    whole: bool  # the part has the whole source, if the source can only be read sequentially
 
 
 @dataclass(frozen=True)
 class Part:
-    """Task `number` of `count`."""
+    """Task `number` of `count` tasks that share the work."""
 
     number: int = 0
     count: int = 1
@@ -85,7 +85,7 @@ class Part:
         return self.count == 1
 
     def name(self, path: Path) -> Path:
-        """Where this part of a file goes: a/b.jsonl -> a/b.part-00003-of-00016.jsonl."""
+        """Return the path of this part of an output: a/b.jsonl -> a/b.part-00003-of-00016.jsonl."""
         if self.whole:
             return path
         stem, dot, rest = path.name.partition(".")
@@ -95,7 +95,7 @@ class Part:
         return total * self.number // self.count, total * (self.number + 1) // self.count
 
     def spans(self, sizes: Sequence[int]) -> Iterator[Span]:
-        """Of each source: a line belongs to the part that its first byte is in, and so does a whole source."""
+        """Yield this part's range of each source; the part with its first byte gets a sequential source whole."""
         first, last = self.range(sum(sizes))
         base = 0
         for size in sizes:
@@ -114,15 +114,15 @@ class Chunk:
     kind: str  # jsonl, text or parquet
     start: int
     stop: int
-    num_bytes: int  # what it takes of the memory
-    held: Buffer | None = None  # the bytes themselves, if a worker cannot read them
+    num_bytes: int  # bytes that it takes from the budget
+    held: Buffer | None = None  # the content, if a worker cannot read it itself
     rows: Rows = field(default_factory=list)
-    problem: str = ""  # nothing is held, because of this
-    plain: bool = False  # a range of a file that can be read again
-    num_disk_bytes: int = 0  # to tell how far the work is
+    problem: str = ""  # why nothing is held
+    plain: bool = False  # a byte range of a file that the worker reads
+    num_disk_bytes: int = 0  # for the progress report
 
     def __getstate__(self) -> dict[str, Any]:
-        """On the way to another process: a view cannot travel."""
+        """Return the state for pickling; a memoryview cannot be pickled and is copied to bytes."""
         return self.__dict__ | {"held": None if self.held is None else bytes(self.held)}
 
     @property
@@ -132,7 +132,7 @@ class Chunk:
 
 @dataclass
 class Portion:
-    """What one worker does at a time: one large chunk, or small ones of a kind."""
+    """Work that one worker processes at a time: one large chunk, or several small chunks of the same kind."""
 
     chunks: list[Chunk]
 
@@ -141,7 +141,7 @@ class Portion:
         return sum(chunk.num_bytes for chunk in self.chunks)
 
     def takes(self, chunk: Chunk, limits: Limits) -> bool:
-        """Whether a chunk goes with what is here."""
+        """Return True if the chunk fits into this portion."""
         return not self.chunks or (
             chunk.kind == self.chunks[0].kind
             and self.num_bytes + chunk.num_bytes <= limits.slice_bytes
@@ -152,7 +152,7 @@ class Portion:
 def cut(
     sources: Sequence[Source], place: Place, limits: Limits, keys: Sequence[str], budget: Budget, part: Part = WHOLE
 ) -> Iterator[Portion]:
-    """Everything of a part from a place on; waits for the budget before bytes are held, or will be."""
+    """Yield a part's portions from `place` on. Waits for the budget before it holds or hands out bytes."""
     portion = Portion([])
     spans = list(part.spans([source.num_bytes for source in sources]))
     for number in range(place.source, len(sources)):
@@ -202,7 +202,7 @@ def _rows(
 
 
 def _streamed(number: int, source: Source, start: int, limits: Limits, budget: Budget) -> Iterator[Chunk]:
-    """Whole lines of about a slice, or the whole text; what was done before a kill is read and passed over."""
+    """Yield chunks of whole lines, about a slice each, or the whole text; skip chunks before `start`."""
     told = 0
     with opened(source) as file:
         cutter = _lines if source.kind == "jsonl" else _whole
@@ -219,8 +219,8 @@ def _streamed(number: int, source: Source, start: int, limits: Limits, budget: B
 
 
 def _lines(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Span]:
-    held, start, whole = bytearray(), 0, 0  # what is held, where that begins, how much of it is whole lines
-    long_from, damage = -1, ""  # where the line began of which nothing is held; why the stream ended
+    held, start, whole = bytearray(), 0, 0  # held bytes, their offset, and how many of them are whole lines
+    long_from, damage = -1, ""  # start of an overlong line that is being skipped; why the stream ended early
     for data, cause in _until_damaged(stream):
         damage = cause
         if long_from >= 0:
@@ -244,7 +244,7 @@ def _lines(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[
             long_from, held, start = start, bytearray(), start + len(held)
     if long_from >= 0:
         yield long_from, start, None, limits.too_long
-    if damage:  # the last line is cut in the middle
+    if damage:  # the last line is incomplete
         budget.give(len(held) - whole)
         held = held[:whole]
     if held:
@@ -278,21 +278,21 @@ def _until_damaged(stream: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
 
 
 class LinesRead(NamedTuple):
-    """Whole lines of a plain file, and where the first of them begins."""
+    """Whole lines of a plain file, and the offset of the first."""
 
     start: int
     data: Buffer
-    long_at: int | None  # where a line begins behind them that is too long to be read
+    long_at: int | None  # start of the line after them if that line is too long to be read
 
 
 def read_lines(path: Path, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> LinesRead:
-    """The lines that begin in start..stop. `large` is called before a line of several slices is held."""
+    """Return the lines that begin in start..stop. `large` is called before a line of several slices is held."""
     with files.read_errors(path), files.opened(path) as (fd, size):
         return _read_lines(fd, size, start, min(stop, size), limits, large)
 
 
 def _read_lines(fd: int, size: int, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> LinesRead:
-    base = max(start - 1, 0)  # the byte before tells whether a line begins at `start`
+    base = max(start - 1, 0)  # because: the byte before `start` decides whether a line begins there
     data = files.read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
     first = data.find(b"\n", 0, stop - start) + 1 if start else 0
     if start and not first:
@@ -300,7 +300,7 @@ def _read_lines(fd: int, size: int, start: int, stop: int, limits: Limits, large
     end = data.find(b"\n", stop - 1 - base) + 1
     if end or base + len(data) >= size:
         return LinesRead(base + first, memoryview(data)[first : end or len(data)], None)
-    last = max(data.rfind(b"\n", first, stop - base) + 1, first)  # the line whose end is not in sight
+    last = max(data.rfind(b"\n", first, stop - base) + 1, first)  # start of the line whose end is not in `data`
     found = _find_line_end(fd, base + len(data), min(base + last + limits.hopeless_bytes, size))
     if found is None and base + last + limits.hopeless_bytes <= size:
         return LinesRead(base + first, memoryview(data)[first:last], base + last)
@@ -323,7 +323,7 @@ def _find_line_end(fd: int, at: int, stop: int) -> int | None:
 
 
 def _read_exactly(fd: int, start: int, stop: int) -> Buffer:
-    """Into one buffer of the right size: a long document must not be held twice."""
+    """Read into one buffer of the final size, so that a long document is not in memory twice."""
     whole = bytearray(stop - start)
     view, at = memoryview(whole), 0
     while at < len(view) and (count := os.preadv(fd, [view[at:]], start + at)):
@@ -335,20 +335,23 @@ def _read_exactly(fd: int, start: int, stop: int) -> Buffer:
 
 
 class StoppedError(Exception):
-    """The run is over; the reader need not go on."""
+    """Raised in the reader when the run is over."""
 
 
 class Budget:
-    """Bytes lent to one reader. A reader with nothing lent out but its own may go over: a long document must pass."""
+    """Limit on the bytes that one reader holds.
+
+    The reader may exceed the limit while nothing is in flight, so that a long document passes.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
-        self._taken = self._in_flight = 0  # by the reader in all; what it has handed on and is not yet given back
+        self._taken = self._in_flight = 0  # bytes taken in total; bytes handed on and not yet given back
         self._stopped = False
         self._changed = Condition()
 
     def take(self, num_bytes: int) -> None:
-        """Wait until so many bytes are free, or nothing is in flight any more."""
+        """Wait until this many bytes are free or nothing is in flight. Raise StoppedError after `stop`."""
         with self._changed:
             while not self._stopped and self._in_flight and self._taken + num_bytes > self._num_bytes:
                 self._changed.wait()
@@ -357,13 +360,13 @@ class Budget:
             self._taken += num_bytes
 
     def give(self, num_bytes: int) -> None:
-        """Bytes that were taken and not handed on."""
+        """Return bytes that were taken and not handed on."""
         with self._changed:
             self._taken -= num_bytes
             self._changed.notify()
 
     def hand_on(self, num_bytes: int) -> None:
-        """The reader's bytes are someone else's now, who will return them."""
+        """Mark the reader's bytes as in flight: the consumer now owns them and gives them back."""
         with self._changed:
             self._in_flight += num_bytes
 

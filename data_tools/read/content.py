@@ -1,14 +1,15 @@
-"""What a chunk holds, JSON lines in a buffer or texts in a list, and what happens to bad lines. Called by all who read.
+"""Content of a chunk (JSON lines in a buffer, or texts in a list) and the handling of bad lines.
 
-Each document is known by a number that grows, its item. Both kinds can do the same: encode the texts of a key or yield
-them, yield whole documents, drop some or copy without them, say where an item lies, and locate what is wrong. What is
-wrong with a line is said by the tokenizer's room; here it gets its place in the source.
+Called by all readers. Each document has an ascending number, its item. Both kinds of content support the same
+operations: encode the texts of a key or yield them, yield whole documents, drop documents or copy without them, return
+an item's position, and locate bad lines. json_lines.py states why a line is bad; this file adds its place in the
+source.
 
-`BadLines` is told of bad lines in the input's order: it stops, skips or quarantines, and counts by cause. The rejects
-file has one JSON object a line: file, line (or row), byte, cause, and in quarantine the line itself.
+`BadLines` receives bad lines in input order: it stops, skips or quarantines, and counts by cause. The rejects file has
+one JSON object per line: file, line (or row), byte, cause, and in quarantine the line itself.
 
-`SourceTexts` are all documents of some files, one by one, for who needs texts and no dataset: `tokenizer train` and
-`lmtrain eval`. The first bad line stops with an error that says where and why.
+`SourceTexts` iterates over all texts of files, for callers that need no dataset: `tokenizer train` and `lmtrain eval`.
+The first bad line raises an error with its place and cause.
 """
 
 from __future__ import annotations
@@ -32,37 +33,37 @@ from lmtrain.runtime.files.files import read_errors
 from lmtrain.tokenizer.fast import Encoded, Encoder
 from lmtrain.tokenizer.json_lines import BOM, BadTextError, Document, Reject, document_of, judged, lines_of, read_jsonl
 
-# because: a slice with more bad lines than this is not JSON lines, and a list of them would fill the memory
+# because: a slice with more bad lines than this is not JSON lines, and listing them all would exhaust memory
 MOST_BAD = 100_000
 _STEP_BYTES = 1 << 20
 ALL = -1
-_NO_KEY = "no key "  # how the cause begins where an object lacks the key of the text
+_NO_KEY = "no key "  # start of the cause if an object lacks the text's key
 
 
 @dataclass(frozen=True)
 class Bad:
     """A line, row or file that cannot be used."""
 
-    line: int  # how many lines or rows of the chunk stand before it
-    offset: int | None  # the wrong byte of the source's text; rows have none
+    line: int  # number of lines or rows of the chunk before it
+    offset: int | None  # offset of the wrong byte in the source's text; None for rows
     cause: str
     content: bytes | None = None
 
     @property
     def kind(self) -> str:
-        """The cause without what differs from line to line, to count by."""
+        """The cause without the details that differ from line to line, used for counting."""
         return self.cause.partition(" (")[0]
 
 
 class LineList:
-    """JSON lines; an item is where its line begins. A dropped line is blanked, so that all others stay in place.
+    """JSON lines in a buffer; an item is the offset of its line. A dropped line is blanked, so offsets stay valid.
 
-    What is dropped in a copy, as `without` makes one, can still be located in the original.
+    Items that are dropped only in a copy made by `without` can still be located in the original.
     """
 
     def __init__(self, data: Buffer, start: int, first: int | None = None) -> None:
         self._data, self._start = data, start
-        self._first = start if first is None else first  # where the first line begins, a mark before it included
+        self._first = start if first is None else first  # the first line's offset, before its byte order mark
 
     @cached_property
     def num_lines(self) -> int:
@@ -104,7 +105,7 @@ class LineList:
             self._data[item:stop] = b" " * (stop - item)
 
     def drop_long(self, limits: Limits) -> list[Bad]:
-        """Lines that are longer than a document may be; there is nothing to look for where no line can be."""
+        """Drop and return the lines that are longer than a document may be."""
         if len(self._data) <= limits.max_doc_bytes:
             return []
         ends = np.flatnonzero(np.frombuffer(self._data, np.uint8) == 10)
@@ -135,8 +136,8 @@ class LineList:
         return bad
 
     def _stop(self, item: int) -> int:
-        """Where a line ends."""
-        for at in range(item, len(self._data), 4096):  # because: a view has no find of its own
+        """Return the end of a line."""
+        for at in range(item, len(self._data), 4096):  # because: a memoryview has no find method
             found = bytes(self._data[at : at + 4096]).find(b"\n")
             if found >= 0:
                 return at + found
@@ -144,15 +145,15 @@ class LineList:
 
 
 def _count(data: Buffer, start: int, stop: int) -> int:
-    """How many lines end in a range."""
+    """Return the number of line ends in a range."""
     if not isinstance(data, memoryview):
         return data.count(b"\n", start, stop)
-    # because: a view has no count of its own
+    # because: a memoryview has no count method for bytes
     return sum(bytes(data[at : min(at + _STEP_BYTES, stop)]).count(b"\n") for at in range(start, stop, _STEP_BYTES))
 
 
 class TextList:
-    """Texts, as many a document as there are keys; an item is a document's number."""
+    """Texts in rows, one per key; an item is a document's number."""
 
     def __init__(self, rows: Iterable[tuple[Any, ...]], start: int = 0, of_table: bool = False) -> None:
         self.rows, self._start, self._of_table = dict(enumerate(rows)), start, of_table
@@ -198,7 +199,7 @@ class TextList:
         return TextList(self.rows[item] for item in items)
 
     def located(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[Bad]:
-        """A row has no bytes to point at; a file's text has."""
+        """Return the bad documents. A table's row has no offset; a text file's document has one."""
         bad = []
         for item, offset, cause in rejects:
             text = self.rows[item][0]
@@ -208,11 +209,11 @@ class TextList:
 
 
 Content = LineList | TextList
-Judged = tuple[list[Bad], int]  # what is wrong with a chunk, and how many lines it has
+Judged = tuple[list[Bad], int]  # the bad lines of a chunk, and its number of lines
 
 
 def read_content(chunk: Chunk, limits: Limits, large: Callable[[], object]) -> tuple[Content, list[Bad]]:
-    """What a chunk holds, and what in it is too long to look at. `large` is called before a long document is held."""
+    """Return a chunk's content and its overlong lines. `large` is called before a long document is read into memory."""
     if chunk.problem:
         empty: Content = TextList([]) if chunk.kind == "text" else LineList(b"", chunk.start)
         return empty, [Bad(0, chunk.start, chunk.problem)]
@@ -238,7 +239,7 @@ def read_content(chunk: Chunk, limits: Limits, large: Callable[[], object]) -> t
 
 def _rows(chunk: Chunk, limits: Limits) -> tuple[Content, list[Bad]]:
     rows = TextList(chunk.rows, chunk.start, of_table=True)
-    # because: four bytes is the most that a character takes
+    # because: UTF-8 takes at most four bytes per character, so shorter texts need not be encoded
     long = [
         item
         for item, row in enumerate(chunk.rows)
@@ -253,7 +254,10 @@ def _size(text: str | bytes) -> int:
 
 
 def judge(chunk: Chunk, content: Content, bad: list[Bad]) -> Judged:
-    """All that is wrong with a chunk, in order, and how many lines it has: 0 where they are counted when asked for."""
+    """Return the chunk's bad lines in order, and its number of lines (0 if they are counted later, on demand).
+
+    Raise DataError if there are more than MOST_BAD.
+    """
     if len(bad) > MOST_BAD:
         raise DataError(
             f"{chunk.path}, near byte {chunk.start}: more than {MOST_BAD} bad lines follow each other. "
@@ -273,18 +277,18 @@ class OnError(StrEnum):
 
 @dataclass
 class BadLines:
-    """Told of one chunk after the other."""
+    """Handler of bad lines; receives the chunks in input order."""
 
     on_error: OnError
     max_bad: int | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    line: int = 0  # how many of the source were read
+    line: int = 0  # lines of the current source read so far
 
     def __post_init__(self) -> None:
         self._counter = _LineCounter()
 
     def add(self, chunk: Chunk, bad: Sequence[Bad], num_lines: int) -> bytes:
-        """The lines of the rejects file for a chunk; raises at a bad line too many."""
+        """Count a chunk's bad lines; return their lines for the rejects file. Raise DataError if not allowed."""
         if chunk.start == 0:
             self.line = 0
         before = self._counter.before(chunk.path, chunk.start) if chunk.plain and bad else self.line
@@ -308,13 +312,13 @@ class BadLines:
 
 
 class _LineCounter:
-    """Which line a byte of a plain file is in. Most files have no bad line and need no count."""
+    """Line numbers by offset in a plain file, counted only when needed: most files have no bad line."""
 
     def __init__(self) -> None:
         self._path, self._at, self._num_ends = Path(), 0, 0
 
     def before(self, path: Path, start: int) -> int:
-        """How many lines begin before a byte; asked for with growing bytes of one file after the other."""
+        """Return how many lines begin before an offset. Efficient for ascending offsets, file by file."""
         if start == 0:
             return 0
         if path != self._path or start - 1 < self._at:
@@ -334,7 +338,7 @@ def where(chunk: Chunk, line: int, bad: Bad) -> str:
 
 
 def _way_out(chunk: Chunk, bad: Bad, other: str = "") -> str:
-    """Return the way out of a bad line; where all lines are bad alike, it is not to skip them."""
+    """Return the advice for a bad line; if probably all lines are bad alike, it is not to skip them."""
     if bad.cause.startswith(_NO_KEY):
         return "Name the key of the text with --key."
     if chunk.path == STDIN and bad.kind == "not valid JSON":
@@ -345,7 +349,7 @@ def _way_out(chunk: Chunk, bad: Bad, other: str = "") -> str:
 
 
 def _record(chunk: Chunk, line: int, bad: Bad) -> bytes:
-    """One line of the rejects file."""
+    """Return a line of the rejects file."""
     tree: dict[str, Any] = {"file": str(chunk.path)}
     tree |= {"row": line} if chunk.kind == "parquet" else {"line": line, "byte": bad.offset}
     tree["cause"] = bad.cause
@@ -361,7 +365,7 @@ def _record(chunk: Chunk, line: int, bad: Bad) -> bytes:
 
 
 class SourceTexts:
-    """As often as one iterates. `report` is told the bytes of the sources that were read, and -1 when all were."""
+    """All texts of the sources, iterable repeatedly. `report` receives the source bytes read so far, at the end ALL."""
 
     def __init__(
         self,
@@ -376,7 +380,7 @@ class SourceTexts:
         return (text for _, text in self.with_paths())
 
     def with_paths(self) -> Iterator[tuple[Path, str]]:
-        """Each document behind the file that it came from."""
+        """Yield (path of its file, text) of each document."""
         line = done = 0
         for portion in cut(self._sources, START, self._limits, (self._key,), Budget(2**62)):
             for chunk in portion.chunks:

@@ -1,8 +1,8 @@
-"""Which files to read: files, folders and globs become a list of sources. Called by the verbs that take INPUT.
+"""Finds the input files: files, folders and globs become a list of sources. Called by the verbs that take INPUT.
 
-What a file holds is said by its name. JSON lines: .jsonl, and compressed .jsonl.gz, .json.gz and alone .zst. Text, one
-document a file: .txt, .txt.gz. Columns: .parquet. For .gz may stand .zst, .bz2 or .xz. `-` is standard input, read as
-JSON lines unless somebody says what else. No file is read here.
+A file's name decides its kind. JSON lines: .jsonl, and compressed .jsonl.gz, .json.gz and a bare .zst. Text, one
+document per file: .txt, .txt.gz. Columns: .parquet. Instead of .gz the suffix may be .zst, .bz2 or .xz. `-` is standard
+input, read as JSON lines unless another format is given. This module reads no file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmtrain.runtime.files.files import read_errors, refuse_hole
 
 STDIN = Path("-")
 _CODECS = ("gz", "zst", "bz2", "xz")
-SUFFIXES = {  # the first that fits decides: what the file holds, and how it is compressed
+SUFFIXES = {  # suffix -> (kind, codec); the first match is used
     ".txt": ("text", ""),
     ".jsonl": ("jsonl", ""),
     ".parquet": ("parquet", ""),
@@ -34,13 +34,13 @@ KNOWN = ".txt, .jsonl and .parquet, and text or lines compressed, as in .txt.gz,
 class Source:
     path: Path
     kind: str  # jsonl, text or parquet
-    codec: str  # one of _CODECS, or nothing
-    num_bytes: int = 0  # on disk; of standard input nothing is known
+    codec: str  # an entry of _CODECS, or "" if uncompressed
+    num_bytes: int = 0  # size on disk; 0 for standard input
     mtime_ns: int = 0
 
     @property
     def streamed(self) -> bool:
-        """Whether it can only be read from its beginning."""
+        """True if the source can only be read sequentially."""
         return bool(self.codec) or self.path == STDIN
 
 
@@ -48,7 +48,7 @@ Inputs = Sequence[str | Path | Source]
 
 
 def source_of(given: str, format_: str | None) -> str | Source:
-    """Standard input, or a file of any other name, as what it is said to hold: what a file of that suffix would."""
+    """Resolve an input: `-` and files with an unknown suffix are read as `format_` says; return others unchanged."""
     path = Path(given)
     if path != STDIN and (format_ is None or _known(path) or not path.is_file()):
         return given
@@ -61,9 +61,9 @@ def source_of(given: str, format_: str | None) -> str | Source:
 
 
 def skipped_files(inputs: Inputs) -> list[Path]:
-    """Files of these folders and globs that `find_sources` passes over, for their names say nothing of them.
+    """Return the files in these folders and globs that `find_sources` skips because their suffix is unknown.
 
-    Links to folders are passed over too, since they can lead round in a ring.
+    Links to folders are skipped too, because they can form a cycle.
     """
     skipped = []
     for given in inputs:
@@ -79,7 +79,10 @@ def skipped_files(inputs: Inputs) -> list[Path]:
 
 
 def find_sources(inputs: Inputs) -> list[Source]:
-    """The files that these files, folders and globs stand for, in the order given, folders sorted by path."""
+    """Return the sources for these files, folders and globs, in the given order, folders sorted by path.
+
+    Raise UsageError if there is no input or a file is given twice.
+    """
     if not inputs:
         raise UsageError(f"No input was given. Give files ({KNOWN}), folders of them, globs, or - for standard input.")
     found = [one for given in inputs for one in _expand(given if isinstance(given, Source) else Path(given))]
@@ -98,12 +101,12 @@ def _refuse_repeated(paths: Iterable[Path]) -> list[Path]:
 
 
 def codec_of(name: str) -> str:
-    """How a file is compressed, whatever it holds."""
+    """Return the compression of a file by its suffix, "" for none."""
     return next((codec for codec in _CODECS if name.endswith(f".{codec}")), "")
 
 
 def _source(path: Path, said: tuple[str, str] | None = None) -> Source:
-    """What a file is by its name, if nobody said what it holds and how it is compressed."""
+    """Return the source for a path; `said` overrides the (kind, codec) that the suffix implies."""
     by_name = (what for suffix, what in SUFFIXES.items() if path.name.endswith(suffix))
     kind, codec = said or next(by_name, ("jsonl", ""))
     if path == STDIN:
@@ -113,7 +116,7 @@ def _source(path: Path, said: tuple[str, str] | None = None) -> Source:
 
 
 def _stat(path: Path) -> os.stat_result:
-    """Of a plain file, which can be read as often and from where one likes; a link may lead to it."""
+    """Return the status of a regular file, following links. Raise if it is a pipe, a device or missing."""
     try:
         with read_errors(path):
             found = os.stat(path)
@@ -160,7 +163,7 @@ def _expand(given: Path | Source) -> Sequence[Path | Source]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """All that is not hidden but folders, which are entered, while links to folders are not."""
+    """Yield all files and links below a folder that are not hidden; links to folders are yielded but not entered."""
     with read_errors(folder):
         for at, folders, names in os.walk(folder, onerror=_raise):
             folders[:] = [name for name in folders if not name.startswith(".")]
@@ -169,5 +172,5 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _raise(error: OSError) -> None:
-    # because: nobody would see that what is in there is missing
+    # because: otherwise the files of an unreadable folder would be left out silently
     raise MissingInputError(f"{error.filename} cannot be looked into: {error.strerror}. Check who may.") from error

@@ -1,15 +1,15 @@
-"""What cannot be read by position: compressed files, archives and pipes as streams of bytes, .parquet as rows.
+"""Sequential readers: compressed files, archives and pipes as streams of bytes, .parquet as rows.
 
-Called by chunks.py and by corpora. An archive may be hostile: a few kilobytes that stand for gigabytes are found out
-after 64 MiB, and no step is ever larger than the input can make one step of the decompressor. An archive that ends too
-early is damaged, not short.
+Called by chunks.py and by corpora. An archive may be hostile: decompression bombs are detected after 64 MiB, and no
+output step is larger than the input can make a single step of the decompressor. A truncated archive is reported as
+damaged, not as short.
 
-`contents` yields the files in a file: in a zip or tar archive those that are wanted, else the file itself, unpacked if
-it is packed. What a file is, is told from its first bytes. No name in an archive becomes a path, and nothing is
-unpacked to disk.
+`contents` yields the files within a file: the requested members of a zip or tar archive, else the file itself,
+decompressed if it is compressed. The kind of a file is detected from its first bytes. No name in an archive becomes a
+path, and nothing is unpacked to disk.
 
-Of a .parquet file `read_rows` yields the wanted columns only, a bounded number of rows at a time. Columns are read as
-their dictionaries where they have one, so that a text which stands a million times in the file stands once in memory.
+For a .parquet file `read_rows` yields only the requested columns, a bounded number of rows at a time. Columns are read
+as dictionaries if they have one, so that a text that occurs a million times in the file is in memory once.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from lmtrain.errors import DataError, UsageError
 from lmtrain.runtime.files.files import read_errors
 from lmtrain.runtime.machine.installed import install_command
 
-# because: text shrinks three- to tenfold, logs to a fiftieth; zeros to a thousandth (gz) or a ten-thousandth (zst)
+# because: text compresses 3 to 10 times, logs 50 times; zeros compress 1000 times (gz) or 10,000 times (zst)
 MAX_RATIO = 250
 ALWAYS_ALLOWED_BYTES = 64 << 20
 STEP_BYTES = 1 << 20
 _FEED_BYTES = 64 << 10
-# because: four bytes of a zst file can stand for 128 KiB, and the library hands out all that it was fed
+# because: four bytes of a zst file can expand to 128 KiB, and the library returns the output of all its input at once
 _ZST_FEED_BYTES = 2 << 10
-_ZST_WINDOW_BYTES = 128 << 20  # as the zstd command allows
-Wanted = Callable[[str, int], bool]  # is told a member's name, without folders, and its size
-Contents = Iterator[tuple[str, IO[bytes]]]  # names, and streams to be read before the next is asked for
+_ZST_WINDOW_BYTES = 128 << 20  # the zstd command's limit
+Wanted = Callable[[str, int], bool]  # receives a member's name, without folders, and its size
+Contents = Iterator[tuple[str, IO[bytes]]]  # (name, stream); a stream is valid until the next item
 CODECS = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 _ZIP = b"PK\x03\x04"
 _TAR, _TAR_AT = b"ustar", 257
-# because: a RuntimeError says that a password is wanted, or an unknown method of packing; the last ones are slips of
-# the library's over names and lengths that make no sense
+# because: RuntimeError means a password or an unknown compression method; the library raises the exceptions from
+# ValueError on for senseless names and lengths
 _DAMAGE = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError, ValueError, IndexError, OverflowError,
     struct.error,
 )  # fmt: skip
 _MOST_ROWS = 4096
-Text = str | bytes | None  # bytes where they are no UTF-8, for whoever looks at texts to say so
+Text = str | bytes | None  # bytes if the text is not valid UTF-8, which the caller reports
 Rows = list[tuple[Text, ...]]
 
 
@@ -64,7 +64,7 @@ class DamagedArchiveError(Exception):
 
 
 class _Pipe:
-    """A file that cannot say where it is: reads of it are counted."""
+    """Wrapper of a file without tell(): counts the bytes read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._at = file, 0
@@ -81,7 +81,7 @@ class _Pipe:
 @contextmanager
 def opened(source: Source) -> Iterator[IO[bytes]]:
     if source.path == STDIN:
-        # because: a thread that waits in a buffered read holds its lock, and the process could not end before it
+        # because: a thread blocked in a buffered read holds the buffer's lock, and the process could not exit
         yield cast("IO[bytes]", _Pipe(getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)))
         return
     with read_errors(source.path), open(source.path, "rb") as file:
@@ -90,13 +90,13 @@ def opened(source: Source) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """The content of a file as a file, unpacked if its name says so."""
+    """Open a file for reading, decompressed if its suffix names a compression."""
     with read_errors(path), open(path, "rb") as file:
         yield as_file(read_stream(file, codec_of(path.name)), path)
 
 
 def read_stream(file: IO[bytes], codec: str) -> Iterator[bytes]:
-    """The content of an open source in order. Raises DamagedArchiveError after what could be read."""
+    """Yield the decompressed content of an open source. Raise DamagedArchiveError after the readable part."""
     if not codec:
         yield from _full_reads(file)
     else:
@@ -131,12 +131,12 @@ class _Stream(io.RawIOBase):
 
 
 def as_file(stream: Iterator[bytes], path: Path) -> io.BufferedReader:
-    """A stream to be read like a file; damage is an error that names `path`."""
+    """Wrap a stream as a readable file; damage raises DataError with `path`."""
     return io.BufferedReader(_Stream(stream, path), STEP_BYTES)
 
 
 def _full_reads(file: IO[bytes]) -> Iterator[bytes]:
-    """Always whole steps, for a pipe returns what it has: where chunks end must not depend on that."""
+    """Yield full steps, although a pipe returns partial reads, because chunk boundaries must not depend on them."""
     while True:
         parts, missing = [], STEP_BYTES
         while missing and (data := file.read(missing)):
@@ -167,7 +167,7 @@ def _gunzip(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _next_archive(data: bytes, file: IO[bytes]) -> bytes:
-    """What follows an archive: archives may follow each other, and zeros the last, as tapes fill up with."""
+    """Return the start of the next concatenated archive, skipping zero padding as on tapes; b"" at the end."""
     data, num_zeros = data.lstrip(b"\0"), 0
     while not data and (more := file.read(_FEED_BYTES)):
         data, num_zeros = more.lstrip(b"\0"), num_zeros + len(more)
@@ -177,7 +177,7 @@ def _next_archive(data: bytes, file: IO[bytes]) -> bytes:
 
 
 def _unpack(build: Callable[[], Any], file: IO[bytes]) -> Iterator[bytes]:
-    """bz2 and xz, whose decompressors are used alike."""
+    """Decompress bz2 or xz, whose decompressor objects have the same interface."""
     data, part = file.read(_FEED_BYTES), build()
     while data:
         try:
@@ -198,7 +198,7 @@ def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
     build: Callable[[], Any] = zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW_BYTES).decompressobj
     part, data = build(), file.read(_ZST_FEED_BYTES)
     held: list[bytes] = []
-    num_held = 0  # bytes; because: they may be of a hundred thousand archives that hold nothing
+    num_held = 0  # bytes held; because: `held` may have many empty items, from a hundred thousand empty archives
     while data:
         try:
             held.append(part.decompress(data))
@@ -229,7 +229,7 @@ _UNPACK: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
 
 
 def contents(path: Path, wanted: Wanted) -> Contents:
-    """The members that are wanted; of a file that is no archive its only content, wanted or not."""
+    """Yield the requested members of an archive; if the file is no archive, its only content, requested or not."""
     with read_errors(path), open(path, "rb") as file:
         start = file.read(8)
         file.seek(0)
@@ -269,7 +269,7 @@ def _tar_members(stream: io.BufferedReader, wanted: Wanted, path: Path) -> Conte
 
 
 def _member(file: IO[bytes], packed_bytes: int, path: Path) -> IO[bytes]:
-    """Damage that shows when it is read is an error of ours, too."""
+    """Wrap a member so that damage found while reading raises DataError."""
 
     def stream() -> Iterator[bytes]:
         with _damage(lambda cause: DamagedArchiveError(f"the archive is damaged ({cause})")):
@@ -285,7 +285,7 @@ def _damage(named: Callable[[str], Exception]) -> Iterator[None]:
     except _DAMAGE as error:
         raise named(str(error)) from error
     except OSError as error:
-        if error.errno != errno.EINVAL:  # because: damage can point to before the file's beginning
+        if error.errno != errno.EINVAL:  # because: damage can cause a seek before the file's start
             raise
         raise named(str(error)) from error
 
@@ -296,14 +296,14 @@ def _damage(named: Callable[[str], Exception]) -> Iterator[None]:
 def read_rows(
     path: Path, columns: Sequence[str], start: int, batch_bytes: int
 ) -> Iterator[tuple[int, Rows, int, float]]:
-    """From a row on: the first row's number, rows, the bytes of their texts, the share of the file that is done."""
+    """Yield (first row's number, rows, bytes of their texts, share of the file done) from row `start` on."""
     pyarrow, parquet = _package("pyarrow", "parquet"), _package("pyarrow.parquet", "parquet")
     with read_errors(path):
         try:
             _check_columns(parquet.read_schema(path), columns, path, pyarrow)
             with parquet.ParquetFile(path, read_dictionary=list(columns)) as file:
                 yield from _batches(file, columns, start, batch_bytes)
-        except (pyarrow.ArrowException, OSError, IndexError, UnicodeDecodeError) as error:  # names are text too
+        except (pyarrow.ArrowException, OSError, IndexError, UnicodeDecodeError) as error:  # names may be bad UTF-8
             if isinstance(error, FileNotFoundError):
                 raise
             raise DataError(f"{path} cannot be read as .parquet ({error}). It is damaged or another file.") from error
@@ -325,7 +325,7 @@ def _batches(file: Any, columns: Sequence[str], start: int, batch_bytes: int) ->
 
 
 def _split(at: int, batch: Any, columns: Sequence[str], batch_bytes: int) -> Iterator[tuple[int, Rows, int]]:
-    """A batch in parts of about batch_bytes, for the texts of a dictionary weigh more than their numbers."""
+    """Split a batch into parts of about batch_bytes; repeated texts of a dictionary make it larger than stored."""
     rows: Rows = []
     num_bytes = 0
     for row in zip(*(_texts(batch.column(name)) for name in columns), strict=True):
@@ -345,7 +345,7 @@ def _texts(column: Any) -> Iterator[Text]:
         large = "large_binary" if str(column.dictionary.type).startswith("large") else "binary"
         known = [_text(data) for data in column.dictionary.view(large).to_pylist()]
     indices = column.indices.to_pylist()
-    # because: the library looks up what it is told to, also behind the dictionary's end, and -1 is the last for Python
+    # because: the library does not check indices against the dictionary, and Python accepts negative ones
     if any(not 0 <= index < len(known) for index in indices if index is not None):
         raise IndexError("a row is a text that the dictionary of its column does not have")
     return (None if index is None else known[index] for index in indices)
@@ -369,7 +369,7 @@ def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any
 
 
 def _package(name: str, suffix: str) -> Any:
-    """A package that not everybody has, for files of this suffix; the extra that brings it is called as the suffix."""
+    """Import an optional package for files of this suffix, which is also the name of the extra that installs it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

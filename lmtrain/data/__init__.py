@@ -1,1 +1,1 @@
-"""Token datasets: the file format, sample indexes, order, batches and the loader."""
+"""Token datasets: file format, sample indexes, sample order, batches and the loader."""

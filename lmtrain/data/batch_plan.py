@@ -1,6 +1,6 @@
-"""How large each step's batch is and which positions of the run it reads. Called by the settings and the loader.
+"""The batch size of each step and the range of positions that the step reads. Called by the settings and the loader.
 
-Must not know samples or ranks; which sample stands at a position is dataset.py's.
+This file must not know samples or ranks; dataset.py maps a position to a sample.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lmtrain.errors import SettingsError
 
 
 class RampUp(Protocol):
-    """The global batch begins at `start` samples and grows by `increment`, evenly over the first `samples` samples."""
+    """Settings of a batch-size ramp-up: from `start` samples by equal increments within the first `samples` samples."""
 
     @property
     def start(self) -> int: ...
@@ -24,7 +24,7 @@ class RampUp(Protocol):
 
 
 class BatchPlan:
-    """Step -> the positions it reads. Steps follow each other without gaps, whatever the ramp-up."""
+    """Mapping from a step to the positions it reads. Consecutive steps leave no gap, also during a ramp-up."""
 
     def __init__(self, global_batch: int, rampup: RampUp | None = None) -> None:
         self.global_batch = global_batch
@@ -40,11 +40,11 @@ class BatchPlan:
 
     @property
     def sizes(self) -> list[int]:
-        """Every batch size that occurs, each of which the layout must divide."""
+        """The batch sizes of the run, ascending. The parallel layout must divide each of them."""
         return sorted({size for _, _, size in self._stages})
 
     def range_of(self, step: int) -> tuple[int, int]:
-        """(first position, number of samples) of a step counted from 0."""
+        """Return (first position, number of samples) of a step; steps are counted from 0."""
         first_step, first_position, size = self._stages[bisect_right(self._stages, (step, sys.maxsize)) - 1]
         return first_position + (step - first_step) * size, size
 

@@ -1,4 +1,5 @@
-"""Where training data lies and how it becomes samples, also BERT's. Torch-free; found by configs under conf/data/."""
+"""Settings of the training data: paths, splits, packing, order, BERT's masking. Torch-free; used by conf/data/*.yaml.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +21,17 @@ _VALIDATE = "Leave it out, or add train.valid_interval_steps=200."
 
 @dataclass(frozen=True, kw_only=True)
 class DataChoice(Choice):
-    """What every kind of data has."""
+    """Settings that every kind of data has."""
 
     room = "lmtrain.data"
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """What its samples have labels for, as a model's `terms`: the next token, unless a kind says otherwise."""
+        """The loss terms that the samples have labels for, named as in a model's `terms`; by default the next token."""
         return ("lm",)
 
     def scored_share(self, seq_len: int) -> float:
-        """Of a sample's tokens, those that a model scores, on average: where few have labels, these alone."""
+        """Return the mean share (0 to 1) of a sample's tokens that are scored; 1 if every token has a label."""
         return 1.0
 
     tokenizer: str | None = None
@@ -46,7 +47,7 @@ class DataChoice(Choice):
     prefetch_steps: int = 2
 
     def unvalidated(self) -> Iterator[Problem]:
-        """What was given for validation, where a run does none."""
+        """Yield a problem for each validation setting that is given although the run does not validate."""
         yield from problem_if(len(self.valid_paths) > 0, "data.valid_paths", self.valid_paths, _NEVER_READ, _VALIDATE)
 
     def problems(self) -> Iterator[Problem]:
@@ -79,7 +80,7 @@ class DataChoice(Choice):
             )  # fmt: skip
 
     def named_twice(self, other: str) -> Iterator[Problem]:
-        """`other` is the key of the kind's own data to validate on."""
+        """Yield a problem if both `valid_paths` and `other`, the kind's own key for validation data, are given."""
         yield from self.problem_if(
             bool(self.valid_paths) and bool(getattr(self, other)), "valid_paths",
             f"and data.{other} both name what to validate on", "Give one of them; a domain may have any name.",
@@ -88,7 +89,7 @@ class DataChoice(Choice):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(DataChoice):
-    """One dataset, split into training, validation and test parts."""
+    """Settings of a single dataset, split into training, validation and test parts."""
 
     kind = "dataset"
 
@@ -107,7 +108,7 @@ class DataSettings(DataChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class BlendPart(Settings):
-    """One dataset of a blend and its share: exactly one of weight, tokens and epochs."""
+    """Settings of one dataset in a blend: its path and exactly one of weight, tokens and epochs."""
 
     path: str  # the prefix of a dataset, which is the path of its .bin without the suffix
     weight: float | None = None
@@ -128,7 +129,7 @@ class BlendPart(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class BlendSettings(DataChoice):
-    """Several datasets, mixed by their shares; each is split as one dataset would be."""
+    """Settings of several datasets mixed by their shares; each dataset is split like a single dataset."""
 
     kind = "blend"
 
@@ -171,7 +172,7 @@ class BlendSettings(DataChoice):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedSettings(DataSettings):
-    """One dataset made with --split-sentences: pairs of runs of sentences, with words masked."""
+    """Settings of BERT samples: pairs of sentence runs with masked words, from data made with --split-sentences."""
 
     kind = "masked"
 
@@ -192,7 +193,7 @@ class MaskedSettings(DataSettings):
 
     @property
     def sample_identity(self) -> dict[str, Any]:
-        """What decides, beside the dataset and the seed, how a sample is cut and masked."""
+        """The settings that decide, together with the dataset and the seed, how samples are cut and masked."""
         keys = ("pairs", "min_sentences", "short_share", "mask_share", "max_predictions", "whole_word", "max_ngram")
         return {key: getattr(self, key) for key in keys}
 

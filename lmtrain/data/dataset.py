@@ -1,11 +1,11 @@
-"""What training asks of data: numbered samples that become batches, and an order to read them in. Torch-free.
+"""Interface between training and data: numbered samples that become batches, and the order of samples. Torch-free.
 
-The kinds are in samples: causal.py (concatenated documents), packing.py (whole documents), masked.py (sentences),
-megatron.py and blend.py; the loader and validation know only what is here.
+The implementations are in samples/: causal.py (concatenated documents), packing.py (whole documents), masked.py
+(sentences), megatron.py and blend.py; the loader and validation use only the interface in this file.
 
-`Order` says which samples a step reads: a pure function of the seed and the position, so that nothing has to be stored.
-Positions count on through the epochs; each epoch is its own permutation, computed an id at a time by a keyed one-to-one
-function. csrc/ holds the same function, `permute` below is its numpy twin, and both give the same answer.
+`Order` maps a position of the run to a sample id: a pure function of the seed and the position, so that nothing has to
+be stored. Positions continue through the epochs; each epoch is a permutation of its own, computed per id by a keyed
+bijection. csrc/ implements the same function, `permute_twin` below is its numpy reference, and both give equal results.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from lmtrain.errors import DataError
 Int64s = NDArray[np.int64]
 
 _MASK = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15  # because: the constants of splitmix64, a mixer without weak bits
+_GOLDEN = 0x9E3779B97F4A7C15  # because: constants of splitmix64, a mixer without weak bits
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ROUNDS = 6
-_MIN_HALF_BITS = 3  # halves of fewer bits shuffle tiny sets badly
+_MIN_HALF_BITS = 3  # because: with fewer bits per half the permutation of a tiny set is far from random
 
 
 def mix(value: int) -> int:
-    """splitmix64's finish: any 64 bits to 64 bits that look unrelated; also how seeds are combined."""
+    """Return the splitmix64 finalizer of a 64-bit value, which also serves to combine seeds."""
     value &= _MASK
     value = (value ^ (value >> 30)) * _MIX_1 & _MASK
     value = (value ^ (value >> 27)) * _MIX_2 & _MASK
@@ -39,12 +39,15 @@ def mix(value: int) -> int:
 
 
 def permute(ids: Int64s, n: int, seed: int) -> Int64s:
-    """Where each id of 0..n-1 goes in the permutation of this seed."""
+    """Return, for each id in 0..n-1, its image under the permutation of 0..n-1 given by the seed."""
     return native.compiled("permute", permute_twin)(np.ascontiguousarray(ids, np.int64), n, seed & _MASK)
 
 
 def permute_twin(ids: Int64s, n: int, seed: int) -> Int64s:
-    """The same in numpy: a Feistel network over the next even power of two, walked until it is back below n."""
+    """Compute `permute` in numpy: a Feistel network on the next power of two, repeated until the value is below n.
+
+    Raise ValueError if an id is outside 0..n-1.
+    """
     if ids.size and (ids.min() < 0 or ids.max() >= n):
         raise ValueError(f"ids must lie in 0..{n - 1}")
     half = np.uint64(max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2))
@@ -69,7 +72,7 @@ def _feistel(values: NDArray[np.uint64], half: np.uint64, keys: Sequence[np.uint
 
 @dataclass(frozen=True)
 class Order:
-    """Position in the run -> sample id. Epoch e is positions e*n to (e+1)*n - 1, each sample once."""
+    """Mapping from a position of the run to a sample id. Epoch e, positions e*n to (e+1)*n - 1, has each id once."""
 
     num_samples: int
     seed: int
@@ -90,9 +93,9 @@ class Order:
 
 
 class Counts(NamedTuple):
-    """What some samples hold, over all of them."""
+    """Totals over a set of samples."""
 
-    labels: int  # positions that take part in the loss of tokens
+    labels: int  # positions that the token loss scores
     tokens: int  # positions that are not padding
 
 
@@ -101,25 +104,25 @@ class Dataset(Protocol):
     def num_samples(self) -> int: ...
 
     def counts(self, sample_ids: Int64s) -> Counts:
-        """Of these samples; cheap enough to count a whole global batch on every rank."""
+        """Return the totals over these samples. Cheap enough to count a whole global batch on every rank."""
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        """These samples as numpy arrays."""
+        """Return these samples as a batch of numpy arrays."""
 
 
 def labels_of_terms(num_labels: int, num_samples: int, example: Batch) -> tuple[int, ...]:
-    """For each term of the loss, how many labels there are: those of tokens, and one a sample where these are pairs."""
+    """Return the number of labels per loss term: token labels, and one pair label per sample if samples are pairs."""
     return (num_labels,) if example.pair_labels_B is None else (num_labels, num_samples)
 
 
 class SampleOrder(Protocol):
     def ids(self, first: int, count: int) -> Int64s:
-        """The samples at these positions of the run: a pure function of the position."""
+        """Return the sample ids at positions first to first + count - 1 of the run: a pure function of the position."""
 
 
 @dataclass(frozen=True)
 class Later:
-    """An order entered at its position `skipped`: how a run goes on where another tool's stopped."""
+    """Sample order that starts at position `skipped` of another order, to continue a run that another tool began."""
 
     order: SampleOrder
     skipped: int
@@ -130,7 +133,7 @@ class Later:
 
 @dataclass(frozen=True)
 class InOrder:
-    """A dataset seen through an order: sample k is what stands at position k. Validation reads from the front."""
+    """Dataset view in a given order; sample k is the sample at position k. Validation reads the first samples."""
 
     dataset: Dataset
     order: SampleOrder

@@ -1,8 +1,8 @@
-"""Steps of training data, read ahead by a thread. The whole state is the step number.
+"""The training data loader: a thread reads steps ahead. The step number is the loader's whole state.
 
-Called by train. Every rank knows the global batch of a step (dataset.py) and reads its own share of it:
-microbatch m takes dp_size * micro_batch consecutive samples, of which rank r has the r-th micro_batch. So the samples
-of a step do not depend on dp_size, and a loader started at step k returns what an unbroken one returns at k.
+Called by train. Every rank computes the sample ids of the whole global batch and reads its own share: micro-batch m is
+dp_size * micro_batch consecutive samples, of which rank r takes the r-th group of micro_batch samples. Thus the samples
+of a step do not depend on dp_size, and a loader started at step k returns what an uninterrupted loader returns at k.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Loader:
         self.dataset, self.order, self.plan = dataset, order, plan
         self.micro_batch, self.dp_index, self.dp_size = micro_batch, dp_index, dp_size
         self.prefetch_steps, self.pin = prefetch_steps, pin
-        self.data_wait_s = 0.0  # how long the consumer waited for the last step
+        self.data_wait_s = 0.0  # seconds that the consumer waited for the last step
         self._reader: _Reader | None = None
 
     def read(self, step: int) -> StepBatches:
-        """One step, read here and now."""
+        """Read one step in the calling thread."""
         first, num_samples = self.plan.range_of(step)
         ids = self.order.ids(first, num_samples)
         mine = ids.reshape(-1, self.dp_size, self.micro_batch)[:, self.dp_index]
@@ -60,7 +60,7 @@ class Loader:
         return StepBatches(step, microbatches, num_samples, counts, ids, tokens)
 
     def steps(self, start: int, stop: int) -> Iterator[StepBatches]:
-        """Steps start to stop - 1. What fails in the reading thread is raised here."""
+        """Yield steps start to stop - 1. An exception in the reading thread is raised here."""
         self.close()
         reader = self._reader = _Reader(self, start, stop) if self.prefetch_steps else None
         try:
@@ -72,7 +72,7 @@ class Loader:
                 reader.close()
 
     def close(self) -> None:
-        """End the reading thread; steps() may be called again afterwards."""
+        """Stop the reading thread; steps() may be called again afterwards."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -91,7 +91,7 @@ class Loader:
 
 
 class _Reader:
-    """A thread that keeps a few steps ready in a bounded queue."""
+    """Thread that keeps up to `prefetch_steps` steps ready in a bounded queue."""
 
     def __init__(self, loader: Loader, start: int, stop: int) -> None:
         self._ready: queue.Queue[StepBatches | BaseException] = queue.Queue(maxsize=loader.prefetch_steps)
@@ -109,7 +109,7 @@ class _Reader:
 
     def close(self) -> None:
         self._ended.set()
-        while self._thread.is_alive():  # the thread may stand before a full queue: make room until it sees the end
+        while self._thread.is_alive():  # because: the thread may be blocked on a full queue until an item is removed
             try:
                 self._ready.get_nowait()
             except queue.Empty:

@@ -1,7 +1,7 @@
-"""From data settings to what a run reads: the training samples, their order, and the samples to validate on.
+"""Builds from the data settings what a run reads: training samples, their order, and validation samples.
 
-Called by preflight and by `lmtrain data`. Datasets are opened first, because the vocabulary follows from them, and
-become samples when it is known. Torch-free; must not know what the samples are for.
+Called by preflight and by `lmtrain data`. Datasets are opened first, because the vocabulary size follows from them, and
+cut into samples once it is known. Torch-free; must not know what the samples are used for.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError, StorageError, a_few
 from lmtrain.observe.safe_text import warn
 
-_COUNTED = 1 << 18  # samples of a run, a second's work; in a shorter run every one
-_FILES_EACH = 3  # a memory map holds its file open, and what is first read may be recorded in another
-_OTHER_FILES = 48  # what Python, torch and the run's own records hold open
+_COUNTED = 1 << 18  # samples counted exactly (a second's work); the count of a longer run is extrapolated
+_FILES_EACH = 3  # because: .bin and .idx stay open under their memory maps, and a record of checksums may be a third
+_OTHER_FILES = 48  # files that Python, torch and the run's own records hold open
 
-# How data.split cuts: what validation reads is kept from training, counted in tokens or, as it once was, in documents;
-# and earlier still all but the first share was kept, read or not. A run that began so goes on so.
+# How data.split is applied. "tokens": the validation share is held out, counted in tokens. "read" (older): the same,
+# counted in documents. "all" (oldest): every share but the first is held out, whether anything reads it or not.
+# A resumed run keeps the rule it began with.
 TOKEN_SHARES, READ_SHARES, ALL_SHARES = SHARES = "tokens", "read", "all"
-_FAR = 2  # times the share that was asked for
+_FAR = 2  # times the requested share of validation, above which a warning is given
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The datasets that settings name, not yet cut into samples."""
+    """The datasets that the settings name, before they are cut into samples."""
 
     train: list[IndexedDataset]
-    valid: list[IndexedDataset]  # empty: a part of each of `train`
+    valid: list[IndexedDataset]  # empty: validation reads a part of each dataset in `train`
 
     @property
     def all(self) -> list[IndexedDataset]:
@@ -53,20 +54,20 @@ class Opened:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run wants of its data beyond the data's own settings."""
+    """The run's requirements on the data beyond the data settings."""
 
     seq_len: int
     vocab_size: int
     seed: int
     num_samples: int  # in the whole run
     validate: bool
-    tokenizer: WordPieces | None = None  # for masked samples alone
-    shares: str = TOKEN_SHARES  # or another of SHARES
+    tokenizer: WordPieces | None = None  # for masked samples only
+    shares: str = TOKEN_SHARES  # an entry of SHARES
 
 
 @dataclass(frozen=True)
 class Part:
-    """One dataset's contribution to the training samples."""
+    """A dataset's contribution to the training samples."""
 
     indexed: IndexedDataset
     documents: range
@@ -78,26 +79,26 @@ class Part:
 class TrainingData:
     train: Dataset
     order: SampleOrder
-    valid: Mapping[str, Dataset]  # by domain; one without a name is all there is, none is no validation
+    valid: Mapping[str, Dataset]  # by domain; "" is a single unnamed domain, empty: no validation
     parts: list[Part]
-    sample_identity: dict[str, Any]  # what decides which tokens the sample at position n is made of
+    sample_identity: dict[str, Any]  # facts that decide which tokens the sample at each position has
     first_sample: int
-    num_samples: int  # that the run takes
+    num_samples: int  # number of samples that the run reads
     pads: bool = False  # whether samples can be shorter than the sequence
-    said: str | None = None  # what validation takes of the datasets to train on
-    warning: str | None = None  # where that is far more than was asked for
-    datasets: tuple[IndexedDataset, ...] = ()  # all that training and validation read
+    said: str | None = None  # sentence: which part of the training datasets validation takes
+    warning: str | None = None  # warning if validation takes far more than the requested share
+    datasets: tuple[IndexedDataset, ...] = ()  # every dataset that training and validation read
 
     @property
     def content_sha256(self) -> str | None:
-        """Of the one dataset, or of the list of all; None where any has no sidecar."""
+        """Hash of the only dataset, or the hash over all datasets' hashes; None if any dataset has no sidecar."""
         hashes = [part.indexed.info.content_sha256 for part in self.parts if part.indexed.info]
         if len(hashes) < len(self.parts):
             return None
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     def contributions(self, seq_len: int) -> list[dict[str, Any]]:
-        """A row a dataset: what it holds and what the run takes of it."""
+        """Return one row per dataset: its size and how much of it the run reads."""
         counts = [self.num_samples] if len(self.parts) == 1 else self._counts()
         tokens = self._tokens(counts) if self.pads else [count * seq_len for count in counts]
         return [
@@ -114,7 +115,10 @@ class TrainingData:
         ]
 
     def _tokens(self, counts: Sequence[int]) -> list[int]:
-        """Without padding, as metrics count them: of the run's first samples, and of the others in proportion."""
+        """Return the tokens without padding that the run reads per dataset, as metrics count them.
+
+        The first samples of the run are counted exactly; the rest is extrapolated in proportion.
+        """
         ids = self.order.ids(0, min(self.num_samples, _COUNTED))
         train = self.train
         found = train.tokens_each(ids) if isinstance(train, BlendedDataset) else [(len(ids), train.counts(ids).tokens)]
@@ -186,20 +190,21 @@ def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> T
 
 
 class _Maker:
-    """Makes samples of documents as the settings say."""
+    """Builder of sample datasets from document ranges, according to the settings."""
 
     def __init__(self, settings: DataChoice, asked: Asked, *, reads_valid: bool) -> None:
-        """`reads_valid`: whether validation reads, or could, a share of the training datasets and not other ones."""
+        """Set up the builder. `reads_valid`: whether validation would read a share of the training datasets."""
         self.settings, self.asked = settings, asked
         self.megatron = settings.order == "megatron"
-        # because: a share must be cut where Megatron-LM cuts it, whoever reads it
+        # because: with Megatron-LM's order every share must be cut where Megatron-LM cuts it, even if nothing reads it
         self.shares = ALL_SHARES if self.megatron else asked.shares
         self.split = settings.split[: 3 if self.shares == ALL_SHARES else 2 if reads_valid else 1]
         self.share = self.split[1] / sum(self.split) if len(self.split) > 1 else 0.0
         masked = isinstance(settings, MaskedSettings)
         self.by_sequence = self.megatron and not masked
         self.plain = not self.megatron and not masked and settings.packing == "concatenate"
-        # because: running text can be cut within a document, and of a blend others are there to validate on
+        # because: concatenated text can be cut within a document, and in a blend other datasets can serve for
+        # validation
         self.least = 0 if self.plain or isinstance(settings, BlendSettings) else 1
 
     @cached_property
@@ -214,7 +219,7 @@ class _Maker:
         return IndexCache(self.index_folder(indexed))
 
     def ranges(self, indexed: IndexedDataset) -> Sequence[range]:
-        """Documents to train on, to validate on, and those that nothing reads."""
+        """Return the document ranges to train on, to validate on, and that nothing reads, in this order."""
         if self.megatron:
             return split_sequences(len(self.everything(indexed)), self.split)
         if self.shares != TOKEN_SHARES or not self.share:
@@ -222,7 +227,7 @@ class _Maker:
         return split_tokens(DocumentMap.of(indexed, self.cache(indexed)), self.share, self.least)
 
     def everything(self, indexed: IndexedDataset) -> range:
-        """Megatron-LM divides running text by sequences, and sentences by documents."""
+        """Return the whole range to split: sequences for Megatron-LM's concatenated text, documents otherwise."""
         return range(indexed.num_sequences if self.by_sequence else indexed.num_documents)
 
     def num_tokens(self, indexed: IndexedDataset, documents: range) -> int:
@@ -232,7 +237,7 @@ class _Maker:
         return map_.start(documents.stop) - map_.start(documents.start)
 
     def domains(self, opened: Sequence[IndexedDataset]) -> dict[str, Dataset]:
-        """All documents of each dataset that validation tells apart from the others."""
+        """Return validation domain -> dataset of all its documents; empty if `valid_paths` is not set."""
         paths = self.settings.valid_paths
         found = zip(paths, opened if paths else (), strict=True)
         return {name: self.dataset(one, self.everything(one), None) for name, one in found}
@@ -245,7 +250,11 @@ class _Maker:
     def dataset(
         self, indexed: IndexedDataset, documents: range, num_samples: int | None, tokens: range | None = None
     ) -> Dataset:
-        """`num_samples` is for Megatron-LM's order alone; None: one epoch. `tokens`: those of a cut document."""
+        """Build the samples of these documents.
+
+        `num_samples` is used with Megatron-LM's order only; None means one epoch. `tokens` restricts concatenated
+        samples to this token range, for documents that are split between training and validation.
+        """
         settings, seq_len, vocab_size = self.settings, self.asked.seq_len, self.asked.vocab_size
         mask, cache = settings.document_mask, self.cache(indexed)
         if isinstance(settings, MaskedSettings):
@@ -281,7 +290,7 @@ def _blend(
 
 
 def _shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len: int) -> list[int]:
-    """Weights as they are; tokens and epochs as the samples they come to."""
+    """Return each dataset's integer share: weights are used directly, tokens and epochs are converted to samples."""
     return whole_shares([
         part.weight if part.weight is not None
         else Fraction(part.tokens, seq_len) if part.tokens is not None
@@ -292,9 +301,9 @@ def _shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len: int) -
 
 @dataclass(frozen=True)
 class _Tail:
-    """The last tokens of documents that are too few for some of them to be held out whole."""
+    """The last tokens of a dataset with too few documents to hold a whole document out for validation."""
 
-    before: range  # what is left to train on
+    before: range  # tokens to train on
     tokens: range
 
     def words(self, documents: range, indexed: IndexedDataset) -> str:
@@ -307,7 +316,10 @@ class _Tail:
 
 
 def _tail(make: _Maker, opened: Opened) -> _Tail | None:
-    """Where data.split's share of validation rounds to no document: that share of the tokens, a sample at least."""
+    """Return the token cut if data.split's validation share rounds to no document, else None.
+
+    Validation gets that share of the tokens, at least one sample. Raise DataError if there are not two samples.
+    """
     [indexed] = opened.train
     documents, held_out = make.ranges(indexed)[:2]
     if opened.valid or held_out or not documents or not make.share or not make.plain:
@@ -325,7 +337,10 @@ def _tail(make: _Maker, opened: Opened) -> _Tail | None:
 
 
 def _taken(make: _Maker, opened: Sequence[IndexedDataset]) -> tuple[str | None, str | None]:
-    """What validation takes of the datasets to train on, in words, and where it is far more than was asked for."""
+    """Return (a sentence about what validation takes of the training datasets, a warning if that is far too much).
+
+    Each is None if there is nothing to report.
+    """
     parts = [(one, make.ranges(one)[1]) for one in opened]
     each = {one: make.num_tokens(one, documents) for one, documents in parts if make.share}
     if not (taken := sum(each.values())):
@@ -358,7 +373,7 @@ def _valid_part(make: _Maker, opened: Opened) -> Dataset:
 
 
 def _valid_blend(settings: BlendSettings, make: _Maker, opened: Opened) -> Dataset:
-    """Read from the front in the proportions of the blend, until the first dataset runs out."""
+    """Return the blend's validation samples, in the blend's proportions until the first dataset runs out."""
     if opened.valid:
         parts = settings.valid_datasets
         chosen = [(one, make.everything(one)) for one in opened.valid]
@@ -367,7 +382,7 @@ def _valid_blend(settings: BlendSettings, make: _Maker, opened: Opened) -> Datas
         chosen = [(one, make.ranges(one)[1]) for one in opened.train]
     sets, kept = [], []
     for part, (indexed, documents) in zip(parts, chosen, strict=True):
-        if opened.valid or _has_sample(make, indexed, documents):  # a small dataset may have nothing to spare
+        if opened.valid or _has_sample(make, indexed, documents):  # a small dataset may give no sample
             sets.append(make.dataset(indexed, documents, None))
             kept.append(part)
     if not sets:
@@ -422,7 +437,10 @@ def _sample_identity(settings: DataChoice, parts: Sequence[Part], wanted: int) -
 
 
 def _allow_files(num: int) -> None:
-    """A blend of a thousand datasets holds more files open than many systems let a process by default."""
+    """Raise the soft limit on open files if needed: a blend of many datasets exceeds the default of many systems.
+
+    Raise StorageError if the hard limit is too low.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if num + 512 <= soft or soft == resource.RLIM_INFINITY:
         return

@@ -1,8 +1,8 @@
-"""A tokenizer: text to ids and back, the special ids, and a fingerprint of all that decides ids. Torch-free.
+"""The tokenizer: text to ids and back, the special ids, and a fingerprint of everything that decides ids. Torch-free.
 
-Called by preprocessing, evaluation and whoever must know the vocabulary. Wraps `tokenizers.Tokenizer`; knows the
-shapes a tokenizer takes on disk only through vocabularies.py. Text is always text: `<|endoftext|>` or
-`[MASK]` written in a document is split like any other characters, so that no document can forge a boundary.
+Called by preprocessing, evaluation and every module that needs the vocabulary. Wraps `tokenizers.Tokenizer`; on-disk
+forms of a tokenizer are in vocabularies.py. Text is always plain text: `<|endoftext|>` or `[MASK]` written in a
+document is split like any other characters, so that no document can forge a boundary.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from lmtrain.errors import DataError, LmtrainError, MissingInputError, brief
 from lmtrain.runtime.files.files import atomic_file, opened, read_range
 from lmtrain.tokenizer import vocabularies
 
-MAX_BYTES = 64 << 20  # because: the largest vocabularies there are take half of it
-_MAX_ENTRIES = 4_000_000  # pieces, merges and whatever else stands between commas or on lines
-_MAX_ID = 2**31 - 1  # because: datasets hold ids as int32 at the widest
-_MAX_GROWTH = 64  # of a text by rules that replace its parts
+MAX_BYTES = 64 << 20  # because: the largest published vocabularies are half as large
+_MAX_ENTRIES = 4_000_000  # entries between commas or on lines: pieces, merges, ...
+_MAX_ID = 2**31 - 1  # because: the widest dtype of ids in datasets is int32
+_MAX_GROWTH = 64  # maximal factor by which replacement rules may lengthen a text
 _MAX_RULES = 256
 _MAX_AFFIX = 100  # characters
-_MAX_WORD = 1000  # characters; because: WordPiece looks at all the parts of a word, and BERT's has 100
+_MAX_WORD = 1000  # characters; because: WordPiece's time is quadratic in a word's length, and BERT's limit is 100
 _BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 _ROLES = {
     "eod": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
@@ -42,12 +42,12 @@ _ROLES = {
 }
 _END_OF_WORD = re.compile(r"\S ")
 _ANOTHER = "Get the file again, or give another tokenizer."
-_LONG = 1 << 18  # characters; because: the library's answer takes some fifty times the memory of its text
+_LONG = 1 << 18  # characters; because: the library's result takes about fifty times the memory of the text
 
 
 @contextmanager
 def library_errors(name: str, doing: str, way_out: str) -> Iterator[None]:
-    """What the library raises, as an error that names the file. A panic of its Rust core is no Exception."""
+    """Convert exceptions of the `tokenizers` library to DataError with `name`. A Rust panic is no Exception."""
     try:
         yield
     except BaseException as error:
@@ -61,7 +61,7 @@ def is_ours(error: BaseException) -> bool:
 
 
 def refuse_too_many(data: bytes, name: str) -> None:
-    """Before the file is parsed: each entry becomes objects of some hundred bytes."""
+    """Raise DataError if a file has too many entries to parse; each entry becomes objects of about 100 bytes."""
     count = data.count(b"\n") + data.count(b",")
     if count > _MAX_ENTRIES:
         raise DataError(
@@ -70,7 +70,7 @@ def refuse_too_many(data: bytes, name: str) -> None:
 
 
 def judged(inner: tokenizers.Tokenizer, name: str) -> int:
-    """Raise on a tokenizer that asks for too much; return its highest id + 1."""
+    """Raise DataError if a tokenizer is damaged or would exhaust memory or time; return its highest id + 1."""
     vocab_size = _judge_ids(inner, name)
     _judge_model(inner.model, name)
     _judge_rules(inner, name)
@@ -82,7 +82,7 @@ def _judge_ids(inner: tokenizers.Tokenizer, name: str) -> int:
     ids = inner.get_vocab(with_added_tokens=True).values()
     if not ids:
         raise DataError(f"{name} has no vocabulary. It is damaged or another kind of file.")
-    # because: a model has a row for every id up to the largest
+    # because: a model allocates an embedding row for every id up to the largest
     most = min(_MAX_ID, 8 * len(ids) + (1 << 18))
     if max(ids) > most:
         raise DataError(f"{name} has the id {max(ids)}; with {len(ids)} tokens the largest is {most}. It is damaged.")
@@ -120,7 +120,10 @@ def _judge_rules(inner: tokenizers.Tokenizer, name: str) -> None:
 
 
 def _judge_template(inner: tokenizers.Tokenizer, name: str) -> None:
-    """What stands around a text is never asked for here; one that loses the text, or doubles it, changes its ids."""
+    """Raise DataError if the post-processor's template drops or repeats the text, which would change its ids.
+
+    Special tokens that a template adds around the text are never used.
+    """
     if inner.post_processor is None:
         return
     for rule in _rules(json.loads(inner.post_processor.__getstate__())):
@@ -141,7 +144,7 @@ def _rules(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth(rule: dict[str, Any]) -> float:
-    """How many times as long a text may be after it."""
+    """Return the factor by which a rule can lengthen a text."""
     if rule["type"] == "Replace":
         pattern, content = rule["pattern"], len(rule["content"])
         return max(1.0, content / max(1, len(pattern["String"])) if "String" in pattern else content)
@@ -151,27 +154,30 @@ def _growth(rule: dict[str, Any]) -> float:
 
 
 def _longest_replacement(charsmap: bytes) -> float:
-    """SentencePiece's table: the size of its tree, the tree, and what characters become, each up to a zero."""
+    """Return the longest replacement text of SentencePiece's charsmap in bytes, or 1.0 if it is at most 64.
+
+    The charsmap is the size of a trie, the trie, then zero-terminated replacement texts.
+    """
     texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")
-    # because: the longest of Unicode's own is a greeting that is one character, in 33 bytes
+    # because: the longest expansion of a single character in Unicode (an Arabic greeting) takes 33 bytes
     return 1.0 if max(map(len, texts)) <= 64 else float(max(map(len, texts)))
 
 
 class Tokenizer:
     def __init__(self, inner: tokenizers.Tokenizer, name: str = "The tokenizer") -> None:
-        """`name` is the file that it came from, for messages."""
+        """Wrap a tokenizer of the library. `name` is its file, for messages."""
         inner.no_truncation()
         inner.no_padding()
-        inner.encode_special_tokens = True  # a special token's spelling inside a text is plain text
+        inner.encode_special_tokens = True  # because: the spelling of a special token inside a text is plain text
         if getattr(inner.model, "dropout", None):
-            inner.model.dropout = None  # because: the same text must always give the same ids
-        self._inner, self.source = inner, name  # the source is the file that it came from
+            inner.model.dropout = None  # because: dropout would give the same text different ids
+        self._inner, self.source = inner, name  # the source is the tokenizer's file
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
-        """Read tokenizer.json, GPT-2's vocab.json with merges.txt, BERT's vocab.txt, or a folder that holds them.
+        """Load tokenizer.json, GPT-2's vocab.json with merges.txt, BERT's vocab.txt, or a folder that holds them.
 
-        The tokenizer that was read last is kept: a file that has not changed since is not read again.
+        The last loaded tokenizer is cached: if its files have not changed, they are not read again.
         """
         global _last
         path = Path(path)
@@ -186,9 +192,9 @@ class Tokenizer:
     def known(
         cls, path: Path, *, sha256: str | None, fingerprint: str, vocab_size: int, eod_id: int | None
     ) -> Tokenizer:
-        """Take a tokenizer.json that has this hash for what is said of it here, and parse it when a text is to be cut.
+        """Return a tokenizer with these known properties if the file has this hash; parse it when it is first used.
 
-        A file that has another hash is loaded. because: parsing 50,000 pieces takes as long as a tenth of a start
+        A file with another hash is loaded. because: parsing 50,000 pieces takes a tenth of the start-up time
         """
         if sha256 is None or not path.is_file() or hashlib.sha256(data := _read(path)).hexdigest() != sha256:
             return cls.load(path)
@@ -199,7 +205,7 @@ class Tokenizer:
 
     @cached_property
     def _inner(self) -> tokenizers.Tokenizer:
-        """The library's, of a tokenizer that was taken for known."""
+        """The library's tokenizer, parsed at first use if `known` made this tokenizer."""
         return type(self)._made(lambda name: tokenizers.Tokenizer.from_str(self._text), self.source)._inner
 
     @classmethod
@@ -226,7 +232,7 @@ class Tokenizer:
             inner = make(name)
             vocab_size = judged(inner, name)
             tokenizer = cls(inner, name)
-            tokenizer.vocab_size = vocab_size  # because: the library would copy its vocabulary once more
+            tokenizer.vocab_size = vocab_size  # because: the property would copy the vocabulary once more
             return tokenizer
 
     def to_bytes(self) -> bytes:
@@ -234,12 +240,12 @@ class Tokenizer:
 
     @cached_property
     def _text(self) -> str:
-        """tokenizer.json; kept, since a run reads it once and writes it with every checkpoint."""
+        """The content of tokenizer.json; cached, because a run reads it once and writes it with every checkpoint."""
         return str(self._inner.to_str())
 
     @cached_property
     def tree(self) -> dict[str, Any]:
-        """What tokenizer.json says; to be looked at only."""
+        """The parsed tokenizer.json; read-only."""
         found: dict[str, Any] = json.loads(self._text)
         return found
 
@@ -248,7 +254,7 @@ class Tokenizer:
             file.write(self.to_bytes())
 
     def cut(self, text: str) -> list[str]:
-        """A long text in parts whose ids, end to end, are the text's ids; one part where that cannot be promised."""
+        """Split a long text into parts whose concatenated ids equal the text's ids; one part if that is not certain."""
         parts, start = [], 0
         while self._words_stand_alone and (found := _END_OF_WORD.search(text, start + _LONG)):
             parts.append(text[start : found.end() - 1])
@@ -256,20 +262,20 @@ class Tokenizer:
         return [*parts, text[start:]]
 
     def encode(self, text: str) -> list[int]:
-        # because: a batch call does not track where tokens lie, which a plain one spends a quarter of its time on;
-        # a batch of one keeps to one core, so that as many run at once as there are workers
+        # because: a plain encode spends a quarter of its time on offsets, which encode_batch_fast leaves out;
+        # a batch of one text uses one core, so that parallel workers do not compete
         ids: list[int] = self._encoded(self._inner.encode_batch_fast, text).ids
         return ids
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
-        """The ids, and of each the place in the text where it ends, in characters."""
+        """Return the ids, and the end of each token in the text, in characters."""
         found = self._encoded(self._inner.encode_batch, text)
         return found.ids, [end for _, end in found.offsets]
 
     def _encoded(self, encode: Callable[..., list[tokenizers.Encoding]], text: str) -> tokenizers.Encoding:
         try:
             return encode([text], add_special_tokens=False)[0]
-        except TypeError as error:  # half of a surrogate pair, which no UTF-8 text holds
+        except TypeError as error:  # raised for a lone surrogate, which valid UTF-8 cannot hold
             raise DataError("The text holds a lone surrogate, which is no character. Repair the text.") from error
         except BaseException as error:
             if is_ours(error):
@@ -287,12 +293,12 @@ class Tokenizer:
             return self._inner.decode(list(ids), skip_special_tokens=False)
 
     def piece(self, token: int) -> str:
-        """How the vocabulary spells an id; byte-level pieces show a space as Ġ."""
+        """Return the vocabulary's spelling of an id, "" if it has none; byte-level pieces show a space as Ġ."""
         return self._inner.id_to_token(token) or ""
 
     @cached_property
     def kind(self) -> str:
-        """The model's name in tokenizer.json: BPE, WordPiece, Unigram, WordLevel."""
+        """The model's name in tokenizer.json: BPE, WordPiece, Unigram or WordLevel."""
         return str(type(self._inner.model).__name__)
 
     @cached_property
@@ -302,7 +308,7 @@ class Tokenizer:
 
     @cached_property
     def special(self) -> dict[str, int]:
-        """The special ids this vocabulary has, by their role."""
+        """The vocabulary's special ids by role: eod, pad, unk, cls, sep, mask."""
         found: dict[str, int] = {}
         for role, names in _ROLES.items():
             known = [i for name in names if (i := self._inner.token_to_id(name)) is not None]
@@ -316,14 +322,14 @@ class Tokenizer:
 
     @property
     def bos_id(self) -> int | None:
-        """The token that begins a document. It has no role in `special`, whose ids BERT's masks leave alone."""
+        """The id of the token that begins a document, or None. Not in `special`, whose ids masking skips."""
         return next((found for name in _BEGINS if (found := self._inner.token_to_id(name)) is not None), None)
 
     @cached_property
     def _words_stand_alone(self) -> bool:
-        """Whether nothing before a space changes the ids of what follows: GPT-2's pattern and BERT's words."""
+        """True if text before a space cannot change the ids of the text after it: GPT-2's pattern, BERT's words."""
         split, normalizer = self.tree["pre_tokenizer"] or {}, self.tree["normalizer"]
-        plain = all(token["special"] for token in self.tree["added_tokens"])  # others may hold spaces
+        plain = all(token["special"] for token in self.tree["added_tokens"])  # others may contain spaces
         byte_level = split.get("type") == "ByteLevel" and split["use_regex"] and not split["add_prefix_space"]
         bert = split.get("type") == "BertPreTokenizer"
         kinds = {None: byte_level or bert, "BertNormalizer": bert}
@@ -335,11 +341,11 @@ class Tokenizer:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-_last: tuple[object, Tokenizer] | None = None  # the identity of the files that were read last, and what they hold
+_last: tuple[object, Tokenizer] | None = None  # (identity of the files, tokenizer) of the last load
 
 
 def _identity(path: Path) -> object:
-    """Return what changes whenever a tokenizer's files do, or None where they cannot be looked at."""
+    """Return a value that changes whenever a tokenizer's files change, or None if a file cannot be accessed."""
     files = [path, _merges_beside(path)] if path.name.endswith("vocab.json") else [path]
     try:
         found = [(str(file.absolute()), os.stat(file)) for file in files]
@@ -389,14 +395,14 @@ def _read(path: Path) -> bytes:
 
 
 def _what_decides_ids(tree: dict[str, Any]) -> dict[str, Any]:
-    """The parts of a tokenizer.json that decide ids, spelled one way whichever file form they came from."""
+    """Return the parts of a tokenizer.json that decide ids, normalized so that all file forms give the same result."""
     model = {key: value for key, value in tree["model"].items() if value not in (None, "", False)}
-    has_names = isinstance(model["vocab"], dict)  # Unigram's are pairs of a piece and its score
+    has_names = isinstance(model["vocab"], dict)  # a Unigram vocabulary is a list of (piece, score)
     byte_level = has_names and (tree["pre_tokenizer"] or {}).get("type") == "ByteLevel"
     if byte_level and model["vocab"].keys() >= vocabularies.ALPHABET:
-        model.pop("unk_token", None)  # because: with every byte in the vocabulary nothing is unknown
+        model.pop("unk_token", None)  # because: a vocabulary with every byte has no unknown text
     added = [
-        # A special token is never found in text, so that only its name and id matter.
+        # because: a special token never matches in a text, so only its name and id matter
         {"content": token["content"], "id": token["id"]} if token["special"] else token
         for token in tree["added_tokens"]
     ]
@@ -410,7 +416,7 @@ def _what_decides_ids(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(node: Any, key: str) -> Any:
-    """The same tree without a key that changes only where pieces are said to lie."""
+    """Return the tree without a key that changes only the reported offsets of pieces."""
     if isinstance(node, dict):
         return {k: _without(v, key) for k, v in node.items() if k != key}
     return [_without(v, key) for v in node] if isinstance(node, list) else node

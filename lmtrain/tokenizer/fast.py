@@ -1,9 +1,9 @@
-"""Text to ids in bulk: JSON lines or documents to arrays of ids. Called by data_tools' workers.
+"""Bulk encoding: JSON lines or documents to arrays of ids. Called by data_tools' workers.
 
-`build_encoder` returns the compiled encoder (csrc/encoder.cpp) for tokenizers that it knows, GPT-2's and LLaMA-3's
-byte-level BPE and BERT's WordPiece, and for every other tokenizer, or where nothing was compiled, its twin, which asks
-the `tokenizers` library. Both give the same answers. An encoder may be used by several threads at once; the compiled
-one works without the interpreter lock.
+`build_encoder` returns the compiled encoder (csrc/encoder.cpp) for the tokenizers that it supports: GPT-2's and
+LLaMA-3's byte-level BPE and BERT's WordPiece. For other tokenizers, or if nothing was compiled, it returns the twin,
+which calls the `tokenizers` library. Both give equal results. Several threads may use an encoder at once; the compiled
+encoder releases the interpreter lock.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.json_lines import BadTextError, Reject, Text, bad_lines, judged, lines_of, reject
 
 _MOST_IDS = 1 << 21  # Bpe::kMostIds in csrc/bpe.h
-_MOST_LETTERS = 8 << 20  # of all pieces; because: the tree of them takes some forty bytes for each
+_MOST_LETTERS = 8 << 20  # letters of all pieces; because: the trie of the pieces takes about forty bytes per letter
 _MOST_MERGES = (1 << 22) - 1
 
 
 def build(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> Any | None:
-    """The compiled encoder of a tokenizer; None where it has none."""
+    """Return the compiled encoder of a tokenizer, or None if it is not supported."""
     if native.lib is None or tokenizer.vocab_size > np.iinfo(dtype).max + 1:
         return None
     kind = native.lib.Encoder16 if dtype == np.uint16 else native.lib.Encoder32
     tree = tokenizer.tree
-    if not all(token["special"] for token in tree["added_tokens"]):  # others are looked for in the text
+    if not all(token["special"] for token in tree["added_tokens"]):  # others are matched in the text
         return None
     if (pattern := _pattern(tree)) is not None and _is_plain_bpe(tree["model"]):
         return _build_bpe(kind, pattern, tree["model"])
@@ -41,7 +41,7 @@ def build(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> Any | None:
 
 
 def _pattern(tree: dict[str, Any]) -> str | None:
-    """How a byte-level BPE cuts its text, if it is one of the two ways that are known."""
+    """Return "gpt2" or "cl100k" if a byte-level BPE splits its text by one of these patterns, else None."""
     split = tree["pre_tokenizer"] or {}
     parts = split["pretokenizers"] if split.get("type") == "Sequence" else [split]
     *before, bytes_ = parts or [{}]
@@ -104,38 +104,39 @@ def _build_wordpiece(kind: Any, normalizer: dict[str, Any], model: dict[str, Any
 
 @dataclass(frozen=True)
 class Encoded:
-    """The good documents in their order: ids end to end, and how many of them each has (0 for an empty text)."""
+    """The valid documents in order: concatenated ids, and the number of ids per document (0 for an empty text)."""
 
     tokens: NDArray[Any]
     lengths: NDArray[np.int64]
-    num_text_bytes: int  # UTF-8 bytes of the good documents
-    rejects: list[Reject]  # in their order
+    num_text_bytes: int  # UTF-8 bytes of the valid documents
+    rejects: list[Reject]  # in document order
 
 
 class Encoder(Protocol):
-    """What both encoders do. `append_eod` ends every document that has ids with the end-of-document token."""
+    """Interface of both encoders. `append_eod` ends every document that has ids with the end-of-document token."""
 
     def encode_documents(self, documents: Sequence[Text], *, append_eod: bool = False) -> Encoded:
-        """Texts, as str or as UTF-8 bytes. A reject's `item` is the document's number."""
+        """Encode texts given as str or as UTF-8 bytes. A reject's `item` is the document's number."""
 
     def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> Encoded:
-        """The texts under a key of whole JSON lines (the last may lack its end). A reject's `item` is the line's start.
+        """Encode the text under `key` of each JSON line (the last line may lack its newline).
 
-        `data` may be anything with a buffer. A byte order mark at the start of a file is the caller's to leave out.
+        `data` may be any object with a buffer. The caller must remove a byte order mark at the start of a file. A
+        reject's `item` is the offset of the line's first byte.
         """
 
 
 def build_encoder(tokenizer: Tokenizer, dtype: Any = None) -> Encoder:
-    """ids as np.uint16 or np.int32; without a dtype the smaller that holds them, as datasets are written."""
+    """Build an encoder with ids of this dtype (np.uint16 or np.int32); by default the dtype that datasets have."""
     if dtype is None:
-        dtype = np.uint16 if tokenizer.vocab_size < 65500 else np.int32  # because: data.bin_idx.dtype_for's threshold
+        dtype = np.uint16 if tokenizer.vocab_size < 65500 else np.int32  # because: as data.store.format.dtype_for
     dtype = np.dtype(dtype)
     encoder = build(tokenizer, dtype)
     return TwinEncoder(tokenizer, dtype) if encoder is None else CompiledEncoder(tokenizer, encoder)
 
 
 class CompiledEncoder:
-    """The encoder of csrc/encoder.cpp. What is wrong with a bad line or document is said by the twin's code."""
+    """The encoder of csrc/encoder.cpp. The cause of a rejected line or document is worded by the twin's code."""
 
     def __init__(self, tokenizer: Tokenizer, encoder: Any) -> None:
         self._eod, self._encoder = tokenizer.eod_id, encoder
@@ -159,7 +160,7 @@ class CompiledEncoder:
 
 
 class TwinEncoder:
-    """The encoder that asks the `tokenizers` library; knows every kind of tokenizer."""
+    """Encoder that calls the `tokenizers` library; supports every tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
         self._tokenizer, self._dtype = tokenizer, dtype
@@ -190,5 +191,5 @@ class TwinEncoder:
     def _ids(self, text: str, append_eod: bool) -> NDArray[Any]:
         parts = map(self._tokenizer.encode, self._tokenizer.cut(text))
         ids = np.concatenate([np.array(part, self._dtype) for part in parts])
-        # because: an empty document stays empty in this format, without an end
+        # because: the format stores an empty document as empty, without an end-of-document token
         return np.append(ids, ids.dtype.type(self._tokenizer.eod_id)) if append_eod and len(ids) else ids

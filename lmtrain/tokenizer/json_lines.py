@@ -1,8 +1,8 @@
-"""JSON lines: the text that stands under a key of every line, and why a line is bad. Called by fast.py and data_tools.
+r"""JSON lines: extracts the text under a key of every line, and states why a line is bad.
 
-The rules stand here: one JSON object a line, the wanted key once at its top, its value text. Lines end at "\\n" alone;
-lines of white space are not documents. csrc/json_lines.cpp finds the same texts, only faster; what is wrong with a line
-is always said by this file.
+Called by fast.py and data_tools. The rules: one JSON object per line, the key exactly once at the top level, its value
+a string. Lines end only at "\n"; blank lines are not documents. csrc/json_lines.cpp extracts the same texts faster; the
+cause of a bad line always comes from this file.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from lmtrain import native
 from lmtrain.runtime.files.files import is_deeper
 
 Text = bytes | str
-Document = dict[str, Any]  # a text with what stands beside it
+Document = dict[str, Any]  # a text and the other fields of its line
 Pairs = list[tuple[str, Any]]
-MAX_DEPTH = 256  # of a line's brackets; because: Python's own limit depends on its version and on who calls
-MAX_DIGITS = 4300  # of a whole number; because: Python's own, unless an environment variable says otherwise
-MAX_WORD_BYTES = 4 << 20  # without white space; because: merging a word takes some thirty times its size
-BOM = b"\xef\xbb\xbf"  # some editors begin a file with it; elsewhere it is not JSON
+MAX_DEPTH = 256  # levels of brackets; because: Python's own limit depends on its version and on the caller's stack
+MAX_DIGITS = 4300  # of an integer; because: Python's default limit, which an environment variable can change
+MAX_WORD_BYTES = 4 << 20  # without white space; because: merging a word takes about thirty times its size
+BOM = b"\xef\xbb\xbf"  # byte order mark: allowed at the start of a file, invalid JSON elsewhere
 _STRETCH = re.compile(rb"\s+|\S+")
 
 
 class Reject(NamedTuple):
     """A line or document that cannot be used."""
 
-    item: int  # the line's first byte in the slice, or the document's number
-    offset: int  # the byte that is wrong: of the slice, or of the document
+    item: int  # offset of the line's first byte in the slice, or the document's number
+    offset: int  # offset of the wrong byte in the slice, or in the document
     cause: str
 
 
 class JsonLines(NamedTuple):
-    """The good texts as UTF-8, where in the slice their lines begin, and the bad lines."""
+    """The valid texts as UTF-8, the offsets of their lines in the slice, and the bad lines."""
 
     documents: list[bytes]
     starts: list[int]
@@ -45,7 +45,7 @@ class JsonLines(NamedTuple):
 
 
 class BadTextError(Exception):
-    """Raised inside this room; callers get a Reject."""
+    """Raised within the tokenizer package for a bad text; callers receive a Reject."""
 
     def __init__(self, at: int, cause: str) -> None:
         super().__init__(cause)
@@ -53,7 +53,7 @@ class BadTextError(Exception):
 
 
 def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Every line that is not blank, without its end, and where it begins."""
+    """Yield (offset, line without its newline) of every line that is not blank."""
     start = 0
     while start < len(data):
         stop = data.find(b"\n", start)
@@ -64,7 +64,7 @@ def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def read_jsonl(data: bytes, key: str) -> JsonLines:
-    """The texts of whole JSON lines, for those who have more to do with them than to encode them."""
+    """Return the texts of whole JSON lines, for callers that process texts before encoding."""
     if native.lib is None:
         return read_jsonl_twin(data, key)
     documents, starts, bad = native.lib.read_jsonl(data, key.encode("utf-8", "surrogatepass"))
@@ -83,7 +83,7 @@ def read_jsonl_twin(data: bytes, key: str) -> JsonLines:
 
 
 def bad_lines(data: bytes, key: str, bounds: NDArray[np.int64]) -> list[Reject]:
-    """What is wrong with the lines that the compiled reader refused, given where each begins and ends."""
+    """Return a Reject for each line that the compiled reader rejected, given the lines' starts and ends."""
     view = memoryview(data)
     return [reject(start, start, bytes(view[start:stop]), key) for start, stop in bounds.reshape(-1, 2).tolist()]
 
@@ -97,7 +97,7 @@ def reject(item: int, start: int, source: Text, key: str | None) -> Reject:
 
 
 def judged(source: Text, key: str | None) -> str:
-    """The text of a document or, with a key, of a line; raises BadTextError."""
+    """Return the text of a document or, with a key, of a JSON line. Raise BadTextError if it is bad."""
     if key is not None:
         assert isinstance(source, bytes)
         found: str = document_of(source, key)[key]
@@ -108,9 +108,9 @@ def judged(source: Text, key: str | None) -> str:
 
 
 def document_of(line: bytes, key: str | None) -> Document:
-    """All that one line holds, with a text under the key where one is given; raises BadTextError."""
+    """Return the object of one JSON line; with a key, its value must be a valid text. Raise BadTextError otherwise."""
     text = decoded(line)
-    top: Pairs = []  # of the object that ended last, which is the outermost
+    top: Pairs = []  # pairs of the last object to end, which is the outermost
 
     def remember(pairs: Pairs) -> Document:
         nonlocal top
@@ -123,7 +123,7 @@ def document_of(line: bytes, key: str | None) -> Document:
         value = _loads(text, remember)
     except json.JSONDecodeError as error:
         raise BadTextError(len(text[: error.pos].encode()), f"not valid JSON ({error.msg})") from error
-    except ValueError as error:  # NaN, numbers of thousands of digits
+    except ValueError as error:  # raised for NaN and for integers of more than MAX_DIGITS digits
         raise BadTextError(0, f"not valid JSON ({error})") from error
     except RecursionError as error:
         raise BadTextError(0, f"not valid JSON (it nests deeper than {MAX_DEPTH} levels)") from error
@@ -144,7 +144,7 @@ def _loads(text: str, to_object: Callable[[Pairs], Any]) -> Any:
 
 
 def decoded(data: bytes) -> str:
-    """UTF-8 as text; raises BadTextError."""
+    """Decode UTF-8. Raise BadTextError if it is invalid."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -152,7 +152,7 @@ def decoded(data: bytes) -> str:
 
 
 def refuse_bad_text(text: str) -> None:
-    """Raises BadTextError at half a character, and where a run of ASCII white space, or without any, is too long."""
+    """Raise BadTextError for a lone surrogate, or for too long a run of white space or of other characters."""
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
@@ -164,7 +164,7 @@ def refuse_bad_text(text: str) -> None:
 
 
 def _values(pairs: Pairs) -> list[Any]:
-    """Return an object's values as they were written: of a key that stands twice both."""
+    """Return an object's values in order, including both values of a repeated key."""
     return [value for _, value in pairs]
 
 

@@ -1,6 +1,6 @@
-"""Learning a vocabulary from texts. Called by `lmtrain tokenizer train` and by tests; same texts, same bytes.
+"""Trains a vocabulary on texts. Called by `lmtrain tokenizer train` and by tests; equal texts give equal bytes.
 
-The merging itself is done by the `tokenizers` library.
+The `tokenizers` library does the merging itself.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer import vocabularies
 from lmtrain.tokenizer.base import Tokenizer
 
-_MIN_FREQUENCY = 2  # a pair seen once is not a pattern
-_MAX_ALPHABET = 1000  # characters that WordPiece knows by themselves; rarer ones are [UNK]
+_MIN_FREQUENCY = 2  # because: a pair that occurs once is not a pattern
+_MAX_ALPHABET = 1000  # single characters in a WordPiece vocabulary; rarer characters become [UNK]
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Pattern = "gpt2") -> Tokenizer:
-    """Byte-level BPE; a small corpus may yield fewer pieces than asked for."""
+    """Train byte-level BPE; a small corpus may yield fewer pieces. Raise UsageError if `vocab_size` is below 257."""
     smallest = len(vocabularies.ALPHABET) + 1
     if vocab_size < smallest:
         raise UsageError(f"--vocab-size={vocab_size} is too small for BPE and its 256 bytes. Use {smallest} or more.")
@@ -41,7 +41,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Patte
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> Tokenizer:
-    """BERT's WordPiece. Reads the texts twice, so that an iterator is first kept in memory."""
+    """Train BERT's WordPiece. The texts are read twice, so an iterator is first collected in memory."""
     if isinstance(texts, Iterator):
         texts = list(texts)
     room = vocab_size - len(vocabularies.SPECIAL)
@@ -54,8 +54,8 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> T
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=_MIN_FREQUENCY,
-        # because: the library numbers pieces such as ##e in the order of a hash map that differs from process to
-        # process, and breaks ties by these numbers; given as special tokens they are numbered in the order given.
+        # because: the library numbers pieces like ##e in the order of a hash map, which differs between processes, and
+        # breaks ties by these numbers; as special tokens they are numbered in the order of this list.
         special_tokens=[*vocabularies.SPECIAL, *(f"##{letter}" for letter in inside)],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
@@ -66,7 +66,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> T
 
 
 def _letters(texts: Iterable[str], inner: tokenizers.Tokenizer, limit: int) -> tuple[list[str], list[str]]:
-    """The most frequent characters, and those of them that stand inside words."""
+    """Return the most frequent characters, at most `limit`, and the subset that occurs inside words."""
     words: Counter[str] = Counter()
     for text in texts:
         words.update(word for word, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(text)))

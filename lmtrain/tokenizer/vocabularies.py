@@ -1,9 +1,9 @@
-"""Vocabularies in GPT-2's and BERT's own files: byte-level BPE and WordPiece, and how a tokenizer is made of each.
+"""Reads vocabularies in GPT-2's and BERT's file formats and builds byte-level BPE and WordPiece tokenizers.
 
-Called by base.py (loading), train.py and fast.py. BPE: bytes become printable letters, text is cut by a pattern (no
-space is put in front), and pairs merge in the order of their rank; so every text has ids and nothing is unknown.
-WordPiece: a word is cut greedily into the longest pieces of the vocabulary, where `##` marks a piece that does not
-begin a word; a word that cannot be cut is [UNK].
+Called by base.py (loading), train.py and fast.py. BPE: bytes become printable letters, text is split by a pattern (no
+space is prepended), and pairs merge in the order of their rank; so every text has ids and nothing is unknown.
+WordPiece: a word is split greedily into the longest pieces of the vocabulary, with `##` before pieces that do not begin
+a word; a word that cannot be split is [UNK].
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from lmtrain.errors import DataError, brief
 from lmtrain.runtime.files.files import parse_json
 
 EOD = "<|endoftext|>"
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # of WordPiece
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # special tokens of WordPiece
 ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one letter for each of the 256 bytes
-_OTHERS = [letter for letter in sorted(ALPHABET) if ord(letter) > 255]  # of bytes that are not printable letters
-LETTERS = tuple(chr(byte) if chr(byte) in ALPHABET else _OTHERS.pop(0) for byte in range(256))  # by byte
+_OTHERS = [letter for letter in sorted(ALPHABET) if ord(letter) > 255]  # letters for bytes that are not printable
+LETTERS = tuple(chr(byte) if chr(byte) in ALPHABET else _OTHERS.pop(0) for byte in range(256))  # indexed by byte
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
-CL100K = (  # of GPT-4 and LLaMA 3
+CL100K = (  # the pattern of GPT-4 and LLaMA 3
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+"
 )
@@ -32,7 +32,7 @@ Pattern = Literal["gpt2", "cl100k"]
 
 
 def bpe_splitting(pattern: Pattern) -> pre_tokenizers.PreTokenizer:
-    """How text is cut into the words that merges stay within."""
+    """Return the pre-tokenizer that splits text into words; merges stay within a word."""
     to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern == "gpt2")
     if pattern == "gpt2":
         return to_letters
@@ -49,7 +49,7 @@ def build_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer
 
 
 def read_gpt2(vocab: bytes, merges: bytes, vocab_name: str, merges_name: str) -> Tokenizer:
-    """The contents of vocab.json (piece -> id) and merges.txt (one pair a line, best first)."""
+    """Build a tokenizer from the contents of vocab.json (piece -> id) and merges.txt (a pair per line, best first)."""
     pieces = _read_vocab(vocab, vocab_name)
     return build_bpe(pieces, _read_merges(merges, merges_name, pieces))
 
@@ -102,13 +102,13 @@ def build_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
 
 
 def apply_wordpiece_splitting(inner: Tokenizer, lowercase: bool) -> None:
-    """How BERT cleans a text and cuts it into words; accents go when case goes."""
+    """Set BERT's text cleaning and word splitting; accents are removed if text is lower-cased."""
     inner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
 
 def read_wordpiece(data: bytes, name: str) -> Tokenizer:
-    """The contents of vocab.txt: one piece a line, its id the line's number from 0."""
+    """Build a tokenizer from the content of vocab.txt: one piece per line, its id is the line's number from 0."""
     lines = _lines(data, name)
     if lines[-1] == "":
         lines.pop()
@@ -119,13 +119,13 @@ def read_wordpiece(data: bytes, name: str) -> Tokenizer:
             what = "an empty line"
             if piece in vocab:
                 what = f"{brief(piece)!r}, as line {vocab[piece] + 1} does"
-            elif piece.strip():  # because: some programs take blanks off, and ids must not depend on who reads
+            elif piece.strip():  # because: other readers strip blanks, and ids must not depend on the reader
                 what = f"{brief(piece)!r}, which ends or begins with a blank"
             raise DataError(f"{name}:{number + 1} holds {what}. Each line of a vocab.txt is a piece of its own.")
         vocab[piece] = number
     if "[UNK]" not in vocab:
         raise DataError(f"{name} has no [UNK]. It is damaged or no WordPiece vocabulary.")
-    # vocab.txt does not say whether text is lower-cased first; a piece with a capital would then never be used
+    # because: vocab.txt does not record whether text is lower-cased; if it is, no piece has a capital letter
     plain = (piece for piece in vocab if not (piece.startswith("[") and piece.endswith("]")))
     return build_wordpiece(vocab, lowercase=all(piece == piece.lower() for piece in plain))
 

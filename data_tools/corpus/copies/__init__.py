@@ -1,1 +1,1 @@
-"""Documents that are copies of others, or of what is evaluated."""
+"""Removal of copies: documents that copy other documents, or texts of an evaluation set."""

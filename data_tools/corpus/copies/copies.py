@@ -1,11 +1,12 @@
-"""Exact and near copies: every document is signed, copies are found by their signatures, and the marked ones left out.
+"""Exact and near deduplication: documents are signed, copies are found by signature, and marked documents are dropped.
 
-A work folder holds what the tasks tell each other: rows (position, 128-bit hash, length) and signatures from `Sign`,
-the pairs that are alike, the positions of copies, which `Drop` reads. Called by the verbs of `lmtrain corpus`.
+A work folder holds the results that tasks exchange: rows (position, 128-bit hash, length) and signatures from `Sign`,
+similar pairs, and the positions of copies, which `Drop` reads. Called by the verbs of `lmtrain corpus`.
 
-Exact: rows sorted by hash; all but the first of a group are copies. Near: for every band the keys are sorted, and
-those that share one are compared by their whole signatures; pairs at or above the threshold are joined into groups,
-and one document of each stays. Everything is sorted on disk, so that memory stays the same at any number of documents.
+Exact: rows are sorted by hash; all but the first of a group are copies. Near: for every band the keys are sorted, and
+documents with equal keys are compared by their whole signatures; pairs at or above the threshold are joined into
+groups, and one document of each group stays. All sorting is on disk, so that memory is constant for any number of
+documents.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from lmtrain.tokenizer.json_lines import Document
 Signature = npt.NDArray[np.uint16]
 ROW_COLUMNS = ("position", "hash_high", "hash_low", "length")
 _PART = re.compile(r"rows\.part-(\d{5})-of-(\d{5})\.u64|rows\.u64")
-_CHUNK = 512  # because: 512 x 256 x 8 bytes is 1 MB, which stays in a core's cache
+_CHUNK = 512  # because: 512 x 256 x 8 bytes is 1 MB, which fits a core's cache
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 Indices = npt.NDArray[np.int64]
 EXACT, NEAR = "exact.u64", "near.u64"
 PAIRS = Path("pairs.u64")
 KEEP = ("first", "longest")
 _AT_ONCE = 1 << 20
-_PAIRS_AT_ONCE = 1 << 15  # because: their signatures are 32 MiB
+_PAIRS_AT_ONCE = 1 << 15  # because: the signatures of so many pairs take 32 MiB
 
 
 @dataclass(frozen=True)
 class MinHash:
-    """The shape of a signature. Two texts become candidates with probability 1 - (1 - s^rows)^bands at similarity s."""
+    """Shape of a signature. Two texts of similarity s become candidates with probability 1 - (1 - s^rows)^bands."""
 
     bands: int = 32
     rows: int = 8
@@ -59,12 +60,12 @@ class MinHash:
         return self.bands * self.rows
 
     def signature(self, text: str) -> Signature | None:
-        """None for a text without words, which is like no other."""
+        """Return the signature of a text, or None for a text without words, which is similar to no other text."""
         found = shingles(text, self.words)
         return minima(found, self.num_hashes) if found.size else None
 
     def band_keys(self, signatures: Signature, band: int) -> Hashes:
-        """One key a row of signatures; equal keys mean that the band is equal."""
+        """Return one key per row of signatures; rows whose band is equal have equal keys."""
         columns = signatures[:, band * self.rows : (band + 1) * self.rows].astype(np.uint64)
         keys = np.full(len(signatures), band, np.uint64)
         for column in columns.T:
@@ -74,13 +75,13 @@ class MinHash:
 
 @lru_cache(maxsize=4)
 def _functions(count: int) -> tuple[Hashes, Hashes]:
-    """Odd factors and offsets, the same everywhere and for ever."""
+    """Return `count` odd factors and offsets of hash functions; constant over versions and machines."""
     numbers = mix(np.arange(1, 2 * count + 1, dtype=np.uint64) * _GOLDEN)
     return numbers[:count] | np.uint64(1), numbers[count:]
 
 
 def minima(values: Hashes, count: int) -> Signature:
-    """For each of `count` functions a*x + b the smallest over the values, of which bits 16 to 31 are kept."""
+    """Return, per function a*x + b, its minimum over the values, reduced to the bits 16 to 31."""
     return native.compiled("minhash", minima_twin)(values, *_functions(count))
 
 
@@ -89,24 +90,24 @@ def minima_twin(values: Hashes, factors: Hashes, offsets: Hashes) -> Signature:
     for start in range(0, values.size, _CHUNK):
         chunk = values[start : start + _CHUNK, None] * factors + offsets
         np.minimum(smallest, chunk.min(axis=0), out=smallest)
-    # because: the top bits of a minimum are nearly always zero, and tell no two texts apart
+    # because: the top bits of a minimum are nearly always zero and distinguish no texts
     return (smallest >> np.uint64(16)).astype(np.uint16)
 
 
 def similarity(first: Signature, second: Signature) -> npt.NDArray[np.float64]:
-    """The estimated Jaccard similarity, row by row."""
+    """Return the estimated Jaccard similarity of each row pair."""
     return np.asarray((first == second).mean(axis=1), np.float64)
 
 
 def content_hash(text: str) -> bytes:
-    """The same for texts that differ in case, in spaces and line breaks, or in how accents are composed."""
+    """Return a hash that ignores case, white space and the composition of accents."""
     plain = " ".join(unicodedata.normalize("NFC", text).casefold().split())
     return hashlib.blake2b(plain.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True)
 class Sign:
-    """Every document's row, and its signature where near copies are wanted."""
+    """The step `sign`: writes every document's row, and its signature if near copies are wanted."""
 
     minhash: MinHash | None
     name: ClassVar[str] = "sign"
@@ -123,7 +124,7 @@ class Sign:
             length = 0
             if self.minhash:
                 signature = self.minhash.signature(text)
-                # because: a text without words has length 0 here, and is passed over when copies are looked for
+                # because: length 0 marks a text without words, which the search for near copies skips
                 length = 0 if signature is None else len(text)
                 blank = np.zeros(self.minhash.num_hashes, np.uint16)
                 signatures.append((blank if signature is None else signature).tobytes())
@@ -134,9 +135,9 @@ class Sign:
 
 @dataclass(frozen=True)
 class Drop(Selection):
-    """Leaves out the documents whose positions stand in these files, which are sorted."""
+    """The step `dedupe`: drops the documents whose positions are in sorted files of positions."""
 
-    marks: tuple[tuple[str, Path], ...]  # (cause, file of positions)
+    marks: tuple[tuple[str, Path], ...]  # (cause for the report, file of positions)
     name: ClassVar[str] = "dedupe"
 
     def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
@@ -155,7 +156,7 @@ def _holds(positions: npt.NDArray[np.uint64], position: int) -> bool:
 
 
 def load_array(path: Path, dtype: type) -> npt.NDArray[Any]:
-    """A file of numbers as a view of the disk, so that its size does not matter."""
+    """Map a file of numbers into memory. Raise MissingInputError if it is missing, DataError if its size is wrong."""
     try:
         size = path.stat().st_size
     except FileNotFoundError as error:
@@ -166,12 +167,12 @@ def load_array(path: Path, dtype: type) -> npt.NDArray[Any]:
 
 
 def remember_inputs(work: Path, inputs: Inputs, minhash: MinHash | None) -> None:
-    """Note what is being signed. Every task of an array writes the same, so that they cannot disagree."""
+    """Record the input files and the signature's shape. All tasks of an array write the same content."""
     write_json(work / "inputs.json", _facts(inputs, minhash))
 
 
 def check_inputs(work: Path, inputs: Inputs) -> None:
-    """Positions mean something only in the files they were taken from."""
+    """Raise unless these input files are the signed ones: positions are valid only for the same files."""
     path = work / "inputs.json"
     if not path.exists():
         raise MissingInputError(f"{path} does not exist. Run `lmtrain corpus sign` first, with the same --work.")
@@ -185,7 +186,7 @@ def _facts(inputs: Inputs, minhash: MinHash | None) -> dict[str, object]:
 
 
 class Signed:
-    """All that `Sign` wrote in a work folder, whatever parts it came in, as one table on disk."""
+    """Output of `Sign` in a work folder: the rows and signatures of all parts as one table on disk."""
 
     def __init__(self, work: Path) -> None:
         names = sorted(name for name in (os.listdir(work) if work.is_dir() else []) if _PART.fullmatch(name))
@@ -213,7 +214,7 @@ class Signed:
                 yield np.asarray(part[start : start + chunk])
 
     def signatures(self, chunk: int = 1 << 16) -> Iterator[tuple[int, Signature]]:
-        """(index of the first, signatures), in order."""
+        """Yield (index of the first, signatures) of chunks, in order."""
         for base, part in zip(self._starts, self._signatures, strict=False):
             for start in range(0, len(part), chunk):
                 yield int(base) + start, np.asarray(part[start : start + chunk])
@@ -234,9 +235,9 @@ class Signed:
 
 
 def mark_exact(work: Path, memory_bytes: int = MEMORY_BYTES) -> int:
-    """Write the positions of every exact copy but the first; returns how many there are."""
+    """Write the positions of all exact copies but the first of each group; return their number."""
     signed = Signed(work)
-    (work / NEAR).unlink(missing_ok=True)  # what follows from other exact copies
+    (work / NEAR).unlink(missing_ok=True)  # because: near copies were found relative to earlier exact copies
     with Sorter(3, work, memory_bytes) as by_hash, Sorter(1, work, memory_bytes) as copies:
         for rows in signed.rows():
             by_hash.add(rows[:, [1, 2, 0]])
@@ -244,7 +245,7 @@ def mark_exact(work: Path, memory_bytes: int = MEMORY_BYTES) -> int:
         for batch in by_hash.batches():
             hashes = np.concatenate([last, batch[:, :2]])
             repeats = (hashes[1:] == hashes[:-1]).all(axis=1)
-            if not len(last):  # the very first row has none before it
+            if not len(last):  # the very first row has no predecessor
                 repeats = np.concatenate([[False], repeats])
             copies.add(batch[repeats, 2:])
             last = batch[-1:, :2]
@@ -261,7 +262,7 @@ def _write(path: Path, batches: Iterator[Rows]) -> int:
 
 
 def find_pairs(work: Path, threshold: float, part: Part = WHOLE, memory_bytes: int = MEMORY_BYTES) -> int:
-    """Write the pairs (by index) at least `threshold` similar that share one of this part's bands."""
+    """Write the index pairs that share a band of this part and are at least `threshold` similar; return the count."""
     if not 0 < threshold <= 1:
         raise UsageError(f"--threshold={threshold} is not a similarity. Give a number above 0, up to 1, such as 0.8.")
     signed = Signed(work)
@@ -282,7 +283,7 @@ def find_pairs(work: Path, threshold: float, part: Part = WHOLE, memory_bytes: i
 
 
 def _wanted(work: Path, signed: Signed) -> npt.NDArray[np.bool_]:
-    """Documents that can be near copies: those with words, the first of each group of exact copies."""
+    """Return a mask of documents that can be near copies: they have words and are no exact copies."""
     exact = load_array(work / EXACT, np.uint64)
     result = np.empty(len(signed), bool)
     start = 0
@@ -298,17 +299,17 @@ def _wanted(work: Path, signed: Signed) -> npt.NDArray[np.bool_]:
 def _sharing(
     signed: Signed, band: int, wanted: npt.NDArray[np.bool_], work: Path, memory_bytes: int
 ) -> Iterator[Rows]:
-    """Pairs (smaller index, larger index) with an equal key: each with the group's first and with the one before."""
+    """Yield pairs (smaller index, larger index) with equal keys: each row with its group's first and previous row."""
     assert signed.minhash is not None
     with Sorter(2, work, memory_bytes // 2) as by_key:
         for base, signatures in signed.signatures():
             chosen = np.flatnonzero(wanted[base : base + len(signatures)])
             keys = signed.minhash.band_keys(signatures[chosen], band)
             by_key.add(np.stack([keys, (chosen + base).astype(np.uint64)], axis=1))
-        first = np.empty((0, 2), np.uint64)  # the first row of the group that the last batch ended in
+        first = np.empty((0, 2), np.uint64)  # first row of the group at the end of the last batch
         last = np.empty((0, 2), np.uint64)
         for batch in by_key.batches():
-            rows = np.concatenate([first, last, batch])  # neighbours in the group stay neighbours
+            rows = np.concatenate([first, last, batch])  # rows of a group that spans batches stay adjacent
             starts = np.ones(len(rows), bool)
             starts[1:] = rows[1:, 0] != rows[:-1, 0]
             leader = rows[np.maximum.accumulate(np.where(starts, np.arange(len(rows)), 0))]
@@ -327,7 +328,10 @@ def _alike(signed: Signed, pairs: Rows, threshold: float) -> Iterator[Rows]:
 
 
 def mark_near(work: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEMORY_BYTES) -> int:
-    """Join the pairs of all parts into groups, and write the positions of all but one document of each."""
+    """Join the pairs of all parts into groups; write the positions of all but one document per group.
+
+    Return the number of positions. `keep` decides which document stays: first or longest.
+    """
     if keep not in KEEP:
         raise UsageError(f"--keep={keep} is no rule. Use {' or '.join(KEEP)}.")
     signed = Signed(work)
@@ -350,7 +354,10 @@ def mark_near(work: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEM
 
 
 def _mapped(path: Path, length: int) -> Indices:
-    """0, 1, 2, ... in memory that is a file's. Written in the common way, for a full disk ends who writes to a map."""
+    """Return a memory-mapped file with 0, 1, 2, ...
+
+    The file is written by ordinary writes, because a full disk kills a process that writes to a memory map.
+    """
     with storage_errors(path, "Writing"):
         with open(open_output(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), "wb") as file:
             for start in range(0, length, _AT_ONCE):
@@ -366,33 +373,34 @@ def _pairs_of(paths: list[Path], chunk: int = 1 << 20) -> Iterator[Indices]:
 
 
 def unite(parent: Indices, first: Indices, second: Indices) -> None:
-    """Union-find over whole arrays: afterwards first[i] and second[i] have one root, the smallest index of a group."""
+    """Join groups in the union-find array: first[i] and second[i] then share a root, the group's smallest index."""
     while first.size:
         left, right = find_roots(parent, first), find_roots(parent, second)
         apart = left != right
         first, second, left, right = first[apart], second[apart], left[apart], right[apart]
-        # a root gets a smaller parent, so that no ring can form; of several offers the smallest wins
+        # because: a root always gets a smaller parent, so no cycle can form; of several candidates the smallest is
+        # taken
         np.minimum.at(parent, np.maximum(left, right), np.minimum(left, right))
 
 
 def find_roots(parent: Indices, nodes: Indices) -> Indices:
     roots = parent[nodes]
     while ((above := parent[roots]) != roots).any():
-        parent[roots] = parent[above]  # paths become half as long on the way
+        parent[roots] = parent[above]  # halve the paths
         roots = above
-    parent[nodes] = roots  # the next search from here is one step
+    parent[nodes] = roots  # the next search from these nodes takes one step
     return roots
 
 
 def _members(signed: Signed, parent: Indices, indices: Indices, keep: str) -> Rows:
-    """(group, rank, index): the one that sorts first in its group is the one that stays."""
+    """Return rows (group, rank, index); the first row of a group, in sorted order, is the document that stays."""
     roots = find_roots(parent, indices).astype(np.uint64)
     rank = ~signed.rows_at(indices)[:, 3] if keep == "longest" else np.zeros(indices.size, np.uint64)
     return np.stack([roots, rank, indices.astype(np.uint64)], axis=1)
 
 
 def _copies_of(members: Sorter, signed: Signed, copies: Sorter) -> None:
-    group, stays = np.empty(0, np.uint64), np.empty(0, np.uint64)  # where the last batch ended
+    group, stays = np.empty(0, np.uint64), np.empty(0, np.uint64)  # group, kept document at the last batch's end
     for batch in members.batches():
         roots = np.concatenate([group, batch[:, 0]])
         indices = np.concatenate([stays, batch[:, 2]])

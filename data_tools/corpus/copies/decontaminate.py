@@ -1,9 +1,10 @@
-"""The step `decontaminate`: passages of evaluation texts are taken out of the training text.
+"""The step `decontaminate`: removes passages of evaluation texts from the training text.
 
-After the description in GPT-3's report: texts become words without case and punctuation, and a run of 13 words that
-stands in an evaluation text marks its place. Either the whole document goes, or the run with 200 characters on each
-side: what is left becomes documents of its own, pieces under 200 characters are dropped, and a document in more than
-ten pieces goes whole. Evaluation texts of 8 to 12 words are looked for whole. Called by `lmtrain corpus decontaminate`.
+Follows the description in GPT-3's report: texts become words without case and punctuation, and a run of 13 words that
+occurs in an evaluation text is a hit. Either the whole document is dropped, or the run with 200 characters on each side
+is cut out: the remaining pieces become documents, pieces under 200 characters are dropped, and a document in more than
+ten pieces is dropped whole. Evaluation texts of 8 to 12 words must match as a whole. Called by `lmtrain corpus
+decontaminate`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NUM_WORDS, LEAST_WORDS = 13, 8
 SIDE_CHARS, LEAST_CHARS, MOST_PIECES = 200, 200, 10
 _MOST_BYTES = 1 << 30
 ACTIONS = ("cut", "drop")
-# Contractions are two words, cut as the tokenizers cut with which some evaluation texts are published: do n't, it 's.
+# Contractions are two words, because some evaluation texts are published tokenized that way: do n't, it 's.
 _WORD = re.compile(
     rf"[{UNSPACED}]|n['\u2019]t\b|[^\W_{UNSPACED}]+?(?=n['\u2019]t\b)|[^\W_{UNSPACED}]+", re.IGNORECASE
 )
@@ -48,13 +49,13 @@ def _hashes(text: str) -> Hashes:
 
 @dataclass(frozen=True)
 class Passages:
-    """The runs of words that must not be trained on: for each length, sorted hashes and which file each is from."""
+    """Runs of words that must not be trained on: for each length, sorted hashes and the source file of each."""
 
     sources: tuple[str, ...]
     runs: tuple[tuple[int, Hashes, npt.NDArray[np.int32]], ...]  # (words, hashes, source numbers)
 
     def find(self, hashes: Hashes) -> list[tuple[int, int, int]]:
-        """(first word, one past the last, source) of every run that is found."""
+        """Return (first word, one past the last, source) of every hit."""
         found = []
         for length, known, sources in self.runs:
             wanted = hash_runs(hashes, length)
@@ -64,7 +65,7 @@ class Passages:
 
 
 def read_passages(files: Sequence[Path]) -> Passages:
-    """Every run of the evaluation files: .txt and other plain text as one, .jsonl by its strings. May be compressed."""
+    """Read the runs of the evaluation files, compressed or not: plain text is one text, a string of .jsonl is one."""
     if not files:
         raise UsageError("--against was not given. Name the evaluation texts that must not be trained on.")
     by_length: dict[int, list[tuple[Hashes, int]]] = {}
@@ -91,7 +92,7 @@ def _sorted(length: int, runs: list[tuple[Hashes, int]]) -> tuple[int, Hashes, n
 
 def _texts(path: Path) -> Iterator[str]:
     if next((kind for suffix, (kind, _) in SUFFIXES.items() if path.name.endswith(suffix)), "text") != "text":
-        # because: an evaluation file has keys of its own, and every text in it counts
+        # because: evaluation files use various keys, and every string in them counts
         for _, document in read_documents(find_files([path]), Reading(key=None), lambda bad: None):
             yield from _strings(document)
         return
@@ -153,7 +154,7 @@ class Decontaminate(Selection):
 
 
 def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans that touch or overlap, as one."""
+    """Return the spans with touching or overlapping spans joined, in ascending order."""
     result: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if result and start <= result[-1][1]:

@@ -1,1 +1,1 @@
-"""Documents as a stream: read, sorted, counted, written."""
+"""Streams of documents: reading, sorting, counting, writing."""

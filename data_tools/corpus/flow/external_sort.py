@@ -1,6 +1,7 @@
-"""Sorting more rows than fit in memory: sorted runs on disk, merged block by block. Called by deduplication.
+"""External sort for more rows than fit in memory: sorted runs on disk, merged block by block.
 
-Rows are tuples of unsigned 64-bit numbers, compared column by column. It knows nothing of what they mean.
+Called by deduplication. Rows are tuples of unsigned 64-bit numbers, compared column by column. This file does not know
+what the numbers mean.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ MEMORY_BYTES = 256 << 20
 
 
 class Sorter:
-    """Rows in, sorted rows out. `with` it: temporary files lie in `folder` and go at the end."""
+    """Context manager that sorts rows; its temporary files are in `folder` and are removed at the end."""
 
     def __init__(self, columns: int, folder: Path, memory_bytes: int = MEMORY_BYTES) -> None:
         self._columns, self._folder = columns, folder
-        # because: while a run is sorted, the rows, their order and the sorted copy are held at once
+        # because: while a run is sorted, the rows, their order and the sorted copy are in memory together
         self._run_rows = max(memory_bytes // (8 * (2 * columns + 2)), 16)
         self._held: list[Rows] = []
         self._num_held = 0
@@ -52,7 +53,7 @@ class Sorter:
                 self._spill()
 
     def batches(self) -> Iterator[Rows]:
-        """All rows in ascending order, a batch at a time; nothing can be added afterwards."""
+        """Yield all rows in ascending order, in batches; no rows can be added afterwards."""
         if not self._runs:
             if self._held:
                 yield sort_rows(np.concatenate(self._held))
@@ -64,12 +65,12 @@ class Sorter:
             files = (opened.enter_context(open(path, "rb")) for path in self._runs)
             runs = [_Run(file, self._columns, block) for file in files]
             while runs := [run for run in runs if len(run.rows)]:
-                # every row up to the smallest of the last rows in memory is in memory
+                # because: rows up to the smallest of the runs' last loaded rows are all in memory
                 bound = min((list(map(int, run.rows[-1])) for run in runs if run.more), default=None)
                 yield sort_rows(np.concatenate([run.take(bound) for run in runs]))
 
     def distinct(self) -> Iterator[Rows]:
-        """As `batches`, each row once."""
+        """Yield all distinct rows in ascending order, in batches."""
         last = np.empty((0, self._columns), np.uint64)
         for batch in self.batches():
             rows = np.concatenate([last, batch])
@@ -83,7 +84,7 @@ class Sorter:
         path = Path(self._temporary.name) / f"run-{len(self._runs):06d}"
         with storage_errors(path, "Writing"), open(path, "wb", buffering=0) as file:
             left = np.ascontiguousarray(sort_rows(np.concatenate(self._held))).data.cast("B")
-            while left:  # because: numpy's own writing does not say which limit was reached
+            while left:  # because: numpy's tofile does not report the cause of a failure
                 left = left[file.write(left) :]
         self._runs.append(path)
         self._held, self._num_held = [], 0
@@ -94,7 +95,7 @@ def sort_rows(rows: Rows) -> Rows:
 
 
 class _Run:
-    """The part of a sorted run that is in memory."""
+    """A sorted run, of which one block is in memory."""
 
     def __init__(self, file: IO[bytes], columns: int, block: int) -> None:
         self._file, self._columns, self._block = file, columns, block
@@ -105,7 +106,7 @@ class _Run:
         self.more = len(self.rows) == self._block
 
     def take(self, bound: list[int] | None) -> Rows:
-        """The rows up to `bound`, which leave; the next block comes when this one is used up."""
+        """Remove and return the rows up to `bound` (None: all); load the next block if this block is used up."""
         count = len(self.rows)
         if bound is not None:
             count = bisect.bisect_right(range(count), bound, key=lambda i: list(map(int, self.rows[i])))

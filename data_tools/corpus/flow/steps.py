@@ -1,11 +1,11 @@
-"""Runs one step of corpus building over JSON lines: any number of workers, any part of the work, the same bytes.
+"""Runs one step of corpus building over JSON lines; output bytes do not depend on the number of workers or parts.
 
-A step sees documents one by one and says what becomes of each; it never knows which worker or part it runs in.
-Called by the verbs of `lmtrain corpus`. At most a few chunks are in memory, and files appear only when whole.
+A step receives documents one by one and decides what to write for each; it never knows its worker or part. Called by
+the verbs of `lmtrain corpus`. At most a few chunks are in memory, and output files appear only when complete.
 
-Steps read whole documents with their positions, and judge bad lines as preprocessing does. A position is the source's
-number and the line's first byte, one integer that grows along the inputs, so that every task knows it without having
-read what comes before.
+Steps read whole documents with their positions, and treat bad lines like preprocessing does. A position is one integer
+of the source's number and the offset of the line's first byte; it grows along the inputs, so that every task can
+compute it without reading earlier documents.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files.files import atomic_file, read_errors, read_json, write_json
 from lmtrain.tokenizer.json_lines import Document, Reject
 
-Documents = Iterator[tuple[int, Document]]  # positions and documents
-OFFSET_BITS = 44  # of a position: files of up to 16 TiB, and a million of them
-ReportDocuments = Callable[[str, int], None]  # is told the step, and documents done
+Documents = Iterator[tuple[int, Document]]  # (position, document) pairs
+OFFSET_BITS = 44  # offset bits of a position: a million files of up to 16 TiB each
+ReportDocuments = Callable[[str, int], None]  # receives the step's name and the number of documents done
 
 
 class Step(Protocol):
-    """Documents to bytes for each of the step's files. Sent to the workers, so it holds plain data."""
+    """Interface of a step: documents to bytes for each of its files. Sent to workers, so it holds plain data."""
 
     @property
     def name(self) -> str: ...
 
     @property
-    def files(self) -> Sequence[str]: ...  # what `run` returns bytes for; the caller says where they go
+    def files(self) -> Sequence[str]: ...  # names of the outputs of `run`; the caller chooses their paths
 
     def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]: ...
 
 
 class Selection(ABC):
-    """A step that lets documents through, changed or not, into one file."""
+    """Base of steps that write a subset of the documents, changed or not, to one file."""
 
     files: ClassVar[Sequence[str]] = ("documents",)
 
@@ -63,12 +63,12 @@ class Selection(ABC):
 
     @abstractmethod
     def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
-        """Yield what goes on, and tell the tally of the rest."""
+        """Yield the documents to write, and count dropped documents in the tally."""
 
 
 @dataclass(frozen=True)
 class Collect(Selection):
-    """The step that changes nothing: several inputs, compressed or not, become one file."""
+    """The step `collect`: writes all documents of several inputs, compressed or not, to one file."""
 
     name: ClassVar[str] = "collect"
 
@@ -78,9 +78,9 @@ class Collect(Selection):
 
 @dataclass(frozen=True)
 class Reading:
-    """How documents are read: the text's key, what happens at a bad line, how long one may be, which part is read."""
+    """Settings for reading documents: the text's key, the action at a bad line, size limits, and the part to read."""
 
-    key: str | None = "text"  # None: every line is as it is, and needs no text
+    key: str | None = "text"  # None: a line needs no text
     on_error: OnError = OnError.STOP
     limits: Limits = field(default_factory=Limits)
     part: Part = WHOLE
@@ -91,21 +91,21 @@ class Reading:
 
 @dataclass(frozen=True)
 class Work:
-    """How a step is run; nothing here changes what it writes, except that a part writes its part."""
+    """Settings for running a step; they do not change its output, except that a part writes its part."""
 
     workers: int = 1
     reading: Reading = field(default_factory=Reading)
     report: ReportDocuments | None = None
 
     def named(self, path: Path) -> Path:
-        """What an output is called here."""
+        """Return the path of an output for this part."""
         return self.reading.part.name(path)
 
 
 def run_step(
     step: Step, inputs: Inputs, outputs: dict[str, Path], work: Work, report_file: Path
 ) -> Report:
-    """Write each of the step's files, and the report last: where it stands, all is done."""
+    """Run the step and write its files, then the report: if the report exists, the step is complete."""
     if work.workers < 1:
         raise UsageError(f"--workers={work.workers} must be at least 1. Leave it out to use every core.")
     sources = find_files(inputs, once=work.reading.part.whole)
@@ -129,9 +129,9 @@ def run_step(
 
 
 def refuse_nothing(step: str, tally: Tally) -> None:
-    """Nothing in, or nothing out, is seldom what was meant, and the next step would find it out late.
+    """Raise DataError if a step had no input or no output, which is rarely intended and would otherwise surface late.
 
-    Asked where all is known: a part of the work may well come to nothing.
+    Called for whole inputs only: a part may be empty.
     """
     if not tally.num_in:
         raise DataError(f"{step}: the input holds no document. Check the files, and what they are said to hold.")
@@ -154,13 +154,13 @@ def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> No
 class CleanedPortion:
     files: dict[str, bytes]
     tally: Tally
-    bad: list[Judged]  # of each chunk, in order
+    bad: list[Judged]  # bad lines of each chunk, in order
 
 
 class StepWorker:
     def __init__(self, step: Step, reading: Reading) -> None:
         self._step, self._reading = step, reading
-        self._large = RLock()  # because: one document of the longest at a time, however many workers there are
+        self._large = RLock()  # because: the memory is for one longest document at a time, for any number of workers
 
     def run(self, portion: Portion) -> CleanedPortion:
         tally, key = Tally(), self._reading.key
@@ -175,7 +175,7 @@ class StepWorker:
 
         files = self._step.run(counted(), key, tally)
         for chunk in portion.chunks:
-            chunk.held = None  # because: the portion is kept until its output is written
+            chunk.held = None  # frees memory, because: the portion is kept until its output is written
         for bad, _ in reader.bad:
             tally.num_in += len(bad)
             tally.drop_bad(bad)
@@ -186,7 +186,7 @@ class StepWorker:
 
 
 def find_files(inputs: Inputs, *, once: bool = False) -> list[Source]:
-    """The sources; each can be read as often as a step likes, or `once`."""
+    """Return the input sources. Raise UsageError for standard input unless the caller reads the sources only `once`."""
     sources = find_sources(inputs)
     if not once and STDIN in {source.path for source in sources}:
         raise UsageError("Standard input can be read once only, and this step reads its input again. Give files.")
@@ -194,11 +194,11 @@ def find_files(inputs: Inputs, *, once: bool = False) -> list[Source]:
 
 
 class PortionReader:
-    """Iterates over a portion's documents; what is wrong stands in `bad` afterwards."""
+    """Iterable over a portion's documents; afterwards `bad` holds the bad lines of each chunk."""
 
     def __init__(self, portion: Portion, reading: Reading, large: RLock) -> None:
         self._portion, self._reading, self._large = portion, reading, large
-        self.bad: list[Judged] = []  # of each chunk, in order
+        self.bad: list[Judged] = []  # bad lines of each chunk, in order
 
     def __iter__(self) -> Documents:
         for chunk in self._portion.chunks:
@@ -216,7 +216,7 @@ class PortionReader:
 def read_documents(
     sources: Sequence[Source], reading: Reading, drop_bad: Callable[[Sequence[Bad]], object]
 ) -> Documents:
-    """All documents, one after the other, in this process; `drop_bad` is told of those that are left out."""
+    """Yield all documents in this process, in order; `drop_bad` receives the bad lines that are skipped."""
     bad_lines = BadLines(reading.on_error)
     for portion in reading.cut(sources, Budget(2**62)):
         reader = PortionReader(portion, reading, RLock())
@@ -234,7 +234,7 @@ def count_bad(portion: Portion, found: Any, bad_lines: BadLines) -> None:
 def to_line(document: Document) -> bytes:
     try:
         return json.dumps(document, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
-    except UnicodeEncodeError:  # beside the text stands half a character, which only an escape can hold
+    except UnicodeEncodeError:  # another field has a lone surrogate, which only an escape can hold
         return json.dumps(document, separators=(", ", ": ")).encode() + b"\n"
 
 
@@ -243,14 +243,14 @@ def to_line(document: Document) -> bytes:
 
 @dataclass
 class Tally:
-    """What became of the documents, by cause."""
+    """Counts of documents and bytes, and of drops and changes by cause."""
 
     num_in: int = 0
     num_out: int = 0
-    bytes_in: int = 0  # of text, as UTF-8
+    bytes_in: int = 0  # UTF-8 bytes of text
     bytes_out: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)  # documents that are gone, by cause
-    changed: Counter[str] = field(default_factory=Counter)  # what was mended or marked in those that stayed
+    dropped: Counter[str] = field(default_factory=Counter)  # dropped documents by cause
+    changed: Counter[str] = field(default_factory=Counter)  # repairs and marks in kept documents
 
     def keep(self, text: str) -> None:
         self.num_out += 1
@@ -269,7 +269,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Report:
-    """A step's tally, as it is written beside its output."""
+    """A step's tally, as written beside its output."""
 
     step: str
     tally: Tally
@@ -303,7 +303,7 @@ def read_report(path: Path) -> Report:
 
 
 def merge_parts(output: Path) -> int:
-    """Join the parts of a file in order and remove them; returns how many there were."""
+    """Join the parts of a file in order and remove them; return their number."""
     parts = _parts_of(output)
     with atomic_file(output) as target:
         for path in parts:
@@ -332,7 +332,10 @@ def _parts_of(output: Path) -> list[Path]:
 
 
 def merge_outputs(output: Path) -> list[tuple[Path, int]]:
-    """All that a step's parts wrote: (file, number of parts). `output` is a file, or the folder that split wrote to."""
+    """Merge all files that a step's parts wrote; return (file, number of parts) of each.
+
+    `output` is a file, or the folder that split wrote to.
+    """
     outputs = parts_stems(output) if output.is_dir() else [output]
     report = output / "split.report.json" if output.is_dir() else report_path(output)
     if not outputs:
@@ -350,7 +353,7 @@ def merge_outputs(output: Path) -> list[tuple[Path, int]]:
 
 
 def parts_stems(folder: Path) -> list[Path]:
-    """The files of a folder that exist in parts, by their whole names."""
+    """Return the paths, without the part suffix, of files that exist in parts in this folder, sorted."""
     pattern = re.compile(r"(.+)\.part-\d{5}-of-\d{5}(\..+)?")
     found = (pattern.fullmatch(name) for name in os.listdir(folder) if not name.endswith(".report.json"))
     return sorted({folder / f"{match[1]}{match[2] or ''}" for match in found if match})

@@ -1,7 +1,7 @@
-"""Words as 64-bit hashes, and runs of words as one hash each. Called by everything that compares texts.
+"""Hashes words to 64 bits, and runs of words to one hash each. Called by every module that compares texts.
 
-Punctuation, spaces and case are ignored. Scripts that write no spaces between words (Han, Kana, Thai, Lao, Khmer,
-Burmese) give one word a character, so that runs of words mean something there too. The hashes are the same on every
+Punctuation, white space and case are ignored. In scripts without spaces between words (Han, Kana, Thai, Lao, Khmer,
+Burmese) each character is a word, so that runs of words are meaningful there too. The hashes are the same on every
 machine and in every process.
 """
 
@@ -17,13 +17,13 @@ Hashes = npt.NDArray[np.uint64]
 
 UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
-# because: times an odd number is a bijection modulo 2^64, so that no bit of a word is lost
+# because: multiplication by an odd number is a bijection modulo 2^64, so that no bit of a word is lost
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-_KNOWN_WORDS = 1 << 18  # because: the commonest quarter million words cover nearly all of a text; about 40 MB a process
+_KNOWN_WORDS = 1 << 18  # because: this many common words cover nearly all of a text; 40 MB a process
 
 
 class _WordHashes(dict[str, int]):
-    """Remembers the hashes of the words seen first; what it remembers never changes an answer."""
+    """Cache of the hashes of the first words seen; the cache never changes a result."""
 
     def __missing__(self, word: str) -> int:
         value = int.from_bytes(hashlib.blake2b(word.encode(errors="replace"), digest_size=8).digest(), "little")
@@ -44,21 +44,21 @@ def hash_words(words: list[str]) -> Hashes:
 
 
 def hash_runs(hashes: Hashes, length: int) -> Hashes:
-    """The hash of every run of `length` words, in order; none when there are fewer words."""
+    """Return the hash of every run of `length` words, in order; empty if there are fewer words."""
     mixed = np.zeros(max(hashes.size - length + 1, 0), dtype=np.uint64)
-    for offset in range(length):  # a polynomial in _ODD: the order of the words counts
+    for offset in range(length):  # a polynomial in _ODD, so that the order of the words matters
         mixed = mixed * _ODD + hashes[offset : offset + mixed.size]
     return mixed
 
 
 def shingles(text: str, words: int) -> Hashes:
-    """The sorted distinct hashes of every run of `words` words; a shorter text is one single shingle."""
+    """Return the sorted distinct hashes of all runs of `words` words; a shorter text is a single shingle."""
     hashes = hash_words(words_of(text))
     return np.unique(hash_runs(hashes, min(words, hashes.size))) if hashes.size else hashes
 
 
 def mix(values: Hashes) -> Hashes:
-    """splitmix64's finish: numbers in a row become numbers without a pattern, one to one."""
+    """Apply the splitmix64 finalizer, a bijection that turns consecutive numbers into numbers without a pattern."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

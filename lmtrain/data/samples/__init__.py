@@ -1,1 +1,1 @@
-"""Training samples out of documents: causal, packed, masked, blended."""
+"""Training samples made from documents: causal, packed, masked, blended."""

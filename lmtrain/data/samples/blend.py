@@ -1,7 +1,7 @@
-"""Several datasets as one: samples numbered dataset after dataset, and an order that mixes them by their shares.
+"""A blend of several datasets: consecutive sample numbers over all datasets, and an order that mixes them by share.
 
-Called by training_data.py. Which dataset a position takes is the schedule's; which of its samples, the dataset's own
-order, epoch by epoch. Both are pure functions of the seed and the position. numpy only.
+Called by training_data.py. The schedule decides which dataset a position takes; the dataset's own order, epoch by
+epoch, decides which of its samples. Both are pure functions of the seed and the position. numpy only.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lmtrain.data.dataset import Counts, Dataset, Int64s, Order, SampleOrder, mi
 from lmtrain.data.samples.megatron import blend_index
 from lmtrain.errors import DataError
 
-FINEST = 1 << 40  # because: larger sums of shares would not fit the compiled twin's arithmetic
-BLOCK = 1 << 18  # positions between two counts that are kept
+FINEST = 1 << 40  # because: larger sums of shares would overflow 64 bits in the compiled twin
+BLOCK = 1 << 18  # positions between two stored counts
 Taken = tuple[NDArray[np.int32], Int64s, Int64s]
 
 
 def whole_shares(weights: Sequence[float | int | Fraction]) -> list[int]:
-    """Whole numbers in the proportions of the weights, all above 0: exactly, unless that takes more than 2^40."""
-    exact = [Fraction(repr(w)) if isinstance(w, float) else Fraction(w) for w in weights]  # 0.1 is a tenth
+    """Return positive integers in the proportions of the weights, exact unless their sum would exceed 2^40."""
+    exact = [Fraction(repr(w)) if isinstance(w, float) else Fraction(w) for w in weights]  # 0.1 is 1/10
     unit = Fraction(math.lcm(*(share.denominator for share in exact)))
     unit /= math.gcd(*(int(share * unit) for share in exact))
     shares = [int(share * unit) for share in exact]
@@ -43,18 +43,18 @@ def whole_shares(weights: Sequence[float | int | Fraction]) -> list[int]:
 
 
 class Schedule:
-    """Position -> (dataset, which of its samples). After sum(shares) positions it begins anew."""
+    """Mapping from a position to (dataset, sample of the dataset). Repeats after sum(shares) positions."""
 
     def __init__(self, shares: Sequence[int]) -> None:
         total = sum(shares)
-        times = max(BLOCK // total, 1)  # a short period is as good several times in a row, and faster
+        times = max(BLOCK // total, 1)  # several repeats of a short period are computed faster together
         self.shares = np.array(shares, np.int64) * times
         self.period = total * times
-        self._counts = [np.zeros(len(shares), np.int64)]  # at positions 0, BLOCK, 2 BLOCK, ... of a period
+        self._counts = [np.zeros(len(shares), np.int64)]  # before positions 0, BLOCK, 2 BLOCK, ... of a period
         self._block: tuple[int, NDArray[np.int32], Int64s] = (-1, np.empty(0, np.int32), np.empty(0, np.int64))
 
     def take(self, first: int, count: int) -> tuple[NDArray[np.int32], Int64s]:
-        """(dataset, sample) of each of these positions; a dataset's samples come in order, through all its epochs."""
+        """Return (dataset, sample) of `count` positions; a dataset's samples are consecutive through its epochs."""
         datasets, samples = [], []
         while count > 0:
             periods, at = divmod(first, self.period)
@@ -70,14 +70,14 @@ class Schedule:
         return np.concatenate(datasets), np.concatenate(samples)
 
     def counts_at(self, position: int) -> list[int]:
-        """How many samples each dataset has given before this position."""
+        """Return how many samples of each dataset come before this position."""
         periods, at = divmod(position, self.period)
         number, rest = divmod(at, BLOCK)
         counts = run(self.shares, self._known(number), number * BLOCK, rest, keep=False)[2]
         return [int(count) for count in counts + periods * self.shares]
 
     def _known(self, number: int) -> Int64s:
-        """Counts at the start of a block, from those of the blocks before it."""
+        """Return the counts at the start of a block, computed from the last stored block before it."""
         while len(self._counts) <= number:
             start = (len(self._counts) - 1) * BLOCK
             self._counts.append(run(self.shares, self._counts[-1], start, BLOCK, keep=False)[2])
@@ -94,12 +94,15 @@ class Schedule:
 
 
 def run(shares: Int64s, counts: Int64s, start: int, count: int, *, keep: bool) -> Taken:
-    """From these counts at `start`: dataset and sample of each position (if they are to be kept), the counts after."""
+    """Continue the schedule for `count` positions from `start`, where each dataset has given `counts` samples.
+
+    Return (dataset, sample) per position (empty unless `keep`), and the counts afterwards.
+    """
     return native.compiled("blend", run_twin)(shares, counts, start, count, keep)
 
 
 def run_twin(shares: Int64s, counts: Int64s, start: int, count: int, keep: bool) -> Taken:
-    """The same with two heaps: what may not come yet, and what may, by when it must."""
+    """Compute `run` with two heaps: datasets that may not come yet, and eligible datasets by deadline."""
     parts, given = [int(share) for share in shares], [int(c) for c in counts]
     total = sum(parts)
     later = [(given[d] * total // parts[d], d) for d in range(len(parts))]
@@ -120,7 +123,7 @@ def run_twin(shares: Int64s, counts: Int64s, start: int, count: int, keep: bool)
 
 
 class BlendedDataset:
-    """Sample ids run through the first dataset, then through the second, and so on."""
+    """Several datasets as one; sample ids number the first dataset's samples, then the second's, and so on."""
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = list(datasets)
@@ -135,7 +138,7 @@ class BlendedDataset:
         return Counts(sum(one.labels for one in found), sum(one.tokens for one in found))
 
     def tokens_each(self, sample_ids: Int64s) -> list[tuple[int, int]]:
-        """Of each dataset, how many of these samples are its, and how many tokens they hold."""
+        """Return, per dataset, (how many of these samples belong to it, how many tokens they hold)."""
         found = {id(dataset): (len(ids), dataset.counts(ids).tokens) for dataset, ids, _ in self._parts(sample_ids)}
         return [found.get(id(dataset), (0, 0)) for dataset in self.datasets]
 
@@ -154,13 +157,13 @@ class BlendedDataset:
         return Batch(**arrays)
 
     def _parts(self, sample_ids: Int64s) -> Iterator[tuple[Dataset, Int64s, Int64s]]:
-        """Each dataset that is asked, its own ids, and the rows they are for."""
+        """Yield (dataset, its own sample ids, their rows in the batch) per dataset that occurs in `sample_ids`."""
         for d, rows in by_dataset(np.searchsorted(self.offsets, sample_ids, side="right") - 1):
             yield self.datasets[d], sample_ids[rows] - self.offsets[d], rows
 
 
 def by_dataset(which: NDArray[np.integer]) -> Iterator[tuple[int, Int64s]]:
-    """Each number that occurs, and where."""
+    """Yield each distinct number with the ascending places where it occurs."""
     in_order = np.argsort(which, kind="stable")
     for rows in np.split(in_order, np.flatnonzero(np.diff(which[in_order])) + 1):
         if len(rows):
@@ -168,12 +171,12 @@ def by_dataset(which: NDArray[np.integer]) -> Iterator[tuple[int, Int64s]]:
 
 
 class BlendOrder:
-    """Position in the run -> sample id of a BlendedDataset. `shuffled` false: each dataset from its front."""
+    """Mapping from a position to a BlendedDataset's sample id. `shuffled` false: each dataset in file order."""
 
     def __init__(self, shares: Sequence[int], sizes: Sequence[int], seed: int, shuffled: bool = True) -> None:
         self.schedule = Schedule(shares)
         self.offsets = np.cumsum([0, *sizes], dtype=np.int64)
-        # because: datasets of equal size should not be read in equal order
+        # because: with one seed for all, datasets of equal size would be read in the same order
         self._orders: list[SampleOrder] = [
             Order(size, mix(seed) + 1 + d) if shuffled else _Round(size) for d, size in enumerate(sizes)
         ]
@@ -181,17 +184,17 @@ class BlendOrder:
     def ids(self, first: int, count: int) -> Int64s:
         which, samples = self.schedule.take(first, count)
         ids = np.empty(count, np.int64)
-        for d, rows in by_dataset(which):  # a dataset's samples follow each other, whatever lies between them
+        for d, rows in by_dataset(which):  # a dataset's sample numbers are consecutive over its rows
             ids[rows] = self.offsets[d] + self._orders[d].ids(int(samples[rows[0]]), len(rows))
         return ids
 
     def counts_at(self, position: int) -> list[int]:
-        """How many samples each dataset has given before this position."""
+        """Return how many samples of each dataset come before this position."""
         return self.schedule.counts_at(position)
 
 
 class _Round:
-    """0, 1, ..., n - 1 and again."""
+    """Sample order 0, 1, ..., n - 1, repeated."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -201,7 +204,7 @@ class _Round:
 
 
 class MegatronBlendOrder:
-    """Megatron-LM's own blend: decided position by position from the first to the last of its run."""
+    """Megatron-LM's blend order, computed position by position over the whole run."""
 
     def __init__(self, weights: Sequence[float], sizes: Sequence[int], num_samples: int) -> None:
         self.num_samples = num_samples

@@ -1,11 +1,11 @@
-"""Samples of a causal language model: runs of tokens, each token's label the one after it. numpy only.
+"""Samples for causal language models: runs of tokens, each labelled with the next token. numpy only.
 
-Called by the loader. Documents lie end to end and a sample is a cut of them, read straight from the memory map; with a
-document mask it also says which document each token is of, so that attention, positions and labels stay within
-documents. Must not know steps, ranks or torch.
+Called by the loader. Documents are concatenated and a sample is a slice of them, read straight from the memory map;
+with a document mask the batch also holds each token's document, so that attention, positions and labels stay within
+documents. This file must not know steps, ranks or torch.
 
-How rows of ids become batches (labels, document masks, the check that every id is of the vocabulary) is here for the
-other kinds too. A row is seq_len + 1 ids as they lie in the file; its last id is only ever a label.
+The conversion of rows of ids to batches (labels, document masks, the check of ids against the vocabulary) is here for
+the other kinds of samples too. A row is seq_len + 1 ids as stored in the file; its last id is only ever a label.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from lmtrain.errors import DataError
 
 
 def ragged(first: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
-    """Runs first[r], first[r] + 1, ... of counts[r] numbers, end to end: (the run each is of, the numbers)."""
+    """Concatenate the runs first[r], first[r] + 1, ... of counts[r] numbers: (run of each number, the numbers)."""
     runs = np.repeat(np.arange(len(counts)), counts)
     before = np.cumsum(counts) - counts
     return runs, np.arange(len(runs)) + (first - before)[runs]
 
 
 def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
-    # because: an id outside the vocabulary would end in a crash of the device that names nothing
+    # because: an id outside the vocabulary would crash the device without naming the file or the id
     if ids.size == 0:
         return
     high, low = int(ids.max()), 0 if ids.dtype.kind == "u" else int(ids.min())
@@ -43,7 +43,8 @@ def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
 
 
 def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int) -> tuple[Int64s, Int64s, bool]:
-    """Samples of tokens that lie end to end, cut every `seq_len`: (tokens, labels, whether all are in 0..vocab)."""
+    """Read samples of concatenated tokens, cut every `seq_len`: (tokens, labels, whether ids are in 0..vocab_size-1).
+    """
     return native.compiled("read_rows", read_rows_twin)(tokens, sample_ids, seq_len, vocab_size)
 
 
@@ -53,7 +54,7 @@ def read_rows_twin(
     num = max(len(tokens) - 1, 0) // seq_len
     if not all(0 <= number < num for number in sample_ids.tolist()):
         raise IndexError("a sample lies outside the tokens")
-    # Row i of this view is sample i. Neighbours share a token.
+    # Row i of this view is sample i. Neighbouring rows share a token.
     shape, strides = (num, seq_len + 1), (seq_len * tokens.itemsize, tokens.itemsize)
     return _shifted(np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)[sample_ids], vocab_size)
 
@@ -61,7 +62,7 @@ def read_rows_twin(
 def read_runs(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, num: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
-    """The same of runs, sizes[r] tokens from starts[r] on, that end to end are `num` rows of seq_len + 1."""
+    """Read runs of sizes[r] tokens from starts[r] that together form `num` rows of seq_len + 1, like `read_rows`."""
     return native.compiled("read_runs", read_runs_twin)(tokens, starts, sizes, num, seq_len, vocab_size)
 
 
@@ -74,16 +75,16 @@ def read_runs_twin(
 
 
 def _shifted(rows: NDArray[Any], vocab_size: int) -> tuple[Int64s, Int64s, bool]:
-    """Tokens, and for each the one after it as its label."""
+    """Return (tokens, labels, whether all ids are in the vocabulary); a label is the next token."""
     known = rows.size == 0 or (int(rows.min()) >= 0 and int(rows.max()) < vocab_size)
     return rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64), known
 
 
 def with_documents(tokens_BT: Int64s, labels_BT: Int64s, begins: tuple[Int64s, Int64s] | None) -> Batch:
-    """A batch of both. With `begins` no label reaches into the next document: positions and attention stay within each.
+    """Return a batch. With `begins`, labels, positions and attention stay within each document.
 
-    They are the (row, place) with which a document begins, in order, places counted from 1 to seq_len: that a row
-    begins with its first token needs no word.
+    `begins` holds the (row, place) of each document's first token, in order, places counted from 1 to seq_len; the
+    first token of a row, place 0, is not listed.
     """
     if begins is None:
         return Batch(tokens_BT, labels_BT)
@@ -93,14 +94,14 @@ def with_documents(tokens_BT: Int64s, labels_BT: Int64s, begins: tuple[Int64s, I
 
 
 def separate(num: int, seq_len: int, rows: Int64s, places: Int64s) -> tuple[Int64s, NDArray[np.int32]]:
-    """Positions that count from the first token of each document, and which document of its row each token is of."""
+    """Return each token's position within its document, and the number of its document within its row."""
     inside = places < seq_len
     firsts = np.sort(np.concatenate([np.arange(num) * seq_len, rows[inside] * seq_len + places[inside]]))
     return native.compiled("separate", separate_twin)(firsts, num, seq_len)
 
 
 def separate_twin(firsts: Int64s, num: int, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
-    """The same from the places, counted through all rows, at which a row or a document begins."""
+    """Compute `separate` from `firsts`, the flat indices at which a row or a document begins."""
     counts = np.diff(firsts, append=num * seq_len)
     in_row = np.arange(len(firsts)) - np.searchsorted(firsts, firsts // seq_len * seq_len)
     positions = np.arange(num * seq_len) - np.repeat(firsts, counts)
@@ -108,9 +109,10 @@ def separate_twin(firsts: Int64s, num: int, seq_len: int) -> tuple[Int64s, NDArr
 
 
 class SampleIndex:
-    """Samples of some consecutive documents, counted in tokens from the first document's first.
+    """Samples of consecutive documents, counted in tokens from the first document's first token.
 
-    `tokens` takes fewer: a range of the dataset's tokens, where a document is cut between training and validation.
+    `tokens` restricts the samples to this range of the dataset's tokens, for documents cut between training and
+    validation.
     """
 
     def __init__(
@@ -125,17 +127,18 @@ class SampleIndex:
         return max(self.num_tokens - 1, 0) // self.seq_len
 
     def begins(self, sample_ids: Int64s) -> tuple[Int64s, Int64s]:
-        """The tokens of these samples, but for the first of each, with which a document begins: (row, place)."""
+        """Return (row, place) of each token of these samples that begins a document, except at place 0."""
         first = sample_ids * np.int64(self.seq_len) + self.first_token
         low, high = np.split(self.map.find(np.concatenate([first, first + self.seq_len])), 2)
         rows, documents = ragged(low + 1, high - low)
         places = self.map.starts(documents) - first[rows]
-        # An empty document begins where the next one does, and in front of a row's first document it is not in it.
+        # because: an empty document begins where the next document does, and before a row's first token it is outside
+        # the row
         new = np.append(True, (rows[1:] != rows[:-1]) | (places[1:] != places[:-1]))[: len(rows)] & (places > 0)
         return rows[new], places[new]
 
     def spans(self, sample_id: int) -> list[tuple[int, int, int]]:
-        """The sample in words: (document, first token, one past the last token), in order."""
+        """Return the documents of a sample, in order: (document, first token in it, one past the last token)."""
         first = sample_id * self.seq_len + self.first_token
         last, spans = first + self.seq_len + 1, []
         while first < last:
@@ -170,7 +173,7 @@ class CausalDataset:
         return self.index.num_samples
 
     def counts(self, sample_ids: Int64s) -> Counts:
-        """With a document mask a document's last token is no label."""
+        """Count labels and tokens. With a document mask a document's last token has no label."""
         crossing = len(self.index.begins(sample_ids)[0]) if self.document_mask else 0
         tokens = len(sample_ids) * self.seq_len
         return Counts(tokens - crossing, tokens)

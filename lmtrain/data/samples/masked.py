@@ -1,9 +1,9 @@
-"""Samples of a masked language model: pairs of runs of sentences with words masked. numpy only.
+"""Samples for masked language models: pairs of sentence runs with masked words. numpy only.
 
-Called by the loader. sentence_pairs.py says which sentences make a sample and masked_twin.py how it is made; the
-arithmetic is csrc/masked.cpp's where that was compiled. A sample is a pure function of the seed and its number. Numbers
-go on through the epochs (number // num_samples is the epoch), so that each epoch masks the same sentences anew. Must
-not know steps, ranks or torch.
+Called by the loader. sentence_pairs.py decides which sentences form a sample and masked_twin.py how the sample is made;
+csrc/masked.cpp does the same arithmetic if it was compiled. A sample is a pure function of the seed and its number.
+Numbers continue through the epochs (number // num_samples is the epoch), so that each epoch masks the same sentences
+anew. This file must not know steps, ranks or torch.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from lmtrain.runtime.seed import derive_seed
 
 _LEAST_SEQ_LEN = 8
 _CHUNK = 1 << 20
-_CACHED_FROM = 1 << 26  # sentences; the map of fewer takes less than half a second
+_CACHED_FROM = 1 << 26  # sentences; because: building the map of fewer sentences takes less than half a second
 
 
 class WordPieces(Protocol):
-    """What is asked of a tokenizer."""
+    """Interface that masking requires of a tokenizer."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -46,7 +46,7 @@ class WordPieces(Protocol):
 
 @dataclass(frozen=True)
 class MaskVocabulary:
-    """What masking knows of a vocabulary: which ids begin a word, which go on with it (##), which are special."""
+    """Vocabulary facts for masking: which ids begin a word, continue a word (##), or are special."""
 
     kinds: NDArray[np.uint8]
     special: dict[str, int]
@@ -64,7 +64,7 @@ class MaskVocabulary:
 
 
 class MaskedDataset:
-    """`run_samples`, what the whole run takes, is for order=megatron alone; None: one epoch."""
+    """Dataset of masked samples. `run_samples`, for order=megatron only: samples of the whole run; None: one epoch."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class MaskedDataset:
                 f"Samples of {seq_len} tokens have no room for two segments and their marks. "
                 f"Use {_LEAST_SEQ_LEN} or more."
             ])
-        DocumentMap.of(indexed, cache)  # checks every entry of the .idx
+        DocumentMap.of(indexed, cache)  # to check every entry of the .idx
         self.prefix, self.documents, self.seq_len, self.settings = indexed.prefix, documents, seq_len, settings
         self._bounds = indexed.document_index[documents.start : documents.stop + 1]
         self._refuse_whole_documents(indexed)
@@ -96,11 +96,11 @@ class MaskedDataset:
         return len(self._rows)
 
     def order(self, seed: int) -> SampleOrder:
-        """Position in the run -> sample number. Every epoch of ours reads every sample once and masks it anew."""
+        """Return the order of sample numbers. With order=own, every epoch reads each sample once and masks it anew."""
         return AsNumbered(self.num_samples) if self.settings.order == "megatron" else FreshOrder(self.num_samples, seed)
 
     def counts(self, sample_ids: Int64s) -> Counts:
-        """Labels are the tokens to be predicted; tokens include the marks around segments."""
+        """Count labels (tokens to predict) and tokens (including [CLS] and [SEP])."""
         [sizes] = self._checked(self._sampler.counts, sample_ids)
         return Counts(*sizes.sum(axis=0).tolist())
 
@@ -111,13 +111,16 @@ class MaskedDataset:
         return Batch(tokens_BT, labels_BT, segments_BT=segments_BT, real_BT=real_BT, pair_labels_B=pair_labels_B)
 
     def _checked(self, ask: Any, sample_ids: Int64s) -> Any:
-        """What the sampler answers, but for the runs of tokens that it has read, which are checked."""
+        """Call the sampler, check the token runs that it read, and return the rest of its result.
+
+        Raise DataError if an id is outside the vocabulary.
+        """
         ids = np.ascontiguousarray(sample_ids, np.int64)
         try:
             *answer, runs = ask(ids)
             self._indexed.check(*runs)
             return answer
-        except IndexError as error:  # because: an id outside the vocabulary would end in a crash that names nothing
+        except IndexError as error:  # because: without this check such an id would crash later without naming the file
             self._indexed.check(*self._sampler.runs(ids))
             raise DataError(
                 f"{self.prefix}.bin holds {error}, outside the vocabulary. It is damaged or of another tokenizer."
@@ -125,7 +128,7 @@ class MaskedDataset:
 
     @property
     def _room(self) -> int:
-        """Tokens of text in a sample: all but [CLS] and one [SEP] a segment. Megatron-LM always counts two."""
+        """Tokens of text per sample: all but [CLS] and one [SEP] per segment. Megatron-LM always counts two."""
         return self.seq_len - (2 if self.settings.pairs == "none" and self.settings.order == "own" else 3)
 
     def _refuse_whole_documents(self, indexed: IndexedDataset) -> None:
@@ -179,8 +182,8 @@ class MaskedDataset:
 def build_sampler(
     sentences: Sentences, vocabulary: MaskVocabulary, settings: MaskedSettings, seq_len: int, seed: int
 ) -> Any:
-    """The compiled helper's where it is there, or else its twin."""
-    # because: the compiled helper reads the two dtypes of text, the twin any
+    """Return the compiled sampler if it is available, else its Python twin."""
+    # because: the compiled sampler reads only the two dtypes that lmtrain writes; the twin reads any
     known = sentences.tokens.dtype in (np.uint16, np.int32)
     build: Any = native.lib.MaskedSampler if native.lib is not None and known else MaskedSamplerTwin
     kinds = vocabulary.kinds
@@ -214,13 +217,13 @@ def _in_range(index: Index, bounds: NDArray[Any], room: int) -> bool:
 
 
 def ngram_thresholds(max_ngram: int) -> list[int]:
-    """n is 1 + how many of these a draw below 2**32 reaches, so that n comes up with the weight 1/n."""
+    """Return thresholds below 2**32: n is 1 + how many of them a uniform draw reaches, so that n has the weight 1/n."""
     weights = [Fraction(1, n) for n in range(1, max_ngram + 1)]
     return [int(sum(weights[:n]) / sum(weights) * 2**32) for n in range(1, max_ngram)]
 
 
 class FreshOrder(Order):
-    """Sample numbers that go on through the epochs: epoch e has e*n to (e+1)*n - 1, each once."""
+    """Sample order whose numbers continue through the epochs: epoch e has e*n to (e+1)*n - 1, each once."""
 
     def ids(self, first: int, count: int) -> Int64s:
         epochs = np.arange(first, first + count) // self.num_samples

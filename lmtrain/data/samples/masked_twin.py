@@ -1,18 +1,17 @@
-"""BERT's samples in Python: the recipe, and the twin of csrc/masked.cpp, which does the same some 80 times faster.
+"""BERT's samples in Python: the reference for csrc/masked.cpp, which does the same about 80 times faster.
 
-Called by masked.py where the compiled helper is not there. Sample number s is row s % num_rows of the map; all that is
-random about it is drawn from the stream of s, so that it is the same in any batch and any order. The draws, in turn:
+Called by masked.py if the compiled helper is missing. Sample number s is row s % num_rows of the map; all its random
+draws come from the stream of s, so that the sample is the same in any batch and any order. The draws, in order:
 
-1. With pairs: where the second segment begins (drawn if there are three sentences or more), then a coin. Heads under
-   sentence_order: the two segments change places. Heads under next_sentence: the second segment is taken from another
-   document instead, beginning at any sentence of any sample of the map that is not this document's.
-2. What is above the target is taken off the longer segment, from the second where they are equal; each token of it
-   from the front or the back by a coin.
-3. [CLS] first [SEP] second [SEP]. Words are visited in random order. At each an n-gram begins, n drawn with weights
-   1/n; it ends at the segment's end and loses words that the budget (a share of the tokens) does not hold. It is
-   masked whole, or passed over if one of its words is masked already.
-4. A masked token becomes [MASK] in 80 of 100 cases and any other token but a special one in 10. The draw for this has
-   a stream of its own, in which place p of the row takes draw p.
+1. With pairs: the start of the second segment (drawn if there are three sentences or more), then a coin. Heads under
+sentence_order: the two segments are swapped. Heads under next_sentence: the second segment is taken from another
+document instead, starting at any sentence of any sample of the map that is not in this document. 2. Tokens above the
+target length are removed from the longer segment, from the second if they are equal; a coin per token decides between
+the front and the back. 3. [CLS] first [SEP] second [SEP]. Words are visited in random order. An n-gram begins at each
+word, n drawn with the weights 1/n; it ends at the segment's end and loses words that exceed the budget (a share of the
+tokens). It is masked as a whole, or skipped if any of its words is masked already. 4. A masked token becomes [MASK] in
+80 of 100 cases and any other non-special token in 10. These draws have a stream of their own, in which place p of the
+row takes draw p.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from lmtrain.data.samples.sentence_pairs import Draws, draw_at, stream
 Ints = NDArray[Any]
 Run = tuple[int, int]  # first token, number of tokens
 
-BEGINS, CONTINUES, SPECIAL = 0, 1, 2  # what an id is: a word's first piece, a further one, a special token
-_MASK, _RANDOM = 3435973837, 3865470567  # 0.8 and 0.9 of 2**32
+BEGINS, CONTINUES, SPECIAL = 0, 1, 2  # kinds of ids: first piece of a word, later piece, special token
+_MASK, _RANDOM = 3435973837, 3865470567  # 0.8 and 0.9 times 2**32
 
 
 class Pairs(IntEnum):
@@ -44,21 +43,21 @@ class Pairs(IntEnum):
 @dataclass(frozen=True)
 class Sample:
     tokens: list[int]  # before masking
-    second: int  # where the second segment begins
+    second: int  # place where the second segment begins
     label: bool
-    masked: list[int]  # places
-    replaced: list[int]  # what stands at these places
-    runs: tuple[Run, Run]  # where its tokens were read
+    masked: list[int]  # places of the masked tokens
+    replaced: list[int]  # ids that replace the tokens at these places
+    runs: tuple[Run, Run]  # token runs that the segments were read from
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """What samples are made of: a text's ids, where each sentence and document lies, and which make a sample."""
+    """Source of samples: token ids, the bounds of sentences and documents, and the map of samples."""
 
     tokens: Ints
-    lengths: Ints  # of every sentence, in tokens
-    pointers: Ints  # where it begins, in bytes
-    bounds: Ints  # of the documents, in sentences
+    lengths: Ints  # tokens per sentence
+    pointers: Ints  # start of each sentence, in bytes
+    bounds: Ints  # first sentence of each document, and the end
     rows: Ints  # the map of sentence_pairs.py
 
 
@@ -72,13 +71,13 @@ class MaskedSamplerTwin(Sentences):
     pad: int
     seq_len: int
     pairs: int
-    share: int  # of the tokens to be masked, times 2**32
+    share: int  # share of the tokens to mask, times 2**32
     max_predictions: int
-    ngram_thresholds: list[int]  # n is 1 + how many of them a 32-bit draw reaches
+    ngram_thresholds: list[int]  # n is 1 + how many thresholds a 32-bit draw reaches
     seed: int
 
     def batch(self, ids: Ints) -> tuple[Ints, ...]:
-        """tokens, labels, segments, what is not padding, pair labels, and the runs of tokens that were read."""
+        """Return tokens, labels, segments, the mask of non-padding, pair labels, and the token runs that were read."""
         shape = (len(ids), self.seq_len)
         tokens, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
         segments, real, pair = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.zeros(len(ids), np.int64)
@@ -96,13 +95,13 @@ class MaskedSamplerTwin(Sentences):
         return tokens, labels, segments, real, pair, _two_rows(runs)
 
     def counts(self, ids: Ints) -> tuple[Ints, Ints]:
-        """Of each sample: tokens that are masked, and all tokens; and the runs that were read."""
+        """Return (masked tokens, all tokens) per sample, and the token runs that were read."""
         samples = [self.sample(number) for number in self._checked(ids)]
         sizes = [(len(one.masked), len(one.tokens)) for one in samples]
         return np.array(sizes, np.int64).reshape(-1, 2), _two_rows([run for one in samples for run in one.runs])
 
     def runs(self, ids: Ints) -> Ints:
-        """The runs of tokens that make each sample, two of each: a row of first tokens, and a row of how many."""
+        """Return the two token runs of each sample, as a row of first tokens and a row of lengths."""
         found = (self._runs(number, Draws(stream(self.seed, number)))[:2] for number in self._checked(ids))
         return _two_rows([run for both in found for run in both])
 
@@ -122,7 +121,7 @@ class MaskedSamplerTwin(Sentences):
         return Sample(tokens, second, label, places, replaced, (a, b))
 
     def words(self, tokens: list[int], second: int) -> list[Run]:
-        """First place and one past the last of each word; pieces that continue one belong to it."""
+        """Return (first place, one past the last place) of each word, continuation pieces included."""
         words: list[Run] = []
         for place in range(1, len(tokens) - 1):
             kind = self.kinds[tokens[place]]
@@ -135,7 +134,7 @@ class MaskedSamplerTwin(Sentences):
         return words
 
     def choose(self, words: list[Run], num_tokens: int, draws: Draws) -> list[Run]:
-        """Places of the n-grams to mask, in the order in which they are drawn."""
+        """Return the places of the n-grams to mask, in the order in which they are drawn."""
         budget = min(max((num_tokens * self.share + 2**31) >> 32, 1), self.max_predictions)
         order, taken, chosen = list(range(len(words))), [False] * len(words), []
         for i in range(len(words)):
@@ -194,7 +193,7 @@ class MaskedSamplerTwin(Sentences):
         return int(self.pointers[first]) // self.tokens.itemsize, int(self.lengths[first:end].sum())
 
     def _other(self, sentence: int, room: int, draws: Draws) -> Run:
-        """Sentences of another document, at least one and then while there is room."""
+        """Return sentences of another document: at least one, then more while they have less than `room` tokens."""
         d = bisect_right(self.bounds, sentence)
         low, high = np.searchsorted(self.rows[:, 0], self.bounds[d - 1 : d + 1]).tolist()
         number = draws.next() % (len(self.rows) - (high - low))
@@ -220,7 +219,7 @@ class MaskedSamplerTwin(Sentences):
 
 
 def shorten(a: Run, b: Run, target: int, draws: Draws) -> tuple[Run, Run]:
-    """Take what is above the target off the longer run, from `b` where they are equal."""
+    """Return both runs cut to `target` tokens in total: the longer run is cut first, `b` if they are equal."""
     excess = a[1] + b[1] - target
     if excess <= 0:
         return a, b

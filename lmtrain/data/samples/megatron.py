@@ -1,8 +1,8 @@
-"""Megatron-LM's samples in Megatron-LM's order, number for number, so that its runs can be gone on with. Torch-free.
+"""Megatron-LM's samples in Megatron-LM's order, number for number, to continue its runs. Torch-free.
 
-Called where `data.order=megatron`. Here documents are sequences, shuffled by numpy's old generator; a sample is cut
-from that endless text and the samples are shuffled again. All of it depends on how many samples the run asked for.
-The three indexes are what Megatron-LM keeps as document_index.npy, sample_index.npy and shuffle_index.npy.
+Used if `data.order=megatron`. Sequences take the role of documents and are shuffled by numpy's legacy generator; the
+samples are cut from this text, repeated over the epochs, and shuffled again. The result depends on how many samples the
+run requests. The three indexes correspond to Megatron-LM's document_index.npy, sample_index.npy and shuffle_index.npy.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, ri
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError
 
-SURPLUS = 0.005  # because: Megatron-LM's default; a blend asks each dataset for so much more than its share
+SURPLUS = 0.005  # because: Megatron-LM's default; a blend requests this much more than each dataset's share
 _CHUNK = 1 << 20
 _CACHED_FROM = 1 << 20  # sequences in all epochs
 
 
 def split_sequences(num: int, ratios: Sequence[float]) -> list[range]:
-    """Its split: by sequences, rounded as Python rounds."""
+    """Return Megatron-LM's split: ranges of sequences in these proportions, rounded half to even."""
     shares = [float(ratio) for ratio in ratios] + [0.0] * (3 - len(ratios))
     ends = accumulate((share / sum(shares) for share in shares), initial=0.0)
     return [range(round(low * num), round(high * num)) for low, high in pairwise(ends)]
@@ -39,10 +39,10 @@ def split_sequences(num: int, ratios: Sequence[float]) -> list[range]:
 
 @dataclass(frozen=True)
 class Epochs:
-    """How often the sequences are gone through, and whether the last time is shuffled apart from the others."""
+    """Number of epochs over the sequences, and whether the last epoch is shuffled separately from the others."""
 
     num_epochs: int
-    tokens: int  # of one epoch
+    tokens: int  # tokens of one epoch
     seq_len: int
 
     @classmethod
@@ -55,7 +55,7 @@ class Epochs:
 
     @property
     def before_last(self) -> int:
-        """Samples that lie in all epochs but the last."""
+        """Number of samples in all epochs but the last."""
         return ((self.num_epochs - 1) * self.tokens - 1) // self.seq_len
 
     def last_apart(self, wanted: int) -> bool:
@@ -66,7 +66,7 @@ class Epochs:
 def build_index(
     build: Build, lengths: NDArray[Any], sequences: range, seq_len: int, num_samples: int, seed: int
 ) -> dict[str, Any]:
-    """The three indexes, in the order in which they draw from one generator."""
+    """Build the three indexes and return their facts. The order of draws from the one generator is Megatron-LM's."""
     tokens = sum(
         int(lengths[i : min(i + _CHUNK, sequences.stop)].sum(dtype=np.int64))
         for i in range(sequences.start, sequences.stop, _CHUNK)
@@ -98,11 +98,11 @@ def build_index(
 def _fill_sample_index(
     samples: NDArray[Any], documents: NDArray[np.int32], lengths: NDArray[Any], seq_len: int
 ) -> None:
-    """Row k: where token k * seq_len lies, as (place in the document index, offset there). Row 0 is (0, 0)."""
+    """Fill row k with the position of token k * seq_len: (place in the document index, offset). Row 0 is (0, 0)."""
     before, row = 0, 1
     for first in range(0, len(documents), _CHUNK):
         ends = before + np.cumsum(lengths[documents[first : first + _CHUNK]], dtype=np.int64)
-        stop = min(-(-int(ends[-1]) // seq_len), len(samples))  # rows whose token lies before this chunk's end
+        stop = min(-(-int(ends[-1]) // seq_len), len(samples))  # end of the rows whose token is before this chunk's end
         tokens = np.arange(row, stop) * seq_len
         places = np.searchsorted(ends, tokens, side="right")
         samples[row:stop, 0] = first + places
@@ -126,7 +126,7 @@ def _in_range(index: Index, lengths: NDArray[Any], sequences: range) -> bool:
 
 
 class MegatronDataset:
-    """Sample k is the k-th that Megatron-LM's run takes, so the order to read in is 0, 1, 2, ..."""
+    """Dataset in Megatron-LM's order: sample k is the k-th sample of its run, so samples are read as 0, 1, 2, ..."""
 
     def __init__(
         self,
@@ -139,11 +139,11 @@ class MegatronDataset:
         vocab_size: int | None = None,
         cache: IndexCache | None = None,
     ) -> None:
-        DocumentMap.of(indexed, cache)  # checks every entry of the .idx
+        DocumentMap.of(indexed, cache)  # to check every entry of the .idx
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
         self.indexed, self._vocab_size = indexed, vocab_size or known_vocab_size(indexed)
         tokens = self._tokens_of(sequences)
-        if num_samples is None:  # one epoch
+        if num_samples is None:  # take one epoch
             num_samples = (tokens - 1) // seq_len
         refuse_none(indexed, sequences, seq_len, num_samples, tokens)
         num_epochs = Epochs.of(tokens, num_samples, seq_len).num_epochs
@@ -184,7 +184,7 @@ class MegatronDataset:
         return with_documents(tokens_BT, labels_BT, self._begins(rows, sizes) if self.document_mask else None)
 
     def _runs(self, sample_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Runs of tokens, in order: (row, first token, how many)."""
+        """Return the token runs of these samples, in order, as three arrays: (row, first token, number of tokens)."""
         which = self.shuffle_index[sample_ids].astype(np.int64)
         (first, skipped), (last, kept) = (self.sample_index[which + i].astype(np.int64).T for i in (0, 1))
         rows, at = ragged(first, last - first + 1)
@@ -210,7 +210,7 @@ class MegatronDataset:
 
 @dataclass(frozen=True)
 class AsNumbered:
-    """Position k takes sample k, as far as there are any."""
+    """Sample order in which position k takes sample k. Raises DataError beyond the last sample."""
 
     num_samples: int
 
@@ -224,14 +224,17 @@ class AsNumbered:
 
 
 def blend_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], list[int]]:
-    """What each dataset adds to a blend, and what it is asked for."""
+    """Return how many samples each dataset gives to a blend, and how many are requested of it (more by SURPLUS)."""
     given = [math.ceil(num_samples * weight) for weight in _normed(weights).tolist()]
     return given, [math.ceil(count * (1 + SURPLUS)) for count in given]
 
 
 def blend_index(weights: Sequence[float], count: int) -> tuple[NDArray[np.int16], Int64s]:
-    """(dataset, which of its samples) of each position: always the dataset furthest behind, of equals the first."""
-    normed = _normed(_normed(weights))  # because: Megatron-LM does it twice, and the second time can move a last bit
+    """Return (dataset, sample of the dataset) of each position.
+
+    The next dataset is always the furthest behind its share; ties go to the first.
+    """
+    normed = _normed(_normed(weights))  # because: Megatron-LM does so twice, which can change the last bit
     return native.compiled("megatron_blend", blend_index_twin)(normed, count)
 
 

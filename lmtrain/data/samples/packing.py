@@ -1,9 +1,9 @@
-"""Samples of whole documents: one to a row, or as many as fit by best fit. numpy, with the fitting in csrc/.
+"""Samples of whole documents: one per row, or packed by best fit. numpy, with the best fit in csrc/.
 
-Called by the loader where documents must not run on into each other. A document of n tokens takes n - 1 positions, for
-its last token is only ever a label; one longer than a row is cut into full rows and a rest. Nothing else is ever cut.
-What is left of a row is padding: id 0, its labels ignored. Best fit takes a million documents at a time, largest
-stretches first, each into the fullest row with room.
+Called by the loader if documents must not continue from one sample into the next. A document of n tokens takes n - 1
+positions, because its last token is only ever a label; a document longer than a row is cut into full rows and a rest.
+Nothing else is ever cut. The rest of a row is padding: id 0, labels ignored. Best fit packs a million documents at a
+time, largest stretches first, each into the fullest row with room.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from lmtrain.data.store.documents import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset
 
-WINDOW = 1 << 20  # documents that are fitted together
-_CACHED_FROM = 1 << 22  # documents; fewer are packed in less than a second
+WINDOW = 1 << 20  # documents that are packed together
+_CACHED_FROM = 1 << 22  # documents; because: fewer documents are packed in less than a second
 
 
 @dataclass(frozen=True)
 class Packing:
-    """Stretch p is sizes[p] positions from token starts[p] on; row r holds stretches bounds[r] to bounds[r + 1] - 1."""
+    """Assignment of stretches to rows.
+
+    Stretch p is sizes[p] positions from token starts[p] on; row r holds stretches bounds[r] to bounds[r + 1] - 1.
+    """
 
     starts: Int64s
     sizes: NDArray[np.int32]
@@ -41,7 +44,7 @@ class Packing:
     def of(
         cls, dataset: IndexedDataset, documents: range, seq_len: int, kind: str, cache: IndexCache | None
     ) -> Packing:
-        """Packed now, or found where it was packed before."""
+        """Return the packing from the cache, or compute it."""
         map_ = DocumentMap.of(dataset, cache)
         about = {"documents": [documents.start, documents.stop], "seq_len": seq_len, "window": WINDOW}
         kept = kept_if(len(documents) >= _CACHED_FROM, cache)
@@ -77,7 +80,7 @@ def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
         and within(starts, 0, num_tokens - 1)
         and within(sizes, 1, seq_len)
         and within(filled, 1, seq_len)
-        # because: the token behind a stretch is its last label
+        # because: the token after a stretch is the stretch's last label
         and all(within(part, 1, num_tokens - 1) for part in ends)
     )
 
@@ -102,7 +105,7 @@ def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind:
 
 
 def cut(starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
-    """Stretches of at most seq_len positions, document by document: (first token, positions)."""
+    """Cut documents into stretches of at most seq_len positions: (first token, positions) of each stretch."""
     positions = np.maximum(np.diff(starts) - 1, 0)
     counts = -(-positions // seq_len)
     documents, numbers = ragged(np.zeros(len(counts), np.int64), counts)
@@ -111,12 +114,12 @@ def cut(starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
 
 
 def fit(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
-    """The row of each stretch: largest first, each into the fullest row with room, of several the one last changed."""
+    """Return the row of each stretch: largest first, each into the fullest row with room, ties to the last changed."""
     return native.compiled("best_fit", fit_twin)(np.ascontiguousarray(sizes, np.int32), seq_len)
 
 
 def fit_twin(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
-    """The same with a sorted list of the rooms that some row has left, and a stack of rows for each."""
+    """Compute `fit` with a sorted list of the free sizes that occur, and a stack of rows for each size."""
     result = np.empty(len(sizes), np.int64)
     rooms: list[int] = []
     rows_with: dict[int, list[int]] = {}
@@ -141,7 +144,7 @@ def fit_twin(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
 
 
 class PackedDataset:
-    """Samples that are rows of a packing. With a document mask each document of a row is a world of its own."""
+    """Dataset whose samples are the rows of a packing. With a document mask, attention stays within each document."""
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class PackedDataset:
         return self.packing.num_rows
 
     def counts(self, sample_ids: Int64s) -> Counts:
-        """Every token that stands in a row has a label: a document's last one is not put there."""
+        """Count labels and tokens, which are equal, because a document's last token has no place in a row."""
         filled = self.packing.num_filled(sample_ids)
         return Counts(filled, filled)
 
@@ -173,7 +176,7 @@ class PackedDataset:
         first = packing.bounds[sample_ids]
         rows, stretches = ragged(first, packing.bounds[sample_ids + 1] - first)
         sizes = packing.sizes[stretches].astype(np.int64)
-        before = np.cumsum(sizes) - sizes  # positions of the batch before each stretch
+        before = np.cumsum(sizes) - sizes  # positions in the batch before each stretch
         places = before - before[np.searchsorted(rows, np.arange(num))][rows]
         targets, starts = rows * seq_len + places, packing.starts[stretches]
         tokens_BT, labels_BT, known = copy_rows(
@@ -185,7 +188,7 @@ class PackedDataset:
             check_ids(np.where(labels_BT == IGNORED, 0, labels_BT), self._vocab_size, self.prefix)
         if not self.document_mask:
             return Batch(tokens_BT, labels_BT)
-        padding = np.flatnonzero(packing.filled[sample_ids] < seq_len)  # it is a document of its own, seen by nobody
+        padding = np.flatnonzero(packing.filled[sample_ids] < seq_len)  # marked as a document of its own
         begins = np.concatenate([rows, padding]), np.concatenate([places, packing.filled[sample_ids][padding]])
         inner = begins[1] > 0
         return Batch(tokens_BT, labels_BT, *separate(num, seq_len, begins[0][inner], begins[1][inner]))
@@ -194,9 +197,10 @@ class PackedDataset:
 def copy_rows(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, num: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
-    """Tokens of each stretch at its place, those after them as labels: (tokens, labels, whether all are in 0..vocab).
+    """Copy each stretch to its place: (tokens, labels, whether all ids are in 0..vocab_size-1).
 
-    Targets rise; they are counted through `num` rows of seq_len. Places where nothing lies get 0 and no label.
+    A label is the next token. Targets ascend and are flat indices into `num` rows of seq_len. Positions without a
+    stretch get id 0 and no label.
     """
     return native.compiled("pack_rows", copy_rows_twin)(tokens, starts, sizes, targets, num, seq_len, vocab_size)
 

@@ -1,13 +1,14 @@
-"""Which sentences make a sample: documents cut into runs of sentences of about a target length. Torch-free.
+"""Decides which sentences form a sample: documents are cut into sentence runs of about a target length. Torch-free.
 
-Called by masked.py. The answer is a map, an array [num_samples, 3] of (first sentence, one past the last, target): the
-sample's tokens are later cut to the target, which is `max_tokens` or, with the probability `short_share`, any smaller
-number from 2. A sample takes sentences until it has its target, `min_sentences` and at least two remain for the next.
+Called by masked.py. The result is a map, an array [num_samples, 3] of (first sentence, one past the last, target). A
+sample's tokens are later cut to its target, which is `max_tokens` or, with the probability `short_share`, any smaller
+number from 2. A sample ends when it has its target and `min_sentences` and two or more sentences remain, or at the
+document's end.
 
-`build_map` is ours: one pass over the documents, in their order; the target is drawn from the stream of the sample's
-first sentence, so that a document's samples depend on nothing else. `build_megatron_map` is Megatron-LM's to the bit,
-for going on with a run begun there: all epochs of the run in one map, drawn from one generator and shuffled.
-csrc/sentence_pairs.cpp holds both; the twins here give the same answer.
+`build_map` is lmtrain's own: one pass over the documents, in their order; the target is drawn from the stream of the
+sample's first sentence, so that a document's samples depend on nothing else. `build_megatron_map` equals Megatron-LM's
+map bit for bit, to continue its runs: all epochs of the run in one map, drawn from one generator and shuffled.
+csrc/sentence_pairs.cpp implements both; the twins in this file give equal results.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from lmtrain.data.dataset import mix
 _GOLDEN = 0x9E3779B97F4A7C15
 Ints = NDArray[Any]
 Row = tuple[int, int, int]
-_LONGEST_SENTENCE = 512  # because: Megatron-LM leaves out documents with a longer one
-_MANY_EPOCHS = 2**31 - 2  # Megatron-LM's number for as many as are needed
+_LONGEST_SENTENCE = 512  # because: Megatron-LM skips documents with a longer sentence
+_MANY_EPOCHS = 2**31 - 2  # Megatron-LM's value for "as many epochs as needed"
 _ALL_SAMPLES = 2**62
 
 
 def stream(seed: int, number: int) -> int:
-    """The key of the stream with this number."""
+    """Return the key of the random stream with this number."""
     return mix(mix(seed) + number * _GOLDEN)
 
 
 def draw_at(key: int, i: int) -> int:
-    """64 random bits."""
+    """Return draw i of a stream: 64 random bits."""
     return mix(key + (i + 1) * _GOLDEN)
 
 
 class Draws:
-    """The draws of one stream, one after the other."""
+    """The draws of one random stream, in order."""
 
     def __init__(self, key: int) -> None:
         self._key, self._i = key, 0
@@ -51,11 +52,11 @@ class Draws:
         return draw_at(self._key, self._i - 1)
 
     def below(self, n: int) -> int:
-        """A number of 0..n-1, for n up to 2**32."""
+        """Return a random integer in 0..n-1, for n up to 2**32."""
         return ((self.next() >> 32) * n) >> 32
 
     def count_ones(self, bits: int) -> int:
-        """How many of the next `bits` bits are 1; a draw has 64 of them and is not shared with what follows."""
+        """Return how many of the next `bits` random bits are 1. Unused bits of a 64-bit draw are discarded."""
         ones = 0
         while bits > 0:
             ones += (self.next() & ((1 << min(bits, 64)) - 1)).bit_count()
@@ -66,7 +67,7 @@ class Draws:
 def build_map(
     lengths: Ints, bounds: Ints, *, max_tokens: int, short_share: float, min_sentences: int, seed: int
 ) -> Ints:
-    """Our samples. `lengths`: tokens of every sentence; document d is sentences bounds[d] to bounds[d + 1] - 1."""
+    """Build lmtrain's map. `lengths`: tokens per sentence; document d is sentences bounds[d] to bounds[d + 1] - 1."""
     build = native.compiled("build_map", build_map_twin)
     return build(*_plain(lengths, bounds), max_tokens, round(short_share * 2**32), min_sentences, seed)
 
@@ -81,7 +82,7 @@ def build_megatron_map(
     seed: int,
     num_samples: int | None = None,
 ) -> Ints:
-    """Megatron-LM's samples: whole epochs until there are num_samples of them; one epoch where that is None."""
+    """Build Megatron-LM's map: whole epochs until there are num_samples samples; one epoch if num_samples is None."""
     ratio = int(1 / short_share + 0.5) if short_share > 0 else 0
     epochs, most = (1, _ALL_SAMPLES) if num_samples is None else (_MANY_EPOCHS, num_samples)
     build = native.compiled("build_megatron_map", build_megatron_map_twin)
@@ -153,7 +154,7 @@ def _megatron_takes(lengths: Ints, begin: int, end: int, min_sentences: int) -> 
 
 
 def _plain(lengths: Ints, bounds: Ints) -> tuple[Ints, Ints]:
-    """In the types of an .idx file, whose own arrays are not copied."""
+    """Return both arrays in the dtypes of an .idx file; arrays that come from an .idx are not copied."""
     return np.ascontiguousarray(lengths, np.int32), np.ascontiguousarray(bounds, np.int64)
 
 
@@ -169,14 +170,14 @@ def _stored(rows: list[Row], num_sentences: int) -> Ints:
 
 
 def _mersenne_32(seed: int) -> Iterator[int]:
-    """std::mt19937."""
+    """Yield the outputs of std::mt19937."""
     random = np.random.RandomState(seed % 2**32)
     while True:
         yield from random.randint(0, 2**32, 1024, np.uint32).tolist()
 
 
 def _mersenne_64(seed: int) -> Iterator[int]:
-    """std::mt19937_64, which numpy does not have; Matsumoto and Nishimura's constants."""
+    """Yield the outputs of std::mt19937_64, which numpy lacks; the constants are Matsumoto and Nishimura's."""
     all_bits = 2**64 - 1
     state = [seed & all_bits]
     for i in range(1, 312):

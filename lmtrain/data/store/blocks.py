@@ -1,13 +1,13 @@
-"""Checksums of the blocks of a .bin: made while it is written, compared where it is first read. Torch-free.
+"""Block checksums of a .bin: computed while the file is written, compared when a block is first read. Torch-free.
 
-Called by writer.py and indexed.py. P.blocks stands beside a dataset that we wrote and is named in its sidecar by hash:
+Called by writer.py and indexed.py. P.blocks accompanies a dataset that lmtrain wrote; the sidecar holds its hash:
 
     32 bytes of header   LMBLOCKS, version, bytes of a block, bytes of P.bin, CRC-32C of P.idx, 0
     a uint32 each        CRC-32C of P.bin's blocks; the last may be shorter
 
-A dataset of another tool has none. What is first read of it is recorded beside its indexes, 8 bytes a block (the
-checksum and its opposite, 0 where nothing was read yet), and compared from then on. csrc/blocks.cpp does the
-arithmetic; its twins are here.
+A dataset of another tool has no P.blocks. The checksum of each block at its first read is then recorded beside the
+dataset's indexes, 8 bytes a block (the checksum and its complement, 0 if the block was never read), and compared from
+then on. csrc/blocks.cpp implements the arithmetic; the Python twins are in this file.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from lmtrain.errors import DataError, StorageError
 from lmtrain.runtime.files import files
 from lmtrain.runtime.files.checksum import crc32c
 
-BLOCK_BYTES = 1 << 16  # because: what the system reads at once anyway, for one sample; 64 MB of checksums for a TB
+BLOCK_BYTES = 1 << 16  # because: reading a sample reads as much from disk anyway; a TB needs 64 MB of checksums
 _HEADER = struct.Struct("<8sIIQII")
 _MAGIC, _VERSION = b"LMBLOCKS", 1
 _UNCHECKED, _CHECKED, _UNKNOWN = 0, 1, 2
-_ALL = 1 << 28  # bytes that are checked between two looks at the file
-_WATCHED: dict[int, Path] = {}  # by the number that csrc/ knows a mapping by
+_ALL = 1 << 28  # bytes that are checked between two checks of the file's size
+_WATCHED: dict[int, Path] = {}  # path by csrc/'s number of the mapping
 
 Int64s = NDArray[np.int64]
 Sums = NDArray[np.uint32]
 
 
 class Mapped:
-    """All bytes of a plain file, of which there must be as many as `num_bytes` says."""
+    """Read-only memory map of a regular file that must have at least `num_bytes` bytes."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         self.path, self.num_bytes, self.fd = path, num_bytes, -1
@@ -56,7 +56,7 @@ class Mapped:
             os.close(self.fd)
 
     def refuse_lost(self) -> None:
-        """Raises where what was read of this file up to now may not be what is in it."""
+        """Raise DataError if the file has become shorter, or StorageError if a mapped page could not be read."""
         if (size := os.fstat(self.fd).st_size) < self.num_bytes:
             raise self._too_short(size)
         _refuse_failed()
@@ -69,7 +69,7 @@ class Mapped:
 
 
 class Watch:
-    """Several mapped files, asked after at once: it is done for every batch."""
+    """Several mapped files whose sizes are checked in one compiled call, because every batch checks them."""
 
     def __init__(self, mapped: Sequence[Mapped]) -> None:
         self._mapped = mapped
@@ -82,7 +82,7 @@ class Watch:
 
 
 def _map(fd: int, num_bytes: int, path: Path) -> NDArray[np.uint8]:
-    if num_bytes == 0:  # because: an empty file cannot be mapped
+    if num_bytes == 0:  # because: mmap rejects an empty file
         return np.empty(0, np.uint8)
     if native.lib is None:
         return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ), np.uint8)
@@ -96,7 +96,7 @@ def _map(fd: int, num_bytes: int, path: Path) -> NDArray[np.uint8]:
 
 
 def _refuse_failed() -> None:
-    """Raises where any mapping of this process could not be read."""
+    """Raise StorageError if any file mapped by this process could not be read."""
     if native.lib is None or not native.lib.maps_failed():
         return
     for number, path in list(_WATCHED.items()):
@@ -108,7 +108,7 @@ def _refuse_failed() -> None:
 
 
 class BlockSums:
-    """The checksums of a file that grows."""
+    """Block checksums of a file that is written piece by piece."""
 
     def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
         self._block_bytes = block_bytes
@@ -127,12 +127,15 @@ class BlockSums:
 
 
 def block_file(sums: Sums, num_bytes: int, index_crc: int) -> bytes:
-    """P.blocks."""
+    """Return the content of P.blocks."""
     return _HEADER.pack(_MAGIC, _VERSION, BLOCK_BYTES, num_bytes, index_crc, 0) + sums.astype("<u4").tobytes()
 
 
 def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Sums, int]:
-    """(checksums of the blocks of a .bin of so many bytes, checksum of the .idx), as the sidecar vouches for them."""
+    """Return (block checksums of the .bin, CRC-32C of the .idx) from P.blocks.
+
+    Raise DataError if the file's hash is not the sidecar's `sha256` or it is not for a .bin of `num_bytes` bytes.
+    """
     num_blocks = -(-num_bytes // BLOCK_BYTES)
     way_out = "Copy it from where the dataset was made, make the dataset again, or read it unchecked: data.verify=none."
     if not path.exists():
@@ -156,17 +159,17 @@ def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Sums, int]
 
 @dataclass
 class TokenBlocks:
-    """Which blocks of a mapped .bin have been compared, and with what."""
+    """The checksums of a mapped .bin and which blocks have already been compared."""
 
     tokens: Mapped
-    width: int  # bytes of a token
+    width: int  # bytes per token
     sums: Sums
     state: NDArray[np.uint8]
     record: Record | None = None
 
     def __post_init__(self) -> None:
         record = -1 if self.record is None else self.record.fd
-        self._blocks = native.compiled("BlockCheck", BlockCheckTwin)(  # which keeps `state` up
+        self._blocks = native.compiled("BlockCheck", BlockCheckTwin)(  # updates `state`
             self.tokens.bytes, BLOCK_BYTES, self.sums, self.state, self.width, record, self.tokens.fd
         )
 
@@ -180,18 +183,19 @@ class TokenBlocks:
         return cls(tokens, width, sums, np.where(is_known, _UNCHECKED, _UNKNOWN).astype(np.uint8), record)
 
     def check(self, starts: Int64s, sizes: Int64s, stride: int = 1, first: int = 0) -> None:
-        """Raises where a block that these stretches of tokens touch is not what it should be.
+        """Raise DataError if a block that contains any of these token ranges does not match its checksum.
 
-        One size may stand for all. With a stride, starts are numbers of rows of so many tokens from `first` on.
+        Range i is sizes[i] tokens from starts[i]; a single size applies to all. With a stride, range i starts at token
+        first + starts[i] * stride.
         """
         bad = self._blocks.check(starts, sizes, stride, first)
         if bad != -1:
-            self.tokens.refuse_lost()  # because: what was cut away is damaged too, and this says more
+            self.tokens.refuse_lost()  # because: a truncated file fails here too, with a clearer error
         if bad >= 0:
             raise self._damaged(bad)
 
     def check_all(self, part: int = 0, parts: int = 1) -> None:
-        """All blocks, or one of several equal shares of them."""
+        """Check all blocks, or share `part` of `parts` equal shares of the tokens."""
         num_tokens, step = self.tokens.num_bytes // self.width, _ALL // self.width
         first, last = (num_tokens * at // parts for at in (part, part + 1))
         for start in range(first, last, step):
@@ -213,7 +217,7 @@ class TokenBlocks:
 
 
 class Record:
-    """What was first read of a dataset that came without checksums. Where it cannot be written nothing is kept."""
+    """File of the block checksums at first read, for a dataset without P.blocks; unused without write access."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path, self.fd, self._say = path, -1, say
@@ -226,7 +230,7 @@ class Record:
             os.close(self.fd)
 
     def read(self, num_blocks: int) -> tuple[Sums, NDArray[np.bool_]]:
-        """Each block's checksum, and whether it is known."""
+        """Return each block's checksum, and a mask of the blocks whose checksum is known."""
         entries = np.zeros(num_blocks + 1, "<u8")
         if self.fd >= 0:
             data = files.read_range(self.fd, 0, entries.nbytes)
@@ -239,7 +243,10 @@ class Record:
         return sums[:-1], whole[:-1]
 
     def check_index(self, num_blocks: int, crc: int) -> bool:
-        """Whether the .idx is what it was; its checksum is the entry behind those of all blocks."""
+        """Return False if the .idx differs from the recorded checksum; record `crc` if there is none yet.
+
+        The entry of the .idx follows the entries of all blocks.
+        """
         if self._index is None:
             if self.fd >= 0:
                 os.pwrite(self.fd, struct.pack("<II", crc, crc ^ 0xFFFFFFFF), 8 * num_blocks)
@@ -248,7 +255,7 @@ class Record:
 
 
 def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
-    """Checksums of the blocks that `data` completes, and (checksum, bytes) of the one that it leaves open."""
+    """Return the checksums of the blocks that `data` completes, and (checksum, bytes) of the unfinished last block."""
     return native.compiled("block_sums", block_sums_twin)(data, block_bytes, crc, filled)
 
 
@@ -269,14 +276,14 @@ class BlockCheckTwin:
     block_bytes: int
     sums: Sums
     state: NDArray[np.uint8]
-    width: int  # bytes of a token
-    record: int  # file descriptors, or -1
+    width: int  # bytes per token
+    record: int  # file descriptor of the record, or -1
     fd: int
 
     def check(self, starts: Int64s, sizes: Int64s, stride: int = 1, first: int = 0) -> int:
-        """The first block under these stretches, not looked at before, whose checksum is wrong; or -1.
+        """Return the first unchecked block in these ranges whose checksum is wrong, else -1.
 
-        -2: the file is shorter than it was, or something that is mapped could not be read.
+        Return -2 if the file was truncated or a mapped page could not be read.
         """
         starts = starts * stride + first
         for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True):

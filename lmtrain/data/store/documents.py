@@ -1,9 +1,9 @@
-"""Where the documents of a dataset begin, for a billion of them as for ten. Torch-free.
+"""Maps documents to their first tokens and back, in bounded memory for any number of documents. Torch-free.
 
-Called by everything that must know documents. The .idx is itself a table of cumulative sizes, so nothing of its
-length is kept in memory: a search starts from the beginnings of every 256th document, found in the one pass that
-also checks every entry of the .idx against its neighbours, and ends in the memory-mapped .idx. That pass is an index
-of index_cache.py, made once for a dataset.
+Called by every module that needs document boundaries. The .idx is itself a table of cumulative sizes, so no array of
+its length is kept in memory: a search starts from the first tokens of every 256th document and ends in the
+memory-mapped .idx. The first tokens are collected in the one pass that also checks every entry of the .idx against its
+neighbours. The result of this pass is an index of index_cache.py, built once per dataset.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lmtrain.observe.safe_text import warn
 
 Int64s = NDArray[np.int64]
 
-ALL_IN_MEMORY = 1 << 22  # documents whose beginnings are all kept in memory
+ALL_IN_MEMORY = 1 << 22  # documents; up to this many, all first tokens are kept in memory
 STRIDE = 256
-_CHUNK = 1 << 16  # documents checked at once: what a core's cache holds
-_CACHED_FROM = 1 << 22  # entries of an .idx; fewer are checked in less time than a cache is opened in
+_CHUNK = 1 << 16  # documents checked at once, so that the arrays fit a core's cache
+_CACHED_FROM = 1 << 22  # entries of an .idx; because: checking fewer takes less time than opening a cached index
 
 
 class DocumentMap:
-    """Beginnings of documents in tokens. `every` holds those of documents 0, stride, 2 stride, ..."""
+    """First tokens of documents. `every` holds the first tokens of documents 0, stride, 2 stride, ... and the end."""
 
     def __init__(
         self, bounds: NDArray[Any], pointers: NDArray[Any], itemsize: int, num_tokens: int, every: Int64s, stride: int,
@@ -42,12 +42,12 @@ class DocumentMap:
     ) -> None:  # fmt: skip
         self.num_documents, self.num_tokens = len(bounds) - 1, num_tokens
         self._bounds, self._pointers, self._itemsize = bounds, pointers, itemsize
-        # `one_each`: document d is sequence d, and a search reads one array less
+        # `one_each`: document d is sequence d, so that a search needs no lookup in the document index
         self._every, self._stride, self._one_each = every, stride, one_each
 
     @classmethod
     def of(cls, dataset: IndexedDataset, cache: IndexCache | None = None) -> DocumentMap:
-        """Checks every entry of the .idx, or finds that it has been checked."""
+        """Build the map from the cache, or check every entry of the .idx first. Raise DataError at a wrong entry."""
         num = dataset.num_documents
         stride = 1 if num <= ALL_IN_MEMORY else STRIDE
         index = kept_if(dataset.num_sequences + num >= _CACHED_FROM, cache).get(
@@ -63,7 +63,7 @@ class DocumentMap:
         )  # fmt: skip
 
     def starts(self, documents: Int64s) -> Int64s:
-        """The first token of each document; of the one after the last, the end of the tokens."""
+        """Return the first token of each document; `num_documents` gives the number of tokens."""
         if self._stride == 1:
             return self._every[documents]
         sequences = documents if self._one_each else self._bounds[documents]
@@ -76,15 +76,15 @@ class DocumentMap:
         return int(self.starts(np.array([document]))[0])
 
     def lengths(self, first: int, last: int) -> Int64s:
-        """The sizes of documents first to last - 1."""
+        """Return the tokens in each of documents first to last - 1."""
         return np.diff(self.starts(np.arange(first, last + 1)))
 
     def find(self, tokens: Int64s) -> Int64s:
-        """The document of each token."""
+        """Return the document that contains each token."""
         blocks = np.searchsorted(self._every, tokens, side="right") - 1
         if self._stride == 1:
             return blocks
-        low = blocks * self._stride  # low begins at or before the token, high behind it
+        low = blocks * self._stride  # invariant: document `low` starts at or before the token, `high` after it
         high = np.minimum(low + self._stride, self.num_documents)
         while (high - low > 1).any():
             middle = (low + high) >> 1
@@ -94,43 +94,45 @@ class DocumentMap:
 
 
 def split_documents(num: int, ratios: Sequence[float]) -> tuple[range, range, range]:
-    """Documents of train, validation and test: consecutive ranges in these proportions, each document in one."""
+    """Return the document ranges of training, validation and test: consecutive, in these proportions."""
     shares = [float(ratio) for ratio in ratios] + [0.0] * (3 - len(ratios))
     bounds = [round(sum(shares[:i]) / sum(shares) * num) for i in range(4)]
     return range(bounds[0], bounds[1]), range(bounds[1], bounds[2]), range(bounds[2], bounds[3])
 
 
 def split_tokens(map_: DocumentMap, share: float, least: int) -> tuple[range, range]:
-    """Documents of training and validation: the last ones, of which the tokens come nearest to this share.
+    """Return the document ranges of training and validation: validation is the last documents.
 
-    Training has one at least, and validation so many of the others.
+    The bound is the one that gives validation nearest to this share of the tokens. Training has at least one document;
+    validation has at least `least` if that many others exist.
     """
     num, tokens = map_.num_documents, map_.num_tokens
     target = round(tokens * (1 - share))
-    after = int(map_.find(np.array([min(target, tokens - 1)]))[0]) + 1  # the first that begins behind it
+    after = int(map_.find(np.array([min(target, tokens - 1)]))[0]) + 1  # the first document after the target
     bound = after if map_.start(after) - target <= target - map_.start(after - 1) else after - 1
     bound = max(min(bound, num - least), min(num, 1))
     return range(bound), range(bound, num)
 
 
 def index_identity(dataset: IndexedDataset) -> dict[str, Any]:
-    """What decides the entries of this .idx: all of its bytes, for it must have been these that were checked."""
+    """Return the facts that identify the content of an .idx, including a checksum of all its bytes."""
     return _sizes(dataset) | {
         "idx_crc32c": dataset.index_crc, "content_sha256": dataset.info.content_sha256 if dataset.info else None,
     }  # fmt: skip
 
 
 def record_path(dataset: IndexedDataset, folder: Path) -> Path:
-    """Where `watch` notes what it first read of a dataset without checksums.
+    """Return the file where `watch` records block checksums of a dataset without P.blocks.
 
-    Another dataset under the same name has another .idx, made at another time; damage changes neither.
+    The name depends on the .idx's modification time and counts: another dataset under the same prefix gets another
+    record, damage to the tokens does not.
     """
     about = [dataset.prefix.name, *_sizes(dataset).values()]
     return folder / f"tokens-{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]}.seen"
 
 
 def compare_with_record(dataset: IndexedDataset) -> None:
-    """What runs have read of a dataset without checksums, if they noted it beside it, is compared from now on."""
+    """Compare the tokens from now on with checksums that earlier runs recorded beside a dataset without P.blocks."""
     record = record_path(dataset, index_folder(dataset))
     if dataset.blocks is None and record.exists():
         dataset.watch("read", record, warn)
@@ -157,12 +159,12 @@ def _in_range(index: Index, count: int, num_tokens: int) -> bool:
 
 
 def _check(dataset: IndexedDataset, stride: int, every: Int64s) -> dict[str, Any]:
-    """One pass over the .idx, on two cores: check every entry, note every stride-th beginning."""
+    """Check every entry of the .idx on two threads; fill `every` with the first token of each stride-th document."""
     num = dataset.num_documents
     step = max(_CHUNK // stride, 1) * stride
 
     def check(first: int) -> int:
-        """As bounds_rise: 0 where something is wrong, 2 where each document is one sequence, else 1."""
+        """Return 0 if an entry is wrong, 2 if each document is one sequence, else 1 (as `bounds_rise`)."""
         last = min(first + step, num)
         low, high = int(dataset.document_index[first]), int(dataset.document_index[last])
         rise = bounds_rise(dataset.document_index[first : last + 1])
@@ -179,13 +181,13 @@ def _check(dataset: IndexedDataset, stride: int, every: Int64s) -> dict[str, Any
     with ThreadPoolExecutor(2) as threads:
         rise = min(threads.map(check, range(0, num, step)), default=0 if dataset.num_sequences else 2)
     if rise == 0:
-        dataset.check_index()  # says where
+        dataset.check_index()  # raises with the offset of the damage
         raise DataError(f"{part(dataset.prefix, '.idx')} changed while it was read. Try again.")
     return {"one_each": rise == 2}
 
 
 def _follow(dataset: IndexedDataset, first: int, last: int) -> bool:
-    """Sequences first to last - 1 follow each other as long as they say they are."""
+    """Return True if sequences first to last - 1 are contiguous: each begins where the previous ends."""
     itemsize, pointers = dataset.dtype.itemsize, dataset.pointers[first : last + 1]
     if last == dataset.num_sequences:
         pointers = np.append(pointers, np.int64(dataset.num_tokens * itemsize))
@@ -193,7 +195,7 @@ def _follow(dataset: IndexedDataset, first: int, last: int) -> bool:
 
 
 def sequences_follow(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
-    """Whether the pointers, one more than there are lengths, are the running sums of the lengths in bytes."""
+    """Return True if the pointers, one more than the lengths, are the running sums of the lengths in bytes."""
     if native.lib is None:
         return sequences_follow_twin(lengths, pointers, itemsize)
     return bool(native.lib.sequences_follow(lengths.view(np.uint8), pointers.view(np.uint8), itemsize))
@@ -205,7 +207,7 @@ def sequences_follow_twin(lengths: NDArray[Any], pointers: NDArray[Any], itemsiz
 
 
 def bounds_rise(bounds: NDArray[Any]) -> int:
-    """0: they go down somewhere; 1: they rise or stay; 2: each is one more than the one before."""
+    """Return 0 if the bounds decrease anywhere, 2 if each is one more than the previous, else 1."""
     return bounds_rise_twin(bounds) if native.lib is None else int(native.lib.bounds_rise(bounds.view(np.uint8)))
 
 

@@ -1,6 +1,6 @@
-"""What a dataset is on disk: the names, the header and the types of Megatron's .bin/.idx, and our sidecar. Torch-free.
+"""On-disk format of a dataset: names, header and dtypes of Megatron's .bin/.idx, and lmtrain's sidecar. Torch-free.
 
-Called by indexed.py, which reads datasets, and writer.py, which makes them. It opens no token file.
+Called by indexed.py, which reads datasets, and writer.py, which writes them. This file opens no token file.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from lmtrain.runtime.files import files
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, number of sequences, length of the document index
-DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}  # 6 and 7 are floats: no tokens
+DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}  # 6 and 7 are float dtypes
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 SUFFIXES = (".bin", ".idx", ".json", ".tokenizer.json", ".blocks")
-CHUNK = 1 << 20  # entries looked at or written at once
+CHUNK = 1 << 20  # entries checked or written at once
 _SEAL = "sidecar_sha256"
 
 Ints = NDArray[Any]
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
-    return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)  # because: Megatron's own threshold
+    return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)  # because: Megatron uses the same threshold
 
 
 def part(prefix: Path, suffix: str) -> Path:
-    """The file of a dataset with this suffix; a prefix may itself hold dots."""
+    """Return the dataset's file with this suffix; the prefix itself may contain dots."""
     return prefix.with_name(prefix.name + suffix)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """The sidecar. `content_sha256` covers the bytes of P.bin followed by those of P.idx."""
+    """Content of the sidecar. `content_sha256` covers the bytes of P.bin followed by those of P.idx."""
 
     tokenizer_fingerprint: str
     vocab_size: int
@@ -52,9 +52,9 @@ class DatasetInfo:
     num_bytes: int  # UTF-8 bytes of the source texts
     dtype: str
     content_sha256: str
-    blocks_sha256: str | None = None  # of P.blocks; older sidecars have none
-    tokenizer_sha256: str | None = None  # of P.tokenizer.json; older sidecars have none
-    sidecar_sha256: str | None = None  # of all the rest; older sidecars have none
+    blocks_sha256: str | None = None  # hash of P.blocks; None in older sidecars
+    tokenizer_sha256: str | None = None  # hash of P.tokenizer.json; None in older sidecars
+    sidecar_sha256: str | None = None  # hash of all other keys; None in older sidecars
     format: str = "lmtrain dataset"
     version: int = 1
 
@@ -62,7 +62,7 @@ class DatasetInfo:
         return dataclasses.replace(self, sidecar_sha256=seal(dataclasses.asdict(self)))
 
     def to_bytes(self) -> bytes:
-        """P.json."""
+        """Return the content of P.json."""
         return (json.dumps(dataclasses.asdict(self), indent=1) + "\n").encode()
 
     @classmethod
@@ -91,14 +91,17 @@ class DatasetInfo:
 
 
 def seal(tree: dict[str, Any], but: str = _SEAL) -> str:
-    """Return the hash of all other keys: of their JSON in the order of the alphabet, without blanks."""
+    """Return the hash of all keys except `but`: of their JSON with sorted keys and without blanks."""
     rest = {key: value for key, value in tree.items() if key != but}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def _check_seal(path: Path, tree: dict[str, Any]) -> None:
-    """Sidecars without one are of the time before there was any, and then nothing that came with it is in them."""
-    # because: one damaged letter in the name of this key must not make it an old sidecar
+    """Raise DataError if the sidecar does not match its own hash.
+
+    A sidecar without a hash is accepted only if it is an old one: all old keys and no newer ones.
+    """
+    # because: a sidecar must not pass as an old one when a letter in the name of its hash key is damaged
     old = {field.name for field in dataclasses.fields(DatasetInfo)} - {"blocks_sha256", "tokenizer_sha256", _SEAL}
     found, newer = tree.get(_SEAL), sorted(set(tree) - old)
     if found is None and not newer:

@@ -1,10 +1,10 @@
-"""Indexes that take long to build, kept as memory-mapped arrays under a name made of what decides them. Torch-free.
+"""On-disk cache of slow-to-build indexes, as memory-mapped arrays named by a hash of their inputs. Torch-free.
 
-Called by whatever indexes a dataset. An index is a folder of raw arrays and a facts.json that says what it was built
-from; it is used only if that is word for word what is asked for, so a stale one never is, and only if every byte has
-the checksum that it was written with and every entry lies where it may. A damaged one is built again, which is said. It
-grows under a temporary name and takes its own by renaming; of two processes that want it at once one builds and the
-other waits. Without a folder, or where the folder cannot be written, the same arrays are built in memory.
+Called by every module that indexes a dataset. An index is a folder of raw arrays and a facts.json that records the
+inputs. An index is used only if the recorded inputs equal the requested ones, so that no stale index is ever used, and
+only if every byte matches its checksum and every entry is in range. A damaged index is rebuilt with a warning. An index
+is built under a temporary name and then renamed; if two processes need the same index, one builds it and the other
+waits. Without a folder, or if the folder is not writable, the same arrays are built in memory.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from lmtrain.runtime.files.checksum import crc32c
 
 VERSION = 2
 FACTS = "facts.json"
-_SEAL = "sha256"  # of all else in facts.json
+_SEAL = "sha256"  # key of the hash over all other keys of facts.json
 _DTYPES = ("<i2", "<i4", "<i8", "<u4", "<u8")
 _NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
-_CHUNK = 1 << 20  # entries looked at together
-_CRC_BYTES = 1 << 28  # bytes between two looks at a file's size
+_CHUNK = 1 << 20  # entries checked per pass, to bound memory
+_CRC_BYTES = 1 << 28  # bytes between two updates of the checksum
 
 Array = NDArray[Any]
 
@@ -47,27 +47,27 @@ Array = NDArray[Any]
 class Index:
     facts: dict[str, Any]
     arrays: Mapping[str, Array]
-    folder: Path | None = None  # None: in memory
+    folder: Path | None = None  # None: the arrays are in memory
 
 
-Check = Callable[[Index], bool]  # whether every entry lies where it may
+Check = Callable[[Index], bool]  # returns True if every entry is in its allowed range
 
 
 def within(array: Array, low: int, high: int) -> bool:
-    """Whether all entries lie in low..high."""
+    """Return True if all entries are in low..high."""
     parts = (array[i : i + _CHUNK] for i in range(0, len(array), _CHUNK))
     return all(low <= int(part.min()) and int(part.max()) <= high for part in parts)
 
 
 def rises(array: Array) -> bool:
-    """Whether no entry is below the one before it."""
+    """Return True if the array never decreases."""
     parts = (array[i : i + _CHUNK + 1] for i in range(0, len(array), _CHUNK))
     return all(bool((part[1:] >= part[:-1]).all()) for part in parts)
 
 
 @dataclass
 class Build:
-    """What a builder fills: arrays that are made whole, or that grow bit by bit."""
+    """Arrays of an index under construction: allocated whole, or appended to piece by piece."""
 
     folder: Path | None
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Build:
     _dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
 
     def create(self, name: str, dtype: str, count: int) -> Array:
-        """An array of zeros to write in any order."""
+        """Return a zeroed array of `count` entries to write in any order; memory-mapped if there is a folder."""
         self._dtypes[name] = np.dtype(dtype)
         if self.folder is None or count == 0:
             self.arrays[name] = np.zeros(count, dtype)
@@ -83,7 +83,7 @@ class Build:
                 (self.folder / name).touch()
         else:
             path = self.folder / name
-            with open(path, "wb") as file:  # because: a full disk is an error here and a crash in a memory map
+            with open(path, "wb") as file:  # because: a full disk fails here; in a memory map it is a SIGBUS
                 os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
             self.arrays[name] = np.memmap(path, np.dtype(dtype), "r+", shape=(count,)).view(np.ndarray)
         return self.arrays[name]
@@ -98,7 +98,7 @@ class Build:
             file.write(more.data.cast("B") if more.size else b"")
 
     def finish(self, header: dict[str, Any]) -> None:
-        """In a folder: put all on disk, facts last."""
+        """Sync all arrays to disk, then write facts.json. In memory, join the appended pieces."""
         if self.folder is None:
             self.arrays |= {name: np.concatenate(arrays) for name, arrays in self._grown.items()}
             return
@@ -133,7 +133,7 @@ class IndexCache:
         self, kind: str, about: Callable[[], dict[str, Any]], build: Callable[[Build], dict[str, Any]],
         check: Check = lambda index: True,
     ) -> Index:  # fmt: skip
-        """The index of this kind built from exactly this, built now if it is not there."""
+        """Return the index of this kind for exactly the inputs `about`, building it if it is not cached."""
         if self.folder is None:
             return _in_memory(build)
         plain = files.parse_json(json.dumps(about()).encode(), self.folder)
@@ -152,12 +152,12 @@ class IndexCache:
 
 
 def kept_if(large: bool, cache: IndexCache | None) -> IndexCache:
-    """The cache for an index that is worth a file; else, or without one, an index is built in memory."""
+    """Return the cache if the index is large enough for a file; else a cache that builds in memory."""
     return cache if cache is not None and large else IndexCache(None)
 
 
 class _Unwritable(Exception):
-    """The folder is not ours to write in."""
+    """Raised if the index folder is not writable for this user."""
 
 
 def _in_memory(build: Callable[[Build], dict[str, Any]]) -> Index:
@@ -170,7 +170,7 @@ def _in_memory(build: Callable[[Build], dict[str, Any]]) -> Index:
 def _on_disk(
     path: Path, header: dict[str, Any], build: Callable[[Build], dict[str, Any]], check: Check, sure: bool
 ) -> Index:
-    if sure:  # nobody else builds this one, so what lies here under a temporary name is of a killed process
+    if sure:  # because: this process holds the lock, so these are left over from killed processes
         for left in path.parent.glob(f".{path.name}.*"):
             shutil.rmtree(left, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -179,7 +179,7 @@ def _on_disk(
             made = Build(temporary)
             header = header | {"facts": build(made)}
             made.finish(header)
-            if os.path.lexists(path) and _read(path, header, check) is None:  # damaged
+            if os.path.lexists(path) and _read(path, header, check) is None:  # a damaged index is replaced
                 files.remove(path)
             temporary.chmod(0o755)
             try:
@@ -197,7 +197,10 @@ def _on_disk(
 
 @contextmanager
 def _alone(folder: Path, name: str) -> Iterator[bool]:
-    """Wait until no other process builds this index; False where the file system knows no locks."""
+    """Hold the lock on building this index, waiting for other processes; yield False if the file system has no locks.
+
+    Raise _Unwritable if the folder is not writable.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -217,7 +220,7 @@ def _alone(folder: Path, name: str) -> Iterator[bool]:
 
 
 def _read(path: Path, header: dict[str, Any], check: Check) -> Index | None:
-    """The index in this folder if it is whole and of exactly this; anything else is as good as none."""
+    """Return the index in this folder if its inputs match and it is undamaged, else None."""
     try:
         tree = files.read_json(path / FACTS)
         if tree.get(_SEAL) != seal(tree, _SEAL) or any(tree.get(key) != value for key, value in header.items()):

@@ -1,15 +1,15 @@
-"""Megatron's .bin/.idx token files, byte for byte, with a sidecar that says where they come from. Torch-free.
+"""Reader of Megatron's .bin/.idx token files, byte-compatible, with a sidecar that records their origin. Torch-free.
 
-Called by samples and by `lmtrain inspect` (IndexedDataset); writer.py makes datasets. A dataset is a prefix P:
+Called by samples and by `lmtrain inspect` (IndexedDataset); writer.py writes datasets. A dataset is a prefix P:
 
     P.bin             token ids, little endian, nothing between them
     P.idx             34 bytes of header, then lengths (int32), pointers (int64 bytes), document index (int64)
     P.json            the sidecar: counts, checksum, fingerprint of the tokenizer; absent from foreign datasets
-    P.blocks          checksums of the blocks of P.bin, compared as they are first read; with a sidecar alone
+    P.blocks          checksums of the blocks of P.bin, compared as they are first read; only with a sidecar
     P.tokenizer.json  the tokenizer itself
 
-P.idx is renamed into place last, so a dataset without it was never finished. Opening costs the same for any size;
-`check_index` looks at every entry of the index, `reshape.verify` at every byte.
+P.idx is renamed into place last, so a dataset without P.idx is unfinished. Opening takes the same time for any size;
+`check_index` checks every entry of the index, `reshape.verify` every byte.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from lmtrain.errors import DataError, MissingInputError, a_few
 from lmtrain.runtime.files import files
 from lmtrain.runtime.files.checksum import crc32c
 
-# what readers of a dataset need, and those who write one
+# the names that readers and writers of a dataset import from here
 __all__ = ["SUFFIXES", "DatasetInfo", "DatasetWriter", "IndexedDataset", "dtype_for", "part"]
 
 
 class IndexedDataset:
-    """A dataset opened for reading: memory maps of its two files, checked to agree with each other.
+    """A dataset opened for reading: memory maps of its .bin and .idx, checked to agree with each other.
 
-    Whoever reads `tokens` or what the index says asks `check` before it uses them.
+    Callers that read `tokens` or the index arrays must call `check` before they use the values.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class IndexedDataset:
         self.tokens: Ints = tokens.bytes.view(dtype)
         self.token_bytes, self._index, self._watch = tokens, index, Watch((tokens, index))
         start = HEADER.size
-        # unaligned, as the format is
+        # because: the format does not align its arrays, which np.frombuffer accepts
         self.lengths: Ints = np.frombuffer(index.bytes, "<i4", num, start)
         self.pointers: Ints = np.frombuffer(index.bytes, "<i8", num, start + 4 * num)
         self.document_index: Ints = np.frombuffer(index.bytes, "<i8", bounds, start + 12 * num)
@@ -80,14 +80,14 @@ class IndexedDataset:
 
     @cached_property
     def index_crc(self) -> int:
-        """Of all bytes of the .idx."""
+        """CRC-32C of the whole .idx."""
         crc = crc32c(self._index.bytes)
         self._index.refuse_lost()
         return crc
 
     @cached_property
     def blocks(self) -> TokenBlocks | None:
-        """What tokens are compared with: the checksums of P.blocks, if nobody said otherwise by `watch`."""
+        """The checksums that tokens are compared with: of P.blocks, or set by `watch`; None: tokens are not checked."""
         if self.info is None or self.info.blocks_sha256 is None:
             return None
         sums, index_crc = read_block_file(
@@ -101,7 +101,11 @@ class IndexedDataset:
         return TokenBlocks.known(self.token_bytes, self.dtype.itemsize, sums)
 
     def watch(self, verify: str, record: Path, say: Callable[[str], None]) -> None:
-        """How tokens are checked from now on. `record`: where to note what is first read, if there are no checksums."""
+        """Choose how tokens are checked from now on.
+
+        `verify` is read, full or none. Without P.blocks, the checksums of blocks at first read are kept in the file
+        `record`. Raise DataError if the .idx differs from the one that was recorded.
+        """
         if verify == "none":
             self.blocks = None
         elif self.blocks is None:
@@ -116,25 +120,28 @@ class IndexedDataset:
     def check(
         self, starts: NDArray[np.int64], sizes: NDArray[np.int64], stride: int = 1, first: int = 0
     ) -> None:
-        """Raises where sizes[i] tokens from starts[i] on, or what was read up to now, are not what they should be."""
+        """Raise DataError if a range of sizes[i] tokens from starts[i] fails its checksums, or a file was truncated.
+
+        Arguments are as in `TokenBlocks.check`.
+        """
         if self.blocks is not None:
-            self.blocks.check(starts, sizes, stride, first)  # and looks at the files
+            self.blocks.check(starts, sizes, stride, first)  # also checks that the files were not truncated
         else:
             self._watch.refuse_lost()
 
     def refuse_lost(self) -> None:
-        """Raises where one of the two files was cut short or cannot be read any more."""
+        """Raise DataError if the .bin or the .idx was truncated or became unreadable."""
         self._watch.refuse_lost()
 
     def check_all(self, part: int = 0, parts: int = 1) -> None:
-        """Every block, or one of several equal shares of them; and the whole index."""
+        """Check the whole index and all token blocks, or share `part` of `parts` equal shares of the blocks."""
         if self.blocks is not None:
             self.blocks.check_all(part, parts)
         self.check_index()
         self.refuse_lost()
 
     def read(self, start: int, stop: int) -> Ints:
-        """A copy of these tokens, checked."""
+        """Return a checked copy of the tokens [start, stop)."""
         tokens = self.tokens[start:stop].copy()
         self.check(np.array([start]), np.array([len(tokens)]))
         return tokens
@@ -147,7 +154,7 @@ class IndexedDataset:
         return self.read(*self.document_range(d))
 
     def document_range(self, d: int) -> tuple[int, int]:
-        """Its first token, and one past its last."""
+        """Return (first token, one past the last token) of a document."""
         first, last = int(self.document_index[d]), int(self.document_index[d + 1])
         if first == last:
             return 0, 0
@@ -155,7 +162,7 @@ class IndexedDataset:
         return start, start + int(self.lengths[first:last].sum())
 
     def check_index(self) -> None:
-        """Lengths, pointers and document index agree with each other, entry by entry."""
+        """Raise DataError unless lengths, pointers and document index agree with each other, entry by entry."""
         path, base, expected = part(self.prefix, ".idx"), HEADER.size, 0
         at_pointers, at_documents = base + 4 * self.num_sequences, base + 12 * self.num_sequences
         for first in range(0, self.num_sequences, CHUNK):
@@ -170,7 +177,7 @@ class IndexedDataset:
             _refuse_any(step < 0, path, at_documents + 8 * (first + 1), 8, "a document that ends before it starts")
 
     def _check_ends(self, idx_path: Path, bin_path: Path, num_bin_bytes: int) -> None:
-        """What can be judged without reading the arrays: their first and last entries."""
+        """Raise DataError if the arrays' first and last entries are inconsistent; the rest is not read."""
         num = self.num_sequences
         at_documents = HEADER.size + 12 * num
         if self.document_index[0] != 0 or self.document_index[-1] != num:
@@ -207,7 +214,7 @@ def _size(path: Path, other: Path) -> int:
 
 
 def _meant(prefix: Path) -> str:
-    """The way out where a prefix names no dataset: what lies there instead, or nearby."""
+    """Return a hint if a prefix names no dataset: how to preprocess a file of that name, or a similar dataset."""
     if prefix.is_file():
         made = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
         return (
@@ -217,7 +224,7 @@ def _meant(prefix: Path) -> str:
         )
     beside = prefix if prefix.is_dir() else prefix.parent
     known = sorted(str(path.with_name(path.stem)) for path in beside.glob("*.idx"))
-    # because: a folder's name alone makes two paths alike
+    # because: the shared folder name would make any two full paths similar, so only the last component is compared
     near = [one for one in known if difflib.get_close_matches(prefix.name, [Path(one).name], n=1, cutoff=0.6)]
     if near or (known and beside == prefix):
         return f"Did you mean {near[0] if near else a_few(known)}?"

@@ -1,6 +1,6 @@
-"""Datasets made of datasets: joined, divided, checked to the last byte. Torch-free.
+"""Operations on whole datasets: merge, split, verify every byte, length statistics. Torch-free.
 
-Called by `lmtrain data`. Documents are copied some megabytes at a time, so that memory does not grow with them.
+Called by `lmtrain data`. Documents are copied a few megabytes at a time, so that memory does not grow with the dataset.
 """
 
 from __future__ import annotations
@@ -23,11 +23,14 @@ from lmtrain.runtime.files.files import read_bytes
 _COPIED_TOKENS = 1 << 22
 _COPIED_DOCUMENTS = 1 << 16
 _TOKENIZER_BYTES = 256 << 20
-UNKNOWN = -1  # the sidecar's word for bytes of text that nobody counted
+UNKNOWN = -1  # the sidecar's num_bytes if the bytes of text were not counted
 
 
 def verify(dataset: IndexedDataset) -> dict[str, Any]:
-    """Read every byte once: entries of the index, ids, the checksums. Says what the checksum is."""
+    """Read every byte once and check index entries, ids and checksums; return the report.
+
+    Raise DataError on the first damage. The report holds `content_sha256` and which of the hashes could be compared.
+    """
     DocumentMap.of(dataset)
     compare_with_record(dataset)
     bin_path = part(dataset.prefix, ".bin")
@@ -65,7 +68,10 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
 
 
 def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) -> None:
-    """All documents of all datasets, one after another, with one sidecar that adds theirs up."""
+    """Write the documents of all datasets, in order, to one dataset with one sidecar of summed counts.
+
+    Raise DataError if dtypes or tokenizers differ.
+    """
     datasets = [IndexedDataset.open(prefix) for prefix in prefixes]
     first, *others = datasets
     for other in others:
@@ -83,9 +89,9 @@ def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) ->
 def split(
     prefix: Path, shares: Sequence[float], outputs: Sequence[Path], *, overwrite: bool = False, seed: int | None = None
 ) -> None:
-    """Divide documents in these proportions: consecutive ones, or with a seed drawn at random.
+    """Divide the documents in these proportions among two or three datasets: consecutive, or random with a seed.
 
-    Drawn documents keep their order, so that a dataset larger than memory is read from its front to its end.
+    Randomly chosen documents keep their order, so that a dataset larger than memory is read sequentially.
     """
     if len(shares) != len(outputs) or not 2 <= len(shares) <= 3:
         raise UsageError(
@@ -114,7 +120,10 @@ def split(
 
 
 def _verify_first(dataset: IndexedDataset) -> None:
-    """What has no checksums of its blocks is compared with that of the whole; a copy would get checksums of its own."""
+    """Verify the source before it is copied, if it has no block checksums.
+
+    Otherwise damage would be copied and the copy would get valid checksums.
+    """
     if dataset.info is not None and dataset.blocks is None:
         verify(dataset)
     compare_with_record(dataset)
@@ -130,7 +139,7 @@ def _refuse_unlike(first: IndexedDataset, other: IndexedDataset) -> None:
 
 
 def _drawn(num_documents: int, places: range, seed: int) -> Iterator[range]:
-    """Runs of the documents whose places in the shuffle of this seed are these."""
+    """Yield runs of consecutive documents whose positions after the seed's shuffle lie in `places`."""
     for first in range(0, num_documents, _COPIED_DOCUMENTS):
         numbers = np.arange(first, min(first + _COPIED_DOCUMENTS, num_documents))
         shuffled = permute(numbers, num_documents, mix(seed))
@@ -150,7 +159,7 @@ def _copy(writer: DatasetWriter, dataset: IndexedDataset, map_: DocumentMap, doc
 
 
 def _portions(map_: DocumentMap, documents: range) -> Iterator[tuple[int, int]]:
-    """Runs of documents of a bounded number of tokens, or one document alone."""
+    """Yield (first, last) runs of documents with a bounded number of tokens; a larger document is a run of its own."""
     first = documents.start
     while first < documents.stop:
         starts = map_.starts(np.arange(first, min(first + _COPIED_DOCUMENTS, documents.stop) + 1))
@@ -168,7 +177,10 @@ def _describe(writer: DatasetWriter, dataset: IndexedDataset, info: DatasetInfo,
 
 
 def length_counts(dataset: IndexedDataset) -> tuple[NDArray[np.int64], dict[str, Any]]:
-    """Documents by length in powers of two (0, 1, 2-3, 4-7, ...), and a summary. One pass, bounded memory."""
+    """Return a histogram of document lengths in powers of two (0, 1, 2-3, 4-7, ...) and a summary.
+
+    Takes one pass and bounded memory.
+    """
     map_ = DocumentMap.of(dataset)
     counts, longest, ones = np.zeros(65, np.int64), 0, np.array([2**i for i in range(63)], np.int64)
     for first in range(0, dataset.num_documents, _COPIED_DOCUMENTS):

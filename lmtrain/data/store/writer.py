@@ -1,8 +1,7 @@
-"""Makes datasets: files that grow in a folder of their own and take their names only when whole. Torch-free.
+"""Writers of datasets: files grow in a temporary folder and get their final names when complete. Torch-free.
 
-`DatasetWriter` is for everyone who has documents and writes one dataset. `DatasetSpool` is one dataset while it
-grows: it can say where it stands and go back there after a kill, which preprocessing uses to resume. Neither knows
-where documents come from.
+`DatasetWriter` writes one dataset from documents. `DatasetSpool` is a dataset under construction: it can record its
+state and rewind to that state after a kill, which preprocessing uses to resume. Neither knows the documents' source.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from lmtrain.runtime.processes.faults import fault_point
 _COUNTS = ("num_documents", "num_sequences", "num_tokens", "max_id")
 _GROWING = (".bin", ".lengths", ".counts")
 _READ_BYTES = 4 << 20
-_ONE_BLOCK = 1 << 62  # more than any file has
+_ONE_BLOCK = 1 << 62  # more than the size of any file, so that the file is one block
 
 
 def open_own(path: Path, mode: str) -> IO[bytes]:
-    """A file of a folder that a killed process may have left: what became a link or a pipe meanwhile is refused."""
+    """Open a file in a folder that a killed process may have left; refuse links, and do not block on pipes."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -42,7 +41,7 @@ def open_own(path: Path, mode: str) -> IO[bytes]:
 
 
 class _Growing:
-    """A file that is only appended to, with the hash of all it holds and, if asked for, checksums of its blocks."""
+    """Append-only file with a running SHA-256 of its content and, if `blocks` is given, checksums of its blocks."""
 
     def __init__(self, path: Path, mode: str = "w+b", blocks: BlockSums | None = None) -> None:
         self.file: IO[bytes] = open_own(path, mode)
@@ -65,7 +64,7 @@ class _Growing:
 
 @dataclass(frozen=True)
 class Mark:
-    """How far a spool has come: its counts, and the size and hash of each of its files."""
+    """Recorded state of a spool: its counts, and the size and hash of each of its files."""
 
     num_documents: int
     num_sequences: int
@@ -84,10 +83,10 @@ class Mark:
 
 
 class DatasetSpool:
-    """One dataset while it grows, as the files NAME.bin, NAME.lengths and NAME.counts of a folder.
+    """A dataset under construction, as the files NAME.bin, NAME.lengths and NAME.counts of a folder.
 
-    What grows with the number of documents is on disk, so memory does not. `prefix` is only spoken of in messages. With
-    empty=False the files are there already, and `rewind` must be called next.
+    Data that grows with the number of documents is on disk, so memory does not grow. `prefix` is used in messages only.
+    With empty=False the files exist already, and `rewind` must be called next.
     """
 
     def __init__(self, folder: Path, name: str, prefix: Path, dtype: Any, *, empty: bool = True) -> None:
@@ -96,12 +95,15 @@ class DatasetSpool:
             raise DataError(f"{self.dtype} is no dtype of a token file. Use {', '.join(d.name for d in CODES)}.")
         self.num_documents = self.num_sequences = self.num_tokens = 0
         self.max_id = -1
-        self.sidecar_sha256: str | None = None  # once it is finished
+        self.sidecar_sha256: str | None = None  # set by `finish`
         self._held = ExitStack()
         self._growing = self._bin, self._lengths, self._counts = self._open("w+b" if empty else "r+b")
 
     def add_documents(self, tokens: Ints, lengths: Ints, num_sequences: Ints) -> None:
-        """Many documents at once: their tokens, the length of each sequence, how many sequences each document has."""
+        """Append documents: their tokens, the length of each sequence, and the number of sequences per document.
+
+        Raise ValueError if the three disagree, DataError if an id does not fit the dtype or a sequence exceeds int32.
+        """
         if lengths.sum() != len(tokens) or num_sequences.sum() != len(lengths):
             raise ValueError("tokens, lengths and num_sequences do not belong together")
         if len(lengths) and lengths.max() > np.iinfo(np.int32).max:
@@ -121,7 +123,7 @@ class DatasetSpool:
         self.num_documents += len(num_sequences)
 
     def mark(self) -> Mark:
-        """Where this spool stands; all of it has been given to the operating system, so a kill cannot undo it."""
+        """Return the spool's state. All data is flushed to the operating system, so that a kill cannot lose any."""
         with files.storage_errors(self.prefix, "Writing"):
             for one in self._growing:
                 one.file.flush()
@@ -130,7 +132,7 @@ class DatasetSpool:
         return Mark(**counts, sizes=tuple(one.num_bytes for one in self._growing), hashes=hashes)
 
     def rewind(self, marks: Sequence[Mark]) -> int:
-        """How many of these marks, oldest first, the files on disk still bear out; stands at the last that holds."""
+        """Return how many marks, oldest first, match the files on disk; rewind the spool to the last of them."""
         holds = 0
         with files.storage_errors(self.prefix, "Reading"):
             states = [_states(one, [mark.sizes[i] for mark in marks]) for i, one in enumerate(self._growing)]
@@ -142,12 +144,12 @@ class DatasetSpool:
         return holds
 
     def finish(self, about: dict[str, Any] | None = None, tokenizer: bytes | None = None) -> None:
-        """Write the index and the sidecar beside what has grown; `sync` puts all of it on disk."""
+        """Write the index and, if `about` and `tokenizer` are given, the sidecar. `sync` puts the files on disk."""
         with files.storage_errors(self.prefix, "Writing"):
             for suffix in (".idx", ".tokenizer.json", ".blocks", ".json"):
                 self._path(suffix).unlink(missing_ok=True)  # because: a killed process may have left a link or a pipe
             index = _Growing(self._path(".idx"), blocks=BlockSums(_ONE_BLOCK))
-            index.digest = self._bin.digest.copy()  # the checksum covers .bin, then .idx
+            index.digest = self._bin.digest.copy()  # because: content_sha256 covers .bin, then .idx
             with index.file:
                 self._write_index(index)
             if about is not None and tokenizer is not None:
@@ -171,7 +173,7 @@ class DatasetSpool:
             self.close()
 
     def sync(self) -> None:
-        """Wait until a finished spool is on disk."""
+        """Wait until the files of a finished spool are on disk."""
         with files.storage_errors(self.prefix, "Writing"):
             for path in filter(Path.exists, map(self._path, SUFFIXES)):
                 files.fsync_file(path)
@@ -223,7 +225,7 @@ class DatasetSpool:
 
 
 def _states(growing: _Growing, ends: list[int]) -> list[Any]:
-    """The running hash at each of these sizes, ascending; None from the first that lies behind the file's end."""
+    """Return the running hash at each of these ascending sizes; None from the first size beyond the file's end on."""
     digest, at, states = hashlib.sha256(), 0, []
     growing.file.seek(0)
     for end in ends:
@@ -235,16 +237,16 @@ def _states(growing: _Growing, ends: list[int]) -> list[Any]:
 
 
 def publish(folder: Path, name: str, prefix: Path) -> None:
-    """Give a finished spool its names: the old .idx goes away first and the new one comes last.
+    """Rename a finished spool's files to their final names: the old .idx is removed first, the new .idx comes last.
 
-    Does the rest of its work when called again after a kill, and nothing when all is done.
+    A call after a kill completes the remaining renames; a call after completion does nothing.
     """
     with files.storage_errors(prefix, "Writing"):
         if not (folder / f"{name}.idx").exists():
             return
         fault_point("data.publish")
         part(prefix, ".idx").unlink(missing_ok=True)
-        for suffix in (".json", ".tokenizer.json", ".blocks"):  # of another dataset
+        for suffix in (".json", ".tokenizer.json", ".blocks"):  # the file of the dataset that is replaced
             if not (folder / f"{name}{suffix}").exists() and (folder / f"{name}.bin").exists():
                 part(prefix, suffix).unlink(missing_ok=True)
         for suffix in (".bin", ".tokenizer.json", ".blocks", ".json", ".idx"):
@@ -255,21 +257,21 @@ def publish(folder: Path, name: str, prefix: Path) -> None:
 
 
 def refuse_taken(prefix: Path) -> None:
-    """An output that is there already is never replaced unasked."""
+    """Raise OutputError if any file of the output dataset exists."""
     for path in (part(prefix, suffix) for suffix in SUFFIXES):
         if path.exists():
             raise OutputError(f"{path} exists already. Choose another output, or add --overwrite to replace it.")
 
 
 def working_folder(prefix: Path) -> Path:
-    """Where a dataset grows: beside its prefix, so that renaming is enough to move it there."""
+    """Return the folder where a dataset grows: beside its prefix, so that a rename moves the files."""
     return prefix.with_name(f".{prefix.name}.tmp")
 
 
 class DatasetWriter:
-    """Writes a dataset under temporary names; it appears whole when the `with` block ends well, else not at all.
+    """Context manager that writes a dataset; the dataset appears only if the `with` block ends without an exception.
 
-    The temporary files lie in a folder beside the prefix that only one process can hold.
+    The temporary files are in a folder beside the prefix, locked by one process at a time.
     """
 
     def __init__(self, prefix: Path | str, dtype: Any, *, overwrite: bool = False) -> None:
@@ -285,7 +287,7 @@ class DatasetWriter:
         folder = working_folder(self.prefix)
         with ExitStack() as held:
             held.enter_context(files.folder_lock(folder))
-            held.callback(shutil.rmtree, folder, ignore_errors=True)  # also what a killed writer left
+            held.callback(shutil.rmtree, folder, ignore_errors=True)  # also removes files that a killed writer left
             self._spool = DatasetSpool(folder, "data", self.prefix, self.dtype)
             held.callback(self._spool.close)
             self._held = held.pop_all()
@@ -301,13 +303,13 @@ class DatasetWriter:
                 publish(self._spool.folder, self._spool.name, self.prefix)
 
     def add_documents(self, tokens: Ints, lengths: Ints, num_sequences: Ints) -> None:
-        """Many documents at once: their tokens, the length of each sequence, how many sequences each document has."""
+        """Append documents: their tokens, the length of each sequence, and the number of sequences per document."""
         self._spool.add_documents(tokens, lengths, num_sequences)
 
     def describe(
         self, *, tokenizer: bytes, fingerprint: str, vocab_size: int, eod_id: int | None, num_bytes: int
     ) -> None:
-        """What the sidecar says beyond what the writer counts by itself; without this there is no sidecar."""
+        """Set the sidecar's facts that the writer cannot count itself; without this call there is no sidecar."""
         self._tokenizer = tokenizer
         self._about = {
             "tokenizer_fingerprint": fingerprint, "vocab_size": vocab_size, "eod_id": eod_id, "num_bytes": num_bytes
@@ -315,7 +317,7 @@ class DatasetWriter:
 
 
 def check_finished(path_of: Callable[[str], Path], sidecar_sha256: str, tokenizer: bytes) -> None:
-    """Raises where any of the files, which may lie in several folders, is not the one of this sidecar."""
+    """Raise DataError if a file of the dataset does not belong to this sidecar. `path_of` maps a suffix to the file."""
     info = DatasetInfo.read(path_of(".json"))
     if info.sidecar_sha256 != sidecar_sha256 or info.blocks_sha256 is None:
         raise DataError(f"{path_of('.json')} is not the sidecar that was written here. Make the dataset again.")
