@@ -30,5 +30,5 @@ class MuonSettings(AdamWSettings):
 
 
 def is_hidden_matrix(name: str, num_dims: int) -> bool:
-    """Every model here keeps its blocks in `blocks`; embeddings, positions and heads stand outside."""
+    """Return True for a matrix inside `blocks`; embeddings, positions and heads are outside `blocks` in every model."""
     return num_dims == 2 and name.startswith("blocks.")
