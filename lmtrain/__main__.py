@@ -1,6 +1,6 @@
-"""The command `lmtrain`, also as `python -m lmtrain` where no script of that name is on the path.
+"""The entry point of the command `lmtrain`, also run as `python -m lmtrain` if no such script is on the path.
 
-A run listens for signals before anything is imported that takes time.
+A training run installs its signal handlers before the slow imports start.
 """
 
 import sys
@@ -10,14 +10,14 @@ from lmtrain.runtime.processes.signals import listen
 
 
 def is_run(arguments: Sequence[str]) -> bool:
-    """Whether the verb is pretrain; a folder of that name given to another verb makes no run of it."""
+    """Return True if the verb is `pretrain`, not merely an argument of another verb, such as a folder of that name."""
     return next((word for word in arguments if not word.startswith("-")), "") == "pretrain"
 
 
 def main() -> None:
     if is_run(sys.argv[1:]):
         listen()
-    from lmtrain.cli.main import main as run  # because: it imports much
+    from lmtrain.cli.main import main as run  # because: this import is slow, and signal handlers come first
 
     run()
 

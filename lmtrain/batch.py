@@ -1,6 +1,6 @@
-"""The named arrays that walk from the loader to the loss. Holds numpy arrays or torch tensors; imports neither.
+"""The named arrays that pass from the data loader to the loss: numpy arrays or torch tensors; neither is imported.
 
-B is the number of samples of a microbatch, T the length of a sequence.
+B is the number of samples of a micro-batch, T the length of a sequence.
 """
 
 from __future__ import annotations
@@ -9,28 +9,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-IGNORED = -100  # a label that takes no part in the loss
+IGNORED = -100  # the label of a position that is excluded from the loss
 
 
 @dataclass(frozen=True)
 class Batch:
+    """The arrays of a micro-batch; an array that its model or data does not need is None."""
+
     tokens_BT: Any  # int64 token ids
-    labels_BT: Any  # int64, what each position is to predict (the next token, or its own where masked), or IGNORED
-    positions_BT: Any = None  # int64, only where positions restart within a row
-    documents_BT: Any = None  # int32, only where attention must not cross documents: which document each token is of
-    segments_BT: Any = None  # int64, only where samples are pairs: 0 for the first segment, 1 for the second
-    real_BT: Any = None  # bool, only where rows can be padded: True where a token stands
-    asked_BT: Any = None  # bool, only in evaluation: True where hidden states are read; elsewhere they may be zeros
-    pair_labels_B: Any = None  # int64, only where samples are pairs: 1 where the second does not follow the first
-    scored_K: Any = None  # int64, only where few positions have labels: of this rank's, row by row, those to be scored
-    scored_labels_K: Any = None  # int64, their labels; where ranks hold cuts of the sequence, those of all of them
+    labels_BT: Any  # int64, the target of each position (the next token, or the masked token itself), or IGNORED
+    positions_BT: Any = None  # int64, only if positions restart within a row
+    documents_BT: Any = None  # int32, each token's document number; only if attention must not cross documents
+    segments_BT: Any = None  # int64, only if samples are pairs: 0 for the first segment, 1 for the second
+    real_BT: Any = None  # bool, only if rows can be padded: True at tokens, False at padding
+    asked_BT: Any = None  # bool, only in evaluation: True where hidden states are read; they may be 0 elsewhere
+    pair_labels_B: Any = None  # int64, only if samples are pairs: 1 if the second segment does not follow the first
+    scored_K: Any = None  # int64, only if few positions have labels: flat indices of this rank's scored positions
+    scored_labels_K: Any = None  # int64, labels of the scored positions; those of all ranks if ranks shard the sequence
 
     def map(self, change: Callable[[Any], Any]) -> Batch:
-        """Return the batch with `change` applied to every array: numpy to torch, host to device."""
+        """Return a batch with `change` applied to each present array, such as numpy to torch or host to device."""
         return Batch(**{name: None if value is None else change(value) for name, value in vars(self).items()})
 
     def unlabelled(self) -> Batch:
-        """Return the same samples with all labels IGNORED."""
+        """Return the same samples with every label set to IGNORED."""
         labels = {name: getattr(self, name) for name in ("labels_BT", "pair_labels_B")}
         return replace(self, **{name: each * 0 + IGNORED for name, each in labels.items() if each is not None})
 
@@ -41,11 +43,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepBatches:
-    """What one rank reads for a step, and what is true of the whole step."""
+    """The micro-batches that a rank reads for a step, and totals over the step's global batch."""
 
     step: int
-    microbatches: list[Batch]  # of torch tensors: this rank's share
+    microbatches: list[Batch]  # this rank's share of the global batch, as torch tensors
     num_samples: int  # of the global batch
-    counts: tuple[int, ...]  # labels of each term of the loss, of the global batch: the same on every rank
+    counts: tuple[int, ...]  # labels in the global batch per loss term: equal on every rank
     sample_ids: Any  # int64, of the global batch, in order
     num_tokens: int  # of the global batch, padding left out

@@ -1,24 +1,24 @@
-"""Every error a user can see, and the exit code that goes with it.
+"""Every error that a user can see, and the exit code of each.
 
-    LmtrainError                70  something of ours went wrong
+    LmtrainError                70  an error inside lmtrain
     |-- UsageError               2  a wrong command line
     |   |-- SettingsError        2  one or more wrong settings, all reported at once
     |   `-- RanksDifferError     2  the processes of a run were started with different settings, data, code or libraries
     |-- DataError               65  a dataset, tokenizer or text file is damaged or does not fit
     |   `-- CheckpointError     65  a checkpoint is damaged or does not fit the run
-    |-- MissingInputError       66  a file or folder that was asked for is not there
+    |-- MissingInputError       66  a requested file or folder does not exist
     |-- OutOfMemoryError        70  the device or the host ran out of memory
     |-- OutputError             73  an output folder is locked by another run or cannot be written
-    |-- StorageError            74  reading or writing failed, or there is no room for it (disk full, device error)
-    |-- StoppedEarly            75  stopped on request, or before its time was over: start the same command again
-    |   `-- StoppedForGood      79  stopped by the file STOP: not to be started again by a machine
+    |-- StorageError            74  reading or writing failed, or the storage is full (disk full, device error)
+    |-- StoppedEarly            75  stopped on request, or before its time limit: start the same command again
+    |   `-- StoppedForGood      79  stopped by the file STOP: a scheduler must not requeue the run
     |-- PeerLostError           76  another process hangs or is gone
     |-- LayoutError             78  the layout cannot work with this model or these processes
     |-- NonFiniteLossError      86  the loss or a gradient is not a finite number
     `-- NoProgressError         93  three starts from one step were lost before the next checkpoint: do not requeue
 
-A message says four things in two sentences: what is wrong with which value, what is allowed, the key or
-file, and a way out. The command line prints it without a traceback unless `--debug` is given.
+A message has four parts in two sentences: what is wrong with which value, what is allowed, the key or file, and a way
+out. The command line prints the message without a traceback unless `--debug` is given.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from collections.abc import Iterable, Sequence
 
 
 class LmtrainError(Exception):
+    """The base of every error that a user can see."""
+
     exit_code = 70
-    is_passed_on = False  # another process has met it, and has said so
+    is_passed_on = False  # True if another process raised this error first and reported it
 
 
 class UsageError(LmtrainError):
@@ -37,7 +39,7 @@ class UsageError(LmtrainError):
 
 
 class SettingsError(UsageError):
-    """Carries every problem found, so that one run of the command shows them all."""
+    """Wrong settings: the error holds every problem found, so that one run of the command shows them all."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -45,10 +47,10 @@ class SettingsError(UsageError):
 
 
 class RanksDifferError(UsageError):
-    """Raised on every rank, before the first step; rank 0 says what differs."""
+    """An error raised on every rank before the first step; rank 0's message names the difference."""
 
 
-_LONGEST = 1000  # characters of one problem: a value can have as many as it likes, and its message cannot
+_LONGEST = 1000  # characters of a problem's text; because: a value can be of any length, a message cannot
 
 
 def _listed(problems: Sequence[str]) -> str:
@@ -91,7 +93,8 @@ class StoppedForGood(StoppedEarly):
 
 
 class PeerLostError(LmtrainError):
-    """`rank` is to blame, where that is known; `stacks` is a folder that says what all were doing."""
+    """A lost peer: `rank` is the rank to blame, or None if unknown; `stacks` is a folder with all ranks' stack dumps.
+    """
 
     exit_code = 76
 
@@ -101,7 +104,7 @@ class PeerLostError(LmtrainError):
 
 
 class LayoutError(LmtrainError):
-    """Where settings make the layout, it carries them as a SettingsError does."""
+    """A layout that cannot work; if settings cause it, `problems` holds all of them, as in a SettingsError."""
 
     exit_code = 78
 
@@ -119,18 +122,19 @@ class NoProgressError(LmtrainError):
 
 
 class LayoutProblem(str):
-    """A problem of settings that are each right and together make a layout that cannot work."""
+    """A problem of settings that are each valid but together make a layout that cannot work."""
 
 
 def refusal(problems: Sequence[str]) -> LmtrainError:
-    """Return one error with all problems: of the layout if nothing else is wrong, else of the settings."""
+    """Return the error that reports all these problems: a LayoutError if all are LayoutProblems, else a SettingsError.
+    """
     if all(isinstance(problem, LayoutProblem) for problem in problems):
         return LayoutError(*problems)
     return SettingsError(problems)
 
 
 def passed_on(exit_code: int, message: str) -> LmtrainError:
-    """Return an error with the exit code of another process' error, which this process handles as its own."""
+    """Build the error with which this process repeats an error that another process raised and reported."""
     known = {73: OutputError, 74: StorageError, 75: StoppedEarly, 79: StoppedForGood}
     error = known.get(exit_code, LmtrainError)(message)
     error.exit_code, error.is_passed_on = exit_code, True
@@ -138,22 +142,22 @@ def passed_on(exit_code: int, message: str) -> LmtrainError:
 
 
 def a_few(texts: Iterable[str], separator: str = ", ", most: int = 4) -> str:
-    """Return the first texts and how many more there are, for a message."""
+    """Join the first `most` texts and state how many more there are, so that a message stays short."""
     texts = list(texts)
     return separator.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def brief(value: object, most: int = 200) -> str:
-    """Return a text or an error shortened for a message; for any other value, its type alone.
+    """Return the text of a string or exception, cut to `most` characters; for another object, the type's name.
 
-    because: what comes from a file may be as long as the file, and take forever to write out
+    because: a value from a file may be as long as the file, and converting it to text may take very long
     """
     text = value if isinstance(value, str) else str(value) if isinstance(value, BaseException) else type(value).__name__
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the way out for a misspelt name: "Did you mean X?", or all names if none is near."""
+    """Return the hint for a misspelt name: "Did you mean X?", or the whole list if no known name is close."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:

@@ -1,7 +1,8 @@
-"""Where a rank sits, by integer arithmetic over (pp, dp_replicate, dp_shard, tp), and what of a tensor it holds.
+"""The layout of ranks: a rank's coordinate on (pp, dp_replicate, dp_shard, tp), and a rank's piece of a tensor.
 
-Called by settings (is this layout possible?), parallel (which group am I in?), data (which samples are mine?),
-checkpoint (which slice is mine?) and the planner. Must not know torch, processes or models.
+Called by settings (is this layout possible?), parallel (which groups contain this rank?), data (which samples does this
+rank read?), checkpoint (which slices does this rank hold?) and the planner. Imports neither torch, processes nor
+models.
 
 Ranks count with tp fastest, so that a tp group is consecutive ranks of one node:
 rank = ((pp * dp_replicate + r) * dp_shard + s) * tp + t.
@@ -15,11 +16,13 @@ from typing import Any
 
 from lmtrain.errors import LayoutError
 
-_MOST_DIVISOR = 4096  # because: nobody wants a larger answer, and looking for it could take hours
+_MOST_DIVISOR = 4096  # because: a larger divisor is useless as a setting, and the search could take hours
 
 
 @dataclass(frozen=True)
 class Coordinate:
+    """A rank's index on each axis of the layout, each from 0."""
+
     pp: int
     dp_replicate: int
     dp_shard: int
@@ -28,7 +31,8 @@ class Coordinate:
 
 @dataclass(frozen=True)
 class Layout:
-    """pp stages of vp virtual chunks each, dp_replicate x dp_shard copies of the batch, tp cuts of each layer."""
+    """A layout: pp stages of vp virtual chunks, dp_replicate x dp_shard data-parallel ranks, tp shards of each layer.
+    """
 
     pp: int = 1
     vp: int = 1
@@ -43,6 +47,7 @@ class Layout:
 
     @property
     def dp(self) -> int:
+        """The number of data-parallel ranks."""
         return self.dp_replicate * self.dp_shard
 
     @property
@@ -50,6 +55,7 @@ class Layout:
         return self.pp * self.dp * self.tp
 
     def coordinate(self, rank: int) -> Coordinate:
+        """Return the coordinate of a rank; raise LayoutError if the rank is outside the layout."""
         if not 0 <= rank < self.world_size:
             raise LayoutError(f"rank {rank} is outside the layout's {self.world_size} processes.")
         rank, tp = divmod(rank, self.tp)
@@ -61,26 +67,28 @@ class Layout:
         return ((at.pp * self.dp_replicate + at.dp_replicate) * self.dp_shard + at.dp_shard) * self.tp + at.tp
 
     def dp_index(self, rank: int) -> int:
-        """Return the dp replica of a rank, which decides the samples that it reads."""
+        """Return the rank's index among the dp data-parallel ranks, which decides the samples that the rank reads."""
         at = self.coordinate(rank)
         return at.dp_replicate * self.dp_shard + at.dp_shard
 
 
 def divisors(value: int, limit: int | None = None) -> list[int]:
-    """Return the divisors of a value, up to `limit`: the way out in most layout messages."""
+    """Return the divisors of `value` in order, up to `limit` or 4096: the suggestions in most layout messages."""
     most = limit or _MOST_DIVISOR
     small = [d for d in range(1, min(math.isqrt(max(value, 0)), most) + 1) if value % d == 0]
     return sorted({*small, *(d for one in small if (d := value // one) <= most)})
 
 
 def words(values: list[int]) -> str:
-    """[1, 2, 4] -> "1, 2 or 4"."""
+    """Return the values as a phrase: [1, 2, 4] -> "1, 2 or 4"."""
     texts = [str(v) for v in values]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
 @dataclass(frozen=True)
 class Piece:
+    """A contiguous block of a global tensor, at `offset`, that a rank holds."""
+
     name: str
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]

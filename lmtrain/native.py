@@ -1,4 +1,7 @@
-"""The compiled helpers of csrc/, or None where no compiler was found at install. Each has a numpy twin."""
+"""Access to the compiled helpers of csrc/; `lib` is None if no compiler was found at install.
+
+Each helper has a numpy fallback.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,12 @@ from typing import Any, TypeVar
 from lmtrain.errors import LmtrainError
 
 Twin = TypeVar("Twin", bound=Callable[..., Any])
-INTERFACE = 3  # counted on, here and in csrc/native.cpp, when a function comes, goes or takes other arguments
+INTERFACE = 3  # version: raise here and in csrc/native.cpp when a function is added, removed or takes other arguments
 
 
 def _load() -> ModuleType | None:
-    # because: tests compare the twin, and a user can rule the helper out, by LMTRAIN_NATIVE=0
+    # because: LMTRAIN_NATIVE=0 lets tests compare the numpy fallback and lets a user disable the compiled helpers
+    """Return the compiled module, or None if it is absent or disabled; raise LmtrainError if its version differs."""
     if os.environ.get("LMTRAIN_NATIVE") == "0":
         return None
     try:
@@ -34,6 +38,7 @@ lib: ModuleType | None = _load()
 
 
 def compiled(name: str, twin: Twin) -> Twin:
-    """Return the compiled function of this name; or its twin where nothing was compiled, which takes the same."""
+    """Return the compiled function of this name, or `twin`, its numpy fallback of the same signature, if there is none.
+    """
     found: Twin = twin if lib is None else getattr(lib, name)
     return found

@@ -1,7 +1,7 @@
-"""The words in which a model describes itself; `parallel` applies them and `plan` prices them. No torch.
+"""The description that a model gives of itself, which `parallel` applies and `plan` prices. No torch at run time.
 
-A model obeys three rules so that it can be cut: its blocks live in a ModuleDict; its first and last modules
-may be None and forward then passes through; no layer caches a head count that a shard would falsify.
+A model obeys three rules so that it can be sharded: its blocks are in a ModuleDict; its first and last modules may be
+None, and forward then passes its input through; no layer stores a head count, which sharding would make wrong.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 class Split(Enum):
-    """How one weight may be cut over tensor-parallel ranks."""
+    """The way in which a weight may be sharded over tensor-parallel ranks."""
 
-    NONE = "none"  # every rank holds all of it
-    COLUMN = "column"  # rows of the stored [out, in] matrix: each rank makes some outputs
-    ROW = "row"  # columns of the stored matrix: each rank sums over some inputs
+    NONE = "none"  # every rank holds the whole weight
+    COLUMN = "column"  # rows of the stored [out, in] matrix: each rank computes a part of the outputs
+    ROW = "row"  # columns of the stored matrix: each rank sums over a part of the inputs
     VOCAB = "vocab"  # rows are tokens
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A weight's split, and the sections it is made of: a fused QKV is three, a SwiGLU input is two."""
+    """A weight's split and the sections it consists of: a fused QKV has three sections, a SwiGLU input two."""
 
     split: Split
-    sections: tuple[int, ...] = ()  # sizes along dim 0, in order; empty means one section
+    sections: tuple[int, ...] = ()  # sizes along dim 0, in order; empty means a single section
 
 
 Cuts = dict[str, Cut]  # parameter name -> cut; a name that is absent is Split.NONE
@@ -40,7 +40,7 @@ Cuts = dict[str, Cut]  # parameter name -> cut; a name that is absent is Split.N
 
 @dataclass(frozen=True)
 class Tie:
-    """Two parameter names that are one tensor. Saved and counted under `first`."""
+    """Two parameter names that share a tensor, which is saved and counted under `first`."""
 
     first: str
     second: str
@@ -48,16 +48,16 @@ class Tie:
 
 @dataclass(frozen=True)
 class Start:
-    """How a parameter starts: normal around `mean`, or constant where `std` is 0."""
+    """Initial distribution of a parameter: normal(mean, std), or the constant `mean` if std is 0."""
 
     mean: float = 0.0
     std: float = 0.0
-    num_rows: int | None = None  # rows after these pad the vocabulary and start at 0
+    num_rows: int | None = None  # rows from this index on pad the vocabulary and start at 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """The integers from which sizes and FLOPs follow."""
+    """The integers that determine a model's sizes and FLOPs."""
 
     num_layers: int
     width: int
@@ -66,23 +66,23 @@ class ModelShape:
     head_width: int
     ffn_width: int
     gated: bool  # SwiGLU: two input matrices
-    vocab_size: int  # true tokens; padding is not counted
+    vocab_size: int  # tokens without the padding of the vocabulary
     seq_len: int
-    window: int | None = None  # sliding-window attention sees this many tokens
+    window: int | None = None  # tokens that sliding-window attention reads; None without a window
     causal: bool = True
 
     @property
     def block_matrix_params(self) -> int:
-        """Weights of one block's matrices; norms and biases are left out."""
+        """The number of weights in a block's matrices, without norms and biases."""
         attention = self.width * self.head_width * (2 * self.num_heads + 2 * self.num_kv_heads)
         return attention + self.width * self.ffn_width * (3 if self.gated else 2)
 
     def flops_per_token(self, seq_len: int | None = None, *, scored: float = 1.0) -> float:
-        """Model FLOPs of forward and backward for one token: 72 L h^2 (1 + s/(6h)) + 6 h V for GPT-2's shape.
+        """Return model FLOPs per token, forward and backward: 72 L h^2 (1 + s/(6h)) + 6 h V for GPT-2's shape.
 
-        Attention is counted in full, not halved for causality, and recompute is not counted, as in
-        Korthikanti 2022 and PaLM's MFU; a sliding window counts its width. `scored`: the share of tokens of which
-        scores over the vocabulary are made, as data's `scored_share` says.
+        Attention counts in full, not halved for causality, and recompute is not counted, as in Korthikanti 2022 and
+        PaLM's MFU; a sliding window counts with its width. `scored` is the share of tokens for which logits are
+        computed, as in data's `scored_share`.
         """
         seq_len = seq_len or self.seq_len
         seen = min(seq_len, self.window) if self.window else seq_len
@@ -92,9 +92,9 @@ class ModelShape:
 
 
 class LanguageModel(Protocol):
-    """All that `parallel` asks of a model. It is a torch module, made on the meta device by its settings' `build`.
+    """The interface that `parallel` needs of a model: a torch module, built on the meta device by settings' `build`.
 
-    Its settings say the rest before torch is there: the list of its weights, and which stage each belongs to.
+    The model's settings give the rest before torch is imported: the list of weights and the stage of each.
     """
 
     @property
@@ -102,34 +102,39 @@ class LanguageModel(Protocol):
 
     @property
     def blocks(self) -> nn.ModuleDict:
-        """The blocks by their number in the whole model; each is compiled, recomputed and sharded as one."""
+        """The blocks by their number in the whole model, whatever the stage.
+
+        Each block is compiled, recomputed and sharded as a unit.
+        """
 
     def __call__(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
-        """Hidden states, for the next stage or for `logits`. A stage after the first is given those of the one before.
+        """Return hidden states, for the next stage or for `logits`.
 
-        With sequence parallelism the hidden states of a rank are its cut of the sequence; the batch is always whole.
+        A later stage takes the previous stage's hidden states.
+
+        With sequence parallelism a rank's hidden states are its shard of the sequence; the batch is always whole.
         """
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the padded vocabulary, -inf for padding; each position by itself, so any leading dims will do.
+        """Return logits over the padded vocabulary, -inf at padding, position by position, for any leading dims.
 
-        The linear that makes them is a `models.layers.heads.Head`, cut as Split.VOCAB. Over tp it makes the columns of
-        this rank's tokens: nothing may follow it that looks at several columns.
+        The output linear is a `models.layers.heads.Head`, sharded as Split.VOCAB. Over tp it returns the columns of
+        this rank's tokens, so no operation that reads across columns may follow it.
         """
 
     def starts(self) -> dict[str, Start]:
         """Return the initial distribution of each parameter, tied names included."""
 
     def cuts(self) -> Cuts:
-        """Return how each parameter may be split over tp; its sections divide evenly, or tp is refused."""
+        """Return how each parameter may be sharded over tp; tp is refused unless it divides each section evenly."""
 
     def ties(self) -> tuple[Tie, ...]:
-        """Pairs of names that are one tensor."""
+        """Return the pairs of names that share a tensor."""
 
     def cut(self, layers: range, *, first: bool, last: bool) -> None:
-        """Keep what one pipeline stage holds: these blocks, what stands before the first, what follows the last."""
+        """Keep only a stage's modules: these blocks, and the modules before (`first`) and after (`last`) all blocks."""
 
-    # and of what every torch module has:
+    # methods that every torch module has:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
@@ -137,7 +142,7 @@ class LanguageModel(Protocol):
 
 
 class PairModel(LanguageModel, Protocol):
-    """What a model with the term `pair` offers besides."""
+    """A language model whose objective also has the term `pair`."""
 
     def pair_logits(self, hidden_BTD: Tensor) -> Tensor:
-        """[B, 2]: whether the second segment follows the first (0) or not (1)."""
+        """Return [B, 2] logits: class 0 if the second segment follows the first, class 1 if not."""

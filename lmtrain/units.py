@@ -1,4 +1,4 @@
-"""Read and print human sizes: 300B tokens, 80GiB, 12h. Called by settings, plans and every display."""
+"""Parsing and formatting of human sizes (300B tokens, 80GiB, 12h), for settings, plans and every display."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BYTES = {"": 1, "b": 1} | {
     for suffix, base in (("", 1000), ("i", 1024))
 }
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_ROUNDING = 1e-9  # because: 1.1B is no whole number of floating-point billions
+_ROUNDING = 1e-9  # because: 1.1 * 1e9 in floating point need not be a whole number exactly
 _NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -27,7 +27,7 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], example: str) ->
 
 
 def parse_count(text: str) -> int:
-    """Turn 300B into 300_000_000_000; k, M, B and T are powers of a thousand."""
+    """Parse a count: 300B -> 300_000_000_000; k, M, B and T are powers of a thousand. Raise ValueError if not whole."""
     value = _parse(text, _COUNT, "2000, 10M or 300B")
     if abs(value - round(value)) > _ROUNDING * value:
         raise ValueError("is not a whole number")
@@ -43,7 +43,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_count(value: float) -> str:
-    """12_345_678 -> "12.3M"; three significant digits, enough for a glance."""
+    """Format a count with three significant digits: 12_345_678 -> "12.3M"."""
     if abs(value) >= 1e15:
         return f"{value:.2e}"
     for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -53,7 +53,7 @@ def format_count(value: float) -> str:
 
 
 def plural(count: float, noun: str, number: str | None = None) -> str:
-    """ "1 document", "2 documents"; `number` is the count as it is to be written."""
+    """Format a count and its noun: "1 document", "2 documents". `number` overrides the text of the count."""
     return f"{count if number is None else number} {noun}{'' if count == 1 else 's'}"
 
 
@@ -65,7 +65,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """3725 -> "1h02m"; the two largest parts only."""
+    """Format a duration with its two largest units only: 3725 -> "1h02m"."""
     if value < 59.95:
         return f"{value:.1f}s"
     minutes, seconds = divmod(round(value), 60)
@@ -77,7 +77,7 @@ def format_seconds(value: float) -> str:
 
 
 def show_measure(name: str, value: float) -> str:
-    """Accuracies in percent as papers give them, perplexities with two digits, the rest with four."""
+    """Format a metric: accuracies in percent, perplexities with two digits, others with four."""
     if 1e7 <= abs(value) < math.inf:
         return f"{value:.3e}"
     if not math.isfinite(value):

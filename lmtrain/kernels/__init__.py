@@ -1,1 +1,1 @@
-"""Fused work for GPUs as plain functions on tensors, each with a twin in torch that says what it means."""
+"""Fused GPU operations as functions on tensors, each with a fallback (`..._twin`) in torch that defines its result."""

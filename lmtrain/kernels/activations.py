@@ -1,8 +1,7 @@
-"""A linear's bias and the activation behind it, in one pass each way; backward gives the bias's gradient as well.
+"""A linear's bias and activation fused into a single pass per direction; backward also returns the bias's gradient.
 
-Called by models, with a linear's product from which the bias was left out. Torch alone reads the gradient of the
-activation once more to sum it, and a compiler does too, since the sum runs the other way. The twins do the same
-arithmetic in fp32.
+Called by models, with the product of a linear without its bias. Torch and its compiler read the activation's gradient a
+second time to sum it for the bias, because that sum runs across rows. The fallbacks do the same arithmetic in fp32.
 """
 
 from __future__ import annotations
@@ -20,12 +19,14 @@ _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 def activated(product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
-    """f(product + bias), over the last dim; of [gate | up] silu(gate) * up."""
+    """Return f(product + bias) over the last dim; for swiglu, silu(gate) * up of [gate | up]."""
     y: Tensor = _Activated.apply(product, bias, kind)  # type: ignore[no-untyped-call]
     return y
 
 
 class _Activated(torch.autograd.Function):
+    """The autograd function of `activated`."""
+
     @staticmethod
     def forward(ctx: Any, product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
         ctx.save_for_backward(product, bias)
@@ -49,7 +50,7 @@ def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
 
 
 def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
-    """Gradients of the product and of the bias, which without a bias is empty."""
+    """Return the gradients of the product and of the bias; the latter is empty if there is no bias."""
     if runs_kernel(product):
         from lmtrain.kernels import triton_activations  # because: Triton is there where GPUs are
 
@@ -82,7 +83,7 @@ def _with_bias(product: Tensor, bias: Tensor | None) -> Tensor:
     return x if bias is None else x + bias
 
 
-# because: a compiler cannot look into a kernel of ours, and an operator tells it what shapes come out
+# because: torch.compile cannot trace into a Triton kernel; a custom operator gives it the output shapes
 _forward_in_graph = torch.library.custom_op(
     "lmtrain::activated", forward, mutates_args=(), schema="(Tensor product, Tensor? bias, str kind) -> Tensor"
 )

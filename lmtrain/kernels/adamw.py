@@ -1,7 +1,7 @@
-"""One AdamW step of many tensors in one pass: clipping, the averages, the weight, and its half-precision copy.
+"""An AdamW step of many tensors in a single pass: clipping, both averages, the weight and its half-precision copy.
 
-Called by optim. Separate passes read and write each weight's numbers three times: 42 bytes a weight, where this moves
-30. The twin is the same arithmetic, a tensor at a time.
+Called by optim. Separate passes move 42 bytes per weight; this pass moves 30. The fallback does the same arithmetic, a
+tensor at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from lmtrain.kernels.on_gpu import runs_kernel
 
 @torch.no_grad()
 def step(moved: Sequence[Moved], rates: Rates, factor: Tensor | None) -> None:
-    """Update weights in place; gradients count `factor` times, and stay unchanged."""
+    """Update weights, averages and half-precision copies in place.
+
+    Gradients are scaled by `factor` but not overwritten.
+    """
     if moved and runs_kernel(moved[0].weight):
         from lmtrain.kernels import triton_adamw  # because: Triton is there where GPUs are
 
@@ -28,7 +31,10 @@ def step(moved: Sequence[Moved], rates: Rates, factor: Tensor | None) -> None:
 
 @torch.no_grad()
 def directions(moved: Sequence[Moved], rates: Rates) -> None:
-    """Update the averages; write each step without its sign into the place of the weight."""
+    """Update the averages and overwrite each weight tensor with `step_size * first / (root of second + eps)`.
+
+    The previous content of the weight tensor is ignored. The caller subtracts the direction.
+    """
     if moved and runs_kernel(moved[0].weight):
         from lmtrain.kernels import triton_adamw  # because: Triton is there where GPUs are
 
@@ -54,7 +60,7 @@ def step_twin(moved: Sequence[Moved], rates: Rates, factor: Tensor | None) -> No
 
 
 def _averaged(one: Moved, gradient: Tensor, rates: Rates) -> Tensor:
-    """Update both averages; return the divisor of the first."""
+    """Update both averages in place and return the divisor of the first average."""
     first, second = rates.betas
     one.first.lerp_(gradient, 1.0 - first)
     one.second.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)

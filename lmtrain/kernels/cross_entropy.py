@@ -1,8 +1,8 @@
-"""What a cross-entropy needs of its logits: three numbers a row, and the gradient of every logit.
+"""The kernels of cross-entropy: three numbers per row of logits, and the gradient of every logit.
 
-Called by objectives, and by parallel where ranks hold a part of the vocabulary each: the columns here may be all or
-some. On a GPU each is one kernel that reads the logits once, and the gradient is written over them, since the logits
-are the largest tensor of a step and nobody needs them any more. The twins hold fp32 copies of a few rows at a time.
+Called by objectives, and by parallel if ranks shard the vocabulary: the columns may be a part of the vocabulary. On a
+GPU each function is a kernel that reads the logits once, and the gradient overwrites the logits, because they are the
+largest tensor of a step and are not needed again. The fallbacks hold fp32 copies of a few rows at a time.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from lmtrain.kernels.on_gpu import runs_kernel
 
 # because: 64M fp32 numbers are 256 MiB, small beside the logits and still large enough to fill a GPU
 CHUNK_ELEMENTS = 64 << 20
-NOWHERE = -1  # the column of a label that is not among these
+NOWHERE = -1  # column index of a label outside these columns
 
 
 def row_sums(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None = None) -> Tensor:
-    """[3, N]: the greatest logit of a row, the sum of exp(logit - greatest), and the label's, or 0 where it is NOWHERE.
+    """Return [3, N]: a row's maximum logit, its sum of exp(logit - maximum), and its label's logit (0 at NOWHERE).
 
-    because: two numbers for log(sum(exp)), since the logarithm's rounding grows with the size of the logits. `sums`:
-    of the numbers that are returned; an exponential's own error has no side, so that those of a sum add up to little.
+    because: the maximum and the sum are separate since the rounding error of log(sum(exp)) grows with the logits' size.
+    `sums` overrides the dtype of the result; the errors of single exponentials have either sign and nearly cancel in a
+    sum.
     """
     if sums is None and runs_kernel(logits_NV):
         from lmtrain.kernels import triton_cross_entropy  # because: Triton is there where GPUs are
@@ -33,7 +34,7 @@ def row_sums(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None = Non
 
 
 def gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
-    """(exp(logit - top) / sum - 1 in the label's column) weight; over the logits where a kernel writes it."""
+    """Return (exp(logit - top) / sum - onehot(column)) * weight. The GPU kernel overwrites the logits with it."""
     if runs_kernel(logits_NV):
         from lmtrain.kernels import triton_cross_entropy  # because: Triton is there where GPUs are
 
@@ -65,7 +66,7 @@ def _gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor,
 def _row_sums(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None) -> Tensor:
     logits_NV = logits_NV.to(sum_dtype(logits_NV))
     sums = sums or logits_NV.dtype
-    # because: where all columns are padding, -inf - -inf would be nan
+    # because: if all columns are padding, -inf - -inf would be NaN
     top_N = logits_NV.amax(-1).clamp(min=torch.finfo(logits_NV.dtype).min)
     sum_N = (logits_NV - top_N.unsqueeze(-1)).exp_().sum(-1, dtype=sums)
     label_N = logits_NV.gather(-1, column_N.clamp(min=0).unsqueeze(-1)).squeeze(-1)
@@ -73,7 +74,10 @@ def _row_sums(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None) -> 
 
 
 def chunks(logits_NV: Tensor) -> Iterator[slice]:
-    """Ranges of rows, one even of none. A compiler fuses the fp32 copies away, so it is given all rows at once."""
+    """Yield slices of rows of at most CHUNK_ELEMENTS logits, at least one slice even without rows.
+
+    Under a compiler the only slice is all rows, because the compiler fuses the fp32 copies away.
+    """
     if torch.compiler.is_compiling():
         return iter([slice(None)])
     num_rows, num_columns = logits_NV.shape

@@ -1,4 +1,4 @@
-"""What an update moves, and by how much: the words in which optim asks for one of adamw.py, and its kernel is told."""
+"""The inputs of the AdamW kernel: which tensors an update changes, and by which rates. Built by optim."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from operator import or_
 
 from torch import Tensor
 
-WIDEST = 16  # bytes of one load of a thread, where addresses and sizes allow it
+WIDEST = 16  # bytes per load of a thread, if addresses and sizes are multiples of it
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of one group of weights in one step. `count`: of updates, this one among them."""
+    """The rates of a parameter group in a step. `count` is the number of updates, including this one."""
 
     lr: float
     betas: tuple[float, ...]
@@ -23,28 +23,29 @@ class Rates:
 
     @property
     def kept(self) -> float:
-        """The share of a weight that decay leaves."""
+        """The factor of weight decay that multiplies a weight."""
         return 1.0 - self.lr * self.weight_decay
 
     @property
     def step_size(self) -> float:
+        """The learning rate divided by the first average's bias correction."""
         return self.lr / (1.0 - self.betas[0] ** self.count)
 
     @property
     def root(self) -> float:
-        """The correction of the second average's root for its start at 0."""
+        """The square root of the second average's bias correction."""
         return float((1.0 - self.betas[1] ** self.count) ** 0.5)
 
 
 @dataclass(frozen=True)
 class Moved:
-    """A weight and what belongs to it: contiguous, of one shape, and fp32 but for `rounded`."""
+    """A weight with its gradient and averages: contiguous, of equal shape, and fp32 except for `rounded`."""
 
     weight: Tensor
     gradient: Tensor
     first: Tensor
     second: Tensor
-    rounded: Tensor | None  # the copy that computes, which is written too
+    rounded: Tensor | None  # the half-precision copy used for compute, also updated; None if there is none
 
     @property
     def tensors(self) -> tuple[Tensor | None, ...]:
@@ -52,9 +53,10 @@ class Moved:
 
     @property
     def addresses(self) -> list[int]:
+        """The device addresses of `tensors` in order; 0 for a missing `rounded`."""
         return [0 if x is None else x.data_ptr() for x in self.tensors]
 
     @property
     def divisor(self) -> int:
-        """The number that divides all addresses and the size, by which a kernel may load and store at once."""
+        """WIDEST if it divides all addresses and the size, so that a kernel may use vector loads; otherwise 1."""
         return WIDEST if reduce(or_, self.addresses, self.weight.numel()) % WIDEST == 0 else 1

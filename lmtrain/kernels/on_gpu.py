@@ -1,7 +1,7 @@
-"""Where this room's kernels run: on a GPU where Triton is installed, which torch for CUDA brings.
+"""The checks for whether this folder's kernels can run: on a GPU with Triton installed, which torch for CUDA includes.
 
-`fuses` is asked by models, objectives and parallel before they take the fused way; `runs_kernel` by the functions of
-this room, whose twins do the same on any tensor. Whoever imports Triton has asked here first.
+`fuses` is called by models, objectives and parallel before they choose the fused path, `runs_kernel` by this folder's
+functions, whose fallbacks work on any tensor. Triton is imported only after one of these checks.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ _KNOWN = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def fuses(device: torch.device) -> bool:
+    """Return True if fused operations should be used on this device."""
     return device.type in FUSES_ON and (HAS_TRITON or device.type != "cuda")
 
 
 def runs_kernel(tensor: Tensor) -> bool:
-    """Return whether a Triton kernel runs for a tensor; none can be launched for an empty one."""
+    """Return True if a Triton kernel can process the tensor. An empty tensor cannot launch a kernel."""
     return tensor.is_cuda and tensor.numel() > 0 and HAS_TRITON and tensor.dtype in _KNOWN

@@ -1,6 +1,7 @@
-"""The kernels of activations.py: tiles of rows and columns, in fp32 inside. Imported where a GPU is.
+"""The Triton kernels of activations.py: tiles of rows and columns, computed in fp32. Imported only on a GPU machine.
 
-A program of backward goes down some rows of its columns and leaves their sum; adding up these sums is a small rest.
+Each program of backward covers a block of rows of its columns and writes their partial sum; adding the partial sums
+afterwards costs little.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, COLUMNS = 4, 512  # of a tile; because: in fp32 that is 16 numbers a thread
-ROWS_OF_A_SUM = 64  # because: sums in fp32 are then 2% of what is read and written in half precision
+ROWS, COLUMNS = 4, 512  # of a tile; because: in fp32 this is 16 numbers per thread
+ROWS_OF_A_SUM = 64  # because: the fp32 partial sums then add only 2% to the half-precision memory traffic
 NUM_WARPS = 4
-STAGES = 3  # tiles of backward under way at once; because: on an H200 they take a seventh of the time away
+STAGES = 3  # pipelined tiles of backward; because: on an H200 three stages save a seventh of the time
 _ROOT_HALF = tl.constexpr(0.7071067811865476)
 _DENSITY = tl.constexpr(0.3989422804014327)  # 1 / sqrt(2 pi)
-_INNER = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi); Triton's interpreter wants such numbers behind a tensor
+_INNER = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi); Triton's interpreter needs a constexpr as the right operand
 _CUBIC = tl.constexpr(0.044715)
 
 
@@ -104,7 +105,7 @@ def _activation_backward(
     block = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     here = at < num_columns
-    # a sum for each place of a tile; because: one for each column would make the threads wait for each other every time
+    # a sum per tile element; because: a sum per column would need a reduction across threads in every iteration
     first = tl.zeros((ROWS, COLUMNS), tl.float32)
     second = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in tl.range(0, ROWS_OF_A_SUM, ROWS, num_stages=STAGES):

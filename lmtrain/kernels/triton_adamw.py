@@ -1,6 +1,8 @@
-"""The kernel of adamw.py: one launch over many tensors, which it finds by their addresses. Imported where a GPU is.
+"""The Triton kernel of adamw.py: a launch over many tensors, located by their addresses.
 
-because: a model has hundreds of tensors, and a launch of each would keep the host longer than the device.
+Imported only on a GPU machine.
+
+because: a model has hundreds of tensors, and a launch per tensor would take the host longer than the device.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from torch import Tensor
 from lmtrain.kernels.moved import Moved, Rates
 
 BLOCK = 1024
-CHUNK = 16 * BLOCK  # of one tensor, for one program
+CHUNK = 16 * BLOCK  # elements of a tensor that a program processes
 NUM_WARPS = 4
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
 def step(moved: Sequence[Moved], rates: Rates, factor: Tensor | None, *, directs: bool = False) -> None:
-    """Launch a kernel for each kind of tensors, mostly one or two. `directs`: as adamw.directions."""
+    """Launch a kernel for each combination of `rounded` dtype and alignment, usually one or two.
+
+    `directs` selects the behaviour of adamw.directions.
+    """
     kinds: dict[tuple[torch.dtype | None, int], list[Moved]] = defaultdict(list)
     for one in moved:
         assert all(x is None or (x.is_contiguous() and x.shape == one.weight.shape) for x in one.tensors)
@@ -54,7 +59,7 @@ def _launch(
 
 @lru_cache(maxsize=8)
 def _chunks(sizes: tuple[int, ...], chunk: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each program's tensor and its start there, and each tensor's size."""
+    """Return each program's tensor index, each program's start offset in its tensor, and each tensor's size."""
     counts = [-(-size // chunk) for size in sizes]
     tensor_of = np.repeat(np.arange(len(sizes), dtype=np.int64), counts)
     start_of = np.concatenate([np.arange(count, dtype=np.int64) * chunk for count in counts])
@@ -64,7 +69,7 @@ def _chunks(sizes: tuple[int, ...], chunk: int, device: torch.device) -> tuple[T
 
 
 def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    # because: a copy of what is not pinned waits for the device
+    # because: a copy from unpinned memory synchronizes with the device
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 

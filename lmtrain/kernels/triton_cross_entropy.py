@@ -1,4 +1,4 @@
-"""The kernels of cross_entropy.py: a row of logits at a time, with sums in fp32. Imported where a GPU is."""
+"""The Triton kernels of cross_entropy.py: a row of logits per program, sums in fp32. Imported only on a GPU machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096  # because: a row of GPT-2's logits is 13 of them, and one of them in fp32 is 32 numbers a thread
+BLOCK = 4096  # because: a row of GPT-2's logits is 13 blocks, and a block in fp32 is 32 numbers per thread
 NUM_WARPS = 4
 _LEAST = tl.constexpr(torch.finfo(torch.float32).min)
 
@@ -24,7 +24,7 @@ def row_sums(logits_NV: Tensor, column_N: Tensor) -> Tensor:
 
 
 def write_gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
-    """Over the logits, which it returns."""
+    """Overwrite the logits with their gradient and return them."""
     num_rows, num_columns = logits_NV.shape
     assert logits_NV.stride(1) == 1
     if num_rows:
@@ -41,7 +41,7 @@ def _cross_entropy_sums(
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    top = _LEAST  # because: where all columns are padding, -inf - -inf would be nan
+    top = _LEAST  # because: if all columns are padding, -inf - -inf would be NaN
     total = 0.0
     for start in range(0, num_columns, BLOCK):
         at = start + tl.arange(0, BLOCK)

@@ -1,1 +1,1 @@
-"""Models that describe how they may be split and know nothing of processes."""
+"""Models that describe how they may be sharded and do not depend on processes."""

@@ -1,10 +1,10 @@
-"""The encoder: embedding of tokens, positions and segments, blocks that see both sides, and two heads.
+"""The encoder (BERT): embedding of tokens, positions and segments, bidirectional blocks, and two heads.
 
-Built by parallel from BertSettings; knows no process and no layout. Blocks and words are GPT's. `norm_order=post` is
-the first BERT: a norm of the embedding and of every sum. `pre` is Megatron-LM's: norms before attention and MLP and one
-at the end, so that the residual stream is untouched and more layers keep helping.
+Built by parallel from BertSettings; independent of processes and layout. Blocks and naming are GPT's. `norm_order=post`
+is the original BERT: a norm after the embedding and after every residual sum. `pre` is Megatron-LM's: norms before
+attention and MLP and a norm at the end, so that the residual stream is not normalized and deeper models keep improving.
 
-Cut for a pipeline, `embedding`, `norm`, `head` or `pair` is None and `forward` takes and returns hidden states instead.
+In a pipeline stage `embedding`, `norm`, `head` or `pair` may be None, and `forward` takes and returns hidden states.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def build(settings: BertSettings) -> Bert:
 
 class Bert(Stack):
     behind = ("norm", "head", "pair")
-    separates_documents = False  # because: a pair is told by the first token of its row
+    separates_documents = False  # because: the pair head reads only the first token of a row
 
     settings: BertSettings
     pair: nn.Module | None
@@ -55,7 +55,7 @@ class Bert(Stack):
         apply_ties(self)
 
     def pair_logits(self, hidden_BTD: Tensor) -> Tensor:
-        """[B, 2]: whether the second segment follows the first (0) or not (1)."""
+        """Return [B, 2] logits: class 0 if the second segment follows the first, class 1 if not."""
         return hidden_BTD if self.pair is None else self.pair(hidden_BTD)
 
 

@@ -1,6 +1,6 @@
-"""Every choice within an encoder: BERT and Megatron's BERTs are values of these keys. Torch-free.
+"""The settings of an encoder: BERT and Megatron's BERTs are values of these keys. Torch-free.
 
-Called by bert.build and by whoever sizes or checks a model before torch is there.
+Called by bert.build and by code that sizes or checks a model before torch is imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class BertSettings(TransformerSettings):
 
     norm_order: Literal["pre", "post"] = "pre"
     activation: Literal["gelu", "gelu_tanh"] = "gelu"
-    head_activation: Literal["gelu", "gelu_tanh"] = "gelu"  # between the two linears of the masked head
+    head_activation: Literal["gelu", "gelu_tanh"] = "gelu"  # activation between the two linears of the masked head
     pair_head: bool = True
 
     @property
@@ -33,7 +33,7 @@ class BertSettings(TransformerSettings):
 
     @property
     def branch_std(self) -> float:
-        """A norm of every sum leaves nothing to add up."""
+        """The init std of a branch's last linear; not reduced with post-norm, which normalizes every residual sum."""
         return self.init_std if self.norm_order == "post" else super().branch_std
 
     @property

@@ -1,6 +1,7 @@
-"""The decoder: embedding, blocks, norm, head. Built by parallel from GPTSettings; knows no process and no layout.
+"""The decoder (GPT): embedding, blocks, norm, head.
 
-Cut for a pipeline, `embedding`, `norm` or `head` is None and `forward` takes and returns hidden states instead.
+Built by parallel from GPTSettings; independent of processes and layout. In a pipeline stage `embedding`, `norm` or
+`head` may be None, and `forward` takes and returns hidden states.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Every choice within a decoder: GPT-2, Megatron's and MegaScale's GPTs and LLaMA are values of these keys.
+"""The settings of a decoder: GPT-2, Megatron's and MegaScale's GPTs and LLaMA are values of these keys.
 
-Torch-free. Called by gpt.build and by whoever sizes or checks a model before torch is there.
+Torch-free. Called by gpt.build and by code that sizes or checks a model before torch is imported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lmtrain.layout import divisors
 from lmtrain.models.model_settings import Shape, TransformerSettings, block_weights, norm_weights, round_up, some
 from lmtrain.spec import ModelShape, Tie
 
-# because: LLaMA rounds 8/3 of the width up to this, and cuts over 2, 4 or 8 ranks then stay multiples of 32
+# because: LLaMA rounds 8/3 of the width up to this multiple, so that shards over 2, 4 or 8 ranks are multiples of 32
 SWIGLU_MULTIPLE = 256
 
 
@@ -24,7 +24,7 @@ class GPTSettings(TransformerSettings):
     optional: ClassVar[tuple[str, ...]] = ("num_kv_heads", "head_width", "ffn_width", "vocab_size", "window")
     positive: ClassVar[tuple[str, ...]] = ("rotary_base", "norm_eps", "init_std")
 
-    num_kv_heads: int | None = None  # fewer than heads: grouped-query attention; None: as many
+    num_kv_heads: int | None = None  # fewer than heads: grouped-query attention; None: as many as heads
     head_width: int | None = None  # None: width / num_heads
     ffn_width: int | None = None  # None: 4 x width, or 8/3 x width rounded up for swiglu
     positions: Literal["learned", "rotary"] = "learned"
@@ -99,7 +99,7 @@ class GPTSettings(TransformerSettings):
 
     def head_problems(self) -> Iterator[Problem]:
         if min(self.width, self.num_heads, self.kv_heads) < 1:
-            return  # reported as sizes; dividing by them says nothing more
+            return  # sizes below 1 are reported elsewhere, and the checks below would divide by them
         yield from self.checked(
             (self.head_width is None and self.width % self.num_heads != 0, "num_heads",
              f"does not divide width={self.width}", f"Use {some(divisors(self.width, 256))}, or set head_width."),

@@ -1,8 +1,8 @@
-"""First weights, each drawn by its name alone: device, order of construction and layout never matter.
+"""Initial weights, each drawn from a seed made of its name: independent of device, construction order and layout.
 
-Called by parallel, which gives the model its memory here too. Whoever holds a slice draws the whole, block by block,
-and keeps the slice.
-The numbers are those of torch's generator on the CPU, whatever the device: other generators have other numbers.
+Called by parallel, which also allocates the model's memory here. A rank that holds a slice draws the whole parameter,
+block by block, and keeps the slice. The values are those of torch's CPU generator on every device, because other
+generators produce other values.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from lmtrain.spec import LanguageModel, Start
 
-# because: torch draws normal numbers by sixteens, and the last sixteen of a tensor that is no multiple of it twice. So
-# blocks of multiples of 16 rows, of which the last takes what is left over, have the numbers of the whole
+# because: torch draws normal numbers in groups of 16, and redraws the last 16 of a tensor whose size is no multiple of
+# 16. So blocks of multiples of 16 rows, with the remainder in the last block, have the same values as the whole
 _ROWS, _BLOCK_NUMBERS = 16, 8 << 20
 
 
 def drawn(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield the initial values of a whole parameter as blocks of rows in fp32 on the CPU, with their first row.
+    """Yield the whole parameter as (first row, block of rows), in fp32 on the CPU.
 
-    True rows do not change with the padding, which is left out.
+    Padding rows are left out, and do not change the values of the other rows.
     """
     num_rows = shape[0] if start.num_rows is None else start.num_rows
     step = _ROWS * max(1, _BLOCK_NUMBERS // (_ROWS * math.prod(shape[1:])))
@@ -41,9 +41,9 @@ def drawn(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Iterato
 
 
 def apply_memory(model: nn.Module, device: torch.device) -> None:
-    """Replace tensors on meta by uninitialized ones on `device`, as `to_empty` does.
+    """Replace meta tensors by uninitialized ones on `device`, as `to_empty` does.
 
-    because: `to_empty` calls `empty_like` on meta, which imports sympy, a quarter of a CPU second
+    because: `to_empty` calls `empty_like` on meta, which imports sympy and takes a quarter of a CPU second
     """
     for module in model.modules():
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
@@ -53,7 +53,7 @@ def apply_memory(model: nn.Module, device: torch.device) -> None:
 
 
 def apply_ties(model: LanguageModel) -> None:
-    """Make each tie's second name the same object as its first, where this model holds both."""
+    """Make the second name of each tie refer to the first name's parameter, if this model holds both."""
     assert isinstance(model, nn.Module)
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for tie in model.ties():

@@ -1,8 +1,8 @@
-"""What every model's settings offer, whatever its kind, and what decoders' and encoders' share. Torch-free.
+"""The interface of every model's settings, and the settings that decoders and encoders share. Torch-free.
 
-Called by train/config (checks across settings), placement, parallel and the planner. A kind named `gpt` stands in
-`gpt_settings.py`, and `gpt.py` beside it has `build(settings)`. Sizes, the vocabulary and the blocks' weights are those
-of TransformerSettings, the base of both that are here.
+Called by train/config (checks across settings), placement, parallel and the planner. A kind named `gpt` has its
+settings in `gpt_settings.py`, and `gpt.py` beside it has `build(settings)`. TransformerSettings, the base of both
+built-in kinds, has the sizes, the vocabulary and the blocks' weights.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Choice):
+    """The interface of a model's settings, which describe the model before torch is imported."""
+
     room: ClassVar[str] = "lmtrain.models"
 
     @property
     @abstractmethod
     def terms(self) -> tuple[str, ...]:
-        """The terms of the loss; the first is over tokens, and data must have labels for all."""
+        """The loss terms: first the token term, and the data must have labels for all terms."""
 
     @property
     @abstractmethod
     def shape(self) -> ModelShape:
-        """The integers behind sizes and FLOPs; its vocabulary is 0 until the tokenizer has been asked."""
+        """The integers that determine sizes and FLOPs; vocab_size is 0 until the tokenizer is known."""
 
     @property
     @abstractmethod
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding and columns of the logits, rounded up so that they can be cut evenly."""
+        """The number of embedding rows and logits columns, rounded up so that they can be sharded evenly."""
 
     @property
     @abstractmethod
@@ -46,34 +48,37 @@ class ModelSettings(Choice):
         """True if a training step draws random numbers."""
 
     def unused(self) -> Iterator[Problem]:
-        """Yield given settings without effect in this model: a run refuses them, a checkpoint may have them."""
+        """Yield settings that were set but have no effect in this model: an error in a run, allowed in a checkpoint."""
         return iter(())
 
     @abstractmethod
     def with_vocab(self, vocab_size: int) -> Self:
-        """Return the settings for a tokenizer of this many tokens; raise if the vocabulary is set too small."""
+        """Return the settings for a tokenizer of this size; raise SettingsError if a smaller vocabulary is set."""
 
     @property
     @abstractmethod
     def num_parameters(self) -> int:
-        """Numbers in the whole model without padding, each tied weight once. A closed form: plans need no torch."""
+        """The number of parameters without padding, tied weights once: a closed form, so that plans need no torch."""
 
     @abstractmethod
     def weights(self) -> dict[str, Shape]:
-        """Shape of every parameter by name, padding included, each tied weight under its first name."""
+        """Return the shape of every parameter by name, padding included; a tied weight occurs under its first name."""
 
     @abstractmethod
     def cuts(self) -> Cuts:
-        """Return how each weight may be split; with `weights`, this decides every place without torch."""
+        """Return how each parameter may be sharded.
+
+        Together with `weights` this determines the placement without torch.
+        """
 
     @abstractmethod
     def ties(self) -> tuple[Tie, ...]:
-        """Names that are one weight."""
+        """Return the pairs of names that share a weight."""
 
     def layer_of(self, name: str) -> int:
-        """Return the block of a weight; -1 if it comes before all blocks, num_layers if after them.
+        """Return the block number of a weight; -1 for weights before all blocks, num_layers for weights after them.
 
-        Whatever a model calls its other parts, its blocks are `blocks.0`, `blocks.1` and so on.
+        In every model the blocks are named `blocks.0`, `blocks.1` and so on; other parts may have any name.
         """
         part, _, rest = name.partition(".")
         if part == "blocks":
@@ -81,13 +86,13 @@ class ModelSettings(Choice):
         return -1 if part == "embedding" else self.shape.num_layers
 
     def build(self) -> LanguageModel:
-        """Build the whole model with memory on torch's default device; `meta` has none."""
+        """Build the whole model on torch's default device; `meta` allocates no memory."""
         model: LanguageModel = self.component().build(self)
         return model
 
 
 def true_weights(settings: ModelSettings) -> dict[str, Shape]:
-    """Return every weight's shape as checkpoints hold it, without the rows that pad the vocabulary."""
+    """Return every weight's shape as checkpoints store it: without the rows that pad the vocabulary."""
     cuts, rows = settings.cuts(), settings.shape.vocab_size
     return {
         name: (rows, *shape[1:]) if name in cuts and cuts[name].split is Split.VOCAB else shape
@@ -96,7 +101,7 @@ def true_weights(settings: ModelSettings) -> dict[str, Shape]:
 
 
 def checked_vocab_size(given: int | None, found: int) -> int:
-    """Return the vocabulary size of the settings, or the tokenizer's; raise if the given size is too small."""
+    """Return the set vocabulary size, or the tokenizer's if none is set; raise SettingsError if it is too small."""
     if given is not None and given < found:
         problem = Problem(
             "vocab_size", given,
@@ -111,16 +116,18 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def some(values: list[int]) -> str:
-    """Return at most a dozen legal values for a message."""
+    """Format at most a dozen legal values, so that a message stays short."""
     return words(values if len(values) <= 12 else values[-12:])
 
 
-MAX_LAYERS = 4096  # because: every weight is listed before a model is made, and no model has a third as many blocks
-MAX_VOCAB_MULTIPLE = 1 << 16  # because: a small model from elsewhere must not ask for scores of a million columns
+MAX_LAYERS = 4096  # because: every weight is listed before a model is built, and no known model has a third of this
+MAX_VOCAB_MULTIPLE = 1 << 16  # because: an imported small model must not lead to logits of a million columns
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSettings(ModelSettings):
+    """The settings that decoders and encoders share."""
+
     optional: ClassVar[tuple[str, ...]] = ("ffn_width", "vocab_size")  # sizes that may be null
     positive: ClassVar[tuple[str, ...]] = ("norm_eps", "init_std")  # numbers that must be above 0
 
@@ -163,7 +170,7 @@ class TransformerSettings(ModelSettings):
 
     @property
     def branch_std(self) -> float:
-        """The initial std of a branch's last linear, smaller since 2L branches add up in the residual stream."""
+        """The init std of a branch's last linear: smaller, because 2L branches add up in the residual stream."""
         return self.init_std / math.sqrt(2 * self.num_layers)
 
     def cuts(self) -> Cuts:
@@ -193,7 +200,7 @@ class TransformerSettings(ModelSettings):
         )  # fmt: skip
 
     def head_problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with how heads divide the width; sizes below 1 are reported elsewhere."""
+        """Yield problems of heads and width. Sizes below 1 are skipped, because they are reported elsewhere."""
         if min(self.width, self.num_heads) >= 1:
             yield from self.problem_if(
                 self.width % self.num_heads != 0, "num_heads",
@@ -202,9 +209,9 @@ class TransformerSettings(ModelSettings):
 
 
 def cut_of(name: str, shape: ModelShape) -> Cut:
-    """Return how a weight is split over tp, as in Megatron-LM: first linears by output, second ones by input.
+    """Return Megatron-LM's cut of a parameter: first linears by output, second linears by input, vocabulary by rows.
 
-    BERT's decoder is the embedding's rows and has a bias for each; what else is in a head is left whole.
+    BERT's decoder shares the embedding's rows and has a bias element for each; other head parameters are not sharded.
     """
     match name.split(".")[-2:]:
         case ["qkv", _]:
@@ -222,7 +229,7 @@ def cut_of(name: str, shape: ModelShape) -> Cut:
 def block_weights(
     path: str, shape: ModelShape, *, bias: bool = True, norm_bias: bool = True, parallel: bool = False
 ) -> dict[str, Shape]:
-    """Return the weights of one block; a parallel block has no norm of its own before its MLP."""
+    """Return the weights of a block. A parallel block has no separate norm before its MLP."""
     width, ffn = shape.width, shape.ffn_width
     heads, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
     return (

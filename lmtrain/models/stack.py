@@ -1,4 +1,4 @@
-"""What every transformer here shares: blocks in order, and a final norm where there is one. Base of GPT and BERT."""
+"""The base class of GPT and BERT: blocks in order, and an optional final norm."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lmtrain.spec import Cuts, ModelShape, Start, Tie
 
 
 class Stack(nn.Module):
-    """Cut for a pipeline, a part that another stage holds is None; blocks keep their number in the whole model."""
+    """A transformer. In a pipeline stage missing parts are None; blocks keep their number in the whole model."""
 
-    behind: ClassVar[tuple[str, ...]] = ("norm", "head")  # parts that follow the last block
+    behind: ClassVar[tuple[str, ...]] = ("norm", "head")  # names of the parts after the last block
     separates_documents: ClassVar[bool] = True
-    build_mask: BuildMask = staticmethod(build_mask)  # parallel may put another form in its place
+    build_mask: BuildMask = staticmethod(build_mask)  # parallel may replace it by a function that builds block masks
 
     settings: TransformerSettings
     embedding: nn.Module | None
@@ -59,11 +59,11 @@ class Stack(nn.Module):
         return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
 
     def starts(self) -> dict[str, Start]:
-        """GPT-2's scheme: one deviation for all but the last linear of a branch."""
+        """Return GPT-2's initialization: the same std for all weights but the last linear of a branch."""
         return {name: _start(name, self.settings) for name, _ in self.named_parameters(remove_duplicate=False)}
 
     def forward(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
-        """Hidden states after the last norm. A later pipeline stage is given those of the stage before."""
+        """Return hidden states after the final norm. A later stage takes the previous stage's hidden states."""
         x_BTD = hidden_BTD if self.embedding is None else self.embedding(batch)
         assert x_BTD is not None, "a stage without an embedding needs the hidden states of the stage before it"
         around = self.surroundings(batch)
@@ -76,11 +76,11 @@ class Stack(nn.Module):
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Scores over the padded vocabulary; padding is -inf. Takes any leading dims: whole batches or chosen rows."""
+        """Return logits over the padded vocabulary, -inf at padding, for any leading dims."""
         return hidden if self.head is None else self.head(hidden)
 
     def cut(self, layers: range, *, first: bool, last: bool) -> None:
-        """Keep what one pipeline stage holds."""
+        """Keep only the modules of a pipeline stage."""
         if not first:
             self.embedding = None
         for name in () if last else self.behind:
@@ -88,13 +88,13 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) in layers})
 
     def _asked(self, x_BTD: Tensor, batch: Batch) -> Tensor | None:
-        """Return the query positions of the last block; None for all, and if x is a part of the sequence."""
+        """Return the positions that the model's last block must compute; None for all, as with sequence shards."""
         if batch.asked_BT is None or self.head is None or x_BTD.shape[1] != batch.tokens_BT.shape[1]:
             return None
         return asked_positions(batch.asked_BT)
 
     def surroundings(self, batch: Batch) -> Surroundings:
-        """Mask and angles, made once for all blocks. The length is the whole sequence's, not that of a cut of x."""
+        """Build the mask and rotary angles that all blocks share, for the whole sequence even if x is a shard."""
         mask = self.build_mask(
             batch.tokens_BT.shape[1],
             causal=self.causal,

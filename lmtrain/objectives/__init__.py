@@ -1,1 +1,1 @@
-"""Losses that return sums, so that division by a global count is exact."""
+"""Losses returned as sums, so that division by a global count is exact."""

@@ -1,7 +1,7 @@
-"""Summed cross-entropy over the vocabulary, the one loss of language models. Called by objectives.
+"""Summed cross-entropy over the vocabulary, the loss of all language models. Called by objectives.
 
-Written by hand because the logits are the largest tensor of a step: this keeps them as they came (bf16) and holds
-fp32 copies of a few rows at a time, where torch's own would hold two whole fp32 copies more.
+Written by hand because the logits are the largest tensor of a step: this function keeps the logits in their dtype
+(bf16) and holds fp32 copies of a few rows at a time, while torch's own would hold two more whole fp32 copies.
 """
 
 from __future__ import annotations
@@ -18,26 +18,31 @@ from lmtrain.kernels.on_gpu import fuses
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """-log p(label) summed in fp32 over labels that are not IGNORED. Columns may be -inf; dims before V are free."""
+    """Return -log p(label), summed in fp32 over labels that are not IGNORED. Logits: [..., V]; columns may be -inf.
+
+    On a GPU backward overwrites the logits with their gradient.
+    """
     kind = _OverLogits if fuses(logits.device) else _CrossEntropySum
     total: Tensor = kind.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
     return total
 
 
 def cross_entropy_plain(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the same sum in one expression, which a compiler fuses without an fp32 copy of the logits."""
+    """Return the same sum as a single expression for a compiler, which fuses it without an fp32 copy of the logits."""
     return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 @torch.no_grad()
 def hit_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how many labels, IGNORED ones aside, have the highest score of their row, in fp32."""
+    """Return, as an fp32 scalar, the number of labels, IGNORED ones excluded, with the highest logit of their row."""
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     label_N = logits_NV.gather(-1, labels_N.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     return ((label_N == logits_NV.amax(-1)) & (labels_N != IGNORED)).sum().to(torch.float32)
 
 
 class _CrossEntropySum(torch.autograd.Function):
+    """The loss in torch operations, a chunk of rows at a time."""
+
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
         ctx.save_for_backward(logits_NV, labels_N)
@@ -49,13 +54,13 @@ class _CrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Return d loss / d logits = softmax - onehot(label), and 0 for ignored rows."""
+        """Return the gradient of the logits: (softmax - onehot(label)) * grad, and 0 for ignored rows."""
         logits_NV, labels_N = ctx.saved_tensors
         grad_NV, dtype = torch.empty_like(logits_NV), sum_dtype(logits_NV)
         for rows in chunks(logits_NV):
             label_N, grad_rows = labels_N[rows], grad_NV[rows]
             counts_N = label_N != IGNORED
-            # because: written in its place where the numbers are the same, it is neither allocated nor copied
+            # because: with equal dtypes the softmax can be written straight into the gradient, without a copy
             in_place = grad_rows if grad_rows.dtype is dtype else None
             p_NV = torch.softmax(logits_NV[rows], -1, dtype=dtype, out=in_place)
             p_NV[torch.arange(len(label_N), device=label_N.device), label_N.clamp(min=0)] -= counts_N.to(dtype)
@@ -66,14 +71,14 @@ class _CrossEntropySum(torch.autograd.Function):
 
 
 class _OverLogits(torch.autograd.Function):
-    """The same by kernels, of which the second writes the gradient over the logits."""
+    """The loss in two fused kernels; the second overwrites the logits with their gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
         column_N = labels_N.masked_fill(labels_N == IGNORED, NOWHERE)
         top_N, sum_N, label_N = row_sums(logits_NV, column_N).unbind()
         ctx.save_for_backward(logits_NV, column_N, top_N, sum_N)
-        # because: 0 times a row that has gone to nan would be nan; an ignored row is left out whatever it holds
+        # because: 0 times NaN is NaN, so ignored rows are masked out rather than multiplied by 0
         return (sum_N.log() + (top_N - label_N)).masked_fill(column_N == NOWHERE, 0.0).sum()
 
     @staticmethod

@@ -1,8 +1,8 @@
-"""What a model learns by: the next token or, for an encoder, the words that were masked and the order of a pair.
+"""The training objectives: next-token prediction, or for an encoder masked tokens and the order of a sentence pair.
 
-Labels are already shifted by the data. An encoder's two terms have counts of their own: a batch has one pair a sample
-and some hundred masked tokens, and the loss is the sum of both means. Of seven positions about one has a label, and
-these alone are scored. Called by parallel.
+Labels are already shifted by the data. An encoder's two terms are divided by separate counts: a batch has a pair per
+sample and some hundred masked tokens, and the loss is the sum of both means. About one position in seven has a label,
+and only labelled positions are scored. Called by parallel.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from lmtrain.spec import LanguageModel, PairModel
 
 
 class CausalLM:
-    """Predict the next token."""
+    """The next-token objective."""
 
     terms: tuple[str, ...] = ("lm",)
-    rows_vary = False  # whether one microbatch may have more to score than another
+    rows_vary = False  # True if the number of scored positions may differ between micro-batches
 
     def __init__(self) -> None:
-        # attributes, so that compiled or vocabulary-parallel ones can take their place
+        # attributes, so that `parallel` can replace them by compiled or vocabulary-parallel functions
         self.cross_entropy, self.hits = cross_entropy_sum, hit_sum
 
     def prepared(self, batch: Batch) -> Batch:
-        """Return the batch for the last stage, prepared on the host without device synchronization."""
+        """Return the batch for the last stage, computed on the host so that no device synchronization is needed."""
         return batch
 
     def scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the hidden states that are scored and their labels: here of all positions."""
+        """Return the hidden states that need logits, and their labels: here those of all positions."""
         return hidden_BTD, batch.labels_BT
 
     def loss_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-        """[terms], fp32: each term's sum over its valid labels, which the caller divides by the term's global count.
+        """Return [terms] in fp32: each term's sum over its valid labels, to be divided by the term's global count.
 
-        `model` is the last pipeline stage, and made the hidden states.
+        `model` is the last pipeline stage, which computed the hidden states.
         """
         hidden, labels = self.scored(hidden_BTD, batch)
         return self.cross_entropy(model.logits(hidden), labels).unsqueeze(0)
 
     def valid_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-        """[2, terms]: the same, and how many of the labels had the highest score."""
+        """Return [2, terms]: row 0 as `loss_sums`, row 1 the number of labels with the highest logit."""
         hidden, labels = self.scored(hidden_BTD, batch)
         logits = model.logits(hidden)
         return torch.stack([of(logits, labels) for of in (self.cross_entropy, self.hits)]).unsqueeze(1)
 
 
 class MaskedLM(CausalLM):
-    """Masked tokens are a language model's labels; what is added is the pairs.
+    """BERT's objective: masked-token loss, plus the sentence-pair loss if `pair` is among the terms.
 
-    Where ranks hold a cut of the sequence each, there are `num_cuts` of them, and this rank's is number `cut`.
+    If ranks shard the sequence, `num_cuts` is the number of shards and `cut` the index of this rank's shard.
     """
 
     rows_vary = True
@@ -66,16 +66,23 @@ class MaskedLM(CausalLM):
         self.num_cuts, self.cut = 1, 0
 
     def prepared(self, batch: Batch) -> Batch:
-        """Return the batch with its labelled positions, equally many in each part; padding has no labels."""
+        """Return the batch with indices and labels of scored positions, padded to an equal number per sequence shard.
+
+        Padding repeats the shard's position 0 with the label IGNORED.
+        """
         cuts = [labels.flatten() for labels in batch.labels_BT.chunk(self.num_cuts, dim=1)]
         kept = [labels[labels != IGNORED] for labels in cuts]
-        most = max(1, *map(len, kept))  # because: not every kernel knows what to do with no rows
+        most = max(1, *map(len, kept))  # because: not every kernel accepts an input without rows
         mine = (cuts[self.cut] != IGNORED).nonzero().squeeze(1)
         labels_K = torch.cat([F.pad(labels, (0, most - len(labels)), value=IGNORED) for labels in kept])
         return replace(batch, scored_K=F.pad(mine, (0, most - len(mine))), scored_labels_K=labels_K)
 
     def scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the scored states as one row, in the order in which a head gathers the parts of a sequence."""
+        """Return scored hidden states [1, K, D] and labels [1, K].
+
+        With sequence shards the labels are those of all shards in order, as a head that gathers the sequence needs
+        them.
+        """
         if batch.scored_K is None:
             return super().scored(hidden_BTD, batch)
         hidden_KD = hidden_BTD.flatten(0, 1).index_select(0, batch.scored_K)
@@ -98,5 +105,5 @@ class MaskedLM(CausalLM):
 
 
 def build_objective(terms: tuple[str, ...]) -> CausalLM:
-    """Return the objective of a model with these terms."""
+    """Return the objective of a model with these loss terms."""
     return CausalLM() if terms == CausalLM.terms else MaskedLM(terms)

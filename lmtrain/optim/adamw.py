@@ -1,5 +1,6 @@
-"""AdamW: where kernels run, one pass over all that an update touches, and elsewhere torch's own, in its fused form
-where the device has one. Found by train through the settings' kind.
+"""AdamW: a single fused pass where kernels can run, otherwise torch's own, fused if the device supports it.
+
+Found by train through the settings' kind.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _FUSED = {"cpu", "cuda"}
 
 
 def build(settings: AdamWSettings, groups: Groups, whole: Whole = Alone()) -> torch.optim.Optimizer:
-    """Build AdamW, which updates every number by itself, so that shards need no whole weights."""
+    """Build AdamW. `whole` is unused, because AdamW is elementwise and works on shards alone."""
     devices = {parameter.device for group in groups for parameter in group["params"]}
     if devices and all(map(fuses, devices)):
         return OnePassAdamW(settings, groups)
@@ -38,8 +39,11 @@ def build(settings: AdamWSettings, groups: Groups, whole: Whole = Alone()) -> to
 
 
 class OnePassAdamW(UncompiledOptimizer):
-    """Gradients count `factor` times, which clips them, and `rounded` has the weights that compute, by their masters:
-    both are part of the pass. Set by parallel."""
+    """AdamW in a single fused pass, including clipping and the half-precision copies.
+
+    Gradients are scaled by `factor`, which clips them; `rounded` maps each fp32 master weight to its half-precision
+    copy. Both are set by parallel.
+    """
 
     def __init__(self, settings: AdamWSettings, groups: Groups) -> None:
         super().__init__([{**group, "slots": SLOTS} for group in groups], {"lr": settings.lr})

@@ -1,4 +1,4 @@
-"""Which parameters decay, and the learning rate they all follow. Called by train; knows no optimizer in particular."""
+"""Parameter groups by weight decay, and their learning rate. Called by train; independent of the optimizer."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-Groups = list[dict[str, Any]]  # torch's parameter groups, with the "names" of their "params" beside them
+Groups = list[dict[str, Any]]  # torch's parameter groups, plus "names" in the order of "params"
 
 
 def build_groups(parameters: Mapping[str, Tensor], weight_decay: float) -> Groups:
-    """Matrices and embeddings decay, as in GPT-2; biases and norms, which have one dim, do not."""
+    """Build two groups: matrices and embeddings decay, as in GPT-2; biases and norms, which have 1 dim, do not."""
     matrices = {name: p for name, p in parameters.items() if p.ndim >= 2}
     vectors = {name: p for name, p in parameters.items() if p.ndim < 2}
     return [group_of(part, decay) for part, decay in ((matrices, weight_decay), (vectors, 0.0)) if part]
@@ -23,6 +23,6 @@ def group_of(parameters: Mapping[str, Tensor], weight_decay: float) -> dict[str,
 
 
 def apply_learning_rate(optimizer: Optimizer, lr: float) -> None:
-    """Set once a step. A group may scale it by `lr_scale`."""
+    """Set the learning rate of every group, times the group's `lr_scale` if present. Called once per step."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_scale", 1.0)

@@ -1,7 +1,7 @@
-"""LAMB (You et al. 2020): Adam's direction, each matrix's step as long as a share of the matrix. For large batches.
+"""LAMB (You et al. 2020): Adam's direction with each matrix's step scaled to the matrix's norm. For large batches.
 
-Found by train through the settings' kind. Steps on shards: the norms of all matrices are summed over shards in one
-collective a step. Biases and norms take Adam's step as it is, as in the authors' own code.
+Found by train through the settings' kind. Steps on shards: the norms of all matrices are summed over shards in a single
+collective per step. Biases and norms take Adam's step unscaled, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def build(settings: LAMBSettings, groups: Groups, whole: Whole = Alone()) -> LAM
 
 
 class _Move(NamedTuple):
-    """A group of weights in this step."""
+    """A parameter group's tensors and directions in this step."""
 
     group: dict[str, Any]
     names: list[str]
@@ -46,7 +46,7 @@ class LAMB(UncompiledOptimizer):
             torch._foreach_add_(move.parameters, move.directions, alpha=-move.group["lr"])
 
     def _move_of(self, group: dict[str, Any]) -> _Move:
-        """Adam's direction plus the weight decay: LAMB's u."""
+        """Return the group's move with LAMB's u: Adam's direction plus the weight decay."""
         names, parameters = with_gradients(group)
         directions = adam_directions(self, parameters, betas=self.settings.betas, eps=self.settings.eps)
         if parameters and group["weight_decay"]:
@@ -54,7 +54,10 @@ class LAMB(UncompiledOptimizer):
         return _Move(group, names, parameters, directions)
 
     def _adapt(self, moves: list[_Move]) -> None:
-        """Scale each u in place by |w| / |u|, norms of the whole; by 1 where either is 0, as for new zero weights."""
+        """Scale each u in place by |w| / |u|, norms over all shards; by 1 if either norm is 0, as for new zero weights.
+
+        Collective: every process takes part, with the same matrices in the same order.
+        """
         if not moves:
             return
         names = [name for move in moves for name in move.names]

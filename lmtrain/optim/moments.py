@@ -1,7 +1,8 @@
-"""Adam's two running averages and the direction that follows from them, for optimizers that do something else with it.
+"""Adam's two running averages and the direction computed from them, for optimizers that transform the direction.
 
-Called by LAMB, and by Muon for what is not a hidden matrix. Works on shards, with one kernel over many tensors at a
-time, or for all of it where kernels run; nothing waits for the device, since the count of updates lies on the host.
+Called by LAMB, and by Muon for parameters that are not hidden matrices. Works on shards, with a multi-tensor kernel per
+operation, or a single fused kernel on a GPU. The update count is on the host, so that no device synchronization is
+needed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from lmtrain.kernels.on_gpu import fuses
 
 
 class UncompiledOptimizer(torch.optim.Optimizer):
-    # because: torch wraps these functions with functools.wraps, so that the function inside can be asked for; where a
-    # release of torch wraps nothing, this is the function itself
+    # because: torch wraps these functions with functools.wraps, so inspect.unwrap returns the original function; in a
+    # release of torch that does not wrap them, it returns the same function
+    """A base class without torch's compile wrappers around optimizer methods."""
+
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 
 
@@ -29,20 +32,20 @@ class UncompiledAdamW(UncompiledOptimizer, torch.optim.AdamW):
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
-UncompiledAdamW.__name__ = "AdamW"  # because: a profile names the span of a step after the class
+UncompiledAdamW.__name__ = "AdamW"  # because: a profiler names the span of a step after the class
 
 
 SLOTS = ("exp_avg", "exp_avg_sq")
 
 
 def with_gradients(group: dict[str, Any]) -> tuple[list[str], list[Tensor]]:
-    """Names and parameters of a group that this step moves."""
+    """Return the names and parameters of a group that have a gradient."""
     pairs = [(name, p) for name, p in zip(group["names"], group["params"], strict=True) if p.grad is not None]
     return [name for name, _ in pairs], [p for _, p in pairs]
 
 
 def count_update(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
-    """Count one more update of each parameter; return its number, from 1."""
+    """Increment the parameters' update counts and return the new count, from 1."""
     counts = [optimizer.state[p]["step"] for p in parameters]
     torch._foreach_add_(counts, 1)
     return int(counts[0])
@@ -51,7 +54,7 @@ def count_update(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
 def adam_directions(
     optimizer: Optimizer, parameters: Sequence[Tensor], *, betas: tuple[float, ...], eps: float
 ) -> list[Tensor]:
-    """Move the averages by this step's gradients; returns m / (sqrt(v) + eps), both freed of their start at 0."""
+    """Update the averages with this step's gradients and return m / (sqrt(v) + eps), both bias-corrected."""
     if not parameters:
         return []
     first, second = betas
@@ -66,7 +69,7 @@ def adam_directions(
     torch._foreach_lerp_(m, gradients, 1 - first)
     torch._foreach_mul_(v, second)
     torch._foreach_addcmul_(v, gradients, gradients, value=1 - second)
-    # because: the root becomes the direction in place: one more copy of the weights, as in torch's own AdamW
+    # because: turning the root into the direction in place needs only a single extra weight-sized buffer, as in torch
     directions: list[Tensor] = list(torch._foreach_sqrt(v))
     torch._foreach_div_(directions, (1 - second**count) ** 0.5)
     torch._foreach_add_(directions, eps)

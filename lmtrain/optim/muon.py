@@ -1,12 +1,12 @@
-"""Muon (Jordan et al. 2024): a hidden matrix moves by its momentum made orthogonal; all else moves by AdamW.
+"""Muon (Jordan et al. 2024): a hidden matrix moves by its orthogonalized momentum; other parameters use AdamW.
 
-Found by train through the settings' kind. A hidden matrix is one inside a block. Queries, keys and values, and the
-two halves of SwiGLU, are matrices apart, however they are stored. Orthogonality belongs to the whole matrix: each is
-gathered, made orthogonal by one of the processes that share it, handed out, and cut again. They take turns, so that the
-work of each is its share.
+Found by train through the settings' kind. A hidden matrix is a matrix inside a block. Queries, keys and values, and the
+two halves of SwiGLU, count as separate matrices, however they are stored. Orthogonalization needs the whole matrix:
+each matrix is gathered, orthogonalized by one of the processes that share it, broadcast, and sharded again. The
+processes take turns, so that each does an equal share of the work.
 
-An orthogonal matrix of n x m has entries of 1/sqrt(max(n, m)) in the mean square. Times 0.2 sqrt(max(n, m)) it moves a
-weight as far as AdamW does (Liu et al. 2025), so one learning rate and one weight decay serve both.
+An orthogonal n x m matrix has entries with a root mean square of 1/sqrt(max(n, m)). Times 0.2 sqrt(max(n, m)) it moves
+a weight as far as AdamW does (Liu et al. 2025), so the same learning rate and weight decay suit both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lmtrain.optim.state import apply_empty_state
 from lmtrain.optim.whole import Alone, Whole
 
 SLOTS = ("momentum",)
-# because: Jordan's quintic takes singular values to 0.7 .. 1.2 in five rounds, and exactness buys nothing
+# because: Jordan's quintic brings singular values to 0.7 .. 1.2 in five rounds, and more precision does not help
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ADAM_RMS = 0.2  # because: the root mean square of AdamW's usual update, measured by Liu et al. 2025
 
@@ -65,14 +65,17 @@ class Muon(UncompiledOptimizer):
         gradients = [p.grad for p in parameters if p.grad is not None]
         momenta = [self.state[p]["momentum"] for p in parameters]
         torch._foreach_lerp_(momenta, gradients, 1 - keep)
-        # Nesterov: look where the next step's momentum would stand. The length does not matter, it is made orthogonal
+        # Nesterov: use the momentum of the next step. Its norm is irrelevant, because the matrix is orthogonalized
         ahead = torch._foreach_lerp(gradients, momenta, keep)
         each = list(zip(names, parameters, ahead, strict=True))
         for first in range(0, len(each), self.whole.sharers):
             self._move_some(each[first : first + self.whole.sharers], group["lr"])
 
     def _move_some(self, some: list[tuple[str, Tensor, Tensor]], lr: float) -> None:
-        """Update at most as many matrices as there are processes; each process orthogonalizes one."""
+        """Update up to `sharers` matrices; each process orthogonalizes one of them while the others do theirs.
+
+        Collective: all processes that share the matrices gather and broadcast them in the same order.
+        """
         shapes: list[list[torch.Size]] = []
         mine: list[Tensor] = []
         for turn, (name, _, direction) in enumerate(some):
@@ -81,7 +84,7 @@ class Muon(UncompiledOptimizer):
             shapes.append([x.shape for x in sections])
             if turn == self.whole.number:
                 mine = sections
-        # because: between two gatherings it would keep the others waiting, and each of them all others in turn
+        # because: orthogonalizing between two gathers would stall all other processes, once for each matrix
         made = [orthogonal(x, self.settings.newton_schulz_rounds) for x in mine]
         for turn, (name, parameter, direction) in enumerate(some):
             rows, width = [shape[0] for shape in shapes[turn]], shapes[turn][0][1]
@@ -89,17 +92,20 @@ class Muon(UncompiledOptimizer):
                 whole = torch.cat(made).contiguous()
             else:
                 whole = direction.new_empty(sum(rows), width, dtype=_work_dtype(direction))
-            # collective: nothing is summed; one process's matrix, to all who share it
+            # collective: broadcasts a process's matrix, without a sum, to all processes that share it
             moved = torch.split(self.whole.handed(turn, whole).to(direction.dtype), rows)
             parameter.add_(self.whole.part(name, [scaled(x) for x in moved]), alpha=-lr)
 
 
 def orthogonal(x: Tensor, rounds: int) -> Tensor:
-    """Newton-Schulz towards U V of x = U S V: all singular values near 1. Works on the shorter side."""
+    """Return U V of x = U S V approximately, by Newton-Schulz rounds: all singular values near 1.
+
+    The products use the shorter side.
+    """
     a, b, c = COEFFICIENTS
     y: Tensor = x.mT if x.shape[0] > x.shape[1] else x
     y = y.to(_work_dtype(x))
-    y = y / (y.norm() + 1e-7)  # because: the sum of squares bounds the largest value by 1; zero stays zero
+    y = y / (y.norm() + 1e-7)  # because: the norm bounds the largest singular value by 1; zero stays zero
     for _ in range(rounds):
         square = y @ y.mT
         y = torch.addmm(y, torch.addmm(square, square, square, beta=b, alpha=c), y, beta=a)
@@ -107,9 +113,10 @@ def orthogonal(x: Tensor, rounds: int) -> Tensor:
 
 
 def _work_dtype(x: Tensor) -> torch.dtype:
-    # because: products are what this costs, and the rounding of bf16 is far below the 0.3 by which the values miss 1
+    # because: matrix products dominate the cost, and bf16 rounding is far below the 0.3 deviation of the values from 1
     return torch.bfloat16 if x.is_cuda else x.dtype
 
 
 def scaled(x: Tensor) -> Tensor:
+    """Return the matrix scaled so that its root mean square equals that of a usual AdamW update."""
     return x * (ADAM_RMS * math.sqrt(max(x.shape)))

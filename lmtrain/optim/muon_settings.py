@@ -30,5 +30,5 @@ class MuonSettings(AdamWSettings):
 
 
 def is_hidden_matrix(name: str, num_dims: int) -> bool:
-    """Return whether a parameter is a matrix inside a block, not an embedding, position or head."""
+    """Return True for a matrix inside `blocks`; embeddings, positions and heads are outside `blocks` in every model."""
     return num_dims == 2 and name.startswith("blocks.")

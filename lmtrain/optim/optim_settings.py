@@ -1,7 +1,7 @@
-"""What every optimizer's settings hold. Torch-free.
+"""The settings common to all optimizers. Torch-free.
 
-Called by train. A kind named `adamw` stands in `adamw_settings.py`; `adamw.py` beside it has
-`build(settings, groups, whole)`.
+Called by train. A kind named `adamw` has its settings in `adamw_settings.py`; `adamw.py` beside it has `build(settings,
+groups, whole)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lmtrain.config.base import Choice, Problem
 class OptimSettings(Choice):
     room: ClassVar[str] = "lmtrain.optim"
 
-    lr: float  # the peak: a schedule multiplies it by a factor in [0, 1]
+    lr: float  # the peak learning rate, which a schedule multiplies by a factor in [0, 1]
     weight_decay: float = 0.1
     clip_norm: float | None = 1.0
 
@@ -30,5 +30,5 @@ class OptimSettings(Choice):
         )
 
     def num_slots(self, name: str, shape: tuple[int, ...]) -> int:
-        """Return how many numbers of state each number of a parameter has: Adam's two moments by default."""
+        """Return the number of state tensors for this parameter; by default 2, Adam's moments."""
         return 2

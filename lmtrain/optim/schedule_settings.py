@@ -1,7 +1,8 @@
-"""How the learning rate moves: a factor in [0, 1] of the peak, a pure function of the step. Torch-free.
+"""Learning-rate schedules: a factor in [0, 1] of the peak as a pure function of the step. Torch-free.
 
-Called by train once a step, and by the planner's and tests' plots. Steps count from 0. The warm-up's first update
-already moves (factor 1/warmup_steps), and the last update comes one step before the end value, so none is wasted at 0.
+Called by train once per step, and by the plots of the planner and tests. Steps count from 0. The first warm-up step
+already has the factor 1/warmup_steps, and the last step comes just before the end value, so that no step is wasted at
+0.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ScheduleSettings(Choice):
 
     @abstractmethod
     def after_warmup(self, step: int, total_steps: int) -> float:
-        """Return the factor of a step from `warmup_steps` on, where it is 1."""
+        """Return the factor at a step from `warmup_steps` on; it is 1 at `warmup_steps`."""
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problem_if(self.warmup_steps < 0, "warmup_steps", "must be 0 or more", "Use 0 for no warm-up.")
@@ -37,14 +38,14 @@ class ScheduleSettings(Choice):
         yield from problem_if(not 0 <= floor <= 1, "min_ratio", floor, "must lie in [0, 1]", "Use 0.1.")
 
     def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
-        """Yield what is wrong with this schedule in a run of this length."""
+        """Yield the problems of this schedule in a run of `total_steps`; called by train/config."""
         yield from self.problem_if(
             self.warmup_steps >= total_steps, "warmup_steps",
             f"leaves nothing of the run's {total_steps} steps", f"Use {total_steps // 10}, or train longer.",
         )  # fmt: skip
 
     def progress(self, step: int, total_steps: int) -> float:
-        """0 where the warm-up ends, 1 where the run ends."""
+        """Return the share of the steps after warm-up that is done: 0 when warm-up ends, 1 when the run ends."""
         return min(1.0, (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps))
 
 
@@ -76,7 +77,7 @@ class CosineSettings(ScheduleSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class InverseSqrtSettings(ScheduleSettings):
-    """sqrt(warmup / step): needs no end, so a run can always go on."""
+    """The factor sqrt(warmup / step), independent of the run's length, so that a run can always be extended."""
 
     kind: ClassVar[str] = "inverse_sqrt"
     min_ratio: float = 0.0
@@ -88,7 +89,7 @@ class InverseSqrtSettings(ScheduleSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class WSDSettings(ScheduleSettings):
-    """Warm up, stay, and decay over the last part of the run: one stable run can be finished at several lengths."""
+    """Warm-up, a stable phase, and a decay in the last part: a stable run can be finished at several lengths."""
 
     kind: ClassVar[str] = "wsd"
     decay_fraction: float = 0.2
@@ -120,5 +121,5 @@ class WSDSettings(ScheduleSettings):
 
 
 def _between(floor: float, share: float) -> float:
-    """`share` of the way from floor to 1."""
+    """Return the value at `share` of the way from `floor` to 1."""
     return floor + (1.0 - floor) * share

@@ -1,7 +1,7 @@
-"""An optimizer's memory as tensors with names, so that a checkpoint holds them like weights. Called by train.
+"""An optimizer's state as named tensors, so that a checkpoint stores them like weights. Called by train.
 
-Works for every optimizer whose groups name their `slots`: the state tensors shaped like the parameter. All else that
-such an optimizer may remember is one count of updates. Names are `SLOT.PARAMETER`, as in `exp_avg.norm.weight`.
+Works for every optimizer whose groups list their `slots`, the state tensors shaped like the parameter. The only other
+state that such an optimizer may have is the count of updates. Names are `SLOT.PARAMETER`, as in `exp_avg.norm.weight`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 @torch.no_grad()
 def apply_empty_state(optimizer: Optimizer) -> None:
-    """Give every parameter the state it has before its first update, so that there is something to load into."""
+    """Create every parameter's initial state where it is missing, so that a checkpoint can be loaded into it."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
@@ -23,13 +23,13 @@ def apply_empty_state(optimizer: Optimizer) -> None:
                 if slot not in state:
                     state[slot] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             if "step" not in state:
-                # because: a fused kernel counts on the device, the others on the host
+                # because: a fused kernel keeps its count on the device, the others on the host
                 device = parameter.device if group.get("fused") or group.get("capturable") else "cpu"
                 state["step"] = torch.zeros((), dtype=torch.float32, device=device)
 
 
 def state_tensors(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the live optimizer state by name, made empty before the first update; filling these tensors loads it."""
+    """Return the live state by name, created if no update has happened yet. Writing to these tensors loads a state."""
     apply_empty_state(optimizer)
     slots = {p: group["slots"] for group in optimizer.param_groups for p in group["params"]}
     return {
@@ -40,7 +40,7 @@ def state_tensors(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dic
 
 
 def num_updates(optimizer: Optimizer) -> int:
-    """Return how many updates the optimizer has made; without an update it has no state."""
+    """Return how many updates the optimizer has made; 0 if it has no state."""
     counts = {int(state["step"]) for state in optimizer.state.values() if "step" in state}  # sync: on save only
     assert len(counts) <= 1, "parameters that were not all updated together cannot be saved as one count"
     return counts.pop() if counts else 0

@@ -1,7 +1,8 @@
-"""What an optimizer that looks at whole weights is given: sums and gathers over whatever shards a weight lies in.
+"""The interface to whole weights for optimizers that step on shards: sums, gathers and broadcasts over the shards.
 
-Optimizers step on local fp32 shards and know no process. LAMB needs norms of whole weights, Muon whole matrices;
-`parallel` hands in how to get them. Every process calls these in the same order, whatever it holds.
+Optimizers step on local fp32 shards and do not depend on processes. LAMB needs norms of whole weights, Muon whole
+matrices; `parallel` implements the interface. The methods are collective: every process calls them in the same order,
+whatever shards it holds.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from torch import Tensor
 
 
 class Whole(Protocol):
+    """Collective access to whole weights."""
+
     def sum(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
-        """Row p holds sums over this process's shard of names[p]; returns those over the whole, each number once."""
+        """Sum over shards: row p holds sums over this process's shard of names[p]. Count every element once."""
 
     def gather(self, name: str, local: Tensor) -> list[Tensor]:
-        """Gather a tensor shaped like this shard of a matrix; return its sections: queries, keys and values apart."""
+        """Return the whole tensor from its shards, split into sections, such as queries, keys and values."""
 
     def part(self, name: str, sections: list[Tensor]) -> Tensor:
-        """Return this process's shard of whole sections: the reverse of `gather`."""
+        """Return this process's shard of whole sections: the inverse of `gather`."""
 
     @property
     def sharers(self) -> int:
@@ -29,14 +32,17 @@ class Whole(Protocol):
 
     @property
     def number(self) -> int:
-        """The number of this process among them."""
+        """The index of this process among the sharers."""
 
     def handed(self, owner: int, tensor: Tensor) -> Tensor:
-        """Broadcast the tensor of process `owner` to all; the others pass one of its shape."""
+        """Broadcast the tensor of the process with index `owner`; the other sharers pass a tensor of equal shape."""
 
 
 class Alone:
-    """One process holds everything. `sections` lists the rows of matrices that are several; others are one."""
+    """The implementation for a single process, which holds all weights.
+
+    `sections` lists the row counts of matrices that consist of several; other matrices are a single section.
+    """
 
     def __init__(self, sections: Mapping[str, tuple[int, ...]] | None = None) -> None:
         self.sections = sections or {}

@@ -1,1 +1,1 @@
-"""How a model is spread over processes, precisions and compilers."""
+"""The distribution of a model over processes, precisions and compilers."""

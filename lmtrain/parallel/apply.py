@@ -1,8 +1,8 @@
-"""From a model that knows nothing of processes to one that trains: `build_parallel`.
+"""`build_parallel`, which turns a model without any notion of processes into a parallel model that trains.
 
-Called by train and eval. The order of application is the reason for this file. On meta, where nothing costs memory:
-cut into stages, cut over tensors, recompute, compile, shard. Then give it memory, tie what must be one, and draw first
-weights by name, each rank its regions of them, so that no layout changes a weight.
+Called by train and eval. The file fixes the order of the steps. On meta, where tensors take no memory: cut into
+pipeline stages, shard over tp, recompute, compile, shard over dp. Then allocate memory, tie weights, and draw initial
+weights by name, each rank its own regions, so that no layout changes a weight.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ def build_parallel(
     recompute: RecomputeSettings = NoRecomputeSettings(),
     always_shard: bool = False,
 ) -> ParallelModel:
-    """Build the model in a layout; without a `mesh`, in one process. `seed=None` leaves weights at zero for a load.
+    """Build the parallel model; a single process unless `mesh` is given. Every rank of the mesh calls this.
 
-    A model that is not `training` holds its weights once, in the numbers in which it computes. `always_shard` takes the
-    data-parallel path on one process too, to measure what it costs.
+    `seed=None` leaves the weights at zero, to be loaded from a checkpoint. With `training` false the weights exist
+    once, in the compute dtype. `always_shard` uses the data-parallel path on a single process too, to measure its cost.
     """
     mesh = mesh or build_mesh(Layout(), device)
     shards = (mesh.dp if training else mesh.dp_shard).size > 1 or always_shard
     if shards:
-        from lmtrain.parallel.weights import sharding  # because: FSDP takes half a CPU second to import
+        from lmtrain.parallel.weights import sharding  # because: importing FSDP takes half a CPU second
     dtype = WORK_DTYPE[precision.kind]
     sequence = parallel.sequence_parallel and mesh.tp.size > 1
     on_gpu = device.type == "cuda" and has_kernel_compiler()
@@ -91,10 +91,10 @@ def build_parallel(
             done += [apply_recompute(model, recompute, noise, compiled=compiled)]
         done += [apply_block_masks(model, on_gpu=on_gpu)] if training else []
         done += [apply_compile(model, deterministic=compute.deterministic)] if compiled else []
-        # outermost, so that its hooks see whole blocks
+        # applied last, so that FSDP's hooks wrap whole blocks
         done += [sharding.apply_data_parallel(model, mesh, parallel.zero, dtype)] if shards else []
         model.to_empty(device=device) if shards else apply_memory(model, device)
-        apply_ties(model)  # leaving meta made two tensors of one
+        apply_ties(model)  # because: leaving meta allocates two tensors for a tied weight
         model.train(training)
         stages[stage.number] = model
         applied += _lines(stage, mesh.layout.pp * mesh.layout.vp, done)
@@ -136,7 +136,7 @@ def _objective(settings: ModelSettings, mesh: Mesh, *, sequence: bool) -> Causal
 
 
 def _lines(stage: Stage, num_stages: int, done: list[str | None]) -> list[str]:
-    """Return what was done to a stage, with its number if there are several."""
+    """Return the log lines of a stage, each with the stage number if there are several stages."""
     if num_stages == 1:
         return [line for line in done if line]
     ends = ["embedding"] * stage.first + ["head"] * stage.last

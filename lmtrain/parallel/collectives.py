@@ -1,10 +1,10 @@
-"""The products and sums that a tensor-parallel layer is made of, as autograd functions on plain local tensors.
+"""The linears and reductions of a tensor-parallel layer, as autograd functions on plain local tensors.
 
-Called by tensor and vocabulary. Knows an Axis and no module; every axis given here has more than one rank.
+Called by tensor and inference. Uses an Axis and no modules; the axis of every autograd function has more than one rank.
 
-A sequence that is cut lies as [B, T/tp, D], rank by rank. What is kept for backward of a product is the cut input;
-the whole one is gathered again. Sums of activations and of their gradients run in the dtype they have (bf16 under
-bf16), as in Megatron-LM: they are few terms, and fp32 would double what is sent.
+A sharded sequence is [B, T/tp, D] per rank. A linear keeps the sharded input for backward and gathers the whole input
+again. Activations and their gradients are summed in their own dtype (bf16 under bf16), as in Megatron-LM: the sums have
+few terms, and fp32 would double the traffic.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.products import weight_product
 from lmtrain.runtime.processes.faults import fault_point
 
-# because: torch 2.13 renamed them and warns at the old names, 2.11 has the old ones alone
+# because: torch 2.13 renamed these functions and warns at the old names; torch 2.11 has only the old names
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -29,9 +29,9 @@ reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduc
 def column_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool, total: Tensor | None = None
 ) -> Tensor:
-    """Return this rank's outputs of a column-parallel linear; x is whole, or a part of the sequence.
+    """Return this rank's outputs of a linear split by outputs. x is whole, or a sequence shard if `sequence`.
 
-    `total`: what the weight's gradient is added to, where autograd is not given it.
+    `total` is the fp32 sum to which the weight's gradient is added; autograd then receives None.
     """
     y: Tensor = _ColumnLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-untyped-call]
     return y
@@ -40,19 +40,19 @@ def column_linear(
 def row_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool, total: Tensor | None = None
 ) -> Tensor:
-    """Return the outputs of a row-parallel linear, summed over ranks: whole, or this rank's part of the sequence."""
+    """Return a linear split by inputs, summed over ranks: the whole output, or its sequence shard if `sequence`."""
     y: Tensor = _RowLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-untyped-call]
     return y
 
 
 def sum_parts(x: Tensor, axis: Axis, *, sequence: bool) -> Tensor:
-    """Return the sum over ranks, whole or this rank's part; each rank's x gets the gradient of the sum."""
+    """Return the sum over ranks, or its sequence shard. Each rank's summand receives the gradient of the whole sum."""
     y: Tensor = _SumParts.apply(x, axis, sequence)  # type: ignore[no-untyped-call]
     return y
 
 
 def taken_from_first(x: Tensor, axis: Axis) -> Tensor:
-    """Return the first rank's x on every rank; gradients flow on the first alone, so that x counts once."""
+    """Return the first rank's x on every rank. Only the first rank passes gradients on, so that they count once."""
     y: Tensor = _TakenFromFirst.apply(x, axis)  # type: ignore[no-untyped-call]
     return y
 
@@ -68,7 +68,7 @@ class _ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Gathering x hides behind the first product, summing x's gradient behind the second."""
+        """Compute the gradients. The gather of x overlaps the first product, the sum of x's gradient the second."""
         (grad,) = grads
         x, weight = ctx.saved_tensors
         parts, gathering = _start_gather(x, ctx.axis) if ctx.sequence else (x, None)
@@ -91,14 +91,14 @@ class _RowLinear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.axis, ctx.sequence, ctx.total = axis, sequence, total
         product = F.linear(x, weight)
-        # because: recompute that keeps products must find this one as it was, so the sum in place is of a copy
+        # because: recompute may keep this product, so the in-place sum works on a copy
         y, summing = _start_sum(product if sequence else product.clone(), axis, sequence)
         _wait(summing, axis, product)
-        return _given(y, bias)  # once, after the sum
+        return _given(y, bias)  # the bias is added once, after the sum over ranks
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return gradients; a bias that was added to a part of the sequence gets that part's gradient alone."""
+        """Compute the gradients. A bias added to a sequence shard receives the gradient of this shard only."""
         (grad,) = grads
         x, weight = ctx.saved_tensors
         parts, gathering = _start_gather(grad, ctx.axis) if ctx.sequence else (grad, None)
@@ -127,7 +127,7 @@ class _TakenFromFirst(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.is_first = axis.index == 0
-        # collective: one rank's numbers and zeros of the others, over tp
+        # collective: sums the first rank's values with the other ranks' zeros, over tp
         return _given(all_reduce(x.clone() if ctx.is_first else torch.zeros_like(x), axis))
 
     @staticmethod
@@ -136,9 +136,9 @@ class _TakenFromFirst(torch.autograd.Function):
 
 
 def _given(y: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a forward's output from a sum that was made in place, plus a bias.
+    """Return a tensor that was changed in place, plus an optional bias, as a valid output of a forward.
 
-    because: torch 2.11's compiler takes such an output for a constant, and everything before it has gradients of 0.
+    because: torch 2.11's compiler treats such an output as a constant, and all gradients before it become 0
     """
     if torch.compiler.is_compiling():
         return y.clone() if bias is None else y + bias
@@ -148,61 +148,64 @@ def _given(y: Tensor, bias: Tensor | None = None) -> Tensor:
 def all_reduce(
     x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, what: str = "a sum"
 ) -> Tensor:
-    """All-reduce in place, without gradients; do nothing on an axis of one."""
+    """Reduce x in place over the axis, without gradients; do nothing on an axis of size 1."""
     if axis.size == 1:
         return x
-    if torch.compiler.is_compiling():  # because: neither a fault nor a mark is anything that a graph could hold
-        # collective: the same as below
+    if torch.compiler.is_compiling():  # because: a compiled graph can contain neither fault injection nor phase marks
+        # collective: as below
         dist.all_reduce(x, op, group=axis.group)
     elif not fault_point("collective"):
         with phases.within("collective", what, axis=axis, tensor=x):
-            # collective: whatever the caller sums, over the axis it names
+            # collective: the caller's tensor, over the caller's axis
             dist.all_reduce(x, op, group=axis.group)
     return x
 
 
 def broadcast(x: Tensor, axis: Axis, index: int, what: str) -> Tensor:
-    """Broadcast in place from the axis's rank of this index."""
+    """Overwrite x with the tensor of the axis's rank `index`."""
     if axis.size > 1:
         with phases.within("collective", what, axis=axis, tensor=x):
-            # collective: nothing is summed; one rank's tensor, to all of the axis
+            # collective: broadcasts a rank's tensor to the axis, without a sum
             dist.broadcast(x, axis.ranks[index], group=axis.group)
     return x
 
 
 def gather_stack(x: Tensor, axis: Axis, what: str = "a gathering") -> Tensor:
-    """[...] of each rank -> [ranks, ...], without gradients."""
+    """Gather [...] of each rank into [ranks, ...], without gradients."""
     parts, gathering = _start_gather(x.unsqueeze(0), axis)
     _wait(gathering, axis, parts, what)
     return parts
 
 
 def gather_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
-    """[B, T/tp, D] of each rank -> [B, T, D], without gradients."""
+    """Gather [B, T/tp, D] of each rank into [B, T, D], without gradients."""
     parts, gathering = _start_gather(x_BTD, axis)
     _wait(gathering, axis, parts, "a gathering of the sequence")
     return _join_sequence(parts, axis)
 
 
 def gather_columns(x: Tensor, axis: Axis) -> Tensor:
-    """[..., V/tp] of each rank -> [..., V], without gradients: whole logits, for inference alone."""
+    """Gather [..., V/tp] of each rank into whole logits [..., V], without gradients, for inference only."""
     return gather_stack(x, axis).movedim(0, -2).flatten(-2)
 
 
 def _join_sequence(parts: Tensor, axis: Axis) -> Tensor:
-    """[tp B, T/tp, D] as ranks sent them -> [B, T, D]: a copy, unless B is 1."""
+    """Reorder gathered shards [tp B, T/tp, D] to [B, T, D]; a copy unless B is 1."""
     return parts.view(axis.size, -1, *parts.shape[1:]).transpose(0, 1).flatten(1, 2)
 
 
 def _cut_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
-    """[B, T, D] -> [tp B, T/tp, D]: what each rank is to get lies together."""
+    """Reorder [B, T, D] to [tp B, T/tp, D], so that each rank's shard is contiguous."""
     B, T, D = x_BTD.shape
     return x_BTD.reshape(B, axis.size, T // axis.size, D).transpose(0, 1).flatten(0, 1).contiguous()
 
 
 def _start_sum(x: Tensor, axis: Axis, sequence: bool) -> tuple[Tensor, dist.Work | None]:
-    """Start a sum over ranks; return its output, whole and in place or this rank's part, and the work to wait for."""
-    # because: a compiler traces the plain form of a collective, not its handle, and finds the overlap by itself
+    """Start the sum over ranks; return the result, valid after the wait, and the work, None under a compiler.
+
+    The result is a reduced sequence shard if `sequence`, else x, summed in place if x is contiguous.
+    """
+    # because: a compiler can trace only the synchronous form of a collective, and schedules the overlap by itself
     eager = not torch.compiler.is_compiling()
     if sequence:
         cut = _cut_sequence(x, axis)
@@ -211,7 +214,7 @@ def _start_sum(x: Tensor, axis: Axis, sequence: bool) -> tuple[Tensor, dist.Work
         work = reduce_scatter(y, cut, group=axis.group, async_op=eager)
     else:
         y = x.contiguous()
-        # collective: the same, and every tp rank keeps all of it
+        # collective: the same sum over tp, whole on every rank
         work = dist.all_reduce(y, group=axis.group, async_op=eager)
     return y, work if eager else None
 
@@ -220,13 +223,13 @@ def _start_gather(x: Tensor, axis: Axis) -> tuple[Tensor, dist.Work | None]:
     eager = not torch.compiler.is_compiling()
     x = x.contiguous()
     parts = x.new_empty(axis.size * x.shape[0], *x.shape[1:])
-    # collective: nothing is summed; each tp rank's cut, one after the other
+    # collective: concatenates the tp ranks' shards, without a sum
     work = all_gather(parts, x, group=axis.group, async_op=eager)
     return parts, work if eager else None
 
 
 def _wait(work: dist.Work | None, axis: Axis, whole: Tensor, what: str = "a sum of activations") -> None:
-    """`whole` is as large as what is summed or gathered."""
+    """Wait for a collective. `whole` is a tensor of the size that is summed or gathered, for the statistics."""
     if work is not None:
         with phases.within("collective", what, axis=axis, tensor=whole, early=True):
             work.wait()

@@ -1,6 +1,6 @@
-"""On what a run computes, in which numbers, and what of a block it computes twice. Torch-free.
+"""The settings of device, compilation, precision and activation recompute. Torch-free.
 
-Weights that the optimizer owns are always fp32. What is computed again in backward is not kept.
+The optimizer's weights are always fp32. Activations that are recomputed in backward are not kept.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class ComputeSettings(Settings):
         )
 
     def compiles(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> bool:
-        """Return whether to compile; `auto` means on a GPU if the layout allows it."""
+        """Return True if blocks are compiled. `auto` means on a GPU, if the layout allows it."""
         if self.compile != "auto":
             return self.compile
         return on_gpu and why_not_compiled(parallel, uses_dropout=uses_dropout) is None
 
     def compile_words(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> str:
-        """Return for the dry run what is compiled, or why nothing is."""
+        """Return the dry run's text: what is compiled, or why nothing is. Invalid settings were refused before."""
         if self.compiles(parallel, uses_dropout=uses_dropout, on_gpu=on_gpu):
             return "each block, and the loss"
         if self.compile is False:
@@ -68,7 +68,7 @@ class Bf16Settings(PrecisionSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Fp16Settings(PrecisionSettings):
-    """As bf16, with a loss scale that halves when a gradient overflows and doubles after a while without."""
+    """As bf16, plus a loss scale that halves if a gradient overflows and doubles after a period without overflow."""
 
     kind: ClassVar[str] = "fp16"
     initial_scale: float = 65536.0
@@ -90,33 +90,35 @@ class RecomputeSettings(Choice):
 
     @property
     def words(self) -> str:
-        """Return the kind for a table: `full`, or `full 24` for 24 blocks."""
+        """The text for a table: `full`, or `full 24` if limited to 24 blocks."""
         return self.kind
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Return the settings as they are typed."""
+        """The settings as command-line overrides."""
         return (f"recompute={self.kind}",)
 
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
-        """Yield what is wrong with these settings for a model of this depth."""
+        """Yield the problems with a model of this depth; called by train/config and the planner."""
         return iter(())
 
     def problems_in_layout(self, parallel: ParallelSettings) -> Iterator[Problem]:
-        """Yield what is wrong with these settings for a layout."""
+        """Yield the problems with this layout."""
         return iter(())
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoRecomputeSettings(RecomputeSettings):
-    """Everything that backward needs is kept."""
+    """No recompute: all activations that backward needs are kept."""
 
     kind: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SomeRecomputeSettings(RecomputeSettings):
-    blocks: int | None = None  # how many blocks of the model, from its first; null for all
+    """The base of recompute kinds, which may be limited to the first blocks."""
+
+    blocks: int | None = None  # number of blocks from the model's first; null for all
 
     @property
     def words(self) -> str:
@@ -130,7 +132,7 @@ class SomeRecomputeSettings(RecomputeSettings):
         yield from self.checked(self.at_least(1, "blocks", "Use null for all blocks, or recompute=none for none."))
 
     def is_for(self, block: int) -> bool:
-        """Return whether the block of this number in the whole model is recomputed."""
+        """Return True if the block with this number in the whole model is recomputed."""
         return self.blocks is None or block < self.blocks
 
     def problems_in_model(self, num_layers: int) -> Iterator[Problem]:
@@ -149,20 +151,20 @@ class SomeRecomputeSettings(RecomputeSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionRecomputeSettings(SomeRecomputeSettings):
-    """The core of attention alone: its scores are the largest tensors of a block and cheap to make again."""
+    """Recompute of the attention core alone, whose scores are a block's largest tensors and cheap to recompute."""
 
     kind: ClassVar[str] = "attention"
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorsRecomputeSettings(SomeRecomputeSettings):
-    """Results of matrix products and of attention are kept; what lies between them is computed again."""
+    """Recompute of all but the results of matrix products and attention, which are kept."""
 
     kind: ClassVar[str] = "operators"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FullRecomputeSettings(SomeRecomputeSettings):
-    """A block keeps its input alone and runs forward a second time: the least memory, a third more work."""
+    """Recompute of whole blocks: only a block's input is kept. The least memory, for a third more compute."""
 
     kind: ClassVar[str] = "full"

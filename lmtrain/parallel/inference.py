@@ -1,7 +1,7 @@
-"""A model asked and not trained: the scores of labels, and logits, of batches of any length and at any layout.
+"""Inference with a parallel model: label scores and logits of batches of any length at any layout.
 
-Called by ParallelModel. Only chosen positions go through the head, on the ranks of the last stage, and no rank ever has
-the logits of all of them where their labels' scores are asked for.
+Called by ParallelModel. Only selected positions go through the head, on the ranks of the last stage, and `scores` never
+holds the logits of all positions at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lmtrain.parallel.tensor import label_scores, whole_sequences
 from lmtrain.runtime.processes.agreement import are_alike
 from lmtrain.spec import LanguageModel, PairModel
 
-Answer = Callable[[LanguageModel, Tensor, int], Tensor]  # (model, hidden states, number of the batch) -> what is asked
+Answer = Callable[[LanguageModel, Tensor, int], Tensor]  # (model, hidden states, index of the batch) -> result
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class Inference:
     settings: ModelSettings
     device: torch.device
     mesh: Mesh
-    sequence: bool  # whether tp ranks have a cut of the sequence each
+    sequence: bool  # True if tp ranks hold shards of the sequence
 
     @property
     def last_stage(self) -> int:
@@ -46,39 +46,42 @@ class Inference:
 
     @property
     def separates_documents(self) -> bool:
-        """True if `documents_BT` separates requests that share a row in all stages."""
+        """Whether `documents_BT` separates requests that share a row; False for models that do not declare it."""
         return all(getattr(model, "separates_documents", False) for model in self.stages.values())
 
     @property
     def scored_at_once(self) -> int:
-        """Batches that `scores` takes together: with fewer some of the processes wait."""
+        """The number of batches that `scores` processes together; with fewer, some processes idle."""
         return self.runner.at_once * self.mesh.dp.size
 
     @torch.no_grad()
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Yield [2, labels] for each batch in float64 on the host: negative log-likelihoods, and right guesses as 1.
+        """Yield, for each batch, [2, labels] in float64 on the host, for labels that are not IGNORED, row by row.
 
-        Labels are taken row by row, IGNORED ones left out; a label is guessed right if it is the most likely token. All
-        ranks give all batches and receive all answers. A batch with labels of pairs is scored on these.
+        Row 0 is the negative log-likelihood, row 1 is 1 if the label is the most likely token. For a batch with pair
+        labels the scores are those of the pair labels. Collective: all ranks pass all batches and receive all results.
         """
         dp = self.mesh.dp
         for some in chunks(batches, self.scored_at_once):
             mine = some[dp.index :: dp.size]
-            # because: copies that share weights compute together, so each of them needs as many batches
+            # because: dp ranks that share weights take part in each other's gathers, so each needs equally many batches
             found = self._labels(mine + [some[0].unlabelled()] * (-(-len(some) // dp.size) - len(mine)))
             counts = [int((_asked(batch) != IGNORED).sum()) for batch in some]
             all_2K = torch.zeros(2, sum(counts), dtype=torch.float64, device=self.device)
             for index, place_2K in enumerate(torch.split(all_2K, counts, 1)[dp.index :: dp.size]):
                 if index in found:
                     place_2K.copy_(found[index])
-            # collective: each batch's answers from the copy that has them, over dp, and from its last stage, over pp
+            # collective: sums each batch's result with the other ranks' zeros, over dp, then over pp
             all_reduce(all_reduce(all_2K, dp), self.mesh.pp)
             self.runner.settle()
-            yield from torch.split(all_2K.cpu(), counts, 1)  # sync: answers are read
+            yield from torch.split(all_2K.cpu(), counts, 1)  # sync: reads the results
 
     @torch.no_grad()
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
-        """fp32 logits over the true vocabulary, of all positions or of the kept ones only, on every rank."""
+        """Return fp32 logits over the true vocabulary, of all positions or those in `keep_BT`, on every rank.
+
+        Collective: all ranks call this with the same batch.
+        """
 
         def columns(model: LanguageModel, hidden: Tensor, index: int) -> Tensor:
             logits = model.logits(hidden)
@@ -91,13 +94,13 @@ class Inference:
         logits = (
             torch.zeros(*shape, vocab_size, device=self.device) if found is None else found[..., :vocab_size].float()
         )
-        # collective: logits of the last stage to all, over pp
+        # collective: sums the last stage's logits with the other stages' zeros, over pp
         logits = all_reduce(logits.contiguous(), self.mesh.pp)
         self.runner.settle()
         return logits
 
     def check_alike(self, checksum: int) -> None:
-        """Raise on all ranks where one of them has another: none waits for what another does not compute."""
+        """Raise on every rank if any rank passes a different checksum, so that no rank waits in a collective alone."""
         if not are_alike(first_peers("the agreement on texts"), checksum):
             raise RanksDifferError(
                 f"Rank {self.mesh.rank} is to score other texts than another rank. Give all processes the same "
@@ -113,14 +116,14 @@ class Inference:
             asked_K = labels[index][kept[index]]
             if of_pairs[index]:
                 logits_K2 = cast(PairModel, model).pair_logits(hidden)[kept[index]]
-                return label_scores(lambda rows: rows, logits_K2, asked_K, Axis())  # every tp rank has both columns
+                return label_scores(lambda rows: rows, logits_K2, asked_K, Axis())  # every tp rank holds both columns
             return label_scores(model.logits, hidden, asked_K, self.mesh.tp)
 
         places = [None if pair else places_BT for pair, places_BT in zip(of_pairs, kept, strict=True)]
         return self._infer(batches, places, answer)
 
     def _infer(self, batches: Sequence[Batch], kept: Sequence[Tensor | None], answer: Answer) -> dict[int, Tensor]:
-        """Return each batch's answer from its hidden states, on the last stage: of whole sequences or kept places."""
+        """Return, on the last stage, each batch's result from its hidden states, limited to `kept` positions."""
         self.turn(training=False)
         given = [batch.map(lambda array: array.to(self.device, non_blocking=True)) for batch in batches]
         given = [_padded(batch, self.mesh.tp.size) if self.sequence else batch for batch in given]
@@ -143,7 +146,7 @@ class Inference:
             stage.train(training)
 
     def hidden_shape(self, batch: Batch) -> tuple[int, ...]:
-        """Return the shape of the hidden states that a stage sends to the next one, on this rank."""
+        """Return the shape of the hidden states that this rank sends to the next stage."""
         rows, length = batch.tokens_BT.shape
         return rows, length // self.mesh.tp.size if self.sequence else length, self.settings.shape.width
 
@@ -160,7 +163,7 @@ def chunks(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
 
 
 def _padded(batch: Batch, multiple: int) -> Batch:
-    """Pad a batch on the right to a length that tp ranks divide evenly; padding is masked."""
+    """Pad the batch to a length that tp ranks can divide evenly. Padding is not real, so no token attends to it."""
     missing = -batch.tokens_BT.shape[1] % multiple
     if not missing:
         return batch

@@ -1,12 +1,12 @@
-"""Who talks to whom: the axes of this rank in the layout, each with its process group; and the processes of a run.
+"""The process groups of this rank, an axis of the layout each, and the peers that agree on values.
 
-Built once by the command line after the processes have met; read by everything in `parallel`, and by `train` for the
-data's share. Must not know models. A rank makes only the groups it belongs to, so that set-up costs the same at 8
-ranks and at 4,096.
+Built once by the command line after the processes have connected; used by everything in `parallel`, and by `train` for
+the data's shards. Independent of models. A rank creates only the groups it belongs to, so that set-up costs the same at
+8 and at 4,096 ranks.
 
-Peers are the way by which those numbers go round on which the processes agree: on the host, apart from a model's.
-Set-up, the loop and evaluation agree as runtime/processes/agreement says. Each group has one purpose: what is said from
-the checkpoint's thread, or while a step computes, never meets the collectives of training.
+Peers exchange small integers on the host, apart from a model's collectives. Set-up, the loop and evaluation agree
+through runtime/processes/agreement. Each group has a single purpose: messages of the checkpoint thread, or sent while a
+step computes, never interleave with the collectives of training.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ from lmtrain.runtime.processes.process_group import backstop, new_group
 
 @dataclass(frozen=True)
 class Axis:
-    """The ranks that differ from this one in one coordinate, and where this one stands among them."""
+    """The ranks that differ from this rank in a single coordinate, and this rank's index among them."""
 
     size: int = 1
     index: int = 0
-    group: dist.ProcessGroup | None = None  # None for an axis of one, which needs no talk
+    group: dist.ProcessGroup | None = None  # None for an axis of size 1, which has no peers
     ranks: tuple[int, ...] = (0,)
-    name: str = field(default="", compare=False)  # as spans call it
+    name: str = field(default="", compare=False)  # the name in trace spans
 
 
 @dataclass(frozen=True)
 class Mesh:
+    """A rank's place in the layout and its axes."""
+
     layout: Layout
     rank: int
     coordinate: Coordinate
@@ -48,13 +50,13 @@ class Mesh:
     tp: Axis
     dp_shard: Axis
     dp_replicate: Axis
-    dp: Axis  # replicate x shard: all that read different samples
+    dp: Axis  # replicate x shard: the ranks that read different samples
     pp: Axis
-    plane: Axis  # all but pp: those who hold the same stages
+    plane: Axis  # all axes but pp: the ranks that hold the same stages
     world: Axis
 
     def data_mesh(self) -> DeviceMesh:
-        """Return the (dp_replicate, dp_shard) plane through this rank for FSDP2, with groups for axes of one too."""
+        """Return the (dp_replicate, dp_shard) plane through this rank for FSDP2, with groups for size-1 axes too."""
         axes = (self.dp_replicate, self.dp_shard)
         alone = new_group((self.rank,), self.timeout_s) if any(axis.group is None for axis in axes) else None
         groups = [axis.group or alone for axis in axes]
@@ -66,7 +68,10 @@ class Mesh:
 
 
 def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -> Mesh:
-    """Build the mesh; every rank calls this, after several processes have met (process_group.start)."""
+    """Build this rank's axes. Collective: every rank calls this, after process_group.start if there are several.
+
+    Raise LayoutError if the number of processes is not the layout's.
+    """
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if size != layout.world_size:
         raise LayoutError(
@@ -82,7 +87,7 @@ def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -
             groups[ranks] = new_group(ranks, timeout_s)
         return Axis(len(ranks), ranks.index(rank), groups[ranks] if len(ranks) > 1 else None, ranks, name)
 
-    # because: peers find each other by ranks and order, so all ranks go through the axes in one order
+    # because: a group's ranks must create it in the same order, so all ranks create the axes in this order
     return Mesh(
         layout, rank, at, device.type, timeout_s,
         tp=axis("tp", _along(layout, at, "tp")),
@@ -96,7 +101,7 @@ def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -
 
 
 def _along(layout: Layout, at: Coordinate, *names: str) -> tuple[int, ...]:
-    """Return the ranks along these axes, the last axis fastest."""
+    """Return the ranks reached if these coordinates vary, the last coordinate fastest."""
     places = [at]
     for name in names:
         places = [replace(place, **{name: i}) for place in places for i in range(getattr(layout, name))]
@@ -104,18 +109,18 @@ def _along(layout: Layout, at: Coordinate, *names: str) -> tuple[int, ...]:
 
 
 class GroupPeers:
-    """All processes of the run, over a group of their own. Made by all of them at the same point."""
+    """All processes of the run, over a separate gloo group. Every process creates it at the same point."""
 
     def __init__(self, mesh: Mesh, place: phases.Place, what: str = "an agreement") -> None:
         self.rank, self.num_ranks, self.world = mesh.rank, mesh.world.size, mesh.world
-        self.place, self.what = place, what  # whose marks say that it waits, and for what
+        self.place, self.what = place, what  # the thread in whose trace a wait appears, and the wait's name
         self.group = dist.new_group(backend="gloo", timeout=backstop(mesh.timeout_s))
 
     def ask(self, numbers: Sequence[int], *, early: bool = True) -> Callable[[], NDArray[np.int64]]:
-        """Send numbers round while this process goes on; what comes back waits for everybody's, a row for each."""
+        """Start an all-gather of these numbers; the returned function waits and returns the table, a row per rank."""
         mine = torch.tensor(list(numbers), dtype=torch.int64)
         rows = torch.empty(self.num_ranks, len(mine), dtype=torch.int64)
-        # collective: what each process of the world says, on the host
+        # collective: gathers each process's numbers over the world, on the host
         work = dist.all_gather(list(rows), mine, group=self.group, async_op=True)
 
         def heard() -> NDArray[np.int64]:
@@ -141,9 +146,9 @@ def saving_peers(mesh: Mesh) -> Peers:
 
 
 class FirstPeers:
-    """All processes of the run, by the group in which they have met, while there is no mesh; for their main threads.
+    """All processes of the run over torch's default group, before a mesh exists; for their main threads.
 
-    because: gloo's exchange among all sends a number of messages that grows as n^2, one by way of rank 0 as n.
+    because: the messages of gloo's all-gather grow as n^2, those of an exchange through rank 0 as n
     """
 
     def __init__(self, what: str) -> None:
@@ -153,12 +158,12 @@ class FirstPeers:
         mine = torch.tensor(list(numbers), dtype=torch.int64)
         rows = torch.empty(self.num_ranks, len(mine), dtype=torch.int64)
         with phases.within("collective", self.what):
-            # collective: one row from each of the world to rank 0, and all rows to the world, on the host
+            # collective: gathers a row per process to rank 0 and broadcasts all rows to the world, on the host
             dist.gather(mine, list(rows) if self.rank == 0 else None)
             dist.broadcast(rows, 0)
         return rows.tolist()
 
 
 def first_peers(what: str) -> Peers:
-    """Return the peers for agreements before there is a mesh; `what` names the wait for them."""
+    """Return the peers for agreements before a mesh exists, or once per batch of texts; `what` names the wait."""
     return FirstPeers(what) if dist.is_initialized() and dist.get_world_size() > 1 else ALONE

@@ -1,4 +1,4 @@
-"""What train and eval see of a model, whatever its layout: the verbs of ParallelModel. Made by apply.build_parallel."""
+"""ParallelModel, the interface of train and eval to a model of any layout. Built by apply.build_parallel."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ from lmtrain.spec import LanguageModel
 
 @dataclass(eq=False)
 class ParallelModel(Inference):
-    """No caller asks which axes exist. All ranks call the same verbs in the same order, those of one dp copy with the
-    same batches.
+    """A model on a mesh. No caller depends on which axes exist.
+
+    Collective: all ranks call the same methods in the same order; the ranks of a dp index pass the same batches.
     """
 
     objective: CausalLM
@@ -46,9 +47,9 @@ class ParallelModel(Inference):
     loss_scale: LossScale
     places: Mapping[str, Place]
     noise: Noise
-    applied: Sequence[str]  # what was done to the model, line by line
+    applied: Sequence[str]  # log lines of the applied transformations
     compiled: bool
-    one_pass: OnePassAdamW | None = None  # an optimizer that clips and rounds in the pass of its update
+    one_pass: OnePassAdamW | None = None  # an optimizer that clips and rounds within its update
 
     @property
     def model(self) -> LanguageModel:
@@ -58,33 +59,33 @@ class ParallelModel(Inference):
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The fp32 weights, or this rank's shards of them, that an optimizer updates; each tied weight once."""
+        """The fp32 weights, or this rank's shards of them, that the optimizer updates; tied weights once."""
         return self.masters.master
 
     @property
     def num_parameters(self) -> int:
-        """The parameters of the whole model, without padding."""
+        """The number of parameters of the whole model, without padding."""
         return self.settings.num_parameters
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """The terms that the loss adds up, in the order of every tensor of shares and sums."""
+        """The loss terms, in the order of every tensor of shares and sums."""
         return self.objective.terms
 
     @property
     def whole(self) -> Whole:
-        """The view of whole weights for an optimizer."""
+        """An optimizer's access to whole weights."""
         if self.mesh.world.size > 1:
             return Spread(self.places, self.mesh)
         return Alone({name: place.sections for name, place in self.places.items() if place.cut.sections})
 
     def forward_backward(self, batches: StepBatches) -> Tensor:
-        """Gradients of the step's mean loss; returns [microbatches, terms], their shares of the mean of each term.
+        """Compute the gradients of the step's mean loss; return [micro-batches, terms], shares of each term's mean.
 
-        The division by the global counts happens here, before backward, so that gradients need no rescaling after.
+        The division by the global counts happens here, before backward, so that gradients need no rescaling.
         """
         self.turn(training=True)
-        self.tied.wait()  # because: a step before may have ended without a finish
+        self.tied.wait()  # because: the previous step may have ended without finish_gradients
         count = len(batches.microbatches)
         self.masters.clear_gradients(count)
 
@@ -95,7 +96,7 @@ class ParallelModel(Inference):
             if stage < self.last_stage:
                 return hidden_BTD
             sums = self.objective.loss_sums(self.stages[stage], hidden_BTD, batch)
-            # because: numbers of Python need no copy to the device
+            # because: dividing by Python numbers needs no copy to the device
             return torch.stack([one / num for one, num in zip(sums.unbind(), batches.counts, strict=True)])
 
         shape = self.hidden_shape(batches.microbatches[0])
@@ -104,7 +105,7 @@ class ParallelModel(Inference):
         return self._to_all(shares, count, (len(self.terms),))
 
     def finish_gradients(self, clip_norm: float | None) -> Tensor:
-        """Sum what is partial, clip, now or in the update; returns the norm before clipping, still on the device."""
+        """Sum partial gradients and clip, now or in the update; return the norm before clipping, on the device."""
         phases.enter("optimizer")
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         if self.sequence:
@@ -118,23 +119,23 @@ class ParallelModel(Inference):
         return norm / self.loss_scale.value
 
     def meet(self, optimizer: torch.optim.Optimizer) -> None:
-        """Prepare an optimizer before its first step; one that rounds in its update gets the weights to write."""
+        """Attach the optimizer before its first step: a one-pass optimizer receives the half-precision copies."""
         if isinstance(optimizer, OnePassAdamW):
             self.one_pass, optimizer.rounded = optimizer, self.masters.rounded
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Do one step of the optimizer, and publish the new weights to the model."""
+        """Run an optimizer step and publish the new weights to the model."""
         optimizer.step()
         self.masters.publish(written=optimizer is self.one_pass)
 
     def load(self, fill: Callable[[list[Piece]], None], also: Sequence[Piece] = ()) -> None:
-        """Have the weights filled, with other pieces of the same files, and the model computes with them."""
+        """Call `fill` with the weights' pieces and those of `also`, then publish the new weights to the model."""
         fill([*self.pieces(), *also])
         self.masters.publish()
 
     @torch.no_grad()
     def valid_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Yield for each batch [2, terms]: summed losses and hits over all dp replicas, without gradients."""
+        """Yield, for each batch, [2, terms]: summed losses and hit counts, without gradients, over all dp ranks."""
         self.turn(training=False)
         for some in chunks(batches, self.runner.at_once):
 
@@ -153,30 +154,30 @@ class ParallelModel(Inference):
         return self.place(self.parameters, "model")
 
     def place(self, tensors: Mapping[str, Tensor], prefix: str) -> list[Piece]:
-        """Return the regions of the whole model that tensors shaped like this rank's parameters hold, for loading.
+        """Return all regions that this rank holds of tensors shaped like its parameters, as pieces for loading.
 
-        Each key is, or ends in, a parameter's name. Padding of the vocabulary belongs to a layout and is in no region.
+        Each key is, or ends in, a parameter's name. Vocabulary padding depends on the layout and is in no region.
         """
         return pieces_of(tensors, self.places, prefix)
 
     def owned(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """Return the pieces this rank saves; every element of every tensor is saved by exactly one rank."""
+        """Return the pieces that this rank saves. Every element of every tensor is saved by exactly one rank."""
         return owned(pieces, self.places)
 
     def _given(self, batch: Batch, stage: int) -> Batch:
-        """Return a batch as a stage reads it, on the device."""
+        """Return a stage's input batch on the device."""
         return (self.objective.prepared(batch) if stage == self.last_stage else batch).map(self._to_device)
 
     def _to_device(self, array: Tensor) -> Tensor:
-        # because: a copy of what is not pinned waits for the device; where the loader has pinned it, this does nothing
+        # because: a copy from unpinned memory waits for the device; for memory pinned by the loader this does nothing
         pinned = array.pin_memory() if self.device.type == "cuda" and array.device.type == "cpu" else array
         return pinned.to(self.device, non_blocking=True)
 
     def _to_all(self, found: Mapping[int, Tensor], count: int, shape: tuple[int, ...]) -> Tensor:
-        """[count, *shape] of all dp copies together, from the last stage to every rank."""
+        """Sum results [count, *shape] over dp and distribute them from the last stage to every rank."""
         none = torch.zeros(shape, device=self.device)
         mine = torch.stack([found.get(index, none) for index in range(count)])
-        # collective: shares of the loss, or validation's sums, over dp; then what the last stage has to all stages
+        # collective: sums loss shares or validation sums over dp, then the last stage's with the others' zeros over pp
         all_reduce(all_reduce(mine, self.mesh.dp, what="losses"), self.mesh.pp, what="losses of the last stage")
         self.runner.settle()
         return mine

@@ -1,8 +1,9 @@
-"""A linear's three products: its outputs, the gradient of its input, and that of its weight, which is the costly one.
+"""The three matrix products of a linear: output, input gradient and weight gradient, the most costly.
 
-Called by apply, tensor and collectives. Where weights compute in half precision the third product adds to an fp32 sum
-by itself (`total`): no half-precision gradient is written, read and added. Whoever owns the weights says when a module
-has a total (precision, sharding); a module without one gives its gradient to autograd. Either may be put off.
+Called by apply, tensor and collectives. In half precision the weight-gradient product adds to an fp32 sum directly
+(`total`), so that no half-precision gradient is written, read and added. The owner of the weights decides which modules
+have a total (precision, sharding); a module without a total returns its gradient to autograd. Either form can be
+deferred.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from lmtrain.spec import LanguageModel
 
 Later = Callable[[], None]
 
-_open: list[list[Later]] = []  # of the whole process, since autograd may run backward in threads of its own
-# because: on a GPU one kernel multiplies half-precision factors and adds to fp32; elsewhere that takes copies in fp32
+_open: list[list[Later]] = []  # global to the process, because autograd may run backward in its own threads
+# because: a GPU kernel multiplies half-precision factors and adds to fp32; other devices need fp32 copies of both
 SUMMED_ON = {"cuda"}
-FIRST_CAPABILITY = (8, 0)  # because: cuBLAS has no such product for older GPUs (V100, T4), and torch refuses it
+FIRST_CAPABILITY = (8, 0)  # because: cuBLAS has no such product for older GPUs (V100, T4), and torch raises an error
 
 
 @contextmanager
 def put_off(queue: list[Later]) -> Iterator[None]:
+    """Defer weight-gradient products within the context: append them to `queue`."""
     _open.append(queue)
     try:
         yield
@@ -36,24 +38,24 @@ def put_off(queue: list[Later]) -> Iterator[None]:
 
 
 def weight_gradient(weight: Tensor, product: Callable[[], Tensor]) -> Tensor | None:
-    """Return a weight's gradient; None while a queue is open, which adds the gradient later through the same hooks."""
+    """Return the gradient of a weight, or None if deferred; the deferred gradient runs through the same hooks."""
     if not _open:
         return product()
     with torch.enable_grad():
-        alias = weight.view_as(weight)  # a backward through it ends in the weight's own accumulation
+        alias = weight.view_as(weight)  # a backward through the alias accumulates into the weight's gradient
     _open[-1].append(lambda: torch.autograd.backward(alias, product()))
     return None
 
 
 class Summing(nn.Module):
-    """A module with a weight of two dims that is one factor of a product and no more."""
+    """A module whose 2-dim weight is used only as a factor of a matrix product."""
 
     weight: nn.Parameter
-    total: Tensor | None = None  # fp32, what the weight's gradients are added to
+    total: Tensor | None = None  # fp32 sum of the weight's gradients, or None
 
 
 class OwnLinear(Summing):
-    """The same linear, or head, around the same weights."""
+    """A linear or head with the weights of the module it replaces, whose weight gradient can be summed or deferred."""
 
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
@@ -71,7 +73,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.total = total  # because: autograd would mind that another microbatch has added to what is saved
+        ctx.total = total  # because: saved tensors must not change, and other micro-batches add to it
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -84,7 +86,7 @@ class _Linear(torch.autograd.Function):
 
 
 def weight_product(weight: Tensor, total: Tensor | None, rows: Tensor, inputs: Tensor) -> Tensor | None:
-    """rows^T inputs, the gradient of a weight, for autograd; None where it is added to `total`, or put off."""
+    """Return rows^T inputs, a weight's gradient, for autograd; None if added to `total` or deferred."""
     if total is None:
         return weight_gradient(weight, lambda: rows.t() @ inputs)
     if _open:
@@ -95,10 +97,10 @@ def weight_product(weight: Tensor, total: Tensor | None, rows: Tensor, inputs: T
 
 
 def add_product(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
-    """Add rows^T inputs to total, with products and sums in fp32."""
+    """Compute total += rows^T inputs, with products and sums in fp32."""
     if torch.compiler.is_compiling():
         _add_product_in_graph(total, rows, inputs)
-    else:  # because: an operator of Python's costs the host some 20 us a call
+    else:  # because: a custom operator in Python costs the host about 20 us per call
         _add_product(total, rows, inputs)
 
 
@@ -110,8 +112,8 @@ def _add_product(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
         total.addmm_(rows.t().float(), inputs.float())
 
 
-# because: a compiler keeps an operator that says what it changes, and changes the sum in place, where plain torch would
-# have to cast the factors first
+# because: the compiler keeps a custom operator with declared mutations and updates the sum in place; with plain torch
+# operations the factors would have to be cast first
 _add_product_in_graph = torch.library.custom_op(
     "lmtrain::add_product", _add_product, mutates_args=("total",),
     schema="(Tensor(a!) total, Tensor rows, Tensor inputs) -> ()",
@@ -119,7 +121,7 @@ _add_product_in_graph = torch.library.custom_op(
 
 
 def sums_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether products can add to fp32 sums by themselves on this device."""
+    """Return True if weight-gradient products add to fp32 sums directly for this device and dtype."""
     if device.type not in SUMMED_ON or dtype not in (torch.bfloat16, torch.float16):
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
@@ -131,7 +133,7 @@ def summing(model: nn.Module | LanguageModel) -> list[Summing]:
 
 
 def apply_own_linears(model: nn.Module) -> str:
-    """Plain linears, in place; those cut over tp do the same by themselves. Says so for the log."""
+    """Replace plain linears in place; tensor-parallel linears have the same feature. Return the log line."""
     linears = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     for path, module in linears:
         model.set_submodule(path, OwnLinear(module))
@@ -139,7 +141,7 @@ def apply_own_linears(model: nn.Module) -> str:
 
 
 def clear_totals(modules: Iterable[Summing], num_microbatches: int) -> None:
-    """Clear totals before the first forward of a step; a single micro-batch needs no totals."""
+    """Reset the fp32 sums before a step's first forward. With a single micro-batch modules have no totals."""
     for module in modules:
         if num_microbatches == 1:
             module.total = None

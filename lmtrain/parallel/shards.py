@@ -1,6 +1,6 @@
-"""Tensors and their places: first values for what a rank holds, and the pieces in which checkpoints hold it.
+"""Initial values of a rank's tensors, and the pieces in which checkpoints store them.
 
-Called by apply. Works on anything shaped like a rank's shard of a parameter: the weight, its gradient, an optimizer's
+Called by apply. Works on any tensor shaped like a rank's shard of a parameter: the weight, its gradient, an optimizer
 slot.
 """
 
@@ -20,14 +20,14 @@ from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.spec import Start
 
 Places = Mapping[str, Place]
-Block = tuple[int, Tensor]  # rows of a parameter, and the number of the first
+Block = tuple[int, Tensor]  # (number of the first row, rows of a parameter)
 
 
 @torch.no_grad()
 def fill(parameters: Mapping[str, Tensor], places: Places, starts: Mapping[str, Start] | None, seed: int) -> None:
-    """Draw each whole parameter by its name and keep this rank's regions: a layout never changes a weight.
+    """Draw each whole parameter by its name and keep this rank's regions, so that a layout never changes a weight.
 
-    All is 0 without `starts`. Padding starts at 0 and stays there: it gets no gradient.
+    Without `starts` all values are 0. Padding starts at 0 and stays at 0, because it gets no gradient.
     """
     fault_point("start.build")
     torch._foreach_zero_(list(parameters.values()))
@@ -40,9 +40,9 @@ def fill(parameters: Mapping[str, Tensor], places: Places, starts: Mapping[str, 
 
 
 def _in_turn(blocks: Mapping[str, Iterator[Block]], num_threads: int) -> Iterator[tuple[str, Block]]:
-    """Yield all blocks of each name in order, several names at a time.
+    """Yield each name's blocks in order, drawn for several names at a time in threads.
 
-    because: of one generator a thread draws some 250 million numbers a second, and names have a generator each
+    because: a thread draws about 250 million numbers per second from a generator, and each name has its own generator
     """
     if num_threads == 1:
         yield from ((name, block) for name, its in blocks.items() for block in its)
@@ -63,7 +63,7 @@ def _in_turn(blocks: Mapping[str, Iterator[Block]], num_threads: int) -> Iterato
 
 
 def _keep(block: Tensor, first: int, region: Region, parameter: Tensor) -> None:
-    """Copy the part of a block of rows, which begins at row `first`, that this rank holds."""
+    """Copy the overlap of a region with the block of rows from `first` on into this rank's parameter."""
     start, size = region.offset[0], region.shape[0]
     begin, end = max(start, first), min(start + size, first + len(block))
     if begin < end:
@@ -74,7 +74,7 @@ def _keep(block: Tensor, first: int, region: Region, parameter: Tensor) -> None:
 def pieces_of(tensors: Mapping[str, Tensor], places: Places, prefix: str) -> list[Piece]:
     """Return every region that this rank holds; each key is, or ends in, a parameter's name.
 
-    A piece has the name of its place: of two tied weights both are pieces of the first.
+    A piece has its place's name: both copies of a tied weight are pieces of the first name.
     """
     result = []
     for key, tensor in tensors.items():
@@ -85,14 +85,14 @@ def pieces_of(tensors: Mapping[str, Tensor], places: Places, prefix: str) -> lis
 
 
 def owned(pieces: Iterable[Piece], places: Places) -> list[Piece]:
-    """Return the pieces this rank saves; every element of every tensor is saved by exactly one rank."""
+    """Return the pieces this rank saves. Every element of every tensor is saved by exactly one rank."""
     held, saved = {place.name for place in places.values()}, {p.name for p in places.values() if p.is_owner}
     once = {(piece.name, piece.offset): piece for piece in pieces if ending(piece.name, held) in saved}
     return list(once.values())
 
 
 def ending(key: str, names: Container[str]) -> str:
-    """`optim.exp_avg.norm.weight` -> `norm.weight`: the longest ending that is a parameter."""
+    """Return the longest ending of the key that is a parameter's name: `optim.exp_avg.norm.weight` -> `norm.weight`."""
     name = key
     while name not in names:
         _, dot, name = name.partition(".")

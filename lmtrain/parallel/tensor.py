@@ -1,15 +1,15 @@
-"""Tensor and sequence parallelism: swap the modules that a model's words name for ones that hold this rank's part.
+"""Tensor and sequence parallelism: replaces the modules listed in a model's cuts by modules with this rank's part.
 
-Called by apply on a model without memory, and for the objective's loss; by inference for scores. Knows a model through
-`cuts()` alone: names of parameters and paths of modules stay, so that whoever reads a state dict, initial values or
-ties sees the same model, smaller.
+Called by apply on a model without memory, and for the objective's loss; by inference for scores. Depends on a model
+only through `cuts()`: names of parameters and paths of modules stay, so that a state dict, initial values and ties
+refer to the same names, with smaller shapes.
 
-COLUMN cuts each section by itself (a rank's qkv is [q_t | k_t | v_t], its SwiGLU input [gate_t | up_t]) and ROW the
-inputs to match. With `sequence`, everything between a ROW and the next COLUMN is a cut of the sequence: norms, residual
-and dropout cost 1/tp, and weights that are not cut get partial gradients, to be summed over tp once a step.
+COLUMN cuts each section separately (a rank's qkv is [q_t | k_t | v_t], its SwiGLU input [gate_t | up_t]) and ROW cuts
+the inputs to match. With `sequence`, everything between a ROW and the next COLUMN is a sequence shard: norms, residual
+and dropout cost 1/tp, and uncut weights get partial gradients, which are summed over tp once per step.
 
-VOCAB cuts embedding rows and head rows, and its cross-entropy never sees whole logits. A rank holds an equal run of
-rows; rows after the true vocabulary are padding, score -inf and get no gradient.
+VOCAB cuts embedding rows and head rows, and its cross-entropy never holds whole logits. Each rank holds an equal range
+of rows; rows after the true vocabulary are padding, have logits of -inf and get no gradient.
 """
 
 from __future__ import annotations
@@ -41,17 +41,20 @@ from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.products import Summing
 from lmtrain.spec import Cut, LanguageModel, Split
 
-HEAD_ROWS = 256  # because: in fp32 those of GPT-2's vocabulary are 50 MB, and the head's product loses nothing
-EXP_ROWS = 16  # because: what is made of so many of them stays in a core's own memory
+HEAD_ROWS = 256  # because: for GPT-2's vocabulary the fp32 logits are 50 MB, and the head's product stays efficient
+EXP_ROWS = 16  # because: the intermediate results of 16 rows fit a core's cache
 
 
 def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence: bool) -> str | None:
-    """Split a model over tp ranks in place and return a line for the log; a single rank leaves it as it is."""
+    """Replace modules in place by this rank's parts; return the log line, or None if tp is 1.
+
+    Raise LayoutError if tp does not divide the heads or columns.
+    """
     if axis.size == 1:
         return None
     assert isinstance(model, nn.Module)
     shape, cuts, num_cut = model.shape, model.cuts(), 0
-    # a head or a column is never cut in two. Settings are refused before; this is for those who come without
+    # heads and columns are never split. Settings are checked earlier; this check is for callers without settings
     for key, value in (("num_kv_heads", shape.num_kv_heads), ("ffn_width", shape.ffn_width)):
         if value % axis.size != 0:
             legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == 0]
@@ -86,7 +89,7 @@ def _part(module: nn.Module, cut: Cut, axis: Axis, sequence: bool) -> nn.Module 
 
 
 class ColumnLinear(Summing):
-    """Some of a linear's outputs, of the whole sequence. The model's check has made every section divisible."""
+    """A linear with this rank's part of the outputs, over the whole sequence. Every section must be divisible by tp."""
 
     def __init__(self, whole: nn.Linear, axis: Axis, *, sequence: bool) -> None:
         super().__init__()
@@ -101,7 +104,7 @@ class ColumnLinear(Summing):
 
 
 class RowLinear(Summing):
-    """A linear over some of its inputs; ranks' sums add up, and then the bias, which every rank holds, once."""
+    """A linear over this rank's part of the inputs; the ranks' outputs are summed, then the bias is added once."""
 
     def __init__(self, whole: nn.Linear, axis: Axis, *, sequence: bool) -> None:
         super().__init__()
@@ -114,7 +117,7 @@ class RowLinear(Summing):
 
 
 class SequenceEmbedding(nn.Module):
-    """A whole table (positions, segments), read for this rank's cut of the sequence."""
+    """A whole embedding table (positions, segments), read for this rank's shard of the sequence."""
 
     def __init__(self, whole: nn.Embedding, axis: Axis) -> None:
         super().__init__()
@@ -122,13 +125,13 @@ class SequenceEmbedding(nn.Module):
         self.weight = whole.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the embedding of this rank's part of the sequence; ids hold the whole sequence in their last dim."""
+        """Return the embeddings of this rank's shard; `ids` are those of the whole sequence, in their last dim."""
         length = ids.shape[-1] // self.axis.size
         return nn.functional.embedding(ids.narrow(-1, self.axis.index * length, length), self.weight)
 
 
 class TakenFromFirst(nn.Module):
-    """What was computed from the first token of a cut of the sequence is right on the first rank alone."""
+    """A module that broadcasts the first rank's value: only its sequence shard contains the first token."""
 
     def __init__(self, axis: Axis) -> None:
         super().__init__()
@@ -139,12 +142,12 @@ class TakenFromFirst(nn.Module):
 
 
 def rows_per_rank(num_rows: int, size: int) -> int:
-    """Return the rows of the vocabulary per rank, padded so that every rank has as many."""
+    """Return the rows per rank, with the vocabulary padded so that every rank has equally many."""
     return -(-num_rows // size)
 
 
 class VocabEmbedding(nn.Module):
-    """Each rank looks up the tokens it has, takes 0 for the others, and the sum over ranks is the embedding."""
+    """An embedding with this rank's rows: other tokens give 0, and the sum over ranks is the embedding."""
 
     def __init__(self, whole: nn.Embedding, axis: Axis, *, sequence: bool) -> None:
         super().__init__()
@@ -159,7 +162,7 @@ class VocabEmbedding(nn.Module):
 
 
 class VocabHead(Summing):
-    """Scores of this rank's tokens. `forward` takes the model's hidden states, cut or not."""
+    """A head with this rank's tokens. `forward` takes hidden states, whole or sequence shards."""
 
     def __init__(self, whole: Head, axis: Axis, *, sequence: bool) -> None:
         super().__init__()
@@ -174,13 +177,13 @@ class VocabHead(Summing):
         )
 
     def _padding(self) -> Tensor | None:
-        """Return what padding adds to the scores, as Head does; a rank may hold only padding."""
+        """Return Head's bias with -inf for padding; a rank may hold only padding."""
         return added_to_scores(self.weight, self.bias, self.vocab_size - self.axis.index * self.weight.shape[0])
 
 
 @contextmanager
 def whole_sequences(model: nn.Module) -> Iterator[None]:
-    """Inside, a model's logits take hidden states of whole sequences, or chosen rows of them, whatever a rank has."""
+    """Make a model's heads take hidden states of whole sequences, or selected rows, within the context."""
     heads = [module for module in model.modules() if isinstance(module, VocabHead) and module.sequence]
     for head in heads:
         head.sequence = False
@@ -192,10 +195,10 @@ def whole_sequences(model: nn.Module) -> Iterator[None]:
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
-    """-log p(label) summed in fp32 over labels that are not IGNORED, the same on every rank of the axis.
+    """Return -log p(label), summed in fp32 over labels that are not IGNORED, equal on every rank of the axis.
 
-    `logits` are this rank's columns, `labels` number the whole vocabulary. Serves eager (chunks of rows, no fp32 copy
-    of all logits) and a compiler (one chunk, fused) alike.
+    `logits` are this rank's columns, `labels` are ids of the whole vocabulary. Works eagerly (chunks of rows, no fp32
+    copy of all logits) and compiled (a single fused chunk).
     """
     total: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
         logits.flatten(0, -2), labels.flatten(), axis
@@ -205,22 +208,22 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
 
 @torch.no_grad()
 def hit_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
-    """Return how many labels, IGNORED ones aside, have the highest score of their row on any rank, in fp32."""
+    """Return how many labels, IGNORED ones excluded, have the highest logit of their row over all ranks, in fp32."""
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     column_N, mine_N = _find(labels_N, logits_NV.shape[-1], axis)
     label_N = logits_NV.gather(-1, column_N.unsqueeze(-1)).squeeze(-1).masked_fill(~mine_N, float("-inf"))
     best_2N = torch.stack((logits_NV.amax(-1), label_N)).float()
-    # collective: the highest score of each row, and its label's, over tp
+    # collective: the maximum logit of each row, and the label's logit, over tp
     all_reduce(best_2N, axis, dist.ReduceOp.MAX)
     return ((best_2N[0] == best_2N[1]) & (labels_N != IGNORED)).sum().to(torch.float32)
 
 
 @torch.no_grad()
 def label_scores(logits_of: Callable[[Tensor], Tensor], hidden_KD: Tensor, labels_K: Tensor, axis: Axis) -> Tensor:
-    """[2, K] in float64, the same on every rank: -log p of each label, and 1 where it is the most likely token, else 0.
+    """Return [2, K] in float64, equal on every rank: -log p of each label, and 1 if it is the most likely token.
 
-    Of several that score alike the first is the most likely. float64, so that a sum over a corpus keeps the logits' own
-    accuracy; the logits of a few rows are there at a time.
+    If several tokens have the highest logit, the first counts as the most likely. float64 keeps the accuracy of the
+    logits in a sum over a corpus; only the logits of a few rows exist at a time.
     """
     here = [hidden_KD.new_empty(4, 0, dtype=torch.float64)]
     for hidden, labels in zip(*(torch.split(x, HEAD_ROWS) for x in (hidden_KD, labels_K)), strict=True):
@@ -231,12 +234,12 @@ def label_scores(logits_of: Callable[[Tensor], Tensor], hidden_KD: Tensor, label
         exact_3N = torch.cat([row_sums(rows, column, torch.float64) for rows, column in split], 1)
         here.append(torch.cat([exact_3N, best_N[None].double()]))
     here_4K = torch.cat(here, 1)
-    # collective: four numbers a label from every tp rank, which each rank then puts together
+    # collective: gathers four numbers per label from every tp rank; each rank then combines them
     parts_R4K = gather_stack(here_4K, axis) if axis.size > 1 else here_4K[None]
     top_RK, sum_RK, label_RK, best_RK = parts_R4K.unbind(1)
     top_K = top_RK.amax(0)
     nll_K = (sum_RK * (top_RK - top_K).exp()).sum(0).log() + (top_K - label_RK.sum(0))
-    first_K = (top_RK == top_K).byte().argmax(0)  # because: ranks hold the tokens in order
+    first_K = (top_RK == top_K).byte().argmax(0)  # because: ranks hold the tokens in order, so the first rank is right
     best_K = best_RK.gather(0, first_K[None])[0]
     return torch.stack([nll_K, (best_K == labels_K).double()])
 
@@ -245,30 +248,30 @@ class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, axis: Axis) -> Tensor:
         column_N = _column(labels_N, logits_NV.shape[-1], axis)
-        # collective: three fp32 numbers a row from every tp rank, which each rank then puts together
+        # collective: gathers three fp32 numbers per row from every tp rank; each rank then combines them
         top_RN, sum_RN, label_RN = gather_stack(row_sums(logits_NV, column_N), axis).unbind(1)
         top_N = top_RN.amax(0)
         sum_N = (sum_RN * (top_RN - top_N).exp()).sum(0)
         ctx.save_for_backward(logits_NV, labels_N, column_N, top_N, sum_N)
-        # because: 0 times a row that has gone to nan would be nan; an ignored row is left out whatever it holds
+        # because: 0 times NaN is NaN, so ignored rows are masked out rather than multiplied by 0
         return (sum_N.log() + (top_N - label_RN.sum(0))).masked_fill(labels_N == IGNORED, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Return softmax - onehot(label) in this rank's columns, and 0 for ignored rows, without communication."""
+        """Return (softmax - onehot(label)) * grad for this rank's columns, 0 for ignored rows; no communication."""
         logits_NV, labels_N, column_N, top_N, sum_N = ctx.saved_tensors
         weight_N = grads[0] * (labels_N != IGNORED)
         return gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None
 
 
 def _column(labels_N: Tensor, num_rows: int, axis: Axis) -> Tensor:
-    """Return the column of each label among this rank's, or NOWHERE."""
+    """Return each label's column among this rank's columns, or NOWHERE."""
     row_N, mine_N = _find(labels_N, num_rows, axis)
     return row_N.masked_fill(~mine_N, NOWHERE)
 
 
 def _find(ids: Tensor, num_rows: int, axis: Axis) -> tuple[Tensor, Tensor]:
-    """Row of each id among this rank's (0 where it has none), and whether it has it."""
+    """Return each id's row among this rank's rows (0 if absent), and a mask of the ids that this rank holds."""
     local = ids - axis.index * num_rows
     mine = (local >= 0) & (local < num_rows)
     return local.masked_fill(~mine, 0), mine

@@ -1,1 +1,1 @@
-"""Which rank holds what: layouts, stages, and the place of every number. Torch-free."""
+"""The placement of layers, parameters and bytes on the ranks of a layout. Torch-free."""

@@ -1,9 +1,9 @@
-"""What a rank of ours holds, in bytes: weights, and what a microbatch keeps for its backward in a stage. Torch-free.
+"""The memory of a rank in bytes: weights, and the activations that a micro-batch keeps in a stage. Torch-free.
 
-Called by preflight's table of a layout, and by whoever plans a run. What a microbatch keeps is said of the layers as
-models and parallel run them, their own saved tensors one by one, kernel by kernel; a compiler keeps no more. Where
-kernels differ the device decides: a GPU's norms are one kernel each, a CPU's RMSNorm is several in fp32. tests/layouts
-compares every term with real processes.
+Called by preflight's table of a layout, and by the planner. Activations follow the layers as models and parallel run
+them, saved tensor by saved tensor, kernel by kernel; a compiler keeps no more. If kernels differ, the device decides: a
+GPU's norms are a kernel each, a CPU's RMSNorm is several in fp32. tests/layouts compares every term with real
+processes.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from lmtrain.placement.places import Place, Shape, Stage, names_of_rank, place_a
 from lmtrain.spec import Cuts, ModelShape
 
 FP32_BYTES, INT64_BYTES, BOOL_BYTES = 4, 8, 1
-LEAST_HEAD_WIDTH = 16  # because: flex_attention's kernels are made of products that have no smaller side
+LEAST_HEAD_WIDTH = 16  # because: the matrix products in flex_attention's kernels need at least this size
 
 
 @dataclass(frozen=True)
 class RankBytes:
-    """What weights cost one rank, in bytes."""
+    """Bytes of weights, gradients and optimizer state on a rank."""
 
-    masters: int  # fp32 weights that the optimizer owns
-    work: int  # weights that compute, where they are not the masters themselves
+    masters: int  # fp32 master weights, owned by the optimizer
+    work: int  # weights used for compute, 0 if the masters themselves are used
     gradients: int
     optimizer: int
 
@@ -41,12 +41,12 @@ class RankBytes:
 
 @dataclass(frozen=True)
 class Numbers:
-    """How many numbers some weights are on one rank."""
+    """Element counts of a set of weights on a rank."""
 
-    parts: int = 0  # of this tensor-parallel rank
-    shards: int = 0  # of these, its share, padded until all have the same
-    slots: int = 0  # that the optimizer remembers, which are not padded
-    early: int = 0  # of the parts: what is no product's weight, so that the first half of a backward has its gradient
+    parts: int = 0  # elements of this tensor-parallel rank's parts
+    shards: int = 0  # elements of its data-parallel shard of the parts, padded to equal shards
+    slots: int = 0  # elements of optimizer state, without padding
+    early: int = 0  # elements of parts that are not factors of products: the input half of backward has their gradient
 
     def __add__(self, other: Numbers) -> Numbers:
         return Numbers(
@@ -62,7 +62,10 @@ class Numbers:
 def count(
     places: Iterable[Place], layout: Layout, num_slots: Callable[[str, Shape], int] = lambda name, shape: 2
 ) -> Numbers:
-    """`num_slots`: how many tensors the optimizer keeps for a parameter of this name and whole shape."""
+    """Return the element counts of these parameters on a rank.
+
+    `num_slots` returns how many state tensors the optimizer keeps for a parameter of this name and global shape.
+    """
     places = list(places)
     return Numbers(
         sum(math.prod(place.part_shape) for place in places),
@@ -76,10 +79,10 @@ def count(
 
 
 def rank_bytes(held: Numbers, layout: Layout, *, zero: int, work_bytes: int) -> RankBytes:
-    """Held between two microbatches of a step, the moment that tells the levels apart.
+    """Return the bytes that a rank holds between two micro-batches of a step, when the ZeRO levels differ.
 
     zero 0 and 1 keep whole gathered weights and whole gradients; 2 keeps shards of gradients; 3 keeps shards of both,
-    and gathers a block at a time. `work_bytes` is the size of a number that computes.
+    and gathers a block at a time. `work_bytes` is the size of an element in the compute dtype.
     """
     optimizer = FP32_BYTES * held.slots
     if layout.dp == 1:
@@ -96,10 +99,10 @@ def rank_bytes(held: Numbers, layout: Layout, *, zero: int, work_bytes: int) -> 
 def places_held(
     model: ModelSettings, stages: Sequence[Stage], layout: Layout, shard: int, weights: Weights | None = None
 ) -> list[Place]:
-    """Return the weights of a rank's stages; a weight that two stages hold copies of is there twice.
+    """Return the places of the parameters of a rank's stages; a tied weight held by two stages occurs twice.
 
-    Those of equal shape and cut, as in all layers, are worked out once. `weights`, where there are many ranks to ask
-    for.
+    Parameters of equal shape and cut, as in all layers, are computed once. A caller that queries many ranks passes
+    `weights` to list them only once.
     """
     weights = weights or Weights.of(model)
     both = len(stages) > 1 and stages[0].first and stages[-1].last
@@ -115,7 +118,7 @@ def places_held(
 
 @dataclass(frozen=True)
 class Weights:
-    """All of a model's, listed once."""
+    """All parameters of a model with their cuts, listed once."""
 
     shapes: dict[str, Shape]
     cuts: Cuts
@@ -127,24 +130,24 @@ class Weights:
 
 
 def needs_mask(model: ModelSettings, *, document_mask: bool) -> bool:
-    """Return whether attention needs a mask beyond a kernel's own causal rule.
+    """Return True if attention needs a mask beyond the kernel's own causal rule.
 
-    To a model that sees both sides it always does: its rows end early.
+    A bidirectional model always needs a mask, because its rows can end early.
     """
     shape = model.shape
     return document_mask or not shape.causal or (shape.window is not None and shape.window < shape.seq_len)
 
 
 def of_blocks(model: ModelSettings, *, on_gpu: bool) -> bool:
-    """Return whether a mask is of blocks, whose kernels skip blocks that are masked whole.
+    """Return True if an attention mask, if present, is a block mask, whose kernels skip fully masked blocks.
 
-    because: on a CPU they have no backward, and they drop nothing, as dropout asks.
+    because: on a CPU the block-mask kernels have no backward, and on no device do they support dropout
     """
     return on_gpu and not model.uses_dropout and model.shape.head_width >= LEAST_HEAD_WIDTH
 
 
 class Run(Protocol):
-    """What of a run its activations depend on."""
+    """The facts of a run on which its activation memory depends."""
 
     @property
     def model(self) -> ModelSettings: ...
@@ -155,17 +158,17 @@ class Run(Protocol):
     @property
     def micro_batch(self) -> int: ...
     @property
-    def number_bytes(self) -> int: ...  # of a number that computes
+    def number_bytes(self) -> int: ...  # bytes of an element in the compute dtype
     @property
-    def sequence_parts(self) -> int: ...  # cuts of the sequence, outside of attention and MLP
+    def sequence_parts(self) -> int: ...  # sequence shards outside of attention and MLP
     @property
     def document_mask(self) -> bool: ...
     @property
-    def has_mask(self) -> bool: ...  # attention is given a matrix of who may look at whom
+    def has_mask(self) -> bool: ...  # attention receives a mask matrix
     @property
     def on_cpu(self) -> bool: ...
     @property
-    def scored_share(self) -> float: ...  # of the tokens, those of which scores over the vocabulary are made
+    def scored_share(self) -> float: ...  # share of tokens for which logits are computed
 
     def again(self, block: int) -> str:
         """Return which recompute kind a block uses."""
@@ -173,15 +176,15 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class Kept:
-    """Of one microbatch, between two actions of a schedule."""
+    """Bytes that a micro-batch holds between two actions of a schedule."""
 
-    hidden: float = 0.0  # from forward to backward, or to its first half
-    logits: float = 0.0  # and then their gradient until the second half
-    later: float = 0.0  # from the first half of a backward to the second: inputs of products and gradients of outputs
+    hidden: float = 0.0  # from forward to backward, or to the input half of backward
+    logits: float = 0.0  # from forward on; then their gradient, until the weight half
+    later: float = 0.0  # from the input half to the weight half: inputs of matrix products and gradients of outputs
 
 
 class Layers:
-    """Sizes of one rank's tensors, in bytes of a token, for a run's widths, cuts and numbers."""
+    """Sizes of a rank's tensors in bytes per token, for a run's widths, shards and compute dtype."""
 
     def __init__(self, run: Run) -> None:
         self.run, shape, tp, e = run, run.shape, run.parallel.tp, run.number_bytes
@@ -189,7 +192,7 @@ class Layers:
         self.tokens = run.micro_batch * shape.seq_len
         self.cpu = run.on_cpu
         self.whole = shape.width * e
-        self.cut = self.whole / run.sequence_parts  # outside of attention and MLP
+        self.cut = self.whole / run.sequence_parts  # hidden states outside of attention and MLP
         self.heads, self.keys = (n * shape.head_width * e / tp for n in (shape.num_heads, shape.num_kv_heads))
         self.ffn = shape.ffn_width * e / tp
         self.up = self.ffn * (2 if shape.gated else 1)
@@ -198,34 +201,35 @@ class Layers:
         self.parallel_block = getattr(model, "parallel_block", False)
         self.post_norm = getattr(model, "norm_order", "pre") == "post"
         self.rms = getattr(model, "norm", "layernorm") == "rmsnorm"
-        # of a number that is dropped or not
+        # dropout masks
         self.dropped = self.cut / e * (e if self.cpu else BOOL_BYTES) if model.uses_dropout else 0.0
-        # because: a CPU's kernel does not drop, and attention is then made of whole scores
+        # because: a CPU's fused kernel has no dropout, so attention keeps whole score matrices
         self.scores = e * shape.seq_len * shape.num_heads / tp if self.cpu and model.uses_dropout else 0.0
 
     def norm(self) -> float:
-        """Return what a norm keeps: its input and statistics; its output belongs to its user."""
-        if self.rms and self.cpu:  # in fp32: the input, and what the weight is multiplied with
+        """Return the bytes of a norm's input and statistics; the output counts with the layer that reads it."""
+        if self.rms and self.cpu:  # in fp32: the input, and the normalized input that multiplies the weight
             return (2 * self.cut * FP32_BYTES / self.run.number_bytes) + FP32_BYTES / self.run.sequence_parts
         statistics = self.run.number_bytes if self.cpu else FP32_BYTES
         return self.cut + (1 if self.rms else 2) * statistics / self.run.sequence_parts
 
     def block_with(self, again: str) -> float:
+        """Return the bytes that a block keeps for backward with this recompute kind."""
         qkv, shape = self.heads + 2 * self.keys, self.run.shape
-        softmax = self.scores or FP32_BYTES * shape.num_heads / self.run.parallel.tp  # a fused one keeps its sums
+        softmax = self.scores or FP32_BYTES * shape.num_heads / self.run.parallel.tp  # a fused kernel keeps row sums
         if again == "full":
             return self.cut
-        if again == "operators":  # products before tp sums them, and attention
+        if again == "operators":  # matrix products before the tp reduction, and attention
             return self.cut + qkv + self.heads + softmax + self.whole + self.up + self.whole
         given = qkv + (self.heads + self.keys if self.rotary else 0.0)
         inside = given if again == "attention" else self.taken(given) + softmax + 2 * self.scores + self.mask()
-        # because: a GPU's kernel works silu(gate) out again
+        # because: a GPU's kernel recomputes silu(gate)
         mlp = self.up + self.ffn + (self.ffn if shape.gated and self.cpu else 0.0)
         norms = 1 if self.parallel_block else 2
         return norms * (self.norm() + self.cut) + inside + self.heads + mlp + 2 * self.dropped
 
     def taken(self, given: float) -> float:
-        """Return what attention's kernel keeps: queries, keys and values as given, or copies with repeated keys."""
+        """Return the bytes that attention's kernel saves: q, k and v as given, or copies with repeated keys."""
         if self.scores:
             return 3 * self.heads
         if self.run.has_mask and self.keys < self.heads:
@@ -233,12 +237,12 @@ class Layers:
         return given
 
     def mask(self) -> float:
-        """Return the bytes of an attention mask, of which fused attention makes one for each block."""
+        """Return the bytes of the attention mask in the compute dtype; fused attention creates a mask per block."""
         return 0.0 if self.scores else self.mask_numbers * self.run.number_bytes / self.tokens
 
     @property
     def mask_numbers(self) -> int:
-        """The numbers in a micro-batch's mask matrix, 0 without one."""
+        """The number of elements of a micro-batch's mask matrix; 0 without a mask."""
         shape = self.run.shape
         if not self.run.has_mask:
             return 0
@@ -247,61 +251,66 @@ class Layers:
         return samples * rows * shape.seq_len
 
     def shared(self, stage: Stage) -> float:
-        """Bytes of a microbatch, and not of a token: what blocks share, and what the loss of pairs keeps."""
+        """Return bytes per micro-batch, not per token: tensors that blocks share, and tensors kept by the pair loss."""
         run, model = self.run, self.run.model
         rows = run.shape.seq_len * (run.micro_batch if run.document_mask else 1)
         found = 0.0
         if stage.layers and self.rotary:
             found += FP32_BYTES * run.shape.head_width * rows
         if run.shape.causal and any(run.again(number) != "none" for number in stage.layers):
-            found += BOOL_BYTES * self.mask_numbers  # the others' is the batch's own
+            found += BOOL_BYTES * self.mask_numbers  # a bidirectional model's mask is a view of the batch
         if stage.first and not self.rotary and not run.document_mask:
             found += INT64_BYTES * rows
         if stage.last and isinstance(model, BertSettings):
             found += FP32_BYTES * (2 * run.micro_batch + 1) if model.pair_head else 0
-            columns = -(-model.padded_vocab_size // run.parallel.tp)  # the last rank knows which of them are none
+            columns = -(-model.padded_vocab_size // run.parallel.tp)  # the mask of padded columns on the last tp rank
             found += BOOL_BYTES * columns if columns * run.parallel.tp > run.shape.vocab_size else 0
         return found
 
     def embedding(self) -> float:
-        """Return what the embedding keeps, on the first stage."""
+        """Return the bytes that the first stage's embedding keeps."""
         return (
             self.dropped + (self.norm() if self.post_norm else 0.0)
             + (INT64_BYTES + BOOL_BYTES if self.run.parallel.tp > 1 else 0.0)
         )  # fmt: skip
 
     def received(self, stage: Stage) -> float:
-        """Return what a later stage keeps of its input, which the first norm keeps unless it makes an fp32 copy."""
+        """Return the bytes of a later stage's input: kept by the first norm, unless the norm makes an fp32 copy."""
         again = self.run.again(stage.layers[0]) if stage.layers else "none"
         copied = self.rms and self.cpu and self.run.number_bytes < FP32_BYTES and again in ("none", "attention")
         return self.cut if copied else 0.0
 
     def head(self) -> float:
-        """Return what the head keeps, on the last stage, without logits."""
-        # because: over tp the loss keeps where a label stands and two sums of each row
+        """Return the bytes that the last stage's head keeps, without the logits."""
+        # because: over tp the loss keeps each row's label index and two sums
         loss = INT64_BYTES + 2 * FP32_BYTES if self.run.parallel.tp > 1 else 0.0
         final = 0.0 if self.post_norm else self.norm()
         if not isinstance(self.run.model, BertSettings):
             return final + self.cut + loss
-        # a copy of them, and what the pooler makes of it
+        # a copy of the first tokens, and the pooler's output
         first_tokens = 2 * self.whole / self.run.shape.seq_len if self.run.model.pair_head else 0.0
         places, labels = INT64_BYTES / self.run.sequence_parts, INT64_BYTES
         scored = 2 * self.cut + self.norm() + self.cut + loss + places + labels
         return final + first_tokens + self.run.scored_share * scored
 
     def later_of_block(self) -> float:
-        """Products over a cut sequence keep it whole, each its own copy; over a whole one they share what is equal."""
+        """Return the bytes that a block keeps for the weight half of backward.
+
+        Matrix products on a sharded sequence each keep their own gathered copy; on a whole sequence they share equal
+        tensors.
+        """
         alike = 2 * self.whole if self.parallel_block and self.run.sequence_parts == 1 else 0.0
         qkv = self.heads + 2 * self.keys
         return 2 * self.whole + self.heads + self.ffn + qkv + self.up + 2 * self.whole - alike
 
     def later_of_head(self) -> float:
+        """Return the bytes that the head keeps for the weight half of backward."""
         dense = 2 * self.cut if isinstance(self.run.model, BertSettings) else 0.0
         return self.run.scored_share * (self.whole + dense)
 
     def kept(self, stage: Stage) -> Kept:
-        """Return what a micro-batch keeps in a stage."""
-        blocks = Counter(map(self.run.again, stage.layers))  # because: many are alike
+        """Return the bytes that a micro-batch keeps in this stage."""
+        blocks = Counter(map(self.run.again, stage.layers))  # because: many blocks use the same recompute kind
         hidden = sum(count * self.block_with(again) for again, count in blocks.items())
         later = len(stage.layers) * self.later_of_block()
         hidden += self.embedding() if stage.first else self.received(stage)

@@ -1,6 +1,6 @@
-"""How many processes share the work, axis by axis, what a model allows, and which batches they can share. Torch-free.
+"""The parallel settings: sizes of the axes, and the checks of a layout against a model and its batches. Torch-free.
 
-Called where a run is judged, and by whoever looks for layouts that it would accept.
+Called when a run's settings are checked, and by the planner, which searches for layouts that pass these checks.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.spec import ModelShape
 
-MAX_PROCESSES = 1 << 17  # because: what each of them holds is worked out before any starts
+MAX_PROCESSES = 1 << 17  # because: the placement of each process is computed before any process starts
 MAX_TIMEOUT_S = 10_000_000
-MAX_STAGE_MICROBATCHES = 1 << 16  # because: a schedule is worked out action by action before the run begins
+MAX_STAGE_MICROBATCHES = 1 << 16  # because: the whole schedule, action by action, is computed before the run begins
 AXES = ("pp", "vp", "dp_replicate", "dp_shard", "tp")
 KEYS = (*AXES, "zero", "schedule", "balance")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSettings(Settings):
-    auto: bool = False  # the planner is to choose what follows, with the microbatch and recompute
+    auto: bool = False  # the planner chooses the settings below, the micro-batch and recompute
     pp: int = 1
     vp: int = 1
     dp_replicate: int = 1
     dp_shard: int = 1
     tp: int = 1
-    zero: int = 1  # what dp_shard shares: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights
+    zero: int = 1  # ZeRO level, what dp_shard shards: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights
     sequence_parallel: bool = True
-    schedule: str = field(default="1f1b", metadata={"kinds": PipelineSchedule})  # with pp: the order of microbatches
-    balance: Literal["layers", "cost"] = "layers"  # with pp: what stages have equally much of
+    schedule: str = field(default="1f1b", metadata={"kinds": PipelineSchedule})  # with pp: the pipeline schedule
+    balance: Literal["layers", "cost"] = "layers"  # with pp: the quantity that is equal over stages
     timeout_s: float = 600.0
 
     def problems(self) -> Iterator[Problem]:
@@ -47,7 +47,7 @@ class ParallelSettings(Settings):
         if unknown:
             way_out = f"{nearest(self.schedule, known)} {FROM_A_PLUGIN}"
             yield Problem("schedule", self.schedule, "is not a pipeline schedule", way_out)
-        if not self.auto:  # because: then they are conditions, each by itself
+        if not self.auto:  # because: with `auto` each setting is a separate condition for the planner
             yield from () if unknown else self._schedule_problems()
             zero, shard = self.zero, self.dp_shard
             yield from self.checked(
@@ -84,7 +84,7 @@ class ParallelSettings(Settings):
 
     @property
     def splits_backward(self) -> bool:
-        """True if gradients of inputs and of weights are computed apart."""
+        """Whether the gradients of inputs and of weights are computed in separate actions."""
         return self.pp > 1 and self.pipeline.splits_backward
 
     @property
@@ -95,7 +95,7 @@ class ParallelSettings(Settings):
 def layout_problems(
     shape: ModelShape, parallel: ParallelSettings, *, uses_dropout: bool, compiles: bool
 ) -> Iterator[Problem]:
-    """Yield what a model of this shape does not allow; a head or a column is never split."""
+    """Yield the reasons why a model of this shape cannot use the layout; heads and columns are never split."""
     for problem in _problems_of(shape, parallel, uses_dropout, compiles):
         yield replace(problem, of_layout=True)
 
@@ -132,7 +132,7 @@ def _problems_of(
 
 
 def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Problem | None:
-    """Return what in a layout keeps its blocks from being compiled; None if nothing does."""
+    """Return the problem if this layout prevents blocks from being compiled, else None."""
     if parallel.splits_backward:
         return Problem(
             "parallel.schedule", parallel.schedule,
@@ -149,6 +149,7 @@ def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Probl
 
 
 def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Iterator[Problem]:
+    """Yield the reasons why the layout cannot divide a global batch into micro-batches."""
     dp, stages = layout.dp, layout.pp * layout.vp
     if global_batch % dp != 0:
         rule, way_out = f"cannot be shared by dp={dp} copies of the model", "or as many copies as divide it."
@@ -166,7 +167,7 @@ def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Itera
 
 
 def rampup_problems(layout: Layout, rampup: RampUp, micro_batch: int) -> Iterator[Problem]:
-    """Yield what is wrong with a batch ramp-up, whose every batch must be divided evenly, too."""
+    """Yield a problem for each ramp-up size that the layout cannot divide: every batch of the ramp-up is divided."""
     together = micro_batch * layout.dp
     for key in ("start", "increment"):
         if (value := getattr(rampup, key)) % together != 0:
@@ -175,7 +176,10 @@ def rampup_problems(layout: Layout, rampup: RampUp, micro_batch: int) -> Iterato
 
 
 def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelSettings:
-    """`tp=2,pp=4` -> settings. What is not named is 1; what does not belong to the layout stays as it was."""
+    """Parse a layout such as `tp=2,pp=4`. Axes not named are 1; settings outside the layout are copied from `before`.
+
+    Raise SettingsError on an unknown or repeated axis.
+    """
     others = before.to_dict() if before else {}
     values: dict[str, Any] = {key: value for key, value in others.items() if key not in KEYS}
     for word in text.split(","):
@@ -186,11 +190,12 @@ def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelS
             raise SettingsError([f"--to: {word!r} {rule} Give axes and sizes, as in tp=2,pp=4,dp_shard=2."])
         values[key] = int(value) if value.isdecimal() else value
     if values.get("vp", 1) != 1:
-        values.setdefault("schedule", "interleaved")  # because: the others have one stage a rank, or are asked for
+        values.setdefault("schedule", "interleaved")  # because: other schedules with vp > 1 must be named explicitly
     return build_settings(ParallelSettings, values, "parallel")
 
 
 def check_layout(model: ModelSettings, parallel: ParallelSettings) -> None:
+    """Raise if a model cannot use this layout."""
     problems = layout_problems(model.shape, parallel, uses_dropout=False, compiles=False)
     if texts := [problem.text() for problem in problems]:
         raise refusal(texts)

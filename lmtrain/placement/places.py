@@ -1,9 +1,9 @@
-"""Which rank holds what: its stages with their layers, and where each number of a parameter lives. Torch-free.
+"""The placement of a model on ranks: a rank's stages with their layers, and its regions of each parameter. Torch-free.
 
-The whole -> a tensor-parallel rank's part -> its data-parallel shard: the one table that initial values, the gradient
-norm, optimizers and checkpoints read. Pure integers: no process. A part is cut section by section (a rank's qkv is
-[q_t | k_t | v_t]) and a shard is rows of the part, so what a rank holds is a few rectangles of the whole: its regions.
-Rows that pad the vocabulary are in no region.
+A whole parameter is divided into tensor-parallel parts, and a part into data-parallel shards. Initial values, the
+gradient norm, optimizers and checkpoints read this table. Integers only, no processes. A part is cut section by section
+(a rank's qkv is [q_t | k_t | v_t]) and a shard is a range of the part's rows, so a rank holds a few rectangles of the
+whole: its regions. Rows that pad the vocabulary are in no region.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Region:
-    """A rectangle that a rank holds: where it lies in the rank's tensor and where in the whole."""
+    """A rectangle of a parameter on a rank: its slices in the rank's tensor, and its offset and shape in the whole."""
 
     local: tuple[slice, ...]
     offset: Shape
@@ -34,16 +34,16 @@ class Region:
 
 @dataclass(frozen=True)
 class Place:
-    """One parameter on one rank."""
+    """The placement of a parameter on a rank."""
 
     name: str
     global_shape: Shape  # without padding
     cut: Cut
-    part_shape: Shape  # of this tensor-parallel rank's part, padding included
-    rows: range  # of the part, which this rank holds: all of them unless weights are sharded
+    part_shape: Shape  # shape of this tensor-parallel rank's part, padding included
+    rows: range  # rows of the part that this rank holds: all rows unless weights are sharded
     regions: tuple[Region, ...]
-    num_holders: int  # ranks that hold these same numbers
-    is_owner: bool  # of those, the one that saves them
+    num_holders: int  # number of ranks that hold the same elements
+    is_owner: bool  # True on the single holder that saves them
 
     @property
     def local_shape(self) -> Shape:
@@ -51,14 +51,17 @@ class Place:
 
     @property
     def sections(self) -> Shape:
-        """Rows of the whole, section by section."""
+        """The row counts of the whole parameter's sections."""
         return self.cut.sections or self.global_shape[:1]
 
 
 def place_all(
     shapes: Mapping[str, Shape], cuts: Cuts, layout: Layout, at: Coordinate, vocab_size: int
 ) -> dict[str, Place]:
-    """Return every parameter's place on a rank; `shapes` are the model's, each tied weight once."""
+    """Return the place of every parameter on the rank at this coordinate.
+
+    `shapes` are the model's own, with padding; a tied weight occurs once.
+    """
     uncut = {name for name in shapes if _cut(cuts, name).split is Split.NONE}
     replicas, copies = layout.dp_replicate, layout.dp_replicate * layout.tp
     owner = _deal({name: math.prod(shapes[name]) for name in shapes if name not in uncut}, replicas)
@@ -78,7 +81,7 @@ def place_all(
 
 
 def part_shape(shape: Shape, cut: Cut, tp: int) -> Shape:
-    """Return the shape of a tp rank's part of a tensor; the vocabulary is padded until all parts are equal."""
+    """Return the shape of a tensor-parallel rank's part. The vocabulary is padded to equal parts."""
     match cut.split:
         case Split.ROW:
             return (shape[0], shape[1] // tp)
@@ -88,13 +91,13 @@ def part_shape(shape: Shape, cut: Cut, tp: int) -> Shape:
 
 
 def shard_rows(num_rows: int, num_shards: int, index: int) -> range:
-    """Equal runs of rows; the last shards may have fewer, or none. FSDP cuts in the same way."""
+    """Return the rows of a shard. Shards are equal, but the last ones may be shorter or empty, as in FSDP."""
     size = -(-num_rows // num_shards)
     return range(min(index * size, num_rows), min((index + 1) * size, num_rows))
 
 
 def saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> Iterator[Region]:
-    """Yield the regions in which a checkpoint of all ranks holds a weight."""
+    """Yield the regions in which a checkpoint of all ranks stores a weight of this shape."""
     part, true_shape = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)
     for tp in range(_num_parts(cut, layout)):
         for shard in range(layout.dp_shard):
@@ -102,7 +105,7 @@ def saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> It
 
 
 def num_saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> int:
-    """Return the number of these regions, without listing them."""
+    """Return the number of regions of `saved_regions` without iterating over them."""
     part, num_rows = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)[0]
     size = -(-part[0] // layout.dp_shard)
     parts = (_runs(num_rows, cut, part[0], layout.tp, tp) for tp in range(_num_parts(cut, layout)))
@@ -134,7 +137,7 @@ def _regions(true_shape: Shape, cut: Cut, part: Shape, rows: range, tp: int, ind
 
 
 def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, index: int) -> list[tuple[int, int, int]]:
-    """Return a part's rows as runs (first row in the part, first row in the whole, number of rows)."""
+    """Return the part's rows as runs (first row in the part, first row in the whole, number of rows)."""
     if cut.split is Split.VOCAB:
         return [(0, index * part_rows, min(part_rows, num_rows - index * part_rows))]
     if cut.split is not Split.COLUMN:
@@ -148,7 +151,7 @@ def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, index: int) -> list[
 
 
 def _deal(sizes: Mapping[str, int], num_hands: int) -> dict[str, int]:
-    """Give each name to the hand that holds least, largest first: the same answer on every rank."""
+    """Assign each name, largest first, to the bin with the smallest load. The result is equal on every rank."""
     hands, result = [(0, hand) for hand in range(num_hands)], {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         load, hand = hands[0]
@@ -166,11 +169,11 @@ class Stage:
 
 
 def stages_of_rank(settings: ModelSettings, parallel: ParallelSettings, rank: int) -> list[Stage]:
-    """`rank` counts along pp. A model that is not cut is one stage."""
+    """Return the stages of a rank's index along pp. Without pipeline parallelism the model is a single stage."""
     return list(_stages(settings, parallel).get(rank, ()))
 
 
-@lru_cache(maxsize=4)  # because: who asks for one rank asks for all
+@lru_cache(maxsize=4)  # because: callers query all ranks of the same settings
 def _stages(settings: ModelSettings, parallel: ParallelSettings) -> dict[int, list[Stage]]:
     owners = parallel.pipeline.ranks_of_stages(parallel.pp, parallel.vp) if parallel.pp > 1 else (0,)
     after = head_cost(settings.shape) if parallel.balance == "cost" else 0.0
@@ -182,7 +185,7 @@ def _stages(settings: ModelSettings, parallel: ParallelSettings) -> dict[int, li
 
 
 def names_of_rank(settings: ModelSettings, stages: list[Stage]) -> list[str]:
-    """Return the parameters of stages by their names in a checkpoint; a copy has the name of its original."""
+    """Return the checkpoint names of these stages' parameters; a tied copy counts under its first name."""
     last = any(stage.last for stage in stages)
     held = {layer for stage in stages for layer in stage.layers}
     held |= {-1 for stage in stages if stage.first} | ({settings.shape.num_layers} if last else set())
@@ -195,7 +198,7 @@ def names_of_rank(settings: ModelSettings, stages: list[Stage]) -> list[str]:
 
 @lru_cache(maxsize=4)
 def _weights_of_layers(settings: ModelSettings) -> dict[int, list[tuple[int, str]]]:
-    """Return the names of each layer's parameters, with their places in the list of all."""
+    """Return the names of each layer's parameters, with their positions in the list of all parameters."""
     found: dict[int, list[tuple[int, str]]] = {}
     for at, name in enumerate(settings.weights()):
         found.setdefault(settings.layer_of(name), []).append((at, name))
@@ -203,17 +206,18 @@ def _weights_of_layers(settings: ModelSettings) -> dict[int, list[tuple[int, str
 
 
 def places_of_rank(settings: ModelSettings, parallel: ParallelSettings, at: Coordinate) -> dict[str, Place]:
-    """Return the places of a rank's parameters in the whole model."""
+    """Return the places of this rank's parameters in the whole model."""
     weights = settings.weights()
     held = {name: weights[name] for name in names_of_rank(settings, stages_of_rank(settings, parallel, at.pp))}
     return place_all(held, settings.cuts(), parallel.layout, at, settings.shape.vocab_size)
 
 
 def layers_of_stages(num_layers: int, num_stages: int, before: float = 0.0, after: float = 0.0) -> list[range]:
-    """Divide layers among stages; a stage may have none. Embedding and head cost `before` and `after` layers.
+    """Return each stage's range of layers, possibly empty.
 
-    Layer after layer goes to the stage that has least so far, which makes the dearest stage as cheap as can be. With
-    costs of 0 lengths differ by one at most, and the longer ones come first.
+    A layer costs 1; embedding and head cost `before` and `after` layers. Each layer goes to the stage with the smallest
+    load so far, which minimizes the largest load. With costs of 0 the lengths differ by at most 1, and the longer
+    ranges come first.
     """
     loads = [0.0] * num_stages
     loads[0] += before
@@ -228,5 +232,5 @@ def layers_of_stages(num_layers: int, num_stages: int, before: float = 0.0, afte
 
 
 def head_cost(shape: ModelShape) -> float:
-    """Return the cost of the head in layers: its product with the vocabulary beside a block's products."""
+    """Return the head's cost in layers: the FLOPs of the vocabulary product divided by those of a block's products."""
     return shape.width * shape.vocab_size / shape.block_matrix_params

@@ -1,7 +1,7 @@
-"""What a pipeline schedule is, those that there are, and how one is found by its word. No torch.
+"""The base class of pipeline schedules, the built-in schedules, and the lookup of a schedule by name. No torch.
 
-Called by placement, parallel/pipeline and the planner. A schedule is one class: here, in a file beside this one, or in
-a plugin's `*_schedule.py`.
+Called by placement, parallel/pipeline and the planner. A schedule is a class here, in a file of this folder, or in a
+plugin's `*_schedule.py`.
 """
 
 from __future__ import annotations
@@ -18,25 +18,29 @@ from lmtrain.schedules.table import Action, Kind, Table
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSchedule(Choice):
+    """A pipeline schedule: which rank holds which stage, and the order of each rank's actions."""
+
     room: ClassVar[str] = "lmtrain.schedules"
     files: ClassVar[str] = ""
 
-    chunks: ClassVar[int] = 1  # stages a rank has, where one number has to be named
+    chunks: ClassVar[int] = 1  # default number of stages per rank
     rule: ClassVar[str] = "has one stage a rank"
-    splits_backward: ClassVar[bool] = False  # runs I and W apart
+    splits_backward: ClassVar[bool] = False  # True if I and W run as separate actions
 
     def allows(self, chunks: int) -> bool:
         return chunks == self.chunks
 
     def ranks_of_stages(self, num_ranks: int, chunks: int) -> tuple[int, ...]:
-        """Stages dealt round and round: rank r holds r, r + p, r + 2p, ..."""
+        """Return the rank of each stage. The default deals stages round-robin: rank r holds r, r + p, r + 2p, ..."""
         return tuple(range(num_ranks)) * chunks
 
     @abstractmethod
     def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
-        """Return the actions of a rank, in order."""
+        """Return the actions of a rank in execution order."""
 
     def table(self, num_ranks: int, chunks: int, num_microbatches: int) -> Table:
+        """Build the checked table of all ranks; raise ValueError if the schedule does not allow `chunks` stages a rank.
+        """
         if not self.allows(chunks):
             raise ValueError(f"the schedule {self.kind} {self.rule}, not {chunks}")
         rows = (tuple(self.row(rank, num_ranks, chunks, num_microbatches)) for rank in range(num_ranks))
@@ -44,7 +48,7 @@ class PipelineSchedule(Choice):
 
 
 class GPipe(PipelineSchedule):
-    """All forwards, then all backwards. Simple, and every microbatch's activations are held at once."""
+    """All forwards, then all backwards: simple, but the activations of every micro-batch are held at once."""
 
     kind: ClassVar[str] = "gpipe"
 
@@ -53,15 +57,16 @@ class GPipe(PipelineSchedule):
 
 
 def _in_turn(forwards: Sequence[Action], ahead: int, backwards: Iterable[Sequence[Action]]) -> list[Action]:
-    """Return `ahead` forwards, then a backward after each further forward, then the backwards that are left."""
+    """Return `ahead` forwards, then a forward and a backward in turn, then the remaining backwards."""
     turns = ((*forwards[ahead + n : ahead + n + 1], *backward) for n, backward in enumerate(backwards))
     return [*forwards[:ahead], *chain.from_iterable(turns)]
 
 
 class OneFOneB(PipelineSchedule):
-    """A few forwards to fill the pipeline, then a forward and a backward in turn, then the backwards that are left.
+    """The 1F1B schedule: forwards fill the pipeline, forwards and backwards alternate, backwards drain the pipeline.
 
-    As long a bubble as GPipe's, but a rank holds the activations of at most as many microbatches as ranks follow it.
+    The bubble is as long as GPipe's, but a rank holds activations of at most as many micro-batches as there are ranks
+    from it to the last.
     """
 
     kind: ClassVar[str] = "1f1b"
@@ -71,15 +76,15 @@ class OneFOneB(PipelineSchedule):
         return _in_turn(forwards, num_ranks - rank - 1, [self.backward(rank, m) for m in range(num_microbatches)])
 
     def backward(self, rank: int, m: int) -> list[Action]:
-        """Return the actions of a micro-batch's backward."""
+        """Return the actions that run after a forward in the steady phase: the backward of micro-batch `m`."""
         return [Action(Kind.BACKWARD, rank, m)]
 
 
 class ZBH1(OneFOneB):
-    """ZB-H1 (zero-bubble pipelining, handcrafted): 1F1B with backwards in halves, the weights' halves put off.
+    """ZB-H1 (zero-bubble pipelining, handcrafted): 1F1B with backwards in halves and delayed weight halves.
 
-    Rank r is r weight halves behind: that fills the gap in which 1F1B waits for gradients. The bubble is
-    (p - 1)(F + I - W) where 1F1B's is (p - 1)(F + I + W), and every rank holds p microbatches, as 1F1B's first does.
+    Rank r runs weight halves r micro-batches late, which fills the gap in which 1F1B waits for gradients. The bubble is
+    (p - 1)(F + I - W); 1F1B's is (p - 1)(F + I + W). Every rank holds p micro-batches, as 1F1B's first rank does.
     """
 
     kind: ClassVar[str] = "zb_h1"
@@ -98,9 +103,8 @@ class ZBH1(OneFOneB):
 class Interleaved(PipelineSchedule):
     """Interleaved 1F1B (Megatron-LM 2021): each rank holds several stages, and the bubble shrinks by their number.
 
-    Microbatches pass in groups of at least as many as there are ranks: a rank runs a group through its first stage,
-    then through its second, and so on. Where the ranks do not divide the microbatches, the first groups are larger by
-    one.
+    Micro-batches run in groups of at least `num_ranks`: a rank runs a group through its first stage, then through its
+    second, and so on. If the ranks do not divide the micro-batches, the first groups are larger by one.
     """
 
     kind: ClassVar[str] = "interleaved"
@@ -119,13 +123,13 @@ class Interleaved(PipelineSchedule):
         ]
         forwards = [Action(Kind.FORWARD, chunk * num_ranks + rank, m) for chunk, m in turns]
         backwards = [Action(Kind.BACKWARD, (chunks - 1 - chunk) * num_ranks + rank, m) for chunk, m in turns]
-        # because: the first backward comes after its microbatch has gone through all ranks once more for each chunk
+        # because: the first backward can start only after its micro-batch has passed all ranks once for each chunk
         ahead = 2 * (num_ranks - rank - 1) + (chunks - 1) * firsts[1]
         return _in_turn(forwards, ahead, ([backward] for backward in backwards))
 
 
 class _Row:
-    """One rank's actions; each kind takes its stage's microbatches in order."""
+    """A builder of a rank's actions; each kind takes the micro-batches of a stage in order."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self.stages = (rank, 2 * num_ranks - 1 - rank)
@@ -139,11 +143,12 @@ class _Row:
 
 
 class ZBV(PipelineSchedule):
-    """ZB-V (zero-bubble pipelining): two stages a rank, folded as a V, backwards in halves.
+    """ZB-V (zero-bubble pipelining): two stages per rank, folded as a V, with backwards in halves.
 
-    A microbatch goes down the ranks and up again, so that its first gradient starts on the first rank, where it is
-    needed last. Where F, I and W take the same time and there are at least 2p microbatches, no rank waits between its
-    first action and its last. A rank holds 2p half-size stages' activations: as many as 1F1B's first rank.
+    A micro-batch goes down the ranks and up again, so that its first gradient starts on the first rank, which would
+    otherwise wait longest for a gradient. If F, I and W take equal time and there are at least 2p micro-batches, no
+    rank waits between its first and last action. A rank holds the activations of 2p half-size stages, as many as 1F1B's
+    first rank.
     """
 
     kind: ClassVar[str] = "zb_v"
@@ -152,28 +157,28 @@ class ZBV(PipelineSchedule):
     splits_backward: ClassVar[bool] = True
 
     def ranks_of_stages(self, num_ranks: int, chunks: int) -> tuple[int, ...]:
-        """Down and up again as a V: the first rank holds the first and the last."""
+        """Return the ranks down and up again as a V: the first rank holds the first and the last stage."""
         return (*range(num_ranks), *reversed(range(num_ranks)))
 
     def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
         f, i, w = Kind.FORWARD, Kind.INPUT, Kind.WEIGHT
         row, after = _Row(rank, num_ranks), num_ranks - rank
         count = row.count
-        # what the pattern needs; microbatches that are not there fall out
+        # the pattern's minimum; actions of micro-batches beyond `num_microbatches` are dropped at the end
         total = max(num_microbatches, 2 * num_ranks - 1)
-        for _ in range(2 * after - 1):  # down, until the first comes back up
+        for _ in range(2 * after - 1):  # fill: forwards until the first micro-batch comes back up
             row.add(0, f)
         for _ in range(rank):
             row.add(1, f)
             row.add(0, f)
         for _ in range(after):
             row.add(1, f, i, w)
-        while count[f, 1] < count[f, 0] or count[f, 0] < total:  # steady: each stage a forward and a backward in turn
+        while count[f, 1] < count[f, 0] or count[f, 0] < total:  # steady: a stage alternates forward and backward
             if count[f, 0] < total:
                 row.add(0, f)
             row.add(0, i, w)
             row.add(1, f, i, w)
-        for _ in range(rank):  # gradients first: the ranks before wait for them
+        for _ in range(rank):  # input halves first, because the previous ranks wait for these gradients
             row.add(0, i)
             row.add(1, i)
         for _ in range(after):
@@ -185,6 +190,7 @@ class ZBV(PipelineSchedule):
 
 
 def schedule_named(word: str) -> PipelineSchedule:
+    """Return the schedule of this name; raise KeyError if there is none."""
     schedule = kinds(PipelineSchedule)[word]()
     assert isinstance(schedule, PipelineSchedule)
     return schedule

@@ -1,4 +1,4 @@
-"""Replays a table with costs: when each action runs, the makespan, the bubble, the activations held. No torch.
+"""A simulator of schedule tables: action times, makespan, bubble and activations held. No torch.
 
 Called by the planner, the preview of a run, and tests that compare it with closed forms and with a real pipeline.
 """
@@ -13,16 +13,19 @@ from itertools import accumulate
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.schedules.table import Action, Kind, Table, in_order, needs
 
-_ROUNDS = 3  # of as many microbatches as ranks: then a pipeline repeats itself
+_ROUNDS = 3  # rounds of `num_ranks` micro-batches after which a pipeline's pattern repeats
 _KINDS = list(Kind)
-_Step = tuple[int, int, int, int]  # where its cost stands, its rank, and which two steps come before it: 0 is none
+_Step = tuple[int, int, int, int]  # index of the cost, rank, numbers of two steps that must end first (0: none)
 
 
 def makespan(
     schedule: PipelineSchedule, num_ranks: int, chunks: int, num_microbatches: int,
     costs: Mapping[tuple[Kind, int], float],
 ) -> float:  # fmt: skip
-    """`costs`: seconds by kind and stage."""
+    """Return the seconds of a step. `costs` holds seconds by kind and stage.
+
+    Many micro-batches are extrapolated from a few rounds, after which the pattern repeats.
+    """
 
     def replayed(count: int) -> float:
         return _last_end(_steps(schedule, num_ranks, chunks, count), num_ranks, listed)
@@ -36,15 +39,16 @@ def makespan(
     for stage, rank in enumerate(schedule.ranks_of_stages(num_ranks, chunks)):
         work[rank] += costs[Kind.FORWARD, stage] + costs[Kind.BACKWARD, stage]
     end = replayed(more)
-    # because: of ranks that are about as busy it takes long until the busiest is all that counts, but in the end it is
+    # because: among about equally busy ranks the busiest sets the pace only after many rounds, but finally it does
     return end + (num_microbatches - more) * max((end - replayed(few)) / num_ranks, *work)
 
 
 def _last_end(steps: Sequence[_Step], num_ranks: int, costs: Sequence[float]) -> float:
+    """Return the seconds until the last rank is done."""
     ends, free = [0.0], [0.0] * num_ranks
     for at, rank, one, other in steps:
         start = free[rank]
-        if ends[one] > start:  # because: max() of three takes twice as long
+        if ends[one] > start:  # because: max() of three values takes twice as long as two comparisons
             start = ends[one]
         if ends[other] > start:
             start = ends[other]
@@ -55,10 +59,11 @@ def _last_end(steps: Sequence[_Step], num_ranks: int, costs: Sequence[float]) ->
 
 @lru_cache(maxsize=32)
 def _steps(schedule: PipelineSchedule, num_ranks: int, chunks: int, count: int) -> list[_Step]:
-    """Return a table's actions in an order in which they can happen, counted from 1."""
+    """Return the schedule's actions in an executable order; steps are numbered from 1. Raise ValueError on a deadlock.
+    """
     num_stages = num_ranks * chunks
     rows = [list(schedule.row(rank, num_ranks, chunks, count)) for rank in range(num_ranks)]
-    place = {kind: [0] * (num_stages * count + 1) for kind in _KINDS}  # in what is found; the last one is no action
+    place = {kind: [0] * (num_stages * count + 1) for kind in _KINDS}  # step numbers; the last entry is unused
     found: list[_Step] = []
     at, left = [0] * num_ranks, sum(map(len, rows))
     while left:
@@ -88,6 +93,8 @@ def _steps(schedule: PipelineSchedule, num_ranks: int, chunks: int, count: int) 
 
 @dataclass(frozen=True)
 class Span:
+    """An action's start and end in seconds on a rank."""
+
     rank: int
     action: Action
     start: float
@@ -96,6 +103,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
+    """The simulated spans of all ranks in a step."""
+
     spans: tuple[Span, ...]
     num_ranks: int
 
@@ -105,7 +114,7 @@ class Timeline:
 
     @property
     def busy(self) -> list[float]:
-        """The seconds for which each rank works."""
+        """The seconds that each rank works."""
         times = [0.0] * self.num_ranks
         for span in self.spans:
             times[span.rank] += span.end - span.start
@@ -119,12 +128,12 @@ class Timeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds of one stage and microbatch; a whole backward is both of its halves."""
+    """Seconds per stage and micro-batch; a whole backward costs `input` plus `weight`."""
 
     forward: float = 1.0
     input: float = 1.0
     weight: float = 1.0
-    send: float = 0.0  # from one rank to another
+    send: float = 0.0  # seconds of a message from a rank to another
 
     def of(self, action: Action) -> float:
         parts = {Kind.FORWARD: self.forward, Kind.INPUT: self.input, Kind.WEIGHT: self.weight}
@@ -132,9 +141,9 @@ class Costs:
 
 
 def simulate(table: Table, costs: Costs = Costs(), cost: Callable[[Action], float] | None = None) -> Timeline:
-    """Simulate a table: each rank does its actions in order, once their inputs have arrived.
+    """Return the timeline if each rank runs its actions in order, each as soon as its inputs have arrived.
 
-    `cost` may depend on stages.
+    `cost` overrides `costs.of`, for costs that differ by stage.
     """
     cost = cost or costs.of
     ends: dict[Action, float] = {}
@@ -152,6 +161,7 @@ def simulate(table: Table, costs: Costs = Costs(), cost: Callable[[Action], floa
 
 
 def activations_held(table: Table) -> list[int]:
-    """Return for each rank the most stage-micro-batches whose activations it holds at once: from F to B, or to W."""
+    """Return, for each rank, the peak number of (stage, micro-batch) pairs with held activations: from F to B, or to W.
+    """
     change = {Kind.FORWARD: 1, Kind.INPUT: 0, Kind.BACKWARD: -1, Kind.WEIGHT: -1}
     return [max(accumulate(change[action.kind] for action in actions), default=0) for actions in table.actions]

@@ -1,13 +1,13 @@
-"""A pipeline schedule as a table: what each rank does, in which order. No torch, no clock.
+"""A pipeline schedule as a table: the actions of each rank, in order. No torch, no clock.
 
-Called by the schedules (which make tables), by parallel/pipeline (which runs them), by the simulator and the planner.
-A table is checked when it is made: every action there once, on the rank that holds its stage, in an order in which no
-rank waits forever.
+Called by the schedules (which build tables), by parallel/pipeline (which runs them), by the simulator and the planner.
+A table is checked when it is built: each action occurs once, on the rank that holds its stage, in an order that cannot
+deadlock.
 
-    F forward        needs F of the stage before
-    B backward       needs its own F and the gradient of the stage after; makes the gradient of input and weights
-    I input          the half of B that the stage before waits for
-    W weight         the other half, whenever there is time
+    F forward        needs F of the previous stage
+    B backward       needs its own F and the next stage's gradient; computes the gradients of input and weights
+    I input          the half of B that the previous stage waits for
+    W weight         the other half of B, which may run at any later time
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 
 class Kind(StrEnum):
+    """The kind of an action; see the module docstring."""
+
     FORWARD = "F"
     BACKWARD = "B"
     INPUT = "I"
@@ -27,8 +29,10 @@ class Kind(StrEnum):
 
 
 class Action(NamedTuple):
+    """A forward or backward (or half of it) of a stage on a micro-batch."""
+
     kind: Kind
-    stage: int  # of all stages, virtual ones too: 0 holds the embedding
+    stage: int  # index among all stages, virtual stages included; stage 0 holds the embedding
     microbatch: int
 
     def __str__(self) -> str:
@@ -37,9 +41,11 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
+    """A schedule's actions; the constructor raises ValueError if the table is wrong, see `check`."""
+
     rank_of: tuple[int, ...]  # stage -> the rank that holds it
     num_microbatches: int
-    actions: tuple[tuple[Action, ...], ...]  # of each rank, in order
+    actions: tuple[tuple[Action, ...], ...]  # per rank, in execution order
 
     def __post_init__(self) -> None:
         check(self)
@@ -54,7 +60,7 @@ class Table:
 
 
 def needs(action: Action, last_stage: int) -> list[Action]:
-    """Return the actions that must end before an action; a backward stands for either of its forms."""
+    """Return the actions that must end before `action`. B and I also need the next stage's action of their kind."""
     kind, stage, microbatch = action.kind, action.stage, action.microbatch
     if kind is Kind.FORWARD:
         return [Action(Kind.FORWARD, stage - 1, microbatch)] if stage else []
@@ -65,7 +71,7 @@ def needs(action: Action, last_stage: int) -> list[Action]:
 
 
 def check(table: Table) -> None:
-    """Complete, each action in its place, and free of deadlock."""
+    """Raise ValueError unless the table has every action once, on the rank of its stage, and cannot deadlock."""
     found = Counter(action for actions in table.actions for action in actions)
     halves = any(action.kind is Kind.INPUT for action in found)
     kinds = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT) if halves else (Kind.FORWARD, Kind.BACKWARD)
@@ -85,10 +91,10 @@ def check(table: Table) -> None:
 
 
 def in_order(actions: Sequence[Sequence[Action]], last_stage: int) -> Iterator[tuple[int, Action]]:
-    """(rank, action) in an order in which they can happen; ValueError where every rank waits for another."""
+    """Yield (rank, action) in an executable order; raise ValueError if every rank waits for another."""
     done: set[Action] = set()
     at, ready = [0] * len(actions), deque(range(len(actions)))
-    waiting: dict[Action, list[int]] = {}  # ranks by what they wait for
+    waiting: dict[Action, list[int]] = {}  # action -> ranks that wait for it
     while ready:
         rank = ready.popleft()
         while at[rank] < len(actions[rank]):

@@ -1,10 +1,10 @@
-"""Self-attention with one fused query-key-value linear. Called by Block.
+"""Self-attention with a fused query-key-value linear. Called by Block.
 
-Knows no head count: a tensor-parallel rank holds some of the heads, so counts follow from the width that the qkv
-linear makes. What does not change with a cut is the head width and how many queries share a key.
+Stores no head count: a tensor-parallel rank holds a part of the heads, so counts follow from the output width of the
+qkv linear. The head width and the number of queries per key do not change with sharding.
 
-The last block may be asked for few positions: queries and MLP are then made for these alone. Keys and values are still
-made of all positions, so that the numbers are those of the whole block. Called for that by Stack and Block.
+The last block may be limited to a few positions: queries and MLP are then computed for these alone. Keys and values are
+still computed for all positions, so that the results equal those of the whole block. Used by Stack and Block.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Rotation(NamedTuple):
-    """fp32, [T, 1, K/2], or [B, T, 1, K/2] where positions restart within a row: one set for all heads."""
+    """Rotary angles in fp32: [T, 1, K/2], or [B, T, 1, K/2] if positions restart within a row; equal for all heads."""
 
     cos: Tensor
     sin: Tensor
 
 
 def build_rotation(positions: Tensor, head_width: int, base: float) -> Rotation:
-    """Positions are [T], or [B, T]."""
+    """Build the rotary angles of positions [T] or [B, T]."""
     pairs = torch.arange(0, head_width, 2, dtype=torch.float32, device=positions.device)
     frequencies = 1.0 / base ** (pairs / head_width)
     angles = positions.float()[..., None, None] * frequencies
@@ -36,14 +36,14 @@ def build_rotation(positions: Tensor, head_width: int, base: float) -> Rotation:
 
 
 def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
-    """Turn in fp32: at position 100,000 a bf16 angle would be off by whole turns."""
+    """Apply the rotation in fp32, because a bf16 angle at position 100,000 would be off by whole turns."""
     left, right = x_BTHK.float().chunk(2, dim=-1)
     cos, sin = rotation
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).type_as(x_BTHK)
 
 
 class Attention(nn.Module):
-    """qkv.weight is stored as [H*K queries | Hkv*K keys | Hkv*K values] rows."""
+    """Self-attention. The rows of qkv.weight are stored as [H*K queries | Hkv*K keys | Hkv*K values]."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Attention(nn.Module):
     def forward(
         self, x_BTD: Tensor, mask: Tensor | BlockMask | None, rotation: Rotation | None, asked_BQ: Tensor | None = None
     ) -> Tensor:
-        """Return [B, T, D], or [B, Q, D] if query positions are given."""
+        """Return [B, T, D], or [B, Q, D] if `asked_BQ` limits the query positions."""
         q_BTHK, k_BTHK, v_BTHK = self._split_heads(self.qkv(x_BTD))
         if rotation is not None:
             q_BTHK, k_BTHK = rotate(q_BTHK, rotation), rotate(k_BTHK, rotation)
-        # because: heads stay behind one another in memory, token by token, as the linears before and behind have them:
-        # kernels take them so, and none of the three is copied, nor what becomes of them
+        # because: the memory order stays token by token, head after head, as the linears before and after use it; the
+        # attention kernels accept this order, so that neither their inputs nor their output are copied
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in (q_BTHK, k_BTHK, v_BTHK))
         if asked_BQ is not None:
             mask = mask_of_asked(mask, asked_BQ, k_BHTK.shape[2], causal=self.causal)
@@ -83,7 +83,7 @@ class Attention(nn.Module):
         return y
 
     def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, T, (H + 2 Hkv) K] -> three [B, T, heads, K], all views; the lengths are those of this rank."""
+        """Split [B, T, (H + 2 Hkv) K] into three views [B, T, heads, K] with this rank's numbers of heads."""
         kv = qkv.shape[-1] // (self.queries_per_key + 2)
         parts = torch.split(qkv, [kv * self.queries_per_key, kv, kv], dim=-1)
         q, k, v = (part.view(*part.shape[:2], -1, self.head_width) for part in parts)
@@ -91,7 +91,7 @@ class Attention(nn.Module):
 
 
 class DotProduct(nn.Module):
-    """softmax(q k / sqrt(K)) v. A module of its own, so that kernel and random numbers can be swapped."""
+    """softmax(q k / sqrt(K)) v as a separate module, so that the kernel and the random numbers can be replaced."""
 
     def __init__(self, dropout: float, *, causal: bool) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class DotProduct(nn.Module):
 
             return attend(q_BHTK, k_BHTK, v_BHTK, mask)
         if mask is not None and q_BHTK.shape[1] != k_BHTK.shape[1]:
-            # because: no fused CUDA kernel takes a mask and fewer keys than queries; the fallback would hold all scores
+            # because: no fused CUDA kernel takes a mask with grouped queries; the fallback would hold all scores
             group = q_BHTK.shape[1] // k_BHTK.shape[1]
             k_BHTK, v_BHTK = (x.repeat_interleave(group, dim=1) for x in (k_BHTK, v_BHTK))
         return F.scaled_dot_product_attention(
@@ -115,7 +115,7 @@ class DotProduct(nn.Module):
 
 
 class BuildMask(Protocol):
-    """Of all positions, as build_mask here, or of blocks."""
+    """A function that builds a dense mask (`build_mask`) or a block mask (`build_block_mask`)."""
 
     def __call__(
         self,
@@ -138,10 +138,10 @@ def build_mask(
     real_BT: Tensor | None = None,
     device: torch.device,
 ) -> Tensor | None:
-    """Return a mask, True where a token may attend; None if the kernel's causal rule, or no rule, is enough.
+    """Return a mask, True where a query may attend to a key, or None if the kernel's causal rule or no mask suffices.
 
-    With a window token i attends to i - window + 1 .. i; with documents, within its own; padding is masked. The mask is
-    [T, T], [B, 1, T, T] or [B, 1, 1, T].
+    With a window token i attends to i - window + 1 .. i; with documents only to its own document; never to padding. The
+    shape is [T, T], [B, 1, T, T] or [B, 1, 1, T].
     """
     masks = []
     if window is not None and window < length:
@@ -149,7 +149,7 @@ def build_mask(
         masks.append(back < window if causal else back.abs() < window)
     if documents_BT is not None:
         masks.append(documents_BT[:, None, :, None] == documents_BT[:, None, None, :])
-    if real_BT is not None and not causal:  # rows are padded on the right, where a causal token never looks
+    if real_BT is not None and not causal:  # rows are padded on the right, which causal tokens never attend to
         masks.append(real_BT[:, None, None, :])
     if causal and masks:
         masks.insert(0, _back(length, device) >= 0)
@@ -157,28 +157,29 @@ def build_mask(
 
 
 def _back(length: int, device: torch.device) -> Tensor:
-    """[T, T]: how far behind the looking token the seen one lies."""
+    """Return [T, T]: the query position minus the key position."""
     at = torch.arange(length, device=device)
     return at[:, None] - at[None, :]
 
 
 def asked_positions(asked_BT: Tensor) -> Tensor | None:
-    """[B, Q], each row's asked positions in order, and others behind them where a row asks for fewer than another.
+    """Return [B, Q]: each row's requested positions in order, then others in rows that request fewer.
 
-    None where a row asks for more than half: a kernel that knows the causal rule by itself is then the faster one.
+    Return None if a row requests more than half of its positions: a kernel with its own causal rule is then faster.
     """
-    most = int(asked_BT.sum(1).max())  # sync: how many, once a batch
+    most = int(asked_BT.sum(1).max())  # sync: reads the count, once per batch
     if 2 * most > asked_BT.shape[1]:
         return None
     return asked_BT.byte().argsort(dim=1, descending=True, stable=True)[:, : max(most, 1)]
 
 
 def at(x_BTD: Tensor, asked_BQ: Tensor) -> Tensor:
+    """Select the hidden states at these positions."""
     return x_BTD.take_along_dim(asked_BQ[:, :, None], dim=1)
 
 
 def put_back(x_BQD: Tensor, asked_BQ: Tensor, length: int) -> Tensor:
-    """[B, T, D] with zeros where nothing was asked for; as it is where a block of another kind has done all."""
+    """Scatter [B, Q, D] into [B, T, D] with zeros elsewhere; return the input if the block computed all positions."""
     rows, num, width = x_BQD.shape
     if num == length:
         return x_BQD
@@ -189,7 +190,10 @@ def put_back(x_BQD: Tensor, asked_BQ: Tensor, length: int) -> Tensor:
 def mask_of_asked(
     mask: Tensor | BlockMask | None, asked_BQ: Tensor, length: int, *, causal: bool
 ) -> Tensor | None:
-    """Return the rows of a mask for the query positions; a mask is [T, T], [B, 1, T, T], [B, 1, 1, T] or of blocks."""
+    """Return the mask rows of the requested query positions.
+
+    The mask is [T, T], [B, 1, T, T], [B, 1, 1, T], a block mask or None.
+    """
     if mask is None:
         keys_T = torch.arange(length, device=asked_BQ.device)
         return (keys_T <= asked_BQ[:, :, None])[:, None] if causal else None

@@ -1,7 +1,6 @@
-"""One layer of the stack: attention and MLP with norms before them, or behind, and which norms. Called by Stack.
+"""A transformer block: attention and MLP with pre-norm, post-norm or a parallel layout. Called by Stack.
 
-A block is the unit that `parallel` compiles, recomputes and shards. Its MLP, the two linears between which it thinks,
-knows neither its width nor its cut.
+A block is the unit that `parallel` compiles, recomputes and shards. Its MLP stores neither its width nor its shard.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Up(nn.Linear):
-    """A linear whose bias can be left to the activation behind it."""
+    """A linear whose bias can be left to the fused activation after it."""
 
     def forward(self, x: Tensor, *, biased: bool = True) -> Tensor:
         return F.linear(x, self.weight, self.bias if biased else None)
 
 
 class MLP(nn.Module):
-    """up.weight is stored as [F] rows, or [F gate | F up] rows for SwiGLU."""
+    """The feed-forward network. up.weight is stored as [F] rows, or as [F gate | F up] rows for SwiGLU."""
 
     def __init__(self, width: int, ffn_width: int, activation: Activation, *, bias: bool, dropout: float) -> None:
         super().__init__()
@@ -63,19 +62,21 @@ class MLP(nn.Module):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What every block of one forward shares.
+    """The inputs that all blocks of a forward pass share.
 
-    because: FSDP's mixed precision casts every tensor argument it can reach; in a dataclass the angles stay fp32.
+    because: FSDP's mixed precision casts every tensor argument that it finds; inside a dataclass the angles stay fp32
     """
 
     mask: Tensor | BlockMask | None = None
     rotation: Rotation | None = None
-    asked_BQ: Tensor | None = None  # the positions that this block is to work out; None: all
+    asked_BQ: Tensor | None = None  # the positions that this block computes; None: all
 
 
 class Block(nn.Module):
-    """Pre-norm: the residual stream is untouched. Without an `mlp_norm` the two halves stand side by side on one norm:
-    MegaScale's parallel block."""
+    """A pre-norm block, which leaves the residual stream unnormalized.
+
+    Without an `mlp_norm` attention and MLP run in parallel on the same norm: MegaScale's parallel block.
+    """
 
     def __init__(
         self, attention_norm: nn.Module, attention: nn.Module, mlp_norm: nn.Module | None, mlp: nn.Module
@@ -95,7 +96,7 @@ class Block(nn.Module):
 
 
 class PostNormBlock(Block):
-    """The first transformers' and BERT's order: a norm of each sum."""
+    """A post-norm block, as in the original transformer and BERT: a norm after each residual sum."""
 
     def forward(self, x_BTD: Tensor, around: Surroundings) -> Tensor:
         assert self.mlp_norm is not None, "halves that stand side by side have one sum, and these are two"
@@ -108,5 +109,5 @@ class PostNormBlock(Block):
 
 
 def build_norm(kind: Literal["layernorm", "rmsnorm"], width: int, *, eps: float, bias: bool) -> nn.Module:
-    """Build a norm; both kinds sum in fp32 for every input type, and an RMSNorm never has a bias."""
+    """Build a norm; both kinds sum in fp32 for any input dtype. An RMSNorm has no bias, whatever `bias` is."""
     return nn.RMSNorm(width, eps=eps) if kind == "rmsnorm" else nn.LayerNorm(width, eps=eps, bias=bias)

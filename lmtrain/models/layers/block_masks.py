@@ -1,8 +1,8 @@
-"""Who may look at whom, block by block: what attention's kernels on a GPU skip and what they need not ask about.
+"""Block masks for flex_attention: which 128 x 128 blocks of (query, key) pairs a GPU kernel skips, masks or runs whole.
 
-The block form of attention.build_mask, for flex_attention: a table of blocks of 128 x 128 positions (nobody looks,
-somebody does, everybody does), worked out from the ends of each block, so that no matrix of all positions is ever made.
-Built by Stack where parallel has said so; used by DotProduct and by `asked`.
+The block form of attention.build_mask: a table of blocks (no pair allowed, some allowed, all allowed), computed from
+the limits of each block, so that no full mask matrix is created. Built by Stack if parallel has selected it; used by
+DotProduct and by mask_of_asked.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-BLOCK = 128  # because: the size for which flex_attention's kernels are written, and its own default
+BLOCK = 128  # because: flex_attention's kernels are written for this size, which is its default
 
-Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (sample, head, looking place, seen place) -> whether
+Allowed = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (sample, head, query position, key position) -> allowed
 
 
 def build_block_mask(
@@ -29,9 +29,9 @@ def build_block_mask(
     real_BT: Tensor | None = None,
     device: torch.device,
 ) -> BlockMask | None:
-    """Return build_mask's mask as blocks; None if that is None. Documents must be contiguous in their rows.
+    """Build the block form of `build_mask`'s mask; None if `build_mask` returns None. Documents must be contiguous.
 
-    If they were scattered, more blocks would be evaluated position by position, with the same result.
+    With scattered documents more blocks than necessary would be masked pair by pair, with the same result.
     """
     window = None if window is None or window >= length else window
     real_BT = None if causal else real_BT
@@ -42,7 +42,7 @@ def build_block_mask(
     some, every = _by_distance(first_N, length, least, most)
     for more_some, more_every in _by_row(length, documents_BT, real_BT):
         some, every = some & more_some, every & more_every
-    # because: a kernel may take what is whole without a look, so a block that is cut short by the end never is
+    # because: a kernel runs a full block without bounds checks, so a block cut short by the sequence end is never full
     whole_N = first_N + BLOCK <= length
     every = every & whole_N[:, None] & whole_N
     blocks, full = _listed(some & ~every), _listed(every)
@@ -51,8 +51,8 @@ def build_block_mask(
 
 
 def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: BlockMask) -> Tensor:
-    """softmax(q k / sqrt(K)) v where the mask allows; several queries may share a key."""
-    # because: uncompiled it makes a matrix of all scores; a block that is compiled brings it into its own graph
+    """Return softmax(q k / sqrt(K)) v under the mask; several query heads may share a key head."""
+    # because: uncompiled, flex_attention creates the full score matrix; a compiled block traces it into its own graph
     alone = q_BHTK.is_cuda and not torch.compiler.is_compiling()
     flex = _compiled() if alone else flex_attention
     y: Tensor = flex(q_BHTK, k_BHTK, v_BHTK, block_mask=mask, enable_gqa=q_BHTK.shape[1] != k_BHTK.shape[1])
@@ -61,12 +61,12 @@ def attend(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: BlockMask) -> T
 
 @cache
 def _compiled() -> Any:
-    """Return the compiled flex_attention that blocks without a graph of their own share."""
+    """Return the compiled flex_attention, shared by all blocks that are not compiled themselves."""
     return torch.compile(flex_attention, dynamic=False)
 
 
 def dense(mask: BlockMask, looking_BQ: Tensor) -> Tensor:
-    """[B, 1, Q, T]: along what these positions look, asked of each pair."""
+    """Return [B, 1, Q, T]: the dense mask rows of these query positions, evaluated pair by pair."""
     device, (samples, _, _, length) = looking_BQ.device, mask.shape
     at_B = torch.arange(samples, device=device)[:, None, None, None]
     keys_T = torch.arange(length, device=device)
@@ -88,14 +88,17 @@ def _allowed(least: int, most: int, documents_BT: Tensor | None, real_BT: Tensor
 
 
 def _by_distance(first_N: Tensor, length: int, least: int, most: int) -> tuple[Tensor, Tensor]:
-    """[N, N]: whether some pair, and every pair, of two blocks lies `least` to `most` places apart, looking back."""
+    """Return [N, N] tables: does some pair, and does every pair, of two blocks have a distance in `least` .. `most`?
+
+    The distance is the query position minus the key position.
+    """
     last_N = (first_N + BLOCK).clamp(max=length) - 1
     nearest, furthest = first_N[:, None] - last_N, last_N[:, None] - first_N
     return (furthest >= least) & (nearest <= most), (nearest >= least) & (furthest <= most)
 
 
 def _by_row(length: int, documents_BT: Tensor | None, real_BT: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-    """[B, N, N] or [B, 1, N] of the same two questions, about documents and about what is real."""
+    """Return the same two tables, [B, N, N] or [B, 1, N], for the conditions of documents and of padding."""
     found = []
     if documents_BT is not None:
         low_BN, high_BN = _ends(documents_BT)
@@ -109,7 +112,7 @@ def _by_row(length: int, documents_BT: Tensor | None, real_BT: Tensor | None) ->
 
 
 def _ends(values_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """[B, N]: the least and the greatest of each block; the last value stands for those beyond the end."""
+    """Return [B, N]: the minimum and maximum of each block; the last block is padded with the row's last value."""
     missing = -values_BT.shape[1] % BLOCK
     padded = torch.cat([values_BT, values_BT[:, -1:].expand(-1, missing)], dim=1)
     low_BN, high_BN = padded.view(len(padded), -1, BLOCK).aminmax(dim=2)
@@ -117,7 +120,10 @@ def _ends(values_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _listed(table: Tensor) -> tuple[Tensor, Tensor]:
-    """[N, N] or [B, N, N] of whether -> how many of each row, and which, those first: [B, 1, N] and [B, 1, N, N]."""
+    """Return each row's number of True entries [B, 1, N] and the column order, True first, [B, 1, N, N].
+
+    `table` is [N, N] or [B, N, N].
+    """
     table_B1NN = table.view(-1, 1, *table.shape[-2:]).to(torch.int32)
     order = table_B1NN.argsort(dim=-1, descending=True, stable=True)
     return table_B1NN.sum(-1, dtype=torch.int32), order.to(torch.int32)

@@ -1,4 +1,4 @@
-"""Token ids to the first hidden state. Called by a model's forward."""
+"""The embedding: token ids to the first hidden states. Called by a model's forward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lmtrain.batch import Batch
 
 
 class Embedding(nn.Module):
-    """Adds a learned vector of the position where `seq_len` is given; rotary models have none."""
+    """Token embedding, plus learned position vectors if `seq_len` is given; rotary models have none."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Embedding(nn.Module):
 
 
 def _table(num_rows: int, width: int) -> nn.Embedding:
-    # because: on the meta device nn.Embedding's own first values import torch's reference functions, two seconds' work
+    # because: on the meta device nn.Embedding's own initialization imports torch's reference functions: two seconds
     table: nn.Embedding = nn.Embedding.from_pretrained(  # type: ignore[no-untyped-call]
         torch.zeros(num_rows, width), freeze=False
     )
@@ -49,12 +49,12 @@ def _table(num_rows: int, width: int) -> nn.Embedding:
 
 
 def positions_of(batch: Batch) -> Tensor:
-    """[B, T] where positions restart within a row, else [T]: 0, 1, 2, ..."""
+    """Return positions: [B, T] if they restart within a row, else [T] as 0, 1, 2, ..."""
     given: Tensor | None = batch.positions_BT
     return torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device) if given is None else given
 
 
 def segments_of(batch: Batch) -> Tensor:
-    """[B, T]; a sample that is not a pair is all first segment."""
+    """Return segment ids [B, T]; all 0 for samples that are not pairs."""
     segments: Tensor | None = batch.segments_BT
     return torch.zeros_like(batch.tokens_BT) if segments is None else segments

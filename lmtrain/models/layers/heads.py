@@ -1,4 +1,4 @@
-"""Hidden states to scores: over the vocabulary, by a weight that may be the embedding's, and over two for a pair.
+"""The output heads: hidden states to vocabulary logits, with a weight that may be tied, and to two logits for a pair.
 
 Called by a model's logits.
 """
@@ -14,7 +14,7 @@ from lmtrain.models.layers.block import ACTIVATIONS
 
 
 class Head(nn.Linear):
-    """Columns that pad the vocabulary score -inf: they are never predicted and their rows never get a gradient."""
+    """The output linear. Padding columns are -inf: they are never predicted and their rows get no gradient."""
 
     def __init__(self, width: int, vocab_size: int, padded_vocab_size: int, *, bias: bool = False) -> None:
         super().__init__(width, padded_vocab_size, bias=bias)
@@ -25,10 +25,10 @@ class Head(nn.Linear):
 
 
 def added_to_scores(weight: Tensor, bias: Tensor | None, num_true: int) -> Tensor | None:
-    """Return the bias of the scores: the model's, and -inf for the padded rows of `weight`; None if there is neither.
+    """Return the bias, with -inf at the rows of `weight` after the true tokens; None without bias and padding.
 
-    because: as a bias it rides along in the product's own kernel; filling the columns afterwards would cost a copy of
-    all logits forward and another backward.
+    because: as a bias the -inf is part of the product's own kernel; filling the columns afterwards would cost a copy of
+    all logits in forward and another in backward
     """
     num_rows = weight.shape[0]
     if num_true >= num_rows:
@@ -38,7 +38,7 @@ def added_to_scores(weight: Tensor, bias: Tensor | None, num_true: int) -> Tenso
 
 
 class MaskedHead(nn.Module):
-    """BERT's: a linear, gelu and norm, and only then the scores."""
+    """BERT's head: a linear, gelu and norm before the logits."""
 
     def __init__(
         self, norm: nn.Module, width: int, vocab_size: int, padded_vocab_size: int, activation: Activation = "gelu"
@@ -55,7 +55,7 @@ class MaskedHead(nn.Module):
 
 
 class PairHead(nn.Module):
-    """What the first token has gathered says whether the second segment follows the first."""
+    """The pair classifier, which reads the first token's hidden state: does the second segment follow the first?"""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -64,12 +64,14 @@ class PairHead(nn.Module):
         self.of_first = OfFirst()
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
-        # because: a view of the first tokens would keep all of the others until backward
+        # because: a view of the first tokens would keep the hidden states of all other tokens until backward
         pooled_BD = torch.tanh(self.pooler(hidden_BTD[:, 0].contiguous()))
         logits_B2: Tensor = self.of_first(self.scores(pooled_BD))
         return logits_B2
 
 
 class OfFirst(nn.Identity):
-    """Marks what was computed from the first token of a sequence. Where a sequence is cut over ranks, only the rank
-    that has its beginning is right, and parallel has the others take its answer."""
+    """A marker module for values computed from the first token of a sequence.
+
+    If ranks shard the sequence, only the first rank's value is right, and parallel broadcasts it to the others.
+    """

@@ -1,1 +1,1 @@
-"""What is done to each block: recomputed, compiled, dropped out, masked."""
+"""The transformations of a block: recompute, compile, dropout noise, masks."""

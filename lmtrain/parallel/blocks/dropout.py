@@ -1,12 +1,12 @@
-"""Which random numbers dropout draws, as a pure function of (seed, step, microbatch, place in the layout).
+"""The random numbers of dropout, as a pure function of (seed, step, micro-batch, place in the layout).
 
-Called by ParallelModel before each microbatch and by recompute, which draws the same again. Nothing is saved: a resumed
-run enters the same step. Where tp ranks hold the same activations they must drop the same ones, where they hold
-different ones they must not:
+Called by ParallelModel before each micro-batch and by recompute, which draws the same numbers again. No random state is
+saved: a resumed run re-enters the step. If tp ranks hold the same activations they must drop the same elements; if they
+hold different activations they must draw different numbers:
 
-    sequence cut over tp      every activation is split          each rank its own
-    whole sequence, tp > 1    residual and embedding are whole   torch's own generator is the same on all tp ranks
-                              attention's heads are split        each rank its own for each core, see SplitCore
+    sharded sequence          every activation is split          each rank has its own random numbers
+    whole sequence, tp > 1    residual and embedding are whole   torch's own generator is equal on all tp ranks
+                              attention's heads are split        each rank has its own for each core, see SplitCore
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from lmtrain.runtime.seed import derive_seed
 
 @dataclass(frozen=True)
 class Microbatch:
+    """The step, micro-batch and stage that determine the random numbers."""
+
     step: int
-    number: int  # among all dp ranks' microbatches of the step
+    number: int  # index among all dp ranks' micro-batches of the step
     stage: int = 0
 
 
 class Noise:
-    """The random numbers of dropout."""
+    """The random state of dropout: which numbers the current micro-batch draws."""
 
     def __init__(self, seed: int, tp: Axis, dp: Axis, *, sequence: bool, uses_dropout: bool) -> None:
         self.seed, self.tp, self.dp, self.uses_dropout = seed, tp, dp, uses_dropout
@@ -41,10 +43,10 @@ class Noise:
         self.current = Microbatch(0, 0)
 
     def enter(self, step: int, index: int, stage: int = 0) -> None:
-        """Prepare dropout for a stage's forward of this rank's micro-batch `index`.
+        """Seed the generator for a stage's forward of this rank's micro-batch `index`.
 
-        Micro-batches are numbered as the loader distributes samples over dp ranks, so that one process with all of them
-        draws the same masks.
+        Micro-batches are numbered as the loader deals samples to dp ranks, so that a single process with all of these
+        micro-batches draws the same masks.
         """
         self.current = Microbatch(step, index * self.dp.size + self.dp.index, stage)
         if self.uses_dropout:
@@ -53,6 +55,7 @@ class Noise:
             torch.manual_seed(derive_seed(self.seed, "dropout", step, self.current.number, *at))
 
     def core_seed(self, path: str) -> int:
+        """Return the seed of an attention core for the current micro-batch, different on each tp rank."""
         at = self.current
         return derive_seed(self.seed, "dropout", at.step, at.number, "tp", self.tp.index, path)
 
@@ -65,14 +68,14 @@ class Noise:
             self.current = before
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return the contexts for checkpoint's `context_fn`: recompute may come after another micro-batch has begun."""
+        """Return checkpoint's `context_fn` pair: recompute may run after another micro-batch has been entered."""
         return nullcontext(), self.at(self.current)
 
 
 def apply_noise(model: nn.Module, noise: Noise) -> str | None:
-    """Give every attention core that needs it noise of its own, in place; returns what was done, for the log.
+    """Give each attention core separate random numbers per tp rank, in place; return the log line or None.
 
-    Paths name the noise, so pipelines and the order of layers do not matter.
+    The seed contains the module path, so that pipelines and the order of layers do not matter.
     """
     if not (noise.uses_dropout and noise.splits_heads):
         return None
@@ -83,7 +86,7 @@ def apply_noise(model: nn.Module, noise: Noise) -> str | None:
 
 
 class SplitCore(nn.Module):
-    """Draws the rank's own noise and leaves torch's own generator where it was, in step with the other tp ranks."""
+    """An attention core with the rank's own random numbers; torch's generator stays in step with the other tp ranks."""
 
     def __init__(self, core: nn.Module, noise: Noise, path: str) -> None:
         super().__init__()
@@ -98,13 +101,13 @@ class SplitCore(nn.Module):
         try:
             generator.manual_seed(self.noise.core_seed(self.path))
             y_BHTK = self.core(q_BHTK, *rest)
-        finally:  # recompute leaves a forward by an exception as soon as it has what it needs
+        finally:  # because: recompute exits a forward by an exception as soon as it has all saved tensors
             generator.set_state(before)
         return y_BHTK
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    """Return the generator that dropout draws from."""
+    """Return the generator that dropout uses on this device."""
     if device.type == "cuda":
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     return torch.default_generator

@@ -1,6 +1,6 @@
-"""In which form a model's masks are made: of blocks where a kernel can skip them, else of all positions.
+"""The choice of a model's mask form: block masks if a kernel can skip blocks, else dense masks.
 
-Called by apply, before compiling, and by inference.
+Called by apply, before compilation, and by inference.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from lmtrain.spec import LanguageModel
 
 
 def apply_block_masks(model: LanguageModel, *, on_gpu: bool) -> str | None:
-    """Apply block masks in place and return a line for the log; a model that is no Stack makes its masks itself.
+    """Switch the model to block masks in place; return the log line, or None if unchanged.
 
-    `on_gpu`: with a compiler for its kernels.
+    A model that is no Stack builds its own masks. `on_gpu` means a GPU with a compiler for its kernels.
     """
     if not (isinstance(model, Stack) and of_blocks(model.settings, on_gpu=on_gpu)):
         return None
-    # because: it takes a second to import, and a CPU has no kernel for its backward
+    # because: the import takes a second, and a CPU has no kernel for flex_attention's backward
     from lmtrain.models.layers.block_masks import build_block_mask
 
     model.build_mask = build_block_mask
@@ -29,14 +29,14 @@ def apply_block_masks(model: LanguageModel, *, on_gpu: bool) -> str | None:
 
 @contextmanager
 def masks_of_positions(models: Iterable[LanguageModel]) -> Iterator[None]:
-    """Use masks of positions within the block, for texts of any length.
+    """Switch models to dense masks within the context, for texts of any length.
 
-    because: flex_attention would be compiled for each length, and a compiler keeps eight; where it is not, as in an
-    evaluation while a run trains, it makes a matrix of all scores for every head
+    because: flex_attention would be compiled for each length, and the compiler caches eight; uncompiled, as in an
+    evaluation during training, it creates a matrix of all scores for every head
     """
     built = [(model, model.build_mask) for model in models if isinstance(model, Stack) and "build_mask" in vars(model)]
     for model, _ in built:
-        del model.build_mask  # the class has the other form
+        del model.build_mask  # the class attribute builds dense masks
     try:
         yield
     finally:

@@ -1,10 +1,10 @@
-"""Activations that backward computes again instead of keeping, and blocks that are compiled, each alone.
+"""Activation recompute, and compilation of single blocks.
 
-Called by apply: recompute after the model is cut and before it is compiled and sharded. Names of parameters and hooks
-stay. Gradients are bit for bit those without, unless a compiler fuses the changed graph in another way: the same
-kernels run on the same numbers, and dropout draws again what it drew, from torch's own generator (kept by checkpoint)
-and for the attention core (`noise`). What is recomputed: whole blocks, cheap operators, or attention's core. What is
-compiled: one small graph that every layer shares, instead of one graph of the whole model.
+Called by apply: recompute after tensor parallelism and before compilation and sharding. Names of parameters and hooks
+stay. Gradients are bit-identical to those without recompute, unless a compiler fuses the changed graph differently: the
+same kernels run on the same numbers, and dropout draws the same numbers again, from torch's own generator (restored by
+checkpoint) and for the attention core (`noise`). Recomputed are whole blocks, cheap operators, or attention's core.
+Compiled is a small graph that every layer shares, instead of a graph of the whole model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lmtrain.parallel.compute_settings import SomeRecomputeSettings
 from lmtrain.spec import LanguageModel
 
 _aten = torch.ops.aten
-# what `operators` keeps: products, before tp sums them, and fused attention in every form that a device has
+# results that `operators` keeps: matrix products, before the tp reduction, and fused attention on every device
 KEPT = (
     _aten.mm.default,
     _aten.addmm.default,
@@ -39,16 +39,16 @@ KEPT = (
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
 )
-KEPT_BY_NAME = "flex_attention"  # because: it has no operator until it is imported, which takes a second
+KEPT_BY_NAME = "flex_attention"  # because: the operator exists only after an import that takes a second
 
-Pair = tuple[AbstractContextManager[Any], ...]  # around forward and around recompute
+Pair = tuple[AbstractContextManager[Any], ...]  # context managers around forward and around recompute
 Contexts = Callable[[], Pair]
 
 
 def apply_recompute(
     model: LanguageModel, settings: SomeRecomputeSettings, noise: Noise, *, compiled: bool
 ) -> str | None:
-    """Apply recompute in place and return a line for the log; a pipeline stage may have no block that uses it."""
+    """Wrap the selected blocks in place; return the log line, or None if a pipeline stage has no selected block."""
     options = _options(settings.kind, noise, compiled=compiled)
     blocks = [block for number, block in model.blocks.items() if settings.is_for(int(number))]
     for block in blocks:
@@ -71,10 +71,10 @@ def _apply_to_cores(block: nn.Module, options: Mapping[str, Any]) -> None:
 
 
 class Recomputed:
-    """Stands in for a block's forward.
+    """A replacement of a block's forward that recomputes.
 
-    A compiler sees recompute `inside` its graph and plans it; otherwise it is given `inner` alone, and the same
-    compiled graph runs twice.
+    With `inside` the compiler traces recompute as part of the graph and plans it; otherwise only `inner` is compiled,
+    and the same compiled graph runs twice.
     """
 
     def __init__(self, inner: Callable[..., Tensor], options: Mapping[str, Any], *, inside: bool) -> None:
@@ -85,9 +85,9 @@ class Recomputed:
 
 
 class RecomputedCore(nn.Module):
-    """Stands around an attention core, which has no weights and so no names to keep.
+    """A module around an attention core that recomputes. The core has no weights, so no parameter name changes.
 
-    because: a compiler tells functions apart by identity and modules by their kind: so all blocks share one graph.
+    because: a compiler guards functions by identity and modules by type, so that with a module all blocks share a graph
     """
 
     def __init__(self, core: nn.Module, options: Mapping[str, Any]) -> None:
@@ -106,9 +106,9 @@ def _recomputed(inner: Callable[..., Tensor], options: Mapping[str, Any], *args:
 
 
 def _options(kind: str, noise: Noise, *, compiled: bool) -> dict[str, Any]:
-    """Return the options of checkpoint: whether it restores torch's generator, and the contexts of both forwards."""
+    """Return checkpoint's options: whether to restore torch's generator, and the contexts of both forwards."""
     options: dict[str, Any] = {"preserve_rng_state": noise.uses_dropout}
-    # because: a compiler can trace no context but torch's choice of operators; it repeats random numbers by itself
+    # because: a compiler can trace only torch's selective-checkpoint context; it restores random numbers by itself
     if kind == "operators":
         keep = partial(create_selective_checkpoint_contexts, _policy)
         return options | {"context_fn": keep if compiled else partial(_both, keep, noise.contexts)}
@@ -133,9 +133,9 @@ def _stacked(outer: AbstractContextManager[Any], inner: AbstractContextManager[A
 
 
 def apply_compile(model: LanguageModel, *, deterministic: bool) -> str:
-    """Compile each block by itself and return a line for the log.
+    """Compile each block separately in place; return the log line.
 
-    `forward` is compiled and not the whole call: the hooks by which FSDP gathers weights stay outside the graph.
+    Only `forward` is compiled, so that the hooks by which FSDP gathers weights stay outside the graph.
     """
     for block in model.blocks.values():
         forward = block.forward
@@ -147,16 +147,16 @@ def apply_compile(model: LanguageModel, *, deterministic: bool) -> str:
 
 
 def compile_loss(objective: CausalLM, *, deterministic: bool) -> str:
-    """Compile the loss once for all stages, since fusion pays for the softmax over the vocabulary."""
-    # a loss over tp serves a compiler as it is
+    """Compile the loss, once for all stages, because fusion also pays in the softmax over the vocabulary."""
+    # the vocabulary-parallel loss can be compiled unchanged
     function = cross_entropy_plain if objective.cross_entropy is cross_entropy_sum else objective.cross_entropy
-    # because: left to itself torch compiles twice, the second time for any number of rows
+    # because: by default torch compiles twice, the second time with a dynamic number of rows
     objective.cross_entropy = _compiled(function, deterministic, dynamic=None if objective.rows_vary else False)
     return "compile: the loss"
 
 
 def _compiled(function: Any, deterministic: bool, *, dynamic: bool | None = False) -> Any:
-    # because: compute.tf32 says whether it is used, and where warnings are errors this one would end the run
+    # because: compute.tf32 decides on TF32, and with warnings as errors this warning would end the run
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
-    # because: else what runs fastest in a trial is taken, which is not the same kernel each time
+    # because: autotuning selects the fastest kernel of a trial, which may differ between runs
     return torch.compile(function, dynamic=dynamic, options={"deterministic": True} if deterministic else None)

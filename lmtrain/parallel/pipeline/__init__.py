@@ -1,1 +1,1 @@
-"""Stages that run a schedule's table and send hidden states to one another."""
+"""Pipeline stages that run a schedule's table and exchange hidden states."""

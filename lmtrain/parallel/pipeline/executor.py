@@ -1,8 +1,8 @@
-"""Runs this rank's row of a schedule: forwards and backwards of its stages, with messages in between.
+"""The executor of a rank's row of a schedule: forwards and backwards of its stages, with messages in between.
 
-Called by ParallelModel where a model is cut into stages. Knows tables and messages; what a stage computes, and what a
-microbatch's loss is, comes from outside. A stage's output is dropped as soon as it has been sent: what backward needs
-of it is its place in autograd's graph.
+Called by ParallelModel if a model is cut into stages. Depends on tables and messages; the caller supplies what a stage
+computes and the loss of a micro-batch. A stage's output is freed as soon as it has been sent: backward needs only its
+edge in the autograd graph.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.schedules.table import Action, Kind
 
 _HALVES = {Kind.INPUT: "input", Kind.WEIGHT: "weight"}
-Compute = Callable[[int, int, Tensor | None], Tensor]  # (stage, microbatch, hidden states) -> hidden states, or terms
+Compute = Callable[[int, int, Tensor | None], Tensor]  # (stage, micro-batch, input) -> hidden states, or loss terms
 Row = list[Action]
-Shape = tuple[int, ...]  # of the hidden states between two stages
+Shape = tuple[int, ...]  # shape of the hidden states between two stages
 
 
 class Begun:
-    """Gradients are sent when they are whole, so the weights hear of every action."""
+    """The observer of training actions: sets the trace phase and notifies the weights, which reduce gradients."""
 
     def __init__(self, weights: Weights, count: int) -> None:
         self.weights, self.last = weights, count - 1
@@ -50,7 +50,7 @@ class Begun:
 
 
 class Watch(Protocol):
-    """Is told of every action of this rank."""
+    """An observer that is notified before and after every action of this rank."""
 
     def begin(self, action: Action) -> None: ...
     def done(self, action: Action) -> None: ...
@@ -58,23 +58,23 @@ class Watch(Protocol):
 
 @dataclass
 class Held:
-    """What a microbatch leaves in a stage between its forward and the end of its backward."""
+    """The tensors that a micro-batch keeps in a stage between its forward and the end of its backward."""
 
-    hidden: Tensor | None  # what came in
-    out: GradientEdge | Tensor | None  # None: its first half is done
+    hidden: Tensor | None  # the stage's input
+    out: GradientEdge | Tensor | None  # None after the input half of backward
     later: list[Later] = field(default_factory=list)
 
     def finish(self) -> None:
-        """Run the second half of the backward; each product frees its inputs."""
+        """Run the weight half of the backward; each product frees its inputs."""
         for _ in range(len(self.later)):
             self.later.pop(0)()
 
 
 class OneStage:
-    """A model that is not cut: forward and backward of one microbatch after the other."""
+    """The executor of a model without a pipeline: forward and backward of a micro-batch after the other."""
 
-    at_once = 1  # batches that `forward` takes together
-    ends = (0, 0)  # ranks along pp of the first and the last stage
+    at_once = 1  # number of batches that `forward` processes together
+    ends = (0, 0)  # pp ranks of the first and the last stage
 
     def train(self, count: int, compute: Compute, shape: Shape, scale: float, watch: Watch) -> dict[int, Tensor]:
         shares = {}
@@ -92,29 +92,34 @@ class OneStage:
         return {index: compute(0, index, None) for index in range(len(shapes))}
 
     def settle(self) -> None:
-        """Do nothing: a single stage has sent no messages."""
+        """Wait for outstanding sends. A single stage has none."""
 
 
 class Pipeline:
+    """The executor of a rank's stages in a pipeline."""
+
     def __init__(
         self, schedule: PipelineSchedule, mesh: Mesh, dtype: torch.dtype, device: torch.device, *, shares: bool
     ) -> None:
-        """`shares`: tp ranks hold the same activations, so each sends a part of them."""
+        """Create the lanes. `shares` means that tp ranks hold the same activations, so each sends a part of them.
+
+        Collective: every rank of the pipeline takes part.
+        """
         self.schedule, self.mesh, self.dtype, self.device, self.shares = schedule, mesh, dtype, device, shares
         self.at_once = 4 * mesh.pp.size
         owners = schedule.ranks_of_stages(mesh.layout.pp, mesh.layout.vp)
         self.ends = owners[0], owners[-1]
         up, ranks = mesh.pp.group, mesh.pp.ranks
         assert up is not None
-        if device.type == "cuda":  # sums along pp are to have all of the device, lanes are not
+        if device.type == "cuda":  # because: sums along pp may use the whole device, lanes only few blocks
             up = new_group(ranks, mesh.timeout_s, LANE_CTAS)
         self.lanes = Lanes(up, new_group(ranks, mesh.timeout_s, LANE_CTAS))
         if device.type == "cuda":
             warm(self.lanes, pairs_of(owners), mesh.pp, torch.zeros(1, device=device))
-        self.sent: list[Post] = []  # whose last messages may be on their way
+        self.sent: list[Post] = []  # runs whose last messages may be in flight
 
     def train(self, count: int, compute: Compute, shape: Shape, scale: float, watch: Watch) -> dict[int, Tensor]:
-        """[terms] of each microbatch, on the rank of the last stage."""
+        """Run the schedule; return [terms] of each micro-batch on the rank of the last stage, else an empty dict."""
         row, routes = self._turns(count, forward_only=False)
         post, last = self._post(routes, [shape] * count), len(routes.rank_of) - 1
         held: dict[tuple[int, int], Held] = {}
@@ -131,7 +136,7 @@ class Pipeline:
                 else:
                     held[key] = Held(hidden, get_gradient_edge(out))
                     post.send(Letter(False, action.stage + 1, action.microbatch), out.detach())
-                del hidden, out  # because: what is held is let go by its backward
+                del hidden, out  # because: the backward frees the tensors in `held`; these names would keep them alive
             elif action.kind is Kind.WEIGHT:
                 held.pop(key).finish()
             else:
@@ -142,7 +147,7 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, compute: Compute, shapes: Sequence[Shape]) -> dict[int, Tensor]:
-        """Run a schedule's forwards alone; return the last stage's output of each batch, on its rank."""
+        """Run only a schedule's forwards; return each batch's output of the last stage, on its rank."""
         row, routes = self._turns(len(shapes), forward_only=True)
         post, results = self._post(routes, shapes), {}
         for action in row:
@@ -155,7 +160,10 @@ class Pipeline:
         return results
 
     def settle(self) -> None:
-        """Close the sends, after a collective over pp that no rank enters before it has received all messages."""
+        """Wait for outstanding sends.
+
+        The caller runs a collective over pp first, which no rank enters before it has received all its messages.
+        """
         while self.sent:
             self.sent.pop().close()
 
@@ -174,7 +182,7 @@ class Pipeline:
         return hidden.detach().requires_grad_(torch.is_grad_enabled())
 
     def _backward(self, post: Post, action: Action, held: dict[tuple[int, int], Held], last: int) -> None:
-        """Run a whole backward, or its first half."""
+        """Run a whole backward or its input half, and send the gradient of the stage's input."""
         key = (action.stage, action.microbatch)
         it, grad = held[key], None
         assert it.out is not None
@@ -192,7 +200,7 @@ class Pipeline:
             post.send(Letter(True, action.stage - 1, action.microbatch), it.hidden.grad)
 
 
-@cache  # because: a run has a few numbers of microbatches
+@cache  # because: a run uses only a few different numbers of micro-batches
 def _turns_once(
     schedule: PipelineSchedule, pp: int, vp: int, count: int, rank: int, forward_only: bool
 ) -> tuple[Row, Routes]:

@@ -1,11 +1,11 @@
-"""Messages between pipeline stages: activations go forward, their gradients back, in the order the schedule says.
+"""Messages between pipeline stages: activations forward, their gradients back, in the schedule's order.
 
-Called by pipeline. Both sides know every rank's row of the table, so a receiver posts its receives in the order in
-which the sender sends, and no message carries a name; what they cannot know of each other, shape and number of the
-messages, a sender tells before its first one. Traffic to higher and to lower ranks has a process group each: within
-one group two ranks never wait for each other in both directions.
+Called by pipeline. Both sides hold every rank's row of the table, so a receiver posts its receives in the order in
+which the sender sends, and messages need no names; the shape and number of messages, which the ranks cannot derive from
+the table, are sent in a header before the first message. Traffic to higher and to lower ranks uses a process group
+each: within a group two ranks never wait for each other in both directions.
 
-Where tp ranks hold the same activations each sends a share, and the shares are gathered on arrival (Megatron-LM 2021).
+If tp ranks hold the same activations each sends a share, and the shares are gathered on arrival (Megatron-LM 2021).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.schedules.table import Action, Kind
 
-_POSTED = 2  # receives under way from one peer: one that is waited for, one that arrives meanwhile
+_POSTED = 2  # posted receives per peer: the awaited message and the next one
 _TERMS_TAG = 1
-# of a GPU's 132; because: a receive that is posted ahead holds its blocks until the message comes, and the stage before
-# it computes meanwhile. Four copy some 100 GB/s over NVLink (not measured here), a message of 50 MB in half a ms
+# of a GPU's 132; because: a receive that is posted early occupies its thread blocks until the message comes, while the
+# previous stage computes. Four blocks copy about 100 GB/s over NVLink (not measured here), 50 MB in half a ms
 LANE_CTAS = 4
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -49,18 +49,18 @@ class Lanes:
 
 
 def pairs_of(owners: Sequence[int]) -> list[tuple[int, int]]:
-    """(sender, receiver) along pp of all messages between stages that these ranks hold, in the order of `warm`."""
+    """Return the (sender, receiver) pairs along pp of all messages between these stage owners, in `warm`'s order."""
     steps = [(one, other) for one, other in pairwise(owners) if one != other]
     both = {*steps, *((other, one) for one, other in steps)}
-    # because: pairs that share no rank meet at the same time, so that 64 stages take no longer than 4
+    # because: pairs that share no rank connect at the same time, so that 64 stages take no longer than 4
     return sorted(both, key=lambda pair: (pair[0] > pair[1], min(pair) % 2, pair))
 
 
 def warm(lanes: Lanes, pairs: Sequence[tuple[int, int]], pp: Axis, tensor: Tensor) -> None:
     """Send a first message along each lane, in the same order on all ranks.
 
-    because: NCCL makes a communicator for each pair at its first message, and the host stands still until both are
-    there: two ranks that begin with each other's neighbour, as schedules do, would stand still for ever
+    because: NCCL creates a pair's communicator at its first message and blocks the host until both ranks take part; two
+    ranks that each start with a different neighbour, as schedules do, would deadlock
     """
     for sender, receiver in pairs:
         if pp.index in (sender, receiver):
@@ -73,7 +73,7 @@ def warm(lanes: Lanes, pairs: Sequence[tuple[int, int]], pp: Axis, tensor: Tenso
 
 @dataclass(frozen=True)
 class Letter:
-    """What an action waits for: the hidden states, or their gradient, that cross into `stage`."""
+    """The key of a message that crosses into `stage`: hidden states, or their gradient if `backward`."""
 
     backward: bool
     stage: int
@@ -81,7 +81,7 @@ class Letter:
 
     @property
     def sender(self) -> int:
-        """The stage it comes from."""
+        """The stage that sends the message."""
         return self.stage + 1 if self.backward else self.stage - 1
 
 
@@ -94,7 +94,7 @@ def needed_by(action: Action, last_stage: int) -> Letter | None:
 
 
 def letter_of(action: Action, last_stage: int) -> Letter | None:
-    """Return the message that an action produces, or None."""
+    """Return the message that is sent after this action, or None."""
     if action.kind is Kind.FORWARD:
         return Letter(False, action.stage + 1, action.microbatch) if action.stage < last_stage else None
     if action.kind is Kind.WEIGHT or action.stage == 0:
@@ -104,11 +104,11 @@ def letter_of(action: Action, last_stage: int) -> Letter | None:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a sender and a receiver must agree on before the first message."""
+    """The header that a sender and a receiver compare before the first message."""
 
     num_messages: int
-    num_numbers: int  # in all whole messages
-    shape: tuple[int, ...]  # of the first, [B, T, D]
+    num_numbers: int  # elements in all messages together, before they are split over tp
+    shape: tuple[int, ...]  # shape of the first message, [B, T, D]
     dtype: torch.dtype
 
     def to_tensor(self) -> Tensor:
@@ -127,7 +127,7 @@ class Terms:
 
 
 class Inbox:
-    """Letters from one peer, received in the order of its row."""
+    """The receiver of a peer's messages, in the order of the peer's row."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Inbox:
 
 
 class Outbox:
-    """What is on its way to one peer, kept until it has arrived."""
+    """The sender of messages to a peer, which keeps each message until it has arrived."""
 
     def __init__(self, receiver: int, group: dist.ProcessGroup, terms: Terms) -> None:
         self.receiver, self.group, self.terms = receiver, group, terms
@@ -191,7 +191,7 @@ class Outbox:
         self._send(-1, terms.to_tensor(), _TERMS_TAG)
 
     def send(self, needed: int, tensor: Tensor, letter: Letter) -> None:
-        """`needed` numbers the receiver's action that waits for it."""
+        """Start sending. `needed` is the index of the receiver's action that waits for the message."""
         if self.is_first:
             self.is_first = False
             links.sent(self.receiver)
@@ -207,9 +207,9 @@ class Outbox:
         self.under_way.append((needed, work, tensor))
 
     def let_go(self, done: float = math.inf) -> None:
-        """Release sends that the receiver has used, as it has come to place `done` of its row.
+        """Complete and free the sends that the receiver needed before its action `done`, which have arrived.
 
-        because: gloo says that a send is complete only to those who wait for it
+        because: gloo reports a send as complete only to a caller that waits for it
         """
         while self.under_way and self.under_way[0][0] < done:
             _, work, tensor = self.under_way.popleft()
@@ -220,11 +220,11 @@ class Outbox:
 
 @dataclass(frozen=True)
 class Routes:
-    """Which letters one rank exchanges with whom in one run of a schedule."""
+    """The messages that a rank exchanges with each peer in a run of a schedule."""
 
-    rank_of: tuple[int, ...]  # stage -> rank along pp
-    sent_at: Mapping[Letter, int]  # number of the action in its sender's row
-    needed_at: Mapping[Letter, int]  # number of the action in its receiver's row
+    rank_of: tuple[int, ...]  # stage -> pp rank
+    sent_at: Mapping[Letter, int]  # index of the action in the sender's row
+    needed_at: Mapping[Letter, int]  # index of the action in the receiver's row
     from_peer: Mapping[int, list[Letter]]
     to_peer: Mapping[int, list[Letter]]
 
@@ -248,13 +248,16 @@ class Routes:
 
 
 class Post:
-    """One rank's mail for one run of a schedule."""
+    """The inboxes and outboxes of a rank for a run of a schedule."""
 
     def __init__(
         self, routes: Routes, shapes: Sequence[tuple[int, ...]], like: Tensor, mesh: Mesh, lanes: Lanes, *, shares: bool
     ) -> None:
-        """`shapes` are those of each microbatch's messages, all of which have the dtype and device of `like`; `shares`
-        says that tp ranks have the same ones."""
+        """Create the in- and outboxes, which starts the exchange of headers.
+
+        `shapes` holds each micro-batch's message shape; all messages have the dtype and device of `like`. `shares`
+        means that tp ranks send equal messages, which are then split over tp.
+        """
         self.routes, self.shapes, self.pp, self.tp, self.shares = routes, shapes, mesh.pp, mesh.tp, shares
         me, ranks = mesh.pp.index, mesh.pp.ranks
 
@@ -274,7 +277,7 @@ class Post:
             peer: Inbox(letters, ranks[peer], lanes.between(peer, me), empty, terms(letters))
             for peer, letters in routes.from_peer.items()
         }  # fmt: skip
-        self.own: dict[Letter, Tensor] = {}  # between two stages of this rank
+        self.own: dict[Letter, Tensor] = {}  # messages between two stages of this rank
 
     def send(self, letter: Letter, tensor: Tensor) -> None:
         shape = self.shapes[letter.microbatch]
@@ -302,7 +305,7 @@ class Post:
             self.outboxes[sender].let_go(self.routes.sent_at[letter])
         shape = self.shapes[letter.microbatch]
         if self._is_shared(shape):
-            # collective: nothing is summed; tp ranks' shares of one message
+            # collective: gathers the tp ranks' shares of a message
             tensor = gather_stack(tensor, self.tp, "shares of a message")
         return tensor.view(shape)
 

@@ -1,7 +1,7 @@
-"""Whole weights for the optimizers that look at them, gathered from the shards of a layout and cut again.
+"""Whole weights for optimizers that need them, gathered from a layout's shards and sharded again.
 
-Made by ParallelModel, called by LAMB (sums) and Muon (whole matrices) through optim.whole.Whole. Every rank of a
-tensor- and data-parallel plane calls in the same order, whatever it holds.
+Created by ParallelModel, called by LAMB (sums) and Muon (whole matrices) through optim.whole.Whole. Collective: every
+rank of a tensor- and data-parallel plane calls in the same order, whatever shards it holds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lmtrain.spec import Split
 
 
 class Spread:
-    """Each weight lies in shards of rows (dp_shard) of parts (tp), and dp_replicate holds that several times."""
+    """Access to weights in row shards (dp_shard) of parts (tp), with dp_replicate copies of each."""
 
     def __init__(self, places: Mapping[str, Place], mesh: Mesh) -> None:
         self.places, self.mesh = places, mesh
@@ -38,10 +38,10 @@ class Spread:
 
     def sum(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
         held_P1 = self._held.get(tuple(names))
-        if held_P1 is None:  # once, since it is a copy from the host
+        if held_P1 is None:  # cached, because it is copied from the host
             held_P1 = values_PN.new_tensor([[self.places[name].num_holders] for name in names])
             self._held[tuple(names)] = held_P1
-        # collective: sums over local shards, over all who hold these stages; what several hold is divided among them
+        # collective: sums over the plane; values that several ranks hold are divided by the number of holders
         return all_reduce(values_PN / held_P1, self.mesh.plane, what="sums over whole weights")
 
     def gather(self, name: str, local: Tensor) -> list[Tensor]:
@@ -49,7 +49,7 @@ class Spread:
         part = _gather_rows(local, place, self.mesh.dp_shard)
         if place.cut.split is Split.NONE or self.mesh.tp.size == 1:
             return list(torch.split(part[: place.global_shape[0]], list(place.sections)))
-        # collective: nothing is summed; tp ranks' parts of one weight
+        # collective: gathers the tp ranks' parts of a weight
         parts = gather_stack(part, self.mesh.tp, "whole weights").unbind()
         match place.cut.split:
             case Split.ROW:
@@ -75,11 +75,11 @@ class Spread:
 
 
 def _gather_rows(local: Tensor, place: Place, shards: Axis) -> Tensor:
-    """Gather all rows of this tp rank's part; shards are padded to equal size."""
+    """Return all rows of this tp rank's part. The last shards may be shorter, so shards are padded to equal size."""
     if shards.size == 1:
         return local
     rows = -(-place.part_shape[0] // shards.size)
-    # collective: nothing is summed; data-parallel shards of one weight
+    # collective: gathers the data-parallel shards of a weight
     return gather_stack(_pad_rows(local, rows), shards, "whole weights").flatten(0, 1)[: place.part_shape[0]]
 
 

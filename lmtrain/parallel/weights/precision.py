@@ -1,8 +1,8 @@
-"""The weights a model computes with, the fp32 weights the optimizer owns, and the fp16 loss scale.
+"""The compute weights of a model, the fp32 master weights of the optimizer, and the fp16 loss scale.
 
-In fp32, and where nothing trains, they are the same tensors. In half precision each gradient is added to its fp32
-master as soon as autograd has made it, and freed: accumulation is exact to fp32 and no full set of half-precision
-gradients ever exists. Products that sum by themselves add to the master's gradient directly (products).
+In fp32, and without training, compute and master weights are the same tensors. In half precision each gradient is added
+to its fp32 master's gradient as soon as autograd has computed it, and freed: accumulation is in fp32, and a full set of
+half-precision gradients never exists. Products with a total add to the master's gradient directly (products).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from lmtrain.parallel.compute_settings import Fp16Settings, PrecisionSettings
 from lmtrain.parallel.products import Summing, clear_totals
 from lmtrain.schedules.table import Action, Kind
 
-Use = Callable[[str, Tensor], None]  # (name of a weight, its gradient)
+Use = Callable[[str, Tensor], None]  # (name of a weight, gradient)
 WORK_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class MasterWeights:
-    """Name -> fp32 weight, in the model's order; `publish` hands new values to the model."""
+    """The unsharded fp32 weights by name, in the model's order; `publish` copies new values to the model."""
 
     def __init__(
         self, parameters: dict[str, nn.Parameter], dtype: torch.dtype, summing: Iterable[Summing] = ()
     ) -> None:
-        """Make masters of weights that compute in `dtype`; weights of that dtype are the masters themselves.
+        """Create fp32 masters and convert the parameters to `dtype`; if all have `dtype`, they are their own masters.
 
-        `summing`: modules whose half-precision weights have their gradients summed by products.
+        `summing` lists the modules whose weight gradients, in half precision, are summed by products.
         """
         self.dtype, self.work = dtype, parameters
         self._watched: list[tuple[str, int, Kind, Use]] = []
@@ -49,17 +49,17 @@ class MasterWeights:
 
     @property
     def rounded(self) -> dict[Tensor, Tensor]:
-        """Master -> the weight that computes, if they are two tensors."""
+        """Master -> compute weight; empty if they are the same tensors."""
         return {} if self.master is self.work else {self.master[name]: work for name, work in self.work.items()}
 
     @torch.no_grad()
     def publish(self, *, written: bool = False) -> None:
-        """Round the masters into the weights that compute, after an update or a load, unless they are `written`."""
+        """Round the masters into the compute weights after an update or a load, unless already `written`."""
         if self.master is not self.work and not written:
             torch._foreach_copy_(list(self.work.values()), list(self.master.values()))
 
     def clear_gradients(self, num_microbatches: int) -> None:
-        """Clear gradients before a step of `num_microbatches`."""
+        """Clear the gradients before a step of this many micro-batches."""
         for parameter in self.master.values():
             parameter.grad = None
         clear_totals((module for _, module in self.summing), num_microbatches)
@@ -67,14 +67,17 @@ class MasterWeights:
             master.grad = module.total
 
     def begin(self, action: Action, last: bool) -> None:
-        """Do nothing before a backward, since one replica has nothing to send."""
+        """Prepare for an action. Without data parallelism there is nothing to send."""
 
     def when_whole(self, name: str, stage: int, half: Kind, use: Use) -> None:
-        """Call `use` on a gradient as soon as the last backward, or the half that adds to it, is done."""
+        """Register `use` to be called with the weight's gradient after the step's last backward that adds to it.
+
+        In a split backward `half` is the half that adds to the gradient.
+        """
         self._watched.append((name, stage, half, use))
 
     def done(self, action: Action, last: bool) -> None:
-        """Use the watched gradients that are complete after an action."""
+        """Call the registered functions whose gradient is complete after this action."""
         for name, stage, half, use in self._watched:
             if last and action.stage == stage and action.kind in (Kind.BACKWARD, half):
                 gradient = self.master[name].grad
@@ -82,7 +85,7 @@ class MasterWeights:
                 use(name, gradient)
 
     def collect(self) -> None:
-        """Do nothing after the last backward, since gradients are in place as soon as they are made."""
+        """Finish after the last backward. Master gradients are already complete."""
 
 
 def to_work_dtype(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
@@ -92,7 +95,7 @@ def to_work_dtype(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> Non
 
 def _move_gradient(master: nn.Parameter) -> Any:
     def hook(work: Tensor) -> None:
-        if work.grad is None:  # put off by a schedule that takes backward apart
+        if work.grad is None:  # deferred by a schedule with a split backward
             return
         if master.grad is None:
             master.grad = work.grad.float()
@@ -104,7 +107,10 @@ def _move_gradient(master: nn.Parameter) -> Any:
 
 
 class LossScale:
-    """1 unless fp16. Multiplies the loss so that small gradients survive; overflow halves it and skips the step."""
+    """The factor of the loss that keeps small fp16 gradients above zero; 1 unless fp16.
+
+    An overflow halves the scale and skips the step; a period without overflow doubles it.
+    """
 
     def __init__(self, precision: PrecisionSettings) -> None:
         self.settings = precision if isinstance(precision, Fp16Settings) else None

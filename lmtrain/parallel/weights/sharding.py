@@ -1,14 +1,13 @@
 """Data parallelism: FSDP2 for every ZeRO level, and the fp32 shards that the optimizer owns.
 
-Called by apply. One FSDP group a block, so that gathering the next block and reducing the last one's gradients hide
-behind computation, and one for each table of the vocabulary, the embedding's and the head's; norms, positions and two
-tables that are one are the root's. A step waits for its reductions once, in `collect`. Everything is summed and nothing
-averaged: the loss is already divided by the global count. Knows no tensor parallelism: what it is given is a rank's
-part of the model.
+Called by apply. Each block is an FSDP group, so that gathering the next block and reducing the previous block's
+gradients overlap compute; each vocabulary table (embedding, head) is a group too; norms, positions and two tied tables
+belong to the root group. A step waits for its reductions once, in `collect`. Gradients are summed, not averaged: the
+loss is already divided by the global count. Independent of tensor parallelism: the model is a rank's part.
 
-zero 0, 1   one reduction a step, after the last microbatch; weights are gathered once a step. Until then gradients are
-            added up in fp32, those of products by the products themselves
-zero 2      one reduce-scatter a microbatch; over dp_replicate once a step
+zero 0, 1   a reduction per step, after the last micro-batch; weights are gathered once per step. Until then gradients
+            accumulate in fp32, those of products directly in the products
+zero 2      a reduce-scatter per micro-batch; an all-reduce over dp_replicate once per step
 zero 3      as 2, and weights are gathered for each block's forward and backward, and released
 """
 
@@ -35,26 +34,26 @@ from lmtrain.spec import LanguageModel, Split
 
 
 def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype: torch.dtype) -> str:
-    """Shard a model on the meta device in place, and return a line for the log."""
+    """Shard a model without memory in place; return the log line."""
     assert isinstance(model, nn.Module)
     plane = mesh.data_mesh()
     options: dict[str, Any] = {
         "mesh": plane if mesh.dp_replicate.size > 1 else plane["dp_shard"],
-        # because: the model casts where it means to; angles and masks are fp32 and bool in every precision
+        # because: the model casts its inputs itself; angles stay fp32 and masks bool in every precision
         "mp_policy": MixedPrecisionPolicy(work_dtype, torch.float32, cast_forward_inputs=False),
     }
     tables = _tables(model)
     for block in model.blocks.values():
         fully_shard(block, **options, reshard_after_forward=zero == 3)
     for table in tables:
-        # because: a head's backward begins where its forward ends
+        # because: a head's backward starts right after its forward, so releasing its weights would gather them twice
         fully_shard(table, **options, reshard_after_forward=zero == 3 and _is_read(table))
-    # because: backward begins where forward ends, and logits come after `forward`: the root's weights must stay
+    # because: backward starts right after forward, and logits come after `forward`, so the root's weights must stay
     fully_shard(model, **options, reshard_after_forward=False)
     _gather_ahead(model)
     for group in _groups(model):
         group.set_gradient_divide_factor(1.0)
-        # because: gloo has no scaled sum, and NCCL's would divide what is divided already
+        # because: gloo has no scaled sum, and NCCL's scaled sum would divide a second time
         group.set_force_sum_reduction_for_comms(True)
         reduced = _ReduceScatter(mesh)
         group.set_custom_all_gather(cast(Any, _AllGather(mesh)))
@@ -67,7 +66,7 @@ def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype:
 
 
 def _tables(model: nn.Module) -> list[nn.Module]:
-    """Return the modules with a row for each token: embedding and head, unless they share a tensor."""
+    """Return the modules with a row per token, embedding and head, unless they share a tensor, which the root holds."""
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     ties = [{tie.first, tie.second} for tie in cast(LanguageModel, model).ties()]
     shared = set[str]().union(*(tie for tie in ties if tie <= names))
@@ -77,15 +76,15 @@ def _tables(model: nn.Module) -> list[nn.Module]:
 
 
 def _is_read(table: nn.Module) -> bool:
-    """Return whether a table is an embedding, whose backward needs none of its rows."""
+    """Return True for an embedding: forward copies its rows, and backward does not need the weights."""
     return isinstance(table, nn.Embedding | VocabEmbedding)
 
 
 def _gather_ahead(model: LanguageModel) -> None:
-    """While a group's backward computes, the weights of the one whose turn is next are gathered.
+    """Make each group's backward prefetch the weights of the group that runs next.
 
-    because: FSDP's own guess is what came before in any forward, which with several in flight is another microbatch's;
-    a group that names itself has nothing to gather
+    because: FSDP's default is the group of the previous forward, which with several micro-batches in flight is another
+    micro-batch's; a group that names itself prefetches nothing
     """
     last: FSDPModule | None = None
     for block in model.blocks.values():
@@ -101,7 +100,10 @@ def _gather_ahead(model: LanguageModel) -> None:
 
 
 class ShardedWeights:
-    """MasterWeights of a sharded model: name -> fp32 shard, a plain tensor that shares memory with FSDP's."""
+    """The weights of a sharded model by name: fp32 shards, plain tensors that share memory with FSDP's.
+
+    The interface is that of MasterWeights.
+    """
 
     def __init__(
         self,
@@ -110,43 +112,46 @@ class ShardedWeights:
         zero: int,
         summing: Mapping[int, Sequence[Summing]],
     ) -> None:
-        """`summing`: of each stage, the modules whose weights may have their gradients summed by products."""
+        """Create the shards. `summing` maps each stage to the modules whose weight gradients products may sum."""
         self.stages = {number: stage for number, stage in stages.items() if isinstance(stage, FSDPModule)}
         self.zero = zero
         self.groups = [group for stage in self.stages.values() for group in _groups(stage)]
         self.read = {n: [g for g in _groups(stage) if _is_read(cast(nn.Module, g))] for n, stage in self.stages.items()}
         for stage in self.stages.values():
-            stage.set_is_last_backward(False)  # because: so FSDP begins reductions and waits for none until `collect`
+            stage.set_is_last_backward(False)  # because: FSDP then starts reductions but waits only in `collect`
         self.sharded = parameters
         self.master = {name: nn.Parameter(_local(parameter.detach())) for name, parameter in self.sharded.items()}
-        # because: where each microbatch's gradients are sent, a sum has one term
+        # because: if each micro-batch's gradients are reduced, there is nothing to accumulate
         self.summing = {number: modules if zero < 2 else () for number, modules in summing.items()}
-        self._told: dict[int, tuple[bool, bool, bool]] = {}  # what each stage has been told
+        self._told: dict[int, tuple[bool, bool, bool]] = {}  # stage -> the last arguments of `_tell`
 
     def begin(self, action: Action, last: bool) -> None:
-        """Set what a backward sends and keeps; a first half sends the embedding's gradients alone."""
+        """Configure FSDP before a backward: what to reduce and what to keep.
+
+        An input half reduces only the embedding's gradients.
+        """
         if action.kind in (Kind.BACKWARD, Kind.INPUT):
             sends = last or self.zero >= 2
             self._tell(action.stage, sends and action.kind is Kind.BACKWARD, last, read=sends)
             if self.zero == 3:
-                # because: a head works after FSDP's last look at a forward, so that no hook gathers it for its
-                # backward; it is released where another microbatch's backward has come in between
+                # because: the head runs after FSDP's forward hooks, so that no hook gathers its weights for
+                # backward; another micro-batch's backward in between releases them
                 self.stages[action.stage].unshard()
         if last and action.kind in (Kind.BACKWARD, Kind.WEIGHT):
             self._hand_over(action.stage)
 
     def _hand_over(self, stage: int) -> None:
-        """Put the totals where FSDP looks for gradients, before the products of a step's last backward."""
+        """Set the fp32 totals as the weights' gradients before a step's last backward, so that FSDP reduces them."""
         for module in self.summing[stage]:
             if module.total is not None:
-                # what other uses of a tied weight gave: from the second step on in fp32, and FSDP leaves it where it is
+                # the gradient of a tied weight's other uses: in fp32 from the second step on, and left in place by FSDP
                 if module.weight.grad is not None:
                     module.total.add_(module.weight.grad)
                 module.weight.grad_dtype = torch.float32
                 module.weight.grad = module.total
 
     def done(self, action: Action, last: bool) -> None:
-        """Add up in fp32 and send the gradients of a second half, which FSDP's hooks do not see."""
+        """Accumulate gradients in fp32 and reduce them after a weight half, whose gradients bypass FSDP's hooks."""
         if action.kind is Kind.WEIGHT:
             self._tell(action.stage, False, last)
             end_backward(self.stages[action.stage])
@@ -155,9 +160,9 @@ class ShardedWeights:
                 end_backward(self.stages[action.stage])
 
     def when_whole(self, name: str, stage: int, half: Kind, use: Use) -> None:
-        """Call `use` on a gradient's shard once it has been reduced for the last time, in the stream that reduces.
+        """Register `use` to be called with the gradient's shard after its last reduction, in the reduction stream.
 
-        Later computation does not wait for it.
+        The remaining compute does not wait for `use`. `half` is ignored: any half may be the last.
         """
 
         def reduced(parameter: Tensor) -> None:
@@ -165,11 +170,11 @@ class ShardedWeights:
             if last and parameter.grad is not None:
                 use(name, _local(parameter.grad))
 
-        # because: FSDP calls these hooks where it has added what it has reduced
+        # because: FSDP calls these hooks after it has accumulated a reduced gradient
         self.sharded[name].register_post_accumulate_grad_hook(reduced)  # type: ignore[no-untyped-call]
 
     def _tell(self, stage: int, sends: bool, last: bool, *, read: bool = False) -> None:
-        """`read`: embeddings send, whatever the others do."""
+        """Set FSDP's flags of a stage. `read`: embeddings reduce their gradients even if other groups do not."""
         if self._told.get(stage) == (sends, read, last):
             return
         self._told[stage] = sends, read, last
@@ -182,7 +187,7 @@ class ShardedWeights:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Wait for the reductions after the last backward, and hand over the shards of gradients."""
+        """Wait for the reductions after the last backward and move the gradient shards to the masters."""
         for stage in self.stages.values():
             stage.set_is_last_backward(True)
             end_backward(stage)
@@ -194,16 +199,16 @@ class ShardedWeights:
 
     @property
     def rounded(self) -> dict[Tensor, Tensor]:
-        """None: shards are rounded as they are gathered."""
+        """An empty mapping: shards are rounded when they are gathered."""
         return {}
 
     def publish(self, *, written: bool = False) -> None:
-        """Release gathered weights after an update or a load, so that nothing computes with old ones."""
+        """Release gathered weights after an update or a load, so that no forward uses old values."""
         for group in self.groups:
             group.reshard()
 
     def clear_gradients(self, num_microbatches: int) -> None:
-        """Clear gradients before a step of `num_microbatches`."""
+        """Clear the gradients before a step of this many micro-batches."""
         for parameter in self.master.values():
             parameter.grad = None
         for modules in self.summing.values():
@@ -211,7 +216,7 @@ class ShardedWeights:
 
 
 class _Talk:
-    """What FSDP says to other ranks, as it would say it itself, with a mark: it may wait there."""
+    """A communication function of FSDP with its default behaviour, plus a trace mark around a possible wait."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -231,7 +236,7 @@ class _AllGather(_Talk):
 
 class _ReduceScatter(_Talk):
     since_ns = 0
-    began: Any = None  # the sum over copies, which FSDP takes itself, behind this and the copy into its buffer
+    began: Any = None  # start of the all-reduce over replicas, which FSDP runs itself after the reduce-scatter
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         buffer = super().allocate(size, dtype=dtype, device=device)
@@ -252,9 +257,10 @@ class _ReduceScatter(_Talk):
 
 
 def end_backward(stage: FSDPModule) -> None:
-    """FSDP's work at the end of a backward: adds its gradients to the fp32 sums, sends and waits as it has been told.
+    """Run FSDP's end of backward: accumulate gradients in fp32, reduce and wait as its flags say.
 
-    because: second halves accumulate gradients after the last hook of a backward has run, and FSDP has no public call
+    because: weight halves accumulate gradients after the last hook of a backward, and FSDP has no public function for
+    this
     """
     stage._get_fsdp_state()._root_post_backward_final_callback()
 
