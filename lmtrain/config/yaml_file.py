@@ -67,7 +67,7 @@ def read_yaml(path: Path) -> YamlFile:
         raise SettingsError([f"{path} line {line} {what}. {way_out}."]) from error
     finally:
         loader.dispose()
-        # the header: comments and empty lines
+    # the header: comments and empty lines
     header = takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), text.splitlines())
     return YamlFile(path, data, "\n".join(header), lines)
 
