@@ -1,1 +1,1 @@
-"""Settings as data: typed, frozen, composed by Hydra, judged before torch is imported."""
+"""Settings as typed, frozen data, composed by Hydra and checked before torch is imported."""

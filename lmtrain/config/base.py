@@ -1,8 +1,8 @@
-"""What a setting is: a frozen, keyword-only dataclass that checks itself. Torch-free.
+"""The base classes of all settings: frozen, keyword-only dataclasses that check themselves. Torch-free.
 
-Every room declares its settings in a `*_settings.py` file. A room with a choice (which model? which optimizer?)
-derives a base from `Choice`; each alternative is a subclass with a `kind`, found by `kinds()` without a list to edit:
-in the room, or in a package that `--plugin` names.
+Every package declares its settings in a `*_settings.py` file. A package with alternatives (which model? which
+optimizer?) derives a base class from `Choice`; each alternative is a subclass with a `kind`. `kinds()` finds the
+subclasses in the package or in a package that `--plugin` names, so that no list has to be edited.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any, ClassVar
 
 from lmtrain.errors import LayoutProblem, SettingsError, UsageError, refusal
 
-PLUGIN_FILES = ("_settings", "_schedule", "_task")  # files of a plugin that are read at the start: torch-free
+PLUGIN_FILES = ("_settings", "_schedule", "_task")  # endings of torch-free plugin files to import at start-up
 
-Check = tuple[bool, str, str, str]  # whether a key is wrong, the key, the rule, a way out
+Check = tuple[bool, str, str, str]  # True if the value is wrong, the key, the rule, a way out
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One wrong setting in four parts: the key, its value, the rule, a way out."""
+    """A wrong setting in four parts: the key, its value, the rule, a way out."""
 
     key: str
     value: object
     rule: str
     way_out: str
-    of_layout: bool = False  # not of one key: keys that are each right make a layout that cannot work
+    of_layout: bool = False  # True if each key is right by itself, but together they make an impossible layout
 
     def text(self, prefix: str = "") -> str:
         key = f"{prefix}.{self.key}" if prefix else self.key
@@ -43,7 +43,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class GaveWay:
-    """A setting that the command line leaves open and that was changed to fit what it says."""
+    """A setting absent from the command line that was changed to fit the settings given there."""
 
     key: str
     value: object
@@ -55,7 +55,7 @@ class GaveWay:
 
 
 def show(value: object) -> str:
-    """Return a value as it is typed in an override."""
+    """Return a value as a user would type it in an override."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -75,7 +75,7 @@ class Settings:
             raise refusal([p.text() for p in problems])
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what is wrong within these settings alone; checks across settings are in train/config.py."""
+        """Yield the problems within these settings alone; train/config.py has the checks across groups."""
         return iter(())
 
     def problem_if(self, wrong: bool, key: str, rule: str, way_out: str) -> Iterator[Problem]:
@@ -83,12 +83,14 @@ class Settings:
         return problem_if(wrong, key, list(value) if isinstance(value, tuple) else value, rule, way_out)
 
     def checked(self, *checks: Check) -> Iterator[Problem]:
-        """`yield from self.checked((self.x == "", "x", "is empty", "Use y."), ...)`: a row for each check of a key."""
+        """Yield a Problem for each failed check, given as (wrong, key, rule, way out).
+
+        Usage: `yield from self.checked((self.x == "", "x", "is empty", "Use y."), ...)`."""
         for wrong, key, rule, way_out in checks:
             yield from self.problem_if(wrong, key, rule, way_out)
 
     def at_least(self, least: int, key: str, way_out: str) -> Check:
-        """Return a check that a number is at least `least`; null passes if the key may be null."""
+        """Build a check of a minimum. A null value passes."""
         value = getattr(self, key)
         return value is not None and value < least, key, f"must be at least {least}", way_out
 
@@ -102,16 +104,20 @@ class Settings:
 
     @classmethod
     def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield what is wrong between parts that are right by themselves, also if other parts are missing."""
+        """Yield the problems between several settings, each valid by itself.
+
+        `parts` holds only the valid settings, so that this check runs even if other settings are missing or wrong."""
         return iter(())
 
     @classmethod
     def give_way(cls, tree: dict[str, Any], typed: Mapping[str, str]) -> list[GaveWay]:
-        """Change, in plain data, what the command line leaves open and what cannot be beside what it says."""
+        """Change `tree` in place: settings absent from `typed` that conflict with the typed ones. Return the changes.
+
+        `tree` is the composed plain data; `typed` maps each key on the command line to its text."""
         return []
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that composes back to the same settings, `kind` included."""
+        """Return plain data that composes back to the same settings, `kind` included."""
         result: dict[str, Any] = {"kind": self.kind} if isinstance(self, Choice) else {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -120,32 +126,35 @@ class Settings:
         return result
 
     def digest(self) -> str:
-        """Return a short hash of exactly these values."""
+        """Return a hash of all values: 16 hex digits, equal for equal settings."""
         text = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(Settings):
-    """Base of settings that come in kinds. `room` is the package whose files with this ending hold the kinds."""
+    """Base of settings that come in kinds.
+
+    `room` is the package to search for kinds, `files` the ending of its files."""
 
     room: ClassVar[str]
     files: ClassVar[str] = "_settings"
     kind: ClassVar[str] = ""
 
     def component(self) -> Any:
-        """Return the module of these settings: `lmtrain.models.gpt` for a kind in `lmtrain.models.gpt_settings`."""
+        """Import the module that these settings configure: `lmtrain.models.gpt` for `lmtrain.models.gpt_settings`."""
         return importlib.import_module(type(self).__module__.removesuffix("_settings"))
 
 
-FROM_A_PLUGIN = "If it is a plugin's, add --plugin PACKAGE."  # the other way out for a kind that nobody knows
-plugins: dict[str, list[ModuleType]] = {}  # each package that --plugin has named, and its files below
+FROM_A_PLUGIN = "If it is a plugin's, add --plugin PACKAGE."  # second way out in the message about an unknown kind
+plugins: dict[str, list[ModuleType]] = {}  # package named by --plugin -> the package and its imported files
 
 
 def add_plugin(name: str) -> None:
-    """Import a plugin package; its files count from now on as files of their rooms: see PLUGIN_FILES.
+    """Import a plugin package and its PLUGIN_FILES, so that `kinds` finds the classes in them.
 
-    Only the command line names plugins: no file does, since files must not decide what code runs.
+    Raise UsageError if the import fails. Only the command line names plugins: a config file must not decide which code
+    runs.
     """
     try:
         package = importlib.import_module(name)
@@ -158,7 +167,7 @@ def add_plugin(name: str) -> None:
 
 
 def modules(room: str, ending: str = "") -> Iterator[ModuleType]:
-    """Yield the modules of a room whose names end with `ending`, then those of plugins."""
+    """Yield the modules of a package whose names end with `ending`, then the modules of all plugins."""
     yield from _room_modules(room, ending)
     for files in plugins.values():
         yield from files
@@ -171,7 +180,9 @@ def _room_modules(room: str, ending: str) -> list[ModuleType]:
 
 
 def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
-    """Return every kind of a choice by name: the subclasses in the room's files or in a plugin."""
+    """Return kind -> class for all subclasses of a choice in the package's files or in a plugin, sorted by kind.
+
+    Raise SettingsError if two classes have the same kind."""
     homes = {module.__name__ for module in modules(base.room, base.files)}
     found: dict[str, type[Choice]] = {}
     todo = [base]
@@ -187,6 +198,6 @@ def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
 
 
 def problem_if(wrong: bool, key: str, value: object, rule: str, way_out: str) -> Iterator[Problem]:
-    """Yield a problem if `wrong`: for checks across settings, or a value that is shown in another form."""
+    """Yield a Problem if `wrong`. For checks across settings, or for a value to be shown in another form."""
     if wrong:
         yield Problem(key, value, rule, way_out)

@@ -1,8 +1,8 @@
-"""Plain data to typed settings, with every problem collected. Called by compose and by checkpoint readers.
+"""The builder of typed settings from plain data, which collects every problem. Called by compose and checkpoints.
 
-Types understood: bool, int, float, str, Literal, tuple[X, ...], dict[str, X], X | None, a Settings class, a Choice (by
+Supported types: bool, int, float, str, Literal, tuple[X, ...], dict[str, X], X | None, a Settings class, a Choice (by
 `kind`).
-A field whose metadata names a unit ("count", "bytes", "seconds") also takes a human size such as 300B.
+A field whose metadata names a unit ("count", "bytes", "seconds") also accepts a human size such as 300B.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ _SIZES = {"count": "1000", "bytes": "512MiB", "seconds": "30min"}
 _NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 _PLURALS = {bool: "true or false", int: "whole numbers", float: "numbers", str: "texts"}
 _EXAMPLES = {bool: "true", int: "1", float: "1.0", str: "TEXT"}
-_INVALID = object()  # stands in for a value whose problem has been noted
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # because: names of files cannot have the one, and UTF-8 has not the other
-_MOST = 10**18  # because: no count of anything here is larger, and numpy and torch end soon after
+_INVALID = object()  # placeholder for a value whose problem is already recorded
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # because: file names cannot contain NUL, and UTF-8 cannot encode surrogates
+_MOST = 10**18  # because: no quantity here is larger, and int64 in numpy and torch ends at 9.2e18
 
 
 def quantity(unit: str, **kwargs: Any) -> Any:
-    """Return a dataclass field that takes numbers and human sizes, such as 10k for the unit "count"."""
+    """Return a dataclass field that accepts numbers and human sizes.
+
+    Usage: `steps: int = quantity("count", default=10)`."""
     return dataclasses.field(metadata={"unit": unit}, **kwargs)
 
 
@@ -41,9 +43,10 @@ S = TypeVar("S", bound=Settings)
 
 
 def build_settings(cls: type[S], data: Any, prefix: str = "", *, names: Names | None = None) -> S:
-    """Make settings of this class or raise one error that lists all that is wrong.
+    """Build settings of this class or raise one error that lists all problems.
 
-    `names` knows what a wrong key may have been meant for, beyond its own level.
+    `names` adds suggestions for unknown keys from other groups and tools; without it, only keys of the same level are
+    suggested.
     """
     builder = _Builder(names)
     result = builder.settings(cls, data, prefix)
@@ -88,12 +91,12 @@ class _Builder:
                 return cls(**values)
             except (SettingsError, LayoutError) as error:
                 found = list(error.problems)
-        # with their whole keys, and still of their sort
+        # the class of each problem (a str subclass) is kept, and its key becomes the full path
         self.problems.extend(type(problem)(_join(path, problem)) for problem in found)
         return _INVALID
 
     def _unknown(self, path: str, value: Any, beside: Mapping[str, Any]) -> None:
-        """Record a problem for an unknown key; for an unknown group, one for each key typed under it."""
+        """Record a problem for an unknown key. For an unknown group, record one problem per key typed under it."""
         if self.names is None:
             self.problems.append(f"{path}={show(value)} is not a setting. {nearest(path.rpartition('.')[2], beside)}")
             return
@@ -189,13 +192,13 @@ class _Builder:
         return _INVALID
 
     def _choices(self, path: str) -> str:
-        """Return the sentence that names the choices of a group; nothing where this is none."""
+        """Return the sentence that lists the choices of a group; "" if `path` is not a group."""
         known = self.names.groups.get(path) if self.names else None
         return f"Choose one: {a_few([f'{path}={one}' for one in known])}." if known else ""
 
 
 def _plain(hint: Any, value: Any) -> bool | int | float | str | None:
-    """Return a value as a type takes it; None if it does not fit."""
+    """Return the value converted to this scalar type, or None if it is of another type."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is bool and isinstance(value, bool):
         return value

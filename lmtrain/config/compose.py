@@ -1,8 +1,8 @@
-"""Hydra's composition over conf/, then typed settings. Called by the command line; torch-free.
+"""Composition of conf/ files and overrides with Hydra, and then typed settings. Called by the command line; torch-free.
 
-Hydra is used to compose and for its override grammar only. Nothing is ever instantiated from a file: a config is
-data (security promise), so `_target_` keys and `${oc.env:...}` style resolvers are refused. Hydra joins the files; what
-the command line sets and what `${other.key}` refers to is put in here.
+Hydra serves only for composition and for its override grammar. No object is ever instantiated from a file: a config is
+data (security promise), so `_target_` keys and resolvers such as `${oc.env:...}` are refused. Hydra joins the files;
+this module applies the overrides of single values and resolves `${other.key}` references.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from lmtrain.config.source import Asked
 
 S = TypeVar("S", bound=Settings)
-MAX_RUNS = 10_000  # because: all are judged before one starts, which takes a hundredth of a second each
+MAX_RUNS = 10_000  # because: every run's settings are checked before the first run starts, at about 10 ms each
 
 
 def conf_dir() -> Path:
-    """conf/ inside the installed package, or beside it in a checkout."""
+    """Return the conf/ folder inside the installed package, or beside it in a checkout."""
     package, beside = (parent / "conf" for parent in Path(__file__).resolve().parents[1:3])
     return package if package.is_dir() else beside
 
@@ -37,9 +37,9 @@ def compose(
     cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
     say: Callable[[str], None] | None = None,
 ) -> S:  # fmt: skip
-    """Compose settings from conf/NAME.yaml, a user's config folder and the overrides, and check them as a whole.
+    """Build the settings of a class from conf/NAME.yaml, the user's config folder and the overrides.
 
-    What gives way to the overrides is said to `say`.
+    Raise one error with all problems. Report to `say` each default that was changed to fit the overrides.
     """
     try:
         tree = compose_plain(overrides, config_dir=config_dir, name=name)
@@ -53,14 +53,14 @@ def compose(
 
 
 def typed_words(overrides: Sequence[str]) -> dict[str, str]:
-    """Return the values of overrides by key, as typed."""
+    """Return key -> value, both as typed on the command line."""
     return {key_of(word): word.partition("=")[2] for word in overrides}
 
 
 def _others_wrong(cls: type[Settings], error: WrongWords, config_dir: Path | None, name: str) -> Iterator[str]:
-    """Yield what is wrong with the other words, as far as that does not depend on those that are refused."""
+    """Yield the problems of the remaining overrides that do not result from leaving out the refused ones."""
     if not error.wrong or not all("=" in word for word in error.wrong):
-        return  # because: nobody knows what a word without a key was to set
+        return  # because: the key that an override without `=` was meant for is unknown
     keys = [key_of(word) for word in error.wrong]
     parts = [f"{key}{sign}" for key in keys for sign in (".", " is not set", *(["="] if "." not in key else []))]
     starts = tuple(f"{key}=" for key in keys)
@@ -75,8 +75,10 @@ def _others_wrong(cls: type[Settings], error: WrongWords, config_dir: Path | Non
 def compose_plain(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
 ) -> dict[str, Any]:
-    """Return the composed tree as plain data, before types are checked."""
-    # because: hydra takes a third of a second to import, and most commands compose nothing
+    """Return the composed tree as plain data, references resolved, types not yet checked.
+
+    Raise SettingsError on wrong overrides, on unresolved references and on keys such as `_target_`."""
+    # because: hydra takes 0.3 s to import, and most commands compose no config
     from lmtrain.config.source import compose_files
 
     folders, asked, words, changes = selected(overrides, config_dir=config_dir, name=name)
@@ -94,11 +96,13 @@ def compose_plain(
 def selected(
     overrides: Sequence[str], *, config_dir: Path | None, name: str
 ) -> tuple[list[Path], Asked, list[str], list[Any]]:
-    """Return the search folders, the requested files, the words that choose them, and the overrides of values."""
+    """Return the folders to search, the composition request, the overrides that choose files and those that set values.
+
+    Raise WrongWords if any override is malformed or names an unknown choice."""
     # because: hydra is slow to import
     from lmtrain.config.source import Asked
 
-    overrides, folders = [*dict.fromkeys(overrides)], _search_path(config_dir)  # the same word twice is one
+    overrides, folders = [*dict.fromkeys(overrides)], _search_path(config_dir)  # an override typed twice counts once
     roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
     name = _checked_name(name, roots, folders)
     groups = group_choices(config_dir)
@@ -122,7 +126,9 @@ def selected(
 
 
 def sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[list[str]]:
-    """Return every combination of `a=1,2 b=range(3)` as lists of plain overrides, in order."""
+    """Return every combination that `a=1,2 b=range(3)` names, as lists of plain overrides, in order.
+
+    Raise SettingsError if a sweep is empty or unbounded, or if there are more than MAX_RUNS combinations."""
     # because: hydra is slow to import
     from hydra.core.override_parser.types import Glob
 
@@ -147,7 +153,7 @@ def sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[l
 
 
 def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
-    """Return every group of conf/ and its choices: `model` -> [gpt2_large, ...]."""
+    """Return every group of conf/ and its choices: `model` -> [gpt2_large, ...]. Used by docs, tests and completion."""
     found: dict[str, set[str]] = {}
     for root in _search_path(config_dir):
         for file in root.glob("*/**/*.yaml"):
@@ -164,7 +170,7 @@ def _search_path(config_dir: Path | None) -> list[Path]:
 
 
 def _checked_name(name: str, known: Sequence[str], folders: Sequence[Path]) -> str:
-    """Return the name of a root config without its suffix; raise if there is no such file."""
+    """Return the name of an existing root config without `.yaml`; raise SettingsError if there is none."""
     if name.removesuffix(".yaml") in known:
         return name.removesuffix(".yaml")
     other = next((folder / f"{name}.yml" for folder in folders if (folder / f"{name}.yml").exists()), None)

@@ -1,7 +1,6 @@
-"""The setting that a wrong name was meant for, over all levels and under the names that other tools give it.
+"""Suggestions for misspelled setting names, across all groups and from the names that other tools use.
 
-Called by build, where a key is no setting, and by the command line, where an option is none. It answers with what to
-type.
+Called by build for an unknown key and by the command line for an unknown option. The answers are text to type.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from lmtrain.config.base import Choice, Settings, kinds
 from lmtrain.errors import nearest
 
-# what Megatron-LM, Hugging Face's Trainer, DeepSpeed and nanoGPT call it; a name without a dot is a group
+# our key -> its names in Megatron-LM, Hugging Face's Trainer, DeepSpeed and nanoGPT; a key without a dot is a group
 ELSEWHERE = {
     "optim.lr": "learning_rate max_lr peak_lr",
     "optim.clip_norm": "clip_grad max_grad_norm gradient_clip_val grad_clip gradient_clipping max_norm",
@@ -86,7 +85,7 @@ ELSEWHERE = {
     "compute.device": "accelerator device_type",
     "compute.compile": "torch_compile",
 }
-# what other tools have and lmtrain has not, or does by itself
+# settings of other tools that lmtrain lacks or handles automatically -> the sentence to show
 NOT_HERE = {
     name: said
     for said, names in {
@@ -131,14 +130,14 @@ _VALUES = {
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """All settings of a class by their keys, and the choices of its groups."""
+    """All setting keys of a root class, and the choices of its groups."""
 
     root: type[Settings]
     groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    typed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # values as they stand on the command line
+    typed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # key -> value as typed on the command line
 
     def meant(self, path: str, value: str) -> list[str]:
-        """Return what to type instead of a key and value: no, one or a few words `key=value`."""
+        """Return overrides `key=value` that this unknown key may have been meant for: at most three, or none."""
         parent, _, name = path.rpartition(".")
         word = name.lower().replace("-", "_")
         known = keys_of(self.root)
@@ -146,13 +145,13 @@ class Names:
             return [f"{parent}={value}"]
         if word in self.groups and not parent:
             return [self._choice(word, value)]
-        once = ".".join(part for part, _ in groupby(path.split(".")))  # a file may repeat its group's name
+        once = ".".join(part for part, _ in groupby(path.split(".")))  # files may repeat their group's name
         if once in known:
             return [self._word(once, value)]
         same = [key for key in known if key.rpartition(".")[2] == word]
         if len(same) > 3:
             same = [key for key in same if key.startswith(f"{parent}.")] or same[:3]
-        # because: `train.batch_size` is not meant for the batch of evaluations
+        # because: a user who types `train.batch_size` does not mean the batch size of evaluations
         if word in _KEY_OF and not (parent and any(key.startswith(f"{parent}.") for key in same)):
             same = [_KEY_OF[word]]
         if not same:
@@ -166,10 +165,10 @@ class Names:
         return [self._word(key, value) for key in same]
 
     def way_out(self, path: str, value: str, beside: typing.Iterable[str]) -> str:
-        """Return the way out for a key that is no setting; `beside` are the keys of its level."""
+        """Return the last sentence of the message about an unknown key; `beside` holds the valid keys of its level."""
         if said := NOT_HERE.get(path.rpartition(".")[2].lower().replace("-", "_")):
             return said
-        if path in keys_of(self.root):  # of another kind of its group
+        if path in keys_of(self.root):  # the key belongs to another kind of its group
             group = path.partition(".")[0]
             return f"Leave it out, or choose another {group}; `lmtrain config explain {path}` says which have it."
         words = self.meant(path, value)
@@ -191,13 +190,13 @@ class Names:
 
 
 def of_percent(value: object) -> str | None:
-    """`10%` as the share that it is."""
+    """Return `10%` as the text `0.1`; None if the value is not a percentage."""
     number = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value))
     return f"{float(number[1]) / 100:g}" if number else None
 
 
 def near_value(value: str, known: typing.Iterable[str]) -> str | None:
-    """Another tool's word for one of these, or the nearest of them."""
+    """Return the known value that `value` means (another tool's name for it, or the nearest spelling), or None."""
     known = list(known)
     for word in (value, value.lower()):
         if (found := _VALUES.get(word, word)) in known:
@@ -208,7 +207,7 @@ def near_value(value: str, known: typing.Iterable[str]) -> str | None:
 
 
 def nearest_value(value: str, known: typing.Iterable[str]) -> str:
-    """Return the suggestion for a wrong value; words of other tools are understood."""
+    """Return a suggestion sentence like `nearest`, and translate other tools' values as well."""
     known = list(known)
     found = near_value(value, known)
     return f"Did you mean {found}?" if found else nearest(value, known)
@@ -219,7 +218,7 @@ def _close(name: str, keys: typing.Iterable[str], cutoff: float) -> list[str]:
 
 
 def keys_of(root: type[Settings]) -> dict[str, Any]:
-    """Return every key that holds a value, with its type; for choices, the keys of every kind."""
+    """Return the dotted key of every setting that holds a value -> its type; a choice contributes all of its kinds."""
     return dict(_walk(root, ""))
 
 

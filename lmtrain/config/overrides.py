@@ -1,6 +1,6 @@
-"""The words of a command line that set something: `key=value`, `group=choice`, `~key`. Hydra's grammar, our messages.
+"""Parsing of command-line overrides: `key=value`, `group=choice`, `~key`. Hydra's grammar with our messages.
 
-Called by compose. It knows words alone; what a key means and which choices there are is judged by its callers.
+Called by compose. This module handles syntax alone; callers check what a key means and which choices exist.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONG_NUMBER = re.compile(rf"(?<![\w.'\"])[+-]?[0-9][0-9_]{{{MAX_DIGITS},}}(?![\
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w$/-]*(?:\.[\w$-]+)*", re.ASCII)
 _HYDRA = re.compile(r"[~+]*hydra(?:[./]|$)")
 _SIGNS = ",[]{}()'\""
-_BLENDS = {"data.path": "data.datasets", "data.valid_path": "data.valid_datasets"}  # one dataset, and several
+_BLENDS = {"data.path": "data.datasets", "data.valid_path": "data.valid_datasets"}  # one dataset -> several
 _CLOSE = {"[": "]", "{": "}", "(": ")"}
 _INSTEAD = {
     "hydra.run.dir": "Use run.dir=FOLDER.",
@@ -34,7 +34,9 @@ _INSTEAD = {
 
 
 class WrongWords(SettingsError):
-    """Words that are refused before any value is judged, and the others, of which more may be wrong."""
+    """Overrides that are refused before values are checked.
+
+    `wrong` lists the refused words, `others` the rest, which may have wrong values."""
 
     def __init__(self, problems: Sequence[str], wrong: Sequence[str], words: Sequence[str]) -> None:
         super().__init__(problems)
@@ -46,7 +48,7 @@ def key_of(word: str) -> str:
 
 
 def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any]:
-    """Hydra's overrides of these words, or one error with all that are none."""
+    """Return Hydra's override objects for these words. Raise WrongWords with the problems of all malformed words."""
     # because: hydra is slow to import
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -60,7 +62,7 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
             continue
         key, _, value = text.partition("=")
         override = None
-        # because: signs that the grammar lacks, such as letters beyond ASCII, can only be a text
+        # because: characters outside Hydra's grammar, such as non-ASCII letters, can only be part of a text
         as_text = [f"{key}={quoted(value)}"] if not (value.startswith("=") or set(_SIGNS) & set(value)) else []
         for one in (text, *as_text):
             with suppress(HydraException, RecursionError, ValueError):
@@ -72,7 +74,7 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
             key = override.key_or_group
             if (before := said.get(key)) == text:
                 continue
-            # because: ~key makes room for a value that would else be merged with the one that is there
+            # because: `~key` first removes the old value, which a new mapping would otherwise be merged into
             if before and (key in groups or not before.startswith("~")):
                 problems.append(f"{text} sets {key} again, after {before}. Leave one out.")
                 bad.append(text)
@@ -89,7 +91,7 @@ def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any
 
 
 def several(override: Any) -> str:
-    """Return the message about `a=1,2` in a single run."""
+    """Return the message for a sweep such as `a=1,2` where a single run is expected."""
     text = str(override.input_line)
     key, _, value = text.partition("=")
     ways = blended(key, value)
@@ -99,7 +101,7 @@ def several(override: Any) -> str:
 
 
 def blended(key: str, value: str) -> str:
-    """Return the setting that mixes datasets, where several are named for one; else nothing."""
+    """Return a hint how to mix datasets if several are given where one is expected; else ""."""
     names = [name.strip() for name in value.removeprefix("[").removesuffix("]").split(",")]
     if key not in _BLENDS or len(names) == 1 or set(_SIGNS) & set("".join(names)):
         return ""
@@ -108,7 +110,7 @@ def blended(key: str, value: str) -> str:
 
 
 def change(tree: dict[str, Any], override: Any) -> str | None:
-    """Set, add or remove one key of plain data; what is wrong, if it cannot be."""
+    """Set, add or remove one key of `tree` in place. Return a message if that is impossible, else None."""
     key, text = str(override.key_or_group), override.input_line
     *path, last = key.split(".")
     node: Any = tree
@@ -116,7 +118,7 @@ def change(tree: dict[str, Any], override: Any) -> str | None:
         if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
             node = node[int(part)]
             continue
-        below = node.get(part) if isinstance(node, dict) else part  # no entry of a list: as one value
+        below = node.get(part) if isinstance(node, dict) else part  # a list without this entry counts as one value
         if override.is_delete() and not isinstance(below, (dict, list)):
             return f"{text} removes what is not there. Leave it out."
         if not (below is None or isinstance(below, (dict, list))):
@@ -139,7 +141,7 @@ def change(tree: dict[str, Any], override: Any) -> str | None:
 
 
 def quoted(text: str) -> str:
-    """Quote a text so that Hydra's grammar takes it as one value."""
+    """Return a text quoted so that Hydra's grammar reads it as one string."""
     # because: hydra is slow to import
     from hydra.core.override_parser.types import Quote, QuotedString
 
@@ -147,14 +149,14 @@ def quoted(text: str) -> str:
 
 
 def shell(word: str) -> str:
-    """Quote a word for a shell."""
+    """Return a word quoted for a shell, if it needs quotes."""
     if re.fullmatch(r"[\w@%+=:,./-]+", word):
         return word
     return shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """Merge a value into another; mappings are merged by key."""
+    """Return `new`, merged recursively into `old` if both are mappings."""
     if isinstance(old, dict) and isinstance(new, dict):
         return old | {key: _merged(old.get(key), value) for key, value in new.items()}
     return new
@@ -177,7 +179,9 @@ def _refused(text: str) -> str | None:
 
 
 def _is_no_pair(words: Sequence[str], index: int, groups: Mapping[str, Sequence[str]]) -> str | None:
-    """Return what is wrong with a word without a key or value; "" if the word before it reports that."""
+    """Return the message for a word without a key or a value; None if the word is fine.
+
+    Return "" if the message about the previous word covers this one."""
     text, before, after = words[index], words[index - 1] if index else "", words[index + 1 : index + 3]
     key, sign, value = text.partition("=")
     bare = key.lstrip("~+")
@@ -233,7 +237,7 @@ def _unreadable(text: str) -> str:
 
 
 def _first_open(value: str) -> str:
-    """Return the first bracket or quote without its other half, or an empty text."""
+    """Return the first unmatched bracket or quote, or ""."""
     stack: list[str] = []
     quote = ""
     for position, sign in enumerate(value):

@@ -1,7 +1,8 @@
-"""References between settings, `${other.key}`: what may be written, and putting the values in their places.
+"""References between settings, `${other.key}`: checking their syntax and replacing them by values.
 
-Called by compose and its readers. Nothing is called and nothing outside the settings is read: `${oc.env:HOME}` and its
-like are refused. A reference is read once, as it is written: what it brings is a value, and never another reference.
+Called by compose and by readers of composed configs. References call no code and read nothing outside the settings:
+resolvers such as `${oc.env:HOME}` are refused. Each reference is resolved once; text that comes out of a reference is
+not parsed for further references.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from lmtrain.config.base import show
 Path = tuple[str | int, ...]
 _REFERENCE = re.compile(r"(?<!\\)\$\{([^${}]*)\}")
 _NAME = re.compile(r"\s*(\.*)([\w-]+(?:\.[\w-]+|\[\w+\])*)\s*")
-_MAX_STEPS = 10_000  # because: references to references can grow as fast as they like
+_MAX_STEPS = 10_000  # because: chains of references can grow exponentially
 _MAX_TEXT = 10_000
-_MAX_VALUES = 50_000  # of those that references bring
+_MAX_VALUES = 50_000  # values inserted by references, in total
 _MAX_WAY = 50
 
 
 class ReferenceProblem(Exception):
-    """What is wrong with a reference and the way out, without the key that holds it."""
+    """A problem with a reference, and a way out; the caller adds the key that holds the reference."""
 
 
 def problem_of(text: str) -> str | None:
-    """Say what is wrong with a text in which something is meant for a reference and is none; see ReferenceProblem."""
+    """Return the second half of a message about a malformed reference in `text`; None if all are well formed."""
     for match in _REFERENCE.finditer(text):
         if ":" in match[1]:
             return "calls a resolver. Use plain values or ${other.key} references."
@@ -41,7 +42,7 @@ def problem_of(text: str) -> str | None:
 
 
 def values_of(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield every value of a tree with its place, a group before what is in it."""
+    """Yield every value of a tree with its path, parents before children."""
     if path:
         yield path, node
     for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
@@ -49,12 +50,12 @@ def values_of(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def shown_path(path: Path) -> str:
-    """Return a path as people write it: ("data", "datasets", 0, "path") -> "data.datasets[0].path"."""
+    """Return a path as text: ("data", "datasets", 0, "path") becomes "data.datasets[0].path"."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def resolved(tree: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the tree with every reference replaced by its target, and the problems of those that have none."""
+    """Return a copy of the tree with every reference replaced by its value, and the problems of those that failed."""
     one = _Resolver(tree)
     return one.inside(tree, (), ()), one.problems
 
@@ -64,7 +65,7 @@ class _Resolver:
         self.tree, self.problems, self.steps, self.brought = tree, list[str](), 0, 0
 
     def inside(self, node: Any, path: Path, way: tuple[str, ...]) -> Any:
-        """`path` is where the value stands, `way` what was referred to on the way here."""
+        """Resolve a subtree. `path` is its place in the tree, `way` the chain of references followed to reach it."""
         self.brought += bool(way)
         if way and self.brought > _MAX_VALUES:
             raise ReferenceProblem(f"is one of those that bring more than {_MAX_VALUES} values. Write some out.")
@@ -78,7 +79,7 @@ class _Resolver:
             return self.value(node, path, way)
         except ReferenceProblem as problem:
             if way:
-                raise  # because: it is said of the reference that the user has written
+                raise  # because: the message must name the reference that the user wrote, which is the outermost
             self.problems.append(f"{shown_path(path)}={node} {problem}")
             return node
 

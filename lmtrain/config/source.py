@@ -1,7 +1,7 @@
-"""Where Hydra gets configs from: our strict reader of YAML, which judges a file as it is read. Then the composing.
+"""The config source through which Hydra reads YAML with our strict reader, and the composition itself.
 
-Called by compose, which says what the command line chose. Each defaults list is checked with file and line before
-Hydra follows it, so that Hydra has next to nothing left to refuse.
+Called by compose, which passes the choices of the command line. Each defaults list is checked, with file and line,
+before Hydra follows it, so that almost no error is left for Hydra to report.
 """
 
 from __future__ import annotations
@@ -34,39 +34,39 @@ from lmtrain.errors import MissingInputError, SettingsError, a_few, nearest
 
 _HEADER = re.compile(r"^\s*#\s*@(.*)$", re.MULTILINE)
 _WORDS = ("override", "optional")
-MAX_DEPTH = 100  # of defaults lists
-MAX_JOINED = 100  # trees that are remembered
-MAX_FILES = 1000  # because: lists that name two others each make a thousand files of ten
-_joined: dict[Any, dict[str, Any]] = {}  # joined trees, by the words that chose their files and those files' state
+MAX_DEPTH = 100  # nesting of defaults lists
+MAX_JOINED = 100  # entries in the cache of joined trees
+MAX_FILES = 1000  # because: if each list names two others, ten levels make a thousand files
+_joined: dict[Any, dict[str, Any]] = {}  # cache of joined trees; the key has the choices and the state of all files
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is composed: the root config, the groups that exist with their choices, and those of the command line."""
+    """A composition request: the root config, the existing groups and choices, and the choices of the command line."""
 
     name: str
-    roots: Sequence[str]  # the root configs that there are
+    roots: Sequence[str]  # names of the existing root configs
     groups: Mapping[str, Sequence[str]]
-    chosen: Mapping[str, str]  # group -> the word that chose it
+    chosen: Mapping[str, str]  # group -> the override that chose it
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a defaults list."""
+    """A line of a defaults list."""
 
     where: str
     text: str
-    group: str  # from the top; "" for a config that is named without a group
-    values: tuple[str, ...]  # names of files, null left out
+    group: str  # full path of the group; "" if the line names a config without a group
+    values: tuple[str, ...]  # file names; null is left out
     override: bool
     optional: bool
 
 
 def compose_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> dict[str, Any]:
-    """Return the root config joined with every file that is chosen; references stay as they are written.
+    """Return the root config joined with every chosen file; references are not resolved.
 
-    The joined tree is remembered until a config file changes: joining takes nearly all of the time of composing, and
-    the runs of a sweep mostly choose the same files.
+    The joined tree is cached until a config file changes: joining takes nearly all of the time of composition, and the
+    runs of a sweep mostly choose the same files.
     """
     key = asked.name, tuple(asked.chosen.items()), tuple(choices), tuple(_files(folders))
     if key not in _joined:
@@ -81,16 +81,16 @@ def compose_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str])
 
 
 def _files(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield the path of each config file with the facts of it that change when it is rewritten."""
+    """Yield each config file's path, inode, size, mtime and ctime (ns), which change when the file is rewritten."""
     for folder in folders:
         for path in sorted(folder.rglob("*.yaml")):
-            with suppress(OSError):  # because: whoever reads it says so
+            with suppress(OSError):  # because: the code that reads the file reports the error
                 found = path.stat()
                 yield str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def merged_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) -> list[tuple[YamlFile, str]]:
-    """Return the files that are merged, in order, each with the place of its keys in the tree."""
+    """Return the joined files in order, each with the path in the tree where its keys go ("" for the top)."""
     with _opened(folders, asked) as loader:
         merged = loader.compute_defaults_list(asked.name, list(choices), RunMode.RUN).defaults
     places = [(one.config_path, (one.package or "").removeprefix("_global_").lstrip(".")) for one in merged]
@@ -99,10 +99,10 @@ def merged_files(folders: Sequence[Path], asked: Asked, choices: Sequence[str]) 
 
 @contextmanager
 def _opened(folders: Sequence[Path], asked: Asked) -> Iterator[ConfigLoader]:
-    """Hydra, reading these folders with our reader; what it refuses is said in our words."""
+    """Open Hydra's config loader over these folders with our reader; raise its errors as SettingsError."""
     Plugins.instance().register(YamlSource)
     YamlSource.asked, YamlSource.read, YamlSource.files = asked, {}, {}
-    # because: the folder that is named here is looked at last, and Hydra wants one
+    # because: Hydra requires a config folder here; it is searched last
     with initialize_config_dir(config_dir=str(folders[-1]), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         for folder in reversed(folders):
@@ -116,14 +116,14 @@ def _opened(folders: Sequence[Path], asked: Asked) -> Iterator[ConfigLoader]:
 
 
 def _check_count(folders: Sequence[Path], asked: Asked) -> None:
-    """Raise if defaults lists name too many files, before Hydra follows them."""
+    """Raise SettingsError if defaults lists name more than MAX_FILES files in total, with repetitions counted."""
     counts: dict[str, int] = {}
 
     def count(name: str, depth: int) -> int:
         if name not in counts:
-            counts[name] = 1  # because: a circle has an end here, and Hydra finds it
+            counts[name] = 1  # because: this ends the recursion on a cycle, which Hydra itself reports
             path = next((one for folder in folders if (one := folder / f"{name}.yaml").is_file()), None)
-            with suppress(SettingsError, MissingInputError):  # because: who reads it in earnest says so
+            with suppress(SettingsError, MissingInputError):  # because: the later real read reports the error
                 for entry in read_entries(name, _read(path))[0] if path and depth < MAX_DEPTH else ():
                     below = [f"{entry.group}/{one}" if entry.group else one for one in entry.values]
                     counts[name] += sum(count(one, depth + 1) for one in below)
@@ -144,10 +144,10 @@ def _read(path: Path) -> YamlFile:
 
 
 class YamlSource(ConfigSource):
-    """A folder of configs. Hydra makes one for each folder that it searches, and copies them."""
+    """A folder of configs, as a Hydra config source. Hydra makes and copies an instance for each folder it searches."""
 
     asked: ClassVar[Asked]
-    read: ClassVar[dict[str, YamlFile]]  # what Hydra has read so far, by its name from the top
+    read: ClassVar[dict[str, YamlFile]]  # config path -> the file, for all files that Hydra has read so far
     files: ClassVar[dict[Path, YamlFile]]
 
     @staticmethod
@@ -182,7 +182,7 @@ class YamlSource(ConfigSource):
 
 
 def _package(file: YamlFile) -> tuple[str | None, list[str]]:
-    """Return where the keys of a file go by its `# @package NAME`, and what is wrong with that line."""
+    """Return where the keys of a file go, from its line `# @package NAME` (None without one), and any problems."""
     for line in _HEADER.findall(file.header):
         words = line.split()
         if len(words) == 2 and words[0] == "package":
@@ -219,7 +219,7 @@ def _problems(
 
 
 def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[str]]:
-    """Return the defaults list of a file, and what is wrong with its form."""
+    """Return the entries of a file's defaults list, and the problems of its malformed lines."""
     raw, problems, entries = file.data.get("defaults", []), list[str](), list[Entry]()
     if not isinstance(raw, list):
         return [], [f"{file.at('defaults')} has a defaults that is no list. Write lines such as `- optim: adamw`."]
@@ -277,7 +277,7 @@ def _entry_problems(entry: Entry, is_root: bool, asked: Asked, root_groups: set[
 
 
 def _explain(error: Exception, asked: Asked, read: Mapping[str, YamlFile]) -> list[str]:
-    """Return the problems of a composition error that show only across several files."""
+    """Return messages for the errors that only show across several files, after Hydra failed with `error`."""
     lists = [read_entries(name, file)[0] for name, file in read.items()]
     chosen = [entry for entries in lists for entry in entries if not entry.override and entry.group]
     groups = {entry.group for entry in chosen}

@@ -1,7 +1,7 @@
-"""One YAML file, read strictly: what is wrong with it is said with the file and the line, in words of our own.
+"""A strict reader of YAML config files, whose error messages name the file, the line and a way out.
 
 Called for every config that is composed, and by `lmtrain corpus build`. A file is data of bounded size and depth: no
-tags, no key twice, nothing that grows when it is read. Must not know what its keys mean.
+tags, no duplicate keys, no aliases that expand without limit. This module must not depend on what the keys mean.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from lmtrain.errors import MissingInputError, SettingsError
 
 MAX_BYTES = 1 << 18
 MAX_DEPTH = 32
-MAX_VALUES = 10_000  # because: aliases of aliases make a gigabyte of a hundred bytes
-MAX_DIGITS = 100  # because: Python takes minutes for a number of a million digits, and refuses to show one of 5,000
+MAX_VALUES = 10_000  # because: nested aliases can expand a hundred bytes to a gigabyte
+MAX_DIGITS = 100  # because: Python takes minutes to parse a million digits and refuses to print 5,000
 _TEXT = "tag:yaml.org,2002:str"
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# because: YAML 1.1 takes 1e-3 for a text, and nobody who writes it means one
+# because: YAML 1.1 reads 1e-3 as a text, while every user means the number
 _FLOAT = re.compile(
     r"(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+"
     r"|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))|\.(?:nan|NaN|NAN))$"
@@ -36,17 +36,19 @@ _FLOAT = re.compile(
 class YamlFile:
     path: Path
     data: dict[str, Any]
-    header: str  # the comments that stand before everything else
-    lines: dict[tuple[str | int, ...], int] = field(repr=False)  # where each value begins, counted from 1
+    header: str  # the comment lines at the top of the file
+    lines: dict[tuple[str | int, ...], int] = field(repr=False)  # path of each value -> its first line, counted from 1
 
     def at(self, *keys: str | int) -> str:
-        """Return the file and line of a value, as messages name it."""
+        """Return the file and line of a value, for messages; the file alone if the line is unknown."""
         line = self.lines.get(keys)
         return f"{self.path} line {line}" if line else str(self.path)
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read a YAML file whose top level is `key: value` lines."""
+    """Read a YAML file that holds a mapping.
+
+    Raise MissingInputError if the file cannot be read, SettingsError if its content is wrong."""
     text = _text(path)
     loader = _Loader(text)
     try:
@@ -65,7 +67,7 @@ def read_yaml(path: Path) -> YamlFile:
         raise SettingsError([f"{path} line {line} {what}. {way_out}."]) from error
     finally:
         loader.dispose()
-    # comments and empty lines
+    # the header: comments and empty lines
     header = takewhile(lambda line: not line.strip() or line.lstrip().startswith("#"), text.splitlines())
     return YamlFile(path, data, "\n".join(header), lines)
 
@@ -75,13 +77,13 @@ class _Wrong(Exception):
         self.line, self.what, self.way_out = line, what, way_out
 
 
-class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: yaml comes without types
-    """Counts while it reads, so that no file can be small on disk and large in memory."""
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: PyYAML has no type annotations
+    """A SafeLoader that limits depth, values and digits while it parses, so that no small file needs much memory."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.depth = self.count = 0
-        self.sizes: dict[int, int] = {}  # values below each node, by identity
+        self.sizes: dict[int, int] = {}  # id of each node -> the number of values in its subtree
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
@@ -182,8 +184,8 @@ def _children(node: Any) -> Iterator[Any]:
 
 
 def _lines(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], int]]:
-    """Aliases count where they lead to."""
-    inside: list[tuple[str | int, Any, Any]] = []  # each key, the node that tells its line, and its value
+    """Yield the path and line of every value. A value behind an alias gets the line of its anchor."""
+    inside: list[tuple[str | int, Any, Any]] = []  # each key, the node whose line counts, and its value
     if isinstance(node, yaml.MappingNode):
         inside = [(key.value, key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
@@ -193,8 +195,8 @@ def _lines(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[
         yield from _lines(value, (*path, key))
 
 
-# in what the parser of YAML says: whether it is about the line where the thing began, what is wrong there (the line is
-# shown behind a colon), and the way out
+# a pattern in PyYAML's message, whether our message names the line where the construct began, the problem (the line's
+# text follows a final colon), and the way out
 _MEANT: tuple[tuple[str, bool, str, str], ...] = (
     ("quoted scalar.*escape", False, "has a backslash that means nothing within double quotes",
      "Use single quotes around the text"),
@@ -216,7 +218,7 @@ _MEANT: tuple[tuple[str, bool, str, str], ...] = (
 
 
 def _explain(error: Exception, text: str, read: int) -> tuple[int, str, str]:
-    """Return the line, the mistake and the way out for an error of the YAML parser."""
+    """Return the line, the problem and the way out for a PyYAML error; `read` is the last line that the loader read."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     begin = getattr(error, "context_mark", None) or mark
     said = f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}"

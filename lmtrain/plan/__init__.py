@@ -1,1 +1,1 @@
-"""What a run will need and how long its steps will take, before there are GPUs. Torch-free."""
+"""Predictions of a run's memory and step time before any GPU is used. Torch-free."""

@@ -1,8 +1,8 @@
-"""A machine's figures and factors, fitted to steps that were measured on it. Torch-free.
+"""Calibration of a machine's figures and factors to measured steps. Torch-free.
 
-Few numbers move, each by a share of itself, and each is held near to what it was by how well it was known: a figure of
-a data sheet hardly, a guess freely. So two runs are enough to try, and more of them are better. Called by
-`lmtrain plan --calibrate`; `prices_of` by all who price a step on a machine.
+Only a few numbers are fitted, each as a multiple of itself and each regularized by how well it was known before: a data
+sheet's figure hardly moves, a guess moves freely. Two runs are therefore enough to start with; more are better. Called
+by `lmtrain plan --calibrate`; `prices_of` by all code that prices a step on a machine.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from lmtrain.plan.search.rank import Prices
 
 FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
 FACTORS_HERE = ("side_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")
-# how far a number may be off, as a power of e: of a data sheet's figure, of a guess, of a factor of all machines
+# expected error, as an exponent of e: of a data sheet's figure, of a guess, of a factor of all machines
 _KNOWN, _GUESSED, _FITTED = 0.1, 1.0, 0.5
-_NOISE = 0.05  # of a measured step, at the least
+_NOISE = 0.05  # least relative noise of a measured step
 _ROUNDS = 20
 _NOTHING = 1e-12
-_ENOUGH = 1e-3  # of the sum of squares, gained in a round: then no more of them
+_ENOUGH = 1e-3  # relative decrease of the sum of squares below which the iteration stops
 _STEP = 1e-4
 _LEAST_INTERVAL = 0.03
-_HELD = 0.8  # of all runs, within an interval
+_HELD = 0.8  # share of runs that the interval must contain
 
 Vector = NDArray[np.float64]
 
@@ -38,25 +38,25 @@ class Measured:
     name: str
     run: Planned
     step_s: float
-    spread: float = 0.0  # of its steps' times, as a share of them: what spreads widely says less
+    spread: float = 0.0  # relative spread of the run's step times; a wide spread lowers the run's weight
 
 
 @dataclass(frozen=True)
 class Calibrated:
     hardware: Hardware
-    before: list[float]  # of each run, what the planner said beside what was measured: 0.1 is a tenth too long
-    after: list[float]  # the same with figures that were fitted to the other runs alone
+    before: list[float]  # relative error of each run's prediction before the fit; 0.1 is 10% too long
+    after: list[float]  # the same after a fit to the other runs only (leave-one-out)
 
 
 def prices_of(hardware: Hardware) -> Prices:
-    """Return the prices of all machines, with the factors that runs on this one have shown."""
+    """Return the factors of all machines, overridden by those that were fitted on this machine."""
     time = Factors({**fitted().values, **hardware.factors})
     memory = fitted_memory(on_cpu=hardware.device == "cpu")
     return Prices(time=time, memory=memory, interval=interval() if hardware.interval is None else hardware.interval)
 
 
 def calibrate(hardware: Hardware, runs: Sequence[Measured]) -> Calibrated:
-    """Fit a machine to all runs; judge each run by a fit to the others."""
+    """Fit the machine to all runs, and judge each run by a fit to all other runs."""
     before, whole = _errors(hardware, runs), _fit(hardware, runs, np.zeros(len(FIGURES) + len(FACTORS_HERE)))
     after = [
         float(_errors(_moved(hardware, _fit(hardware, [*runs[:number], *runs[number + 1 :]], whole)), [one])[0])
@@ -74,9 +74,9 @@ def _errors(hardware: Hardware, runs: Sequence[Measured]) -> Vector:
 
 
 def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
-    """Least squares of logarithms (Gauss and Newton, damped), drawn to the machine as it was.
+    """Return, for each number, the exponent of e by which it changes, starting the search at `start`.
 
-    Gives for each number the power of e that it changes by, beginning at `start`.
+    The method is damped Gauss-Newton least squares on logarithms, regularized toward the machine as given.
     """
     guess = hardware.device == "cpu" or hardware.unchecked
     widths = np.repeat((_GUESSED, _GUESSED) if guess else (_KNOWN, _FITTED), (len(FIGURES), len(FACTORS_HERE)))
@@ -103,7 +103,7 @@ def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
 
 
 def _moved(hardware: Hardware, by: Vector) -> Hardware:
-    """Return the machine with each number multiplied by a power of e."""
+    """Return the machine with each figure and factor multiplied by e to the power of its entry in `by`."""
     times = dict(zip((*FIGURES, *FACTORS_HERE), np.exp(by).tolist(), strict=True))
     was = prices_of(hardware).time
     return replace(

@@ -1,7 +1,8 @@
-"""A traced step beside its schedule's table, replayed with the costs that were measured.
+"""Comparison of a traced step with its schedule table, replayed with the measured costs.
 
-Called by `lmtrain trace`. What the replay has too is the schedule's own: the closed form where stages are even, and
-what uneven stages and messages add. What it lacks is jitter, and whatever keeps ranks from going by the table.
+Called by `lmtrain trace`. Idle time that the replay shows too comes from the schedule: the closed form for even stages,
+plus the effect of uneven stages and of messages. Idle time beyond the replay comes from jitter and from ranks that
+deviate from the table.
 """
 
 from __future__ import annotations
@@ -26,25 +27,28 @@ _KINDS = {
     SpanKind.FORWARD: Kind.FORWARD, SpanKind.BACKWARD: Kind.BACKWARD, SpanKind.INPUT: Kind.INPUT,
     SpanKind.WEIGHT: Kind.WEIGHT,
 }  # fmt: skip
-Costing = dict[tuple[Kind, int], float]  # by kind and stage
+Costing = dict[tuple[Kind, int], float]  # (kind, stage) -> seconds
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Seconds of a step: medians of the steps, means of the ranks."""
+    """Measured and replayed seconds of a step: medians over steps, means over ranks."""
 
     num_microbatches: int
-    pipeline_s: float  # from the first action to the last one's end
+    pipeline_s: float  # from the start of the first action to the end of the last
     replayed_pipeline_s: float
-    bubble_s: float  # with the messages, which the table does not tell from it
+    bubble_s: float  # includes messages, which the table does not separate from the bubble
     replayed_bubble_s: float
-    even_bubble_s: float  # with stages of the same length and messages that take no time: the closed form
-    send_s: float  # of a message, from when it is sent until it is there
-    by_pp: list[tuple[float, float]]  # (bubble, replayed), of each rank along pp
+    even_bubble_s: float  # the closed form, for equal stages and messages that take no time
+    send_s: float  # of a message, from the send to its arrival
+    by_pp: list[tuple[float, float]]  # (measured bubble, replayed bubble) of each pipeline rank
 
 
 def beside_table(segment: Segment, times: StepTimes) -> Beside | None:
-    """None without a pipeline, or where its schedule is not known here (a plugin's is, with --plugin)."""
+    """Compare the trace with its replay.
+
+    Return None without a pipeline, for an unknown schedule (a plugin's needs --plugin), and if the trace lacks actions.
+    """
     layout = segment.layout
     if layout.pp == 1 or segment.schedule not in kinds(PipelineSchedule) or not times.steps:
         return None
@@ -57,9 +61,9 @@ def beside_table(segment: Segment, times: StepTimes) -> Beside | None:
     costs = _costs(work, layout.dp * layout.tp)
     actions = {(action.kind, action.stage) for row in table.actions for action in row}
     if any(actions - of.keys() for of in costs):
-        return None  # because: a rank is missing, or goes by another table
+        return None  # because: a rank is missing from the trace, or followed another table
     replays = [_replay(table, of, send_s) for of in costs]
-    last = max(one.makespan for one in replays)  # because: all pipelines meet at the end of a step
+    last = max(one.makespan for one in replays)  # because: all pipelines synchronize at the end of a step
     mean = {kind: float(np.mean([of[k, stage] for of in costs for k, stage in of if k is kind])) for kind, _ in actions}
     even = simulate(table, cost=lambda action: mean[action.kind])
     bubbles = np.nanmedian(times.seconds[:, :, [BUBBLE, MESSAGES]].sum(axis=2), axis=0)
@@ -77,7 +81,7 @@ def _replay(table: Table, costs: Costing, send_s: float) -> Timeline:
 
 
 def _costs(work: NDArray[Any], num_pipelines: int) -> list[Costing]:
-    """Return for each pipeline the median seconds of each kind and stage, with the collectives within."""
+    """Return median seconds by kind and stage for each pipeline, including the collectives within each action."""
     found: list[defaultdict[tuple[Kind, int], list[float]]] = [defaultdict(list) for _ in range(num_pipelines)]
     for rank, kind, stage, begin, end in work[["rank", "kind", "stage", "begin_ns", "end_ns"]].tolist():
         found[rank % num_pipelines][_KINDS[SpanKind(kind)], stage].append((end - begin) / 1e9)
@@ -85,7 +89,7 @@ def _costs(work: NDArray[Any], num_pipelines: int) -> list[Costing]:
 
 
 def _send_s(spans: NDArray[Any]) -> float:
-    """Return the median seconds of messages that a receiver waited for; others had arrived before."""
+    """Return median seconds of messages whose receiver was already waiting, or 0; others arrived unobserved."""
     sent, received = messages(spans)
     begin, end = spans["begin_ns"], spans["end_ns"]
     lengths = (end[received] - begin[sent])[begin[sent] > begin[received]]
@@ -93,7 +97,7 @@ def _send_s(spans: NDArray[Any]) -> float:
 
 
 def _pipeline_s(work: NDArray[Any]) -> float:
-    """Return the median seconds of a step, from the first action of all pipelines to the end of the last."""
+    """Return median seconds per step from the first action's start to the last action's end, over all pipelines."""
     steps, which = np.unique(work["step"], return_inverse=True)
     first, last = np.full(steps.size, np.iinfo(np.int64).max), np.zeros(steps.size, np.int64)
     np.minimum.at(first, which, work["begin_ns"])

@@ -1,1 +1,1 @@
-"""The training app: settings, set-up, loop and step."""
+"""Training: settings, set-up, loop and step."""

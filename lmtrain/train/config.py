@@ -1,7 +1,7 @@
-"""Every setting of a run, and every check across settings. Torch-free: a wrong run is refused at once.
+"""All settings of a run, and all checks across settings. Torch-free, so that a wrong run is refused at once.
 
 Called by the command line (compose -> RunConfig), by set-up, and by the generated reference. Each component has
-checked itself by the time `RunConfig` exists; here are the rules that need two of them.
+checked itself by the time `RunConfig` exists; this module has the rules that involve two components.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PATHS = (
     r"data\.(?:(?:(?:valid_)?datasets\.)?path|valid_path|valid_paths\..+|tokenizer|index_dir)|eval\.tasks\.data|"
     r"checkpoint\.(?:resume|init_from)"
 )
-# What is worked out one by one before a run begins; nothing that is built comes near to any of these.
+# Limits on quantities that code enumerates before a run begins; no real run comes near them.
 MAX_PARAMETERS = 10**15
 MAX_INCREMENTS = 10_000
 
@@ -84,7 +84,7 @@ class RunConfig(Settings):
     checkpoint: CheckpointSettings
     observe: ObserveSettings
     run: RunSettings
-    hardware: Hardware | None = None  # that the planner reckons with; null: it says what can be said without one
+    hardware: Hardware | None = None  # the machine for the planner; null: the planner predicts memory alone
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problems_across({f.name: getattr(self, f.name) for f in fields(self)})
@@ -97,7 +97,7 @@ class RunConfig(Settings):
                 "leaves the layout to the planner, which has to know the machine, and hardware=null names none",
                 "Add hardware=h100 or another; `lmtrain config list hardware` has them.",
             )  # fmt: skip
-            parts = {name: part for name, part in parts.items() if name != "parallel"}  # it is yet to come
+            parts = {name: part for name, part in parts.items() if name != "parallel"}  # not chosen yet
         hardware = parts.get("hardware")
         if hardware is not None and "precision" in parts:
             kind = parts["precision"].kind
@@ -191,7 +191,7 @@ class RunConfig(Settings):
         return count_steps(self.train, self.seq_len)
 
     def flops_per_token(self, model: ModelSettings) -> float:
-        """Model FLOPs, as MFU counts them; `model` is the config's with the tokenizer's vocabulary."""
+        """Return model FLOPs per token, as MFU counts them; `model` has the tokenizer's vocabulary."""
         return model.shape.flops_per_token(self.seq_len, scored=self.data.scored_share(self.seq_len))
 
 
@@ -208,7 +208,7 @@ def _profiled_steps(observe: ObserveSettings, steps: int) -> Iterator[Problem]:
 
 
 def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
-    """Yield what is wrong unless a model learns exactly what its samples have labels for."""
+    """Yield problems if the labels of the samples do not match the loss terms of the model exactly."""
     wanted, given = model.terms, data.terms
     yield from problem_if(
         wanted[0] != given[0], "data.kind", data.kind,
@@ -242,15 +242,16 @@ def _rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
 
 
 def config_of(run: Path) -> RunConfig:
-    """Return the settings that a run was started with last; refuse those that this version does not know."""
+    """Return the settings of a run's last start; raise if this version does not know some of them."""
     return build_settings(RunConfig, read_settings(run))
 
 
 def seen_from_here(settings: dict[str, Any], run: Path) -> dict[str, Any]:
-    """Return the settings of a run with its relative paths as they lead on from this folder, if it began in another.
+    """Return a run's settings with its relative paths prefixed by the folder where it began.
 
-    The folder where it began is the place of the run without the run.dir that it was given: so a tree that has moved is
-    found again. Where run.dir cannot tell, as it is absolute, the run has written down where it began.
+    Paths stay as they are if the run began in the current folder. The folder where it began is derived from the run's
+    place by removing the run.dir it was given, so that a moved tree still works. If run.dir cannot show this (an
+    absolute path, for example), the run's own record of the folder is used.
     """
     place, own = run.resolve(), settings.get("run")
     given = Path(str(own.get("dir", "")) if isinstance(own, dict) else "")
@@ -264,7 +265,7 @@ def seen_from_here(settings: dict[str, Any], run: Path) -> dict[str, Any]:
 
 
 def _paths_from(folder: Path, key: str, value: Any) -> Any:
-    """Return a value of settings with its relative paths made absolute from a folder."""
+    """Return a settings value with its relative paths prefixed by this folder."""
     if isinstance(value, dict):
         return {name: _paths_from(folder, f"{key}.{name}", one) for name, one in value.items()}
     if isinstance(value, list):

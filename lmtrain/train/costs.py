@@ -1,6 +1,6 @@
-"""What a step, a save and a measurement of this run take: from what it has seen itself, or its earlier attempts.
+"""Durations of steps, saves and measurements of this run, from this attempt or from earlier ones.
 
-Called by the loop, which tells what it has measured, and by the dry run. Durations only, by a clock that nobody sets.
+Called by the loop, which reports its measurements, and by the dry run. Times come from a monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 VALIDATION, EVALUATION = "validation", "evaluation"
 _STEP, _SAVE, _STALL = "step", "save", "stall"
-_KEPT = 16  # of the newest of each; because: what a run did an hour ago says less
-_SAVED_BYTES = 12  # of a parameter: itself and what an optimizer such as AdamW remembers of it
-_SLOW_DISK = 100e6  # bytes a second; for a run that has not saved yet
+_KEPT = 16  # newest durations of each kind; because: recent durations predict better than those of an hour ago
+_SAVED_BYTES = 12  # per parameter: its fp32 value and the two moments of an optimizer such as AdamW
+_SLOW_DISK = 100e6  # bytes per second, assumed before the first save
 
 
 @dataclass
@@ -33,18 +33,18 @@ class Measured:
 
 
 class Costs:
-    """The longest of the newest few of each, since whoever asks must not be late."""
+    """The longest of the newest few durations of each kind, because a caller must not be late."""
 
     def __init__(self, num_parameters: int = 0, clock: Callable[[], float] = monotonic) -> None:
-        """`num_parameters` are those of this process."""
+        """Start with no durations. `num_parameters` counts the parameters of this process."""
         self._clock, self._unsaved_s = clock, num_parameters * _SAVED_BYTES / _SLOW_DISK
         self._seen: dict[str, deque[float]] = {}
         self._before: dict[str, float] = {}
         self._since_s = clock()
         self._first_s: float | None = None
         self.num_steps = 0
-        self.pace: Pace | None = None  # of this process beside the others, if there are others
-        self.left_s: Callable[[], float | None] = lambda: None  # until something ends the run, on rank 0
+        self.pace: Pace | None = None  # compares this process with the others; None in a run of one process
+        self.left_s: Callable[[], float | None] = lambda: None  # seconds until a time limit ends the run; on rank 0
 
     def saw(self, what: str, seconds: float) -> None:
         self._seen.setdefault(what, deque(maxlen=_KEPT)).append(seconds)
@@ -55,26 +55,26 @@ class Costs:
             self.pace.work.begin_step()
 
     def end_step(self, waited_s: float) -> None:
-        """Count the end of a step, which waited `waited_s` for its data before it began."""
+        """Record the end of a step, which waited `waited_s` for its data before it began."""
         if self.pace is not None:
             self.pace.work.end_step(waited_s)
         seconds = self._clock() - self._since_s + waited_s
         self.num_steps += 1
         if self._first_s is None:
-            self._first_s = seconds  # because: the first step of a process compiles, fills caches and makes memory
+            self._first_s = seconds  # because: the first step of a process compiles, fills caches and allocates memory
         else:
             self.saw(_STEP, seconds)
 
     @contextmanager
     def measuring(self, what: str) -> Iterator[Measured]:
-        """Only what is done to its end counts."""
+        """Time the block; the duration counts only if the block ends without an exception and leaves `counts` True."""
         began, measured = self._clock(), Measured()
         yield measured
         if measured.counts:
             self.saw(what, self._clock() - began)
 
     def know(self, earlier: Iterable[dict[str, Any]]) -> None:
-        """Rows of an earlier attempt."""
+        """Take durations from the rows of earlier attempts, as a fallback for kinds without a duration yet."""
         self._before = {what: max(found[-_KEPT:]) for what, found in _durations(earlier).items() if found}
 
     @property
@@ -90,7 +90,7 @@ class Costs:
 
     @property
     def stall_s(self) -> float | None:
-        """The seconds for which a save holds training up; None before the first."""
+        """Seconds for which a save blocks training; None before the first save."""
         return self.longest(_STALL) or None
 
     def saved(self, write_s: float, stall_s: float) -> None:
@@ -102,14 +102,14 @@ class Costs:
 
 
 def measured_before(folder: Path, costs: Costs) -> None:
-    """Fill costs from the rows of the run's earlier attempts, if there are any."""
+    """Read the durations of earlier attempts from the run's folder; a folder without rows changes nothing."""
     costs.know(read_last_rows(folder / METRICS))
 
 
 def _durations(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {_STEP: [], _SAVE: [], _STALL: [], VALIDATION: [], EVALUATION: []}
-    last: tuple[Any, Any, Any] = (None, 0, 0.0)  # attempt, step, elapsed_s of the step's row before
-    evaluated: dict[Any, float] = {}  # by step: all tasks together
+    last: tuple[Any, Any, Any] = (None, 0, 0.0)  # attempt, step and elapsed_s of the previous step row
+    evaluated: dict[Any, float] = {}  # step -> seconds of all tasks
     for row in rows:
         if row.get("event") == _STEP and _are_numbers(row, "step", "elapsed_s"):
             attempt, step, elapsed = row.get("attempt"), row["step"], row["elapsed_s"]
@@ -133,5 +133,5 @@ def _are_numbers(row: dict[str, Any], *keys: str) -> bool:
 
 
 def young_daly_s(save_s: float, between_failures_s: float) -> float:
-    """Return the seconds between saves that lose the least time to saves and failures together."""
+    """Return the interval between saves that loses the least time to saves and failures together."""
     return math.sqrt(2 * save_s * between_failures_s)

@@ -1,7 +1,7 @@
-"""What the command line leaves open gives way to what it says, where the two cannot both be. Torch-free.
+"""Adjustment of defaults that conflict with settings typed on the command line. Torch-free.
 
-Called through RunConfig by whoever composes the settings of a run, before they are judged. A default is a number that
-suits most runs; whoever types `train.steps=20` has not asked for a hundred steps of warm-up.
+Called through RunConfig by code that composes the settings of a run, before they are checked. A default suits most
+runs; a user who types `train.steps=20` has not asked for a hundred steps of warm-up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lmtrain.train.train_settings import TrainSettings, count_steps
 
 
 def give_way(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay]:
-    """Change these settings, which are not judged yet; what is wrong with them for other reasons stays as it is."""
+    """Change conflicting defaults in `tree` in place and yield each change; problems of other kinds remain."""
     train = tree.get("train")
     if not isinstance(train, dict):
         return
@@ -35,7 +35,7 @@ def give_way(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay
 
 
 def _samples(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay]:
-    """Choose masked samples for a model that learns from no others, unless the kind of data is typed."""
+    """Choose masked samples for a BERT model, which learns from no other samples, unless the kind of data is typed."""
     data, model = tree.get("data"), tree.get("model")
     if not isinstance(data, dict) or not isinstance(model, dict) or "data" in typed or "data.kind" in typed:
         return
@@ -66,7 +66,7 @@ def _warm_up(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay
     if schedule is None or settings is None or model is None or _is_typed("schedule.warmup_steps", typed):
         return
     if settings.rampup is not None and settings.steps is None:
-        return  # because: whether the batch arrives is yet to be judged, and nothing ends before it does
+        return  # because: the ramp-up is not checked yet and may never reach the full batch
     steps = count_steps(settings, model.shape.seq_len)
     said = f"train.steps={steps}" if settings.steps else f"train.tokens={settings.tokens}, {steps} steps"
     if any(problem.key == "warmup_steps" for problem in schedule.problems_in_run(steps)):
@@ -81,7 +81,7 @@ def _changed(section: dict[str, Any], key: str, value: Any, cause: str) -> Itera
 
 
 def _part(cls: Any, tree: dict[str, Any], name: str) -> Any:
-    """Return the settings of a part, or None if they are wrong by themselves."""
+    """Return the settings of a section, or None if the section is wrong."""
     try:
         return build_settings(cls, tree.get(name), name)
     except LmtrainError:

@@ -1,7 +1,7 @@
-"""The training loop, read downward: a step, its row of metrics, now and then a measurement and a checkpoint.
+"""The training loop, read downward: a step, its row of metrics, from time to time a measurement and a checkpoint.
 
-Called by the command line with a Run, on every process of it. Everything that happens during training happens in
-`train`; numbers in rows are global, and only rank 0 has somewhere to write them.
+Called by the command line with a Run, on every process of the run. Everything that happens during training happens in
+`train`; numbers in rows are global, and only rank 0 writes rows.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Summary:
     seconds: float  # of this attempt
     tokens: int
     stopped_by: str | None  # what ended the run early
-    epochs: float  # how often the training data has been gone through
-    went_on: bool  # whether earlier attempts did some of the steps
+    epochs: float  # passes over the training data
+    went_on: bool  # True if earlier attempts did some of the steps
 
 
 def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> Summary:
@@ -36,14 +36,14 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
     total, began = config.total_steps, time.monotonic()
     last_saved = progress.step if run.inputs.resume_from is not None else None
     keep = config.checkpoint.interval_steps is not None
-    # because: ranks agree on a stop one step later
+    # because: with several ranks, the vote on a stop has its result one step later
     last = "this step" if config.parallel.layout.world_size == 1 else "the next step"
     loss = valid_loss = None
     record_start(run)
     with traced(run) as tracer, requests_of(run, stop, tracer.ask) as requests:
         if progress.owed:
             valid_loss = measure_what_is_owed(run, requests, evaluation)
-            last_saved = last_saved if progress.owed else None  # because: what was saved says that it is owed
+            last_saved = last_saved if progress.owed else None  # because: the checkpoint lists it as pending
         run.throughput.start(progress.step, time.monotonic())
         for batches in profiled(run, run.loader.steps(progress.step, total)):
             if requests.stop:

@@ -1,10 +1,10 @@
-"""Whether the processes of a run keep pace: each tells its own work, rank 0 says who is slow and what all wait for.
+"""Detection of stragglers: each process reports its own work times, and rank 0 names slow ranks and common waits.
 
-Each tells what memory it holds, too: rank 0 hands that on.
+Each process also reports its memory use, which rank 0 passes on.
 
-Called by requests, which carry the numbers with the vote on a stop, so that no collective is added; by the costs of a
-step, which mark its begin and end; and by the records, whose rows get `facts`. Peers are the ranks that do the same:
-those of one stage of the pipeline, and of stages with equally many layers where neither is the first or the last.
+Called by requests, which send the numbers with the vote on a stop, so that no collective is added; by the costs of a
+step, which mark its begin and end; and by the records, whose rows get `facts`. Peers are ranks that do the same work:
+those of a stage of the pipeline, and of stages with equally many layers if neither is the first or the last.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from lmtrain.placement.places import stages_of_rank
 from lmtrain.runtime.processes.process_group import gather_to_first
 from lmtrain.train.config import RunConfig
 
-OWN = ("data", "forward", "backward", "optimizer")  # what only this process's slowness makes longer
+OWN = ("data", "forward", "backward", "optimizer")  # work that only this process's own slowness makes longer
 WAITS = ("messages", "collectives")
-NUM_ENDS = 2  # of links: to the next rank along pp and to the one before
+NUM_ENDS = 2  # links of a rank: to the next and to the previous rank along pp
 COLUMNS = (*OWN, *WAITS, *(("sent", "came") * NUM_ENDS))
-STEPS = 4  # in a window
-_WARM = 2  # because: the first steps of a process compile, fill caches and make memory
+STEPS = 4  # steps per window
+_WARM = 2  # because: the first steps of a process compile, fill caches and allocate memory
 _KINDS = (*map(PHASES.index, OWN), MESSAGES, PHASES.index("collective"))
 
 
 class Work:
     def __init__(self) -> None:
-        self.neighbours: tuple[int, ...] = ()  # along pp, whose messages are timed
-        self._seen_ns: list[list[int]] = []  # of each step of the window, by _KINDS
+        self.neighbours: tuple[int, ...] = ()  # neighbour ranks along pp, whose messages are timed
+        self._seen_ns: list[list[int]] = []  # for each step of the window, nanoseconds by _KINDS
         self._before = [0] * len(_KINDS)
-        self._warm = _WARM  # steps that are yet to be left out
+        self._warm = _WARM  # warm-up steps still to skip
 
     def begin_step(self) -> None:
         main.count_time(main.kind)
@@ -59,7 +59,7 @@ class Work:
         links.open = bool(self.neighbours)
 
     def end_step(self, waited_s: float) -> None:
-        """Count the end of a step, which waited `waited_s` for its data before it began."""
+        """Record the end of a step, which waited `waited_s` for its data before it began."""
         main.count_time(main.kind)
         links.open = False
         if self._warm:
@@ -72,13 +72,15 @@ class Work:
 
     @property
     def is_due(self) -> bool:
-        """True after the same step on all processes."""
+        """True if a window is full, which is after the same step on all processes."""
         return len(self._seen_ns) >= STEPS
 
     def take(self) -> list[int]:
-        """Return by COLUMNS the nanoseconds of a step, mean of the quicker half, and links' sums over STEPS steps.
+        """Return and clear the window, by COLUMNS: mean nanoseconds of the faster half of steps, and summed link times.
 
-        because: a busy machine holds a step up and never hurries one
+        Link times are summed over STEPS steps.
+
+        because: a busy machine delays steps and never speeds one up
         """
         ends = [number for peer in self.neighbours for number in links.take(peer, STEPS)]
         half = STEPS // 2
@@ -95,13 +97,15 @@ class Pace:
         self, layout: Layout, rank: int, hosts: Sequence[str], kinds_of_stage: Sequence[object], memory: Memory,
         *, on_host: bool,
     ) -> None:  # fmt: skip
-        """`hosts` by rank, on rank 0 alone. `kinds_of_stage` are equal where ranks along pp hold equal stages;
-        `on_host`: work, waits and messages take the host's time, and not a device's."""
+        """Prepare on each rank; `hosts` is by rank and given on rank 0 alone.
+
+        `kinds_of_stage` has equal entries for pp ranks with equal stages. `on_host`: work, waits and messages are timed
+        on the host, because the run has no accelerator."""
         self.layout, self.hosts, self.on_host = layout, hosts, on_host
         self.leads, self.memory, self.work = rank == 0, memory, Work()
         self.work.neighbours = neighbours(layout, rank) if on_host else ()
-        # because: a host's times are those of launching; it runs ahead of its device, and waits for a throttled one in
-        # the one place in which it waits for a peer as well
+        # because: on a GPU, host times only cover launching kernels; the host runs ahead of its device, and waits for a
+        # throttled device at the same place at which it waits for a peer
         judged = peers_of(layout, kinds_of_stage) if on_host else []
         self.ranks = [Watched(some, OWN, LEAST, LEAST_S) for some in judged]
         self.pairs = pairs_of(layout) if on_host else []
@@ -112,11 +116,11 @@ class Pace:
         self._named: set[tuple[str, int]] = set()
 
     def tell(self) -> list[int]:
-        """Return the numbers of this process for rank 0; on all processes some, or on none."""
+        """Return the numbers to send to rank 0, on all processes after the same step; else an empty list."""
         return [*self.work.take(), self.memory.newest] if self.work.is_due else []
 
     def hear(self, rows: NDArray[np.int64]) -> list[str]:
-        """Receive a row of each process on rank 0; return lines about ranks that are newly slow."""
+        """Take a row of each process, on rank 0, and return lines on ranks and links that became slow or recovered."""
         self._newest = rows
         self.memory.hear_all(rows[:, len(COLUMNS)].tolist())
         times = (rows[:, : len(OWN)] / 1e9).tolist()
@@ -139,7 +143,7 @@ class Pace:
         return lines
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts for a row of metrics; nothing before the first numbers, or with one process."""
+        """Return straggler values for a row of metrics; empty before the first numbers and on ranks other than 0."""
         if self._newest is None:
             return {}
         rows, found = self._newest, dict[str, Any]()
@@ -181,7 +185,7 @@ class Pace:
 
 
 def pace_of(config: RunConfig, model: ModelSettings, mesh: Mesh, memory: Memory) -> Pace | None:
-    """Build the pace of a run of several processes; all of them call this."""
+    """Build the Pace of a run, or return None for a single process. All ranks take part, in a gather of host names."""
     if mesh.world.size == 1:
         return None
     with phases.within("collective", "an agreement"):
@@ -192,7 +196,7 @@ def pace_of(config: RunConfig, model: ModelSettings, mesh: Mesh, memory: Memory)
 
 
 def kinds_of_stages(config: RunConfig, model: ModelSettings) -> list[object]:
-    """Return a key of the work of each pp rank; equal work has equal keys."""
+    """Return a key per pp rank; equal keys mean equal work."""
     held = [stages_of_rank(model, config.parallel, pp) for pp in range(config.parallel.pp)]
     return [
         (tuple(len(stage.layers) for stage in some), pp if any(stage.first or stage.last for stage in some) else -1)
@@ -201,7 +205,7 @@ def kinds_of_stages(config: RunConfig, model: ModelSettings) -> list[object]:
 
 
 def peers_of(layout: Layout, kinds_of_stage: Sequence[object]) -> list[list[int]]:
-    """Return the ranks that do the same work, for each kind of work."""
+    """Return groups of ranks that do the same work."""
     found: dict[object, list[int]] = {}
     for rank in range(layout.world_size):
         found.setdefault(kinds_of_stage[layout.coordinate(rank).pp], []).append(rank)
@@ -209,27 +213,27 @@ def peers_of(layout: Layout, kinds_of_stage: Sequence[object]) -> list[list[int]
 
 
 def neighbours(layout: Layout, rank: int) -> tuple[int, ...]:
-    """Return the next and the previous rank along pp; of two ranks, the other one."""
+    """Return the next and the previous rank along pp; with two stages, the other rank alone."""
     step, at = layout.world_size // layout.pp, layout.coordinate(rank).pp
     ends = [(at + 1) % layout.pp, (at - 1) % layout.pp][: min(layout.pp - 1, 2)]
     return tuple(rank + (end - at) * step for end in ends)
 
 
 def pairs_of(layout: Layout) -> list[tuple[int, int]]:
-    """Ranks that send to each other from stage to stage, each pair once."""
+    """Return all pairs of ranks that send to each other between stages, each pair once."""
     step = layout.world_size // layout.pp
     ring = layout.pp if layout.vp > 1 and layout.pp > 2 else layout.pp - 1
     return [(i * step + k, (i + 1) % layout.pp * step + k) for i in range(ring) for k in range(step)]
 
 
 def alike(pairs: Sequence[tuple[int, int]], hosts: Sequence[str]) -> list[list[int]]:
-    """Numbers of pairs: of those within a host, and of those between two."""
+    """Return pair indices in two groups: pairs within a host, and pairs between hosts."""
     within = [bool(hosts) and hosts[a] == hosts[b] for a, b in pairs]
     return [[at for at, inside in enumerate(within) if inside == wanted] for wanted in (True, False)]
 
 
 def _there_and_back(rows: Sequence[Sequence[int]], layout: Layout, first: int, second: int) -> float:
-    """Seconds of a message from one to the other and of one back. Not a number where an end saw it not in each step."""
+    """Return mean seconds of a message there plus a message back; NaN if either end did not record it in every step."""
     other = _ENDS if layout.pp == 2 else _ENDS + 2
     sent, came = rows[first][_ENDS : _ENDS + 2]
     back_sent, back_came = rows[second][other : other + 2]

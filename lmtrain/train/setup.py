@@ -1,7 +1,7 @@
-"""Builds everything a run is made of, in the order in which it can fail: folder, model, optimizer, checkpoint, data.
+"""Set-up of a run, in the order in which it can fail: folder, model, optimizer, checkpoint, data.
 
-Called by the command line with settings that have been judged, on every process of the run. All of them compute and
-save; only rank 0 speaks and keeps the run's folder. The second step of the staircase.
+Called by the command line with checked settings, on every process of the run. All processes compute and save; only rank
+0 shows messages and owns the run's folder. The second step of the staircase.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ from lmtrain.train.state import Progress, Run, agreed_resume, go_on, pieces
 def open_run(
     config: RunConfig, inputs: Inputs, console: Console, mesh: Mesh, device: torch.device, hosts: Sequence[str] = ()
 ) -> Iterator[Run]:
-    """`hosts` says where each process runs, for the table that rank 0 shows."""
+    """Yield the Run, ready to train, and close everything afterwards.
+
+    All ranks take part in collectives. `hosts` has the host of each rank, for the table that rank 0 shows."""
     with ExitStack() as stack:
         folder = Path(config.run.dir)
         leads, peers = mesh.rank == 0, setup_peers(mesh)
@@ -75,7 +77,7 @@ def open_run(
             keep_every_steps=config.checkpoint.keep_every_steps, keep_best=config.checkpoint.keep_best,
             peers=saving_peers(mesh), verify_after_save=config.checkpoint.verify_after_save,
         ))  # fmt: skip
-        if config.checkpoint.saves_on_the_way:  # because: a save that ends a run may as well make its memory then
+        if config.checkpoint.saves_on_the_way:  # because: a save at the end can allocate buffers then
             writer.reserve(model.owned(pieces(model, optimizer)))
 
         changed = changed_settings(folder, config, inputs) if leads else {}
@@ -94,13 +96,15 @@ def open_run(
 
 
 def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers) -> Path | None:
-    """Rank 0 takes the folder of the run, or no process starts. Returns the checkpoint from which all go on."""
+    """Lock and clean the run's folder on rank 0, and return the checkpoint to resume from, or None.
+
+    All ranks take part; a failure on rank 0 is raised on every rank."""
     with together(peers):
         if peers.rank == 0:
             stack.enter_context(folder_lock(folder))
             sweep(folder / CHECKPOINTS)
             remove_stop(folder)
-    return agreed_resume(folder, config, peers)  # because: a sweep can bring one back
+    return agreed_resume(folder, config, peers)  # because: the sweep can restore a checkpoint
 
 
 def build_throughput(config: RunConfig, inputs: Inputs, mesh: Mesh, device: torch.device) -> Throughput:
@@ -113,7 +117,10 @@ def build_throughput(config: RunConfig, inputs: Inputs, mesh: Mesh, device: torc
 
 
 def build_optimizer(settings: OptimSettings, model: ParallelModel) -> torch.optim.Optimizer:
-    """Build the optimizer; `kind: lamb` is lmtrain/optim/lamb.py with a `build`, so a new kind edits nothing here."""
+    """Build the optimizer and attach the model to it.
+
+    By convention `kind: lamb` is lmtrain/optim/lamb.py with a `build` function, so that a new optimizer changes nothing
+    here."""
     groups = build_groups(model.parameters, settings.weight_decay)
     optimizer: torch.optim.Optimizer = settings.component().build(settings, groups, model.whole)
     model.meet(optimizer)

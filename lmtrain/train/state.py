@@ -1,7 +1,7 @@
-"""What a run is made of between its start and its end, what it must remember to go on as if nothing had happened, and
-how it does. Built by setup, used by the loop and by what happens in it.
+"""The parts of a running run, the state that a resumed run needs, and the resume itself.
 
-No random state is in it: weights, order and dropout are pure functions of the seed, the step and the microbatch.
+Built by setup, used by the loop and by the modules it calls. No random state is saved: weights, order and dropout are
+pure functions of the seed, the step and the micro-batch.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from lmtrain.train.costs import Costs
 
 @dataclass
 class Progress:
-    """Where a run stands. `step` is the number of updates done."""
+    """The position of a run. `step` is the number of updates done."""
 
     step: int = 0
     samples: int = 0
     tokens: int = 0
-    attempt: int = 1  # which start of the run this is; on rank 0, which alone writes it
+    attempt: int = 1  # number of this start of the run, from 1; correct on rank 0, which alone writes it
     skipped: int = 0
-    owed: tuple[str, ...] = ()  # measurements of this step that were not made
+    owed: tuple[str, ...] = ()  # pending measurements of this step
 
     def is_over(self, total_steps: int) -> bool:
-        """Return whether nothing is left to train or to measure."""
+        """Return whether no step and no measurement is left to do."""
         return self.step == total_steps and not self.owed
 
     def count(self, num_samples: int, num_tokens: int, *, skipped: bool) -> None:
-        """Count one more step."""
+        """Count a finished step."""
         self.step += 1
         self.samples += num_samples
         self.tokens += num_tokens
@@ -61,7 +61,7 @@ class Progress:
 
 
 def pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
-    """Return all pieces that this process holds; `model.owned` chooses those that it saves."""
+    """Return all pieces that this process holds; `model.owned` selects those that this process saves."""
     return model.pieces() + memory(model, optimizer)
 
 
@@ -72,7 +72,7 @@ def memory(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece
 def facts(
     config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> dict[str, Any]:
-    """Return the JSON half of a checkpoint."""
+    """Return the JSON part of a checkpoint."""
     return {
         "step": progress.step,
         "samples": progress.samples,
@@ -95,7 +95,9 @@ def facts(
 
 
 def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
-    """Fill masters and optimizer, at any layout. Each process reads its own parts and talks to none."""
+    """Load master weights and optimizer state, from a checkpoint of any layout, and return the progress.
+
+    Each process reads its own parts; no collective takes place."""
     fault_point("start.load")
     state = reader.state
     model.load(reader.load_into, also=memory(model, optimizer))
@@ -111,9 +113,9 @@ def go_on(
     config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, peers: Peers,
     passed: list[str],
 ) -> tuple[Inputs, Progress]:  # fmt: skip
-    """Restore the checkpoint, or with checkpoint.fallback the newest before it that is whole.
+    """Restore the checkpoint, or with checkpoint.fallback the newest intact one before it.
 
-    `passed` takes what was not.
+    Set aside damaged checkpoints in the run's folder and append a message for each to `passed`. All ranks take part.
     """
     phases.enter("load")
     while True:
@@ -161,14 +163,14 @@ class Run:
     progress: Progress
     loader: Loader
     writer: CheckpointWriter
-    metrics: MetricsLog | None  # on rank 0 alone
+    metrics: MetricsLog | None  # on rank 0 only
     sinks: Sequence[Behind]
     view: RunView
     throughput: Throughput
     costs: Costs
     memory: Memory
-    before: Mapping[str, object]  # how the start before this one ended
-    changed: Mapping[str, list[Any]]  # settings that are others than at that start: the value then and now
-    passed_over: tuple[str, ...] = ()  # damaged checkpoints that the run does not go on from, in words
-    reported_save: int | None = None  # the newest checkpoint that metrics and view have told of
-    failed_saves: int = 0  # since then
+    before: Mapping[str, object]  # how the previous start ended
+    changed: Mapping[str, list[Any]]  # settings that differ from the previous start: [old, new]
+    passed_over: tuple[str, ...] = ()  # messages on damaged checkpoints that the resume skipped
+    reported_save: int | None = None  # step of the newest checkpoint reported to metrics and view
+    failed_saves: int = 0  # failed saves since that checkpoint

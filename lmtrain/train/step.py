@@ -1,6 +1,6 @@
-"""One optimizer update: forward and backward of every microbatch, one look at the numbers, one step.
+"""An optimizer update: forward and backward of every micro-batch, a check of the loss, the optimizer step.
 
-Called by the loop. Knows no axis of the layout: ParallelModel does what each needs.
+Called by the loop. This module does not depend on the axes of the layout, which ParallelModel handles.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from lmtrain.runtime.processes.faults import fault_point
 
 @dataclass(frozen=True)
 class StepResult:
-    loss: float  # mean over the step's valid tokens; of several terms, the sum of their means
+    loss: float  # mean over the step's valid tokens; with several terms, the sum of their means
     grad_norm: float  # before clipping
-    skipped: bool  # an fp16 overflow: the scale was halved and no weight moved
+    skipped: bool  # an fp16 overflow: the scale was halved and no weight changed
     terms: dict[str, float] = field(default_factory=dict)  # each term's mean
 
 
@@ -31,7 +31,11 @@ def train_step(
     model: ParallelModel, optimizer: torch.optim.Optimizer, batches: StepBatches, lr: float, clip_norm: float | None,
     folder: Path | None = None,
 ) -> StepResult:  # fmt: skip
-    """`folder` is the run's, for what a message tells to type."""
+    """Train one step and return its global loss and gradient norm.
+
+    Raise NonFiniteLossError, before any weight changes, if a loss is not finite, or if the gradient norm is not finite
+    and the loss scale is not dynamic. All ranks take part in collectives. `folder` is the run's, for the message only.
+    """
     shares = model.forward_backward(batches)
     norm = model.finish_gradients(clip_norm)
     with phases.within("collective", phases.DEVICE_WAIT):

@@ -1,6 +1,6 @@
-"""How long and how a run trains, what it measures meanwhile, and what it says about itself. Torch-free.
+"""Settings for a run's length, its measurements and its records. Torch-free.
 
-Which tasks there are is not known here: whoever starts the run asks them, before it begins.
+This module does not know which evaluation tasks exist: the code that starts the run checks the tasks beforehand.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from lmtrain.config.base import Problem, Settings, problem_if, show
 from lmtrain.config.build import quantity
 from lmtrain.data.batch_plan import BatchPlan
 
-_LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes; a file system takes 255 and 4096, and the run adds names of its own
-MAX_BATCH = 1 << 24  # because: every process knows each sample of a step
+_LONGEST_NAME, _LONGEST_PATH = 255, 4000  # bytes; file systems allow 255 and 4096, and the run adds names of its own
+MAX_BATCH = 1 << 24  # because: every process holds the ids of all samples of a step
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _EVAL_BATCH = 8
 _EXAMPLE = "Use eval.tasks=[{task: lambada/megatron-strict, data: lambada_test.jsonl}]"
@@ -106,7 +106,7 @@ class ObserveSettings(Settings):
 class RunSettings(Settings):
     dir: str
     time_limit: float | None = quantity("seconds", default=None)  # from the start of the command
-    time_between_failures: float | None = quantity("seconds", default=None)  # what the dry run is to reckon with
+    time_between_failures: float | None = quantity("seconds", default=None)  # the dry run's assumption
 
     def problems(self) -> Iterator[Problem]:
         yield from self.checked(
@@ -124,11 +124,11 @@ class RunSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class EvalTask(Settings):
-    """A task, the file that it reads, and what its measures are called where that is not the task's own name."""
+    """An evaluation task, the file it reads, and the name of its measures if that differs from the task's."""
 
-    task: str  # as `lmtrain eval --list` names it
-    data: str  # the file that it reads, or a dataset's prefix
-    name: str | None = None  # what its measures are called; null for the task's own name
+    task: str  # a name from `lmtrain eval --list`
+    data: str  # the file to read, or a dataset's prefix
+    name: str | None = None  # name of the measures; null for the task's name
 
     @property
     def called(self) -> str:
@@ -168,7 +168,7 @@ class EvalSettings(Settings):
 
 
 def count_steps(train: TrainSettings, seq_len: int) -> int:
-    """Given, or the first number of steps that has consumed `train.tokens`."""
+    """Return `train.steps`, or the least number of steps that consumes `train.tokens`."""
     if train.steps is not None:
         return train.steps
     assert train.tokens is not None

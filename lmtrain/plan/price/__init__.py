@@ -1,1 +1,1 @@
-"""Seconds and joules of products, messages and steps on a machine."""
+"""Prediction of seconds and joules for matrix products, messages and steps on a machine."""

@@ -1,10 +1,10 @@
-"""What is known of machines: what the data sheets say of one, and the few fitted numbers that they do not. Torch-free.
+"""Machines as the planner models them: figures from data sheets, and fitted factors for the rest. Torch-free.
 
-A `Hardware` is one device, what joins the devices of a node, and what joins nodes; read from `conf/hardware/*.yaml`,
-where each figure names its source. Factors have a name, a range and a reason each. They belong to all machines and
-programs alike, or to a generation of devices or a property of a program; none belongs to a single run. `FACTORS` has
-what was thought beforehand; fitted.yaml, beside this file, what published runs made of it. Called by whoever prices a
-run, and by whoever fits them.
+A `Hardware` is a device, the links within a node and the network between nodes, read from `conf/hardware/*.yaml`, where
+each figure names its source. Each factor has a name, a range and a meaning. Factors belong to all machines and programs
+alike, to a generation of devices or to a property of a program, never to a single run. `FACTORS` holds the values
+assumed before fitting; fitted.yaml, beside this file, the values fitted to published runs. Called by code that prices
+runs or fits factors.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ MEMORY_FACTORS: dict[str, Factor] = {
 
 @dataclass(frozen=True)
 class Factors:
-    """Values by name: `factors["gap_s"]`."""
+    """Factor values by name: `factors["gap_s"]`."""
 
     values: Mapping[str, float]
 
@@ -124,24 +124,26 @@ class Factors:
         return self.values[name]
 
     def by_kind(self, names: Sequence[str], kind: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return one value for each case, chosen by a column."""
+        """Return a value per case: `kind` holds each case's index into `names`."""
         found: NDArray[np.float64] = np.array([self.values[name] for name in names])[kind.astype(np.intp)]
         return found
 
 
 def fitted() -> Factors:
-    """Return the factors of times, fitted to all published runs."""
+    """Return the factors of step time, fitted to published runs."""
     return Factors(_stored()["time"])
 
 
 def fitted_memory(*, on_cpu: bool = False) -> Factors:
-    """Return what memory takes besides tensors, by all published runs; on a CPU there are no CUDA and no NCCL."""
+    """Return the factors of memory, fitted to published runs; on a CPU, those of CUDA, NCCL and the allocator are 0."""
     none = dict.fromkeys(("base_GiB", "slack", "unreused"), 0.0)
     return Factors(_stored()["memory"] | (none if on_cpu else {}))
 
 
 def interval() -> float:
-    """Four of five steps take 1 / (1 + this) to 1 + this of what is predicted, by sources that were not fitted to."""
+    """Return the half-width i of the 80% interval, measured on sources that were not fitted to.
+
+    Four of five steps take between 1 / (1 + i) and 1 + i times the predicted time."""
     return float(_stored()["interval"])
 
 
@@ -153,22 +155,22 @@ def _stored() -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware(Settings):
-    name: str  # what people call it
+    name: str  # the product name
     generation: str
     memory_GiB: float
-    peak_tflops: dict[str, float]  # dense, by precision of the products' factors; absent: the device has no such units
+    peak_tflops: dict[str, float]  # precision of the inputs -> dense TFLOP/s; absent: the device has no such units
     memory_GBps: float
-    num_cores: int  # streaming multiprocessors: tiles of a product are dealt out to them
-    cache_MB: float  # of the last level
+    num_cores: int  # streaming multiprocessors, which process the tiles of a product
+    cache_MB: float  # last-level cache
     gpus_per_node: int
-    link_GBps: float  # of one device to the others of its node, one way
-    nic_GBps: float  # of a whole node to the network, one way
-    network: str = "infiniband"  # what joins nodes, of NETWORKS
+    link_GBps: float  # from a device to the others of its node, one direction
+    nic_GBps: float  # from a whole node to the network, one direction
+    network: str = "infiniband"  # the network between nodes, from NETWORKS
     power_W: float = 0.0
-    sustained: float = 1.0  # of its generation's usual clock under load; below 1: a lower limit of power
-    unchecked: bool = False  # no measured run was at hand to compare with
-    factors: dict[str, float] = field(default_factory=dict)  # of the planner, where runs on this machine showed others
-    interval: float | None = None  # half of that of a step's time, as runs on this machine showed it
+    sustained: float = 1.0  # clock under load relative to its generation; below 1: a lower power limit
+    unchecked: bool = False  # predictions were never compared with a measured run
+    factors: dict[str, float] = field(default_factory=dict)  # planner factors that were fitted to runs on this machine
+    interval: float | None = None  # half-width of the 80% interval of a step's time, from runs on this machine
 
     def problems(self) -> Iterator[Problem]:
         sizes = ("memory_GiB", "memory_GBps", "num_cores", "cache_MB", "gpus_per_node", "link_GBps", "nic_GBps")
@@ -194,11 +196,13 @@ class Hardware(Settings):
 
     @property
     def device(self) -> str:
-        """The device as compute.device names it."""
+        """The value of compute.device for this machine."""
         return "cpu" if self.generation == "cpu" else "cuda"
 
     def peak(self, precision: str) -> float:
-        """FLOP/s of products whose factors have this precision, or, as tf32, are cut to it."""
-        if precision == "tf32":  # because: on every data sheet it is half of bf16, and what has no bf16 has no tf32
+        """Return peak FLOP/s of products with inputs of this precision, 0 if unsupported.
+
+        tf32 stands for fp32 inputs that are cut to tf32."""
+        if precision == "tf32":  # because: every data sheet gives half of bf16, and devices without bf16 lack tf32
             return self.peak("bf16") / 2 or self.peak("fp32")
         return self.peak_tflops.get(precision, 0.0) * 1e12

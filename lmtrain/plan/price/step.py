@@ -1,9 +1,9 @@
-"""Seconds and joules of a step: what one device computes, and what collectives, a pipeline and overlap make of it.
+"""Seconds and joules of a training step: computation on a device, collectives, the pipeline and their overlap.
 
-Computation is of one microbatch and one block, or the head: products by their shape, attention by its kernel, the rest
-by its bytes. To it is added what is left bare of collectives (all-reduce, all-gather, reduce-scatter), messages and the
-pipeline's bubble. Called by whoever prices layouts. Arrays have one entry a case; it knows no settings and no
-schedule's table.
+Computation is priced per micro-batch and block, and for the head: matrix products by shape, attention by kernel, other
+operations by memory traffic. Exposed collectives (all-reduce, all-gather, reduce-scatter), messages and the pipeline
+bubble are added. Called by code that prices layouts. Arrays have an entry per case. This module does not depend on
+settings or on schedule tables.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from lmtrain.plan.price.workload import Attention, Column, Columns, Overlap, Poi
 SUSTAIN = ("sustain_volta", "sustain_ampere", "sustain_hopper", "sustain_blackwell", "sustain_ampere")
 TILES = ((256, 128), (128, 128))
 NORMS_PASSES, FLASH_BACKWARD = 11.0, 2.5
-EAGER_ROTARY = 10.0  # two products, a turned copy of two halves, a sum: reads and writes of each number
-RESTING = 0.80  # of the device's power, whatever it does within a step
-COMPUTING = 0.18  # and so much more for the share of a step in which it computes
+EAGER_ROTARY = 10.0  # reads and writes per number: two products, a rotated copy of two halves, a sum
+RESTING = 0.80  # share of the device's power that it draws all through a step
+COMPUTING = 0.18  # further share of its power, times the share of the step in which it computes
 
 
 @dataclass(frozen=True)
 class Work:
-    """Seconds of a block's forward and backward by what they are spent on, and of the head's both ways."""
+    """Seconds of a block's forward and backward by kind of work, and of the head in both directions."""
 
     products: Column
     attention: Column
@@ -41,7 +41,7 @@ class Work:
 
     @property
     def backward(self) -> Column:
-        """The backward's seconds without recompute."""
+        """Seconds of the backward, without recompute."""
         return self.products_back + self.attention_back + self.pointwise_back
 
 
@@ -62,7 +62,7 @@ def price_work(c: Columns, f: Factors) -> Work:
 
 
 def product(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
-    """[rows, inner] x [inner, columns]. `whole`: in 16 bits, whatever the rest has."""
+    """Return seconds of [rows, inner] x [inner, columns]. `whole`: in 16 bits, even if other products use fewer."""
     low = np.where(whole, 0, c.low_precision)
     lower = f.by_kind(("sustain_low", "sustain_low", "sustain_low", "sustain_4bit", "sustain_low"), low)
     peak = np.where(low > 0, c.peak * lower * np.where(low == 4, f["sustain_row"], 1.0), c.half_peak)
@@ -76,12 +76,12 @@ def product(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column
 
 
 def _backward(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
-    """Return the seconds of a product's backward: of the input and of the weight."""
+    """Return seconds of the two backward products: the gradients of the input and of the weight."""
     return product(c, f, rows, inner, columns, whole=whole) + product(c, f, columns, inner, rows, whole=whole)
 
 
 def _fill(c: Columns, f: Factors, rows: Column, columns: Column) -> Column:
-    """Return how full the device is: tiles are computed in waves, and the last wave may be nearly empty."""
+    """Return how full the device is, in (0, 1]: tiles run in waves, and the last wave may be nearly empty."""
     best = np.zeros(len(c))
     for height, breadth in TILES:
         num_tiles = np.ceil(rows / height) * np.ceil(columns / breadth)
@@ -110,7 +110,7 @@ def _attention(c: Columns, f: Factors, tokens: Column) -> tuple[Column, Column]:
 
 
 def _pointwise(c: Columns, f: Factors, tokens: Column, heads: Column, keys: Column) -> tuple[Column, Column]:
-    """Return the traffic of elementwise work in numbers a token, forward and backward, for the kind of kernels."""
+    """Return forward and backward seconds of pointwise work: the minimal traffic, scaled for the kind of kernels."""
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     residual = NORMS_PASSES * c.width / along * np.where(c.parallel_block > 0, 0.6, 1.0)
     mlp = np.where(c.gated > 0, 3.0, 2.0) * c.ffn_width / c.tp
@@ -118,7 +118,7 @@ def _pointwise(c: Columns, f: Factors, tokens: Column, heads: Column, keys: Colu
     numbers = residual + mlp + (2 + turned) * (heads + keys)
     passes = f.by_kind(("passes_eager", "passes_fused", "passes_compiled"), c.pointwise)
     norms = c.eager_norm * 2 * f["norm_bytes"] * c.width / along
-    at_once = 2 * tokens * c.precision * c.width / along  # is read and written
+    at_once = 2 * tokens * c.precision * c.width / along  # bytes that a pass reads and writes
     missed = 1 - f["cached"] * np.minimum(c.cache / at_once, 1.0) ** 2
     seconds = tokens * c.precision * numbers * passes * missed / _stream(c, f)
     norm_s = tokens * norms * missed / _stream(c, f)
@@ -132,21 +132,21 @@ def _stream(c: Columns, f: Factors) -> Column:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks of one collective: how many, how many of them in a node, and the way between them."""
+    """The ranks of a collective: how many, how many of them per node, and the links between them."""
 
     size: Column
     local: Column
-    bytes_per_s: Column  # through the ring's narrowest place
-    latency_s: Column  # of one trip round
-    tree_s: Column  # the same where sums go by trees
+    bytes_per_s: Column  # bandwidth of the ring's slowest link
+    latency_s: Column  # of a trip around the ring
+    tree_s: Column  # of an all-reduce, which may use a tree instead of the ring
 
     def shared(self, num_bytes: Column) -> Column:
-        """Return the seconds of an all-gather or a reduce-scatter; `num_bytes` is the whole tensor."""
+        """Return seconds of an all-gather or reduce-scatter with equal shares; `num_bytes` is the whole."""
         share = (self.size - 1) / np.maximum(self.size, 1)
         return np.where(self.size > 1, share * num_bytes / self.bytes_per_s + self.latency_s, 0.0)
 
     def reduced(self, num_bytes: Column) -> Column:
-        """Return the seconds of an all-reduce: both halves of a ring."""
+        """Return seconds of an all-reduce, which costs as much as a reduce-scatter and an all-gather."""
         share = (self.size - 1) / np.maximum(self.size, 1)
         return np.where(self.size > 1, 2 * (share * num_bytes / self.bytes_per_s + self.tree_s), 0.0)
 
@@ -160,7 +160,7 @@ def dp_group(c: Columns, f: Factors, size: Column) -> Group:
 
 
 def copies_group(c: Columns, f: Factors) -> Group:
-    """Ranks that hold the same shard."""
+    """Return the group of ranks that hold the same shard (the data-parallel replicas)."""
     return _group(c, f, np.maximum(c.dp / c.shard, 1.0), c.tp * c.shard)
 
 
@@ -171,7 +171,7 @@ def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
     nodes = np.ceil(size / local)
     inside = f["link_latency_s"] + 1e-6 * local
     between = nodes > 1
-    # because: large groups change from rings to trees, whose depth is a logarithm
+    # because: NCCL switches large groups from rings to trees, whose depth grows with the logarithm of their size
     ring = f["hop_latency_s"] * (nodes - 1) + f["step_latency_s"] * (size - nodes)
     tree = np.minimum(ring, 12 * f["hop_latency_s"] * np.log2(np.maximum(nodes, 2)))
     return Group(
@@ -181,10 +181,11 @@ def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
 
 
 def _in_a_node(c: Columns, size: Column, stride: Column) -> Column:
-    """Return how many ranks of a group are in a node at least; a group across two nodes may have few in one.
+    """Return how many ranks of a group share a node, at the least.
 
-    A run is spread evenly over as few nodes as it needs: 128 devices are 64 in each of two racks of 72. A group that is
-    all of the run has all that a node holds: of 15 devices on nodes of 8 at least 7.
+    A group that lies across two nodes may have few of its ranks in one of them. A run is spread evenly over as few
+    nodes as possible: 128 devices are 64 in each of two racks of 72. A group that spans the whole run has all the
+    devices of a node: of 15 devices on nodes of 8, at least 7.
     """
     devices = c.pp * c.dp * c.tp
     filled = np.floor(devices / np.ceil(devices / c.node))
@@ -198,10 +199,10 @@ def nic_share(c: Columns, f: Factors) -> Column:
 
 
 def send(c: Columns, f: Factors, num_bytes: Column) -> Column:
-    """Return the seconds of a send over a pipeline boundary, all tp ranks at once, to the neighbour stage.
+    """Return seconds of a message to the neighbour stage, with all tp ranks sending at once.
 
-    A rank has two, before and behind it. Where several stages share a node, that of its first and last are one inside
-    and one between nodes, and these set the pace.
+    A rank has two neighbours. If several stages share a node, the first and last stage of the node have a boundary
+    inside the node and another between nodes, and these stages set the pace.
     """
     stage = c.tp * c.dp
     outside = np.where(stage * c.pp <= c.node, 0.0, np.where(stage * 2 <= c.node, 0.5, 1.0))
@@ -213,21 +214,22 @@ def send(c: Columns, f: Factors, num_bytes: Column) -> Column:
 def makespan(
     c: Columns, forward: Column, backward: Column, weight: Column, last: Column, largest: Column, weight_last: Column
 ) -> Column:
-    """Seconds of all microbatches.
+    """Return seconds of the pipeline for all micro-batches of a step, by closed form.
 
-    `forward` and `backward` are of a stage before the last, on average (all its chunks), `weight` is the part of the
-    backward that nobody waits for, `last` a microbatch's time in the last stage with the head, `largest` in the fullest
-    of the others, and `weight_last` what nobody waits for in the last.
+    `forward` and `backward` are a micro-batch's seconds in a stage other than the last, averaged over stages, with all
+    chunks of the stage. `weight` is the part of `backward` that no other stage waits for. `last` is a micro-batch's
+    time in the last stage with the head, `largest` in the fullest other stage. `weight_last` is the part of the last
+    stage's backward that no other stage waits for.
 
-    Many microbatches keep the slowest stage busy but for the bubble; few take as long as the first one's passage, and
-    what of each other one comes after it.
+    With many micro-batches, the slowest stage is always busy except for the bubble. With few, the step takes the
+    passage of the first micro-batch plus the part of every other micro-batch that follows it.
     """
     num, pp, vp, others = c.num_microbatches, c.pp, c.vp, c.pp - 1
     pace = np.maximum(last, largest)
     passage = others * (forward + backward) + last
     one = np.maximum(num * pace + (passage - pace) / vp, passage + (num - 1) * pace / vp)
-    sooner = passage - others * weight  # with the halves that nobody waits for put off
-    behind = np.where(last > largest, weight_last, weight)  # of the slowest stage
+    sooner = passage - others * weight  # the passage if the weight halves are deferred
+    behind = np.where(last > largest, weight_last, weight)  # deferred seconds of the slowest stage
     h1 = np.maximum(
         num * pace + others * (forward + np.maximum(backward - weight - behind, 0.0)),
         sooner + (num - 1) * (pace - behind),
@@ -242,14 +244,14 @@ def makespan(
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds by where they go; `total` is a step."""
+    """Seconds of a step by cause; `total` is the whole step."""
 
     compute: Column  # of all microbatches on the busiest rank
-    tp: Column  # bare collectives of tensor parallelism, in it
-    sends: Column  # waiting for messages of the pipeline, in it
+    tp: Column  # exposed collectives of tensor parallelism, included in `compute`
+    sends: Column  # waiting for pipeline messages, included in `compute`
     bubble: Column
-    sharded: Column  # bare gathers and reductions of sharded weights
-    reduce: Column  # gradients over dp, bare
+    sharded: Column  # exposed gathers and reductions of sharded weights (zero 3)
+    reduce: Column  # exposed gradient reduction over dp
     update: Column
     fixed: Column
     stragglers: Column
@@ -262,7 +264,7 @@ class StepTime:
 
 
 def stage_weights(c: Columns) -> tuple[Column, Column]:
-    """Weights of one block and of the vocabulary's matrix, on one rank of tp."""
+    """Return the number of weights in a block and in the vocabulary matrix, on one tp rank."""
     heads, keys = c.num_heads * c.head_width, c.num_kv_heads * c.head_width
     block = c.width * (2 * heads + 2 * keys) + c.width * c.ffn_width * (2 + c.gated)
     return block / c.tp, c.vocab * c.width / c.tp
@@ -270,29 +272,29 @@ def stage_weights(c: Columns) -> tuple[Column, Column]:
 
 @dataclass(frozen=True)
 class Microbatch:
-    """Seconds of one microbatch: in a block, and what a rank and the last stage have besides."""
+    """Seconds of a micro-batch in one block, and the extra seconds of a rank and of the last stage."""
 
     forward: Column
     backward: Column
-    weight: Column  # of the backward: the part that no other stage waits for
-    tp: Column  # bare collectives of tensor parallelism, in both ways
-    gather: Column  # sharded weights of a block
-    reduce: Column  # and its gradients
-    head: Column  # of the last stage, both ways
-    sends: Column  # that a rank waits for messages, both ways
+    weight: Column  # part of `backward` that no other stage waits for
+    tp: Column  # exposed collectives of tensor parallelism, forward and backward
+    gather: Column  # all-gather of a block's sharded weights
+    reduce: Column  # reduce-scatter of a block's gradients
+    head: Column  # in the last stage, forward and backward
+    sends: Column  # a rank's waiting for messages, forward and backward
 
 
 def price_microbatch(c: Columns, f: Factors) -> Microbatch:
     work = price_work(c, f)
     block, table = stage_weights(c)
     tokens = c.microbatch * c.seq_len
-    # tensor parallelism: two collectives of a block forward, two backward, those of what is done again
+    # tensor parallelism: per block two collectives forward, two backward, and those of recompute
     one = tp_group(c, f).reduced(tokens * c.width * c.precision)
     bare = f.by_kind(("tp_exposed_none", "tp_exposed_weights", "tp_exposed_chunked"), c.tp_overlap)
     tp_forward = 2 * one * np.where(c.tp_overlap == Overlap.CHUNKED, f["tp_exposed_chunked"], 1.0)
     tp_back = 2 * one * bare + c.again_collectives * tp_forward
     again = c.again_products * work.products + c.again_attention * work.attention + c.again_pointwise * work.pointwise
-    # sharded weights: gathered for forward and backward, gradients reduced, each microbatch
+    # sharded weights: in each micro-batch, gathered for forward and backward, and their gradients reduced
     group = dp_group(c, f, np.where(c.zero == 3, c.shard, 1.0))
     logits = np.where(c.whole_logits > 0, tp_group(c, f).shared(tokens * c.scored_share * c.vocab * c.precision), 0.0)
     boundary = tokens * c.width * c.precision / np.where(c.whole_messages > 0, 1.0, c.tp)
@@ -307,7 +309,9 @@ def price_microbatch(c: Columns, f: Factors) -> Microbatch:
 
 
 def price_step(c: Columns, f: Factors, replayed: Column | None = None) -> StepTime:
-    """`replayed`: seconds of all microbatches, where a table was replayed; else they are worked out."""
+    """Return the seconds of each step by cause.
+
+    `replayed` has the pipeline seconds of all micro-batches from a replayed schedule table; None: by closed form."""
     one = price_microbatch(c, f)
     block, table = stage_weights(c)
     layers = c.largest_stage
@@ -322,7 +326,7 @@ def price_step(c: Columns, f: Factors, replayed: Column | None = None) -> StepTi
     sharded_table = 2 * group.shared(c.precision * table) + group.shared(c.reduce_bytes * table)
     sharded_s = np.where(c.each_microbatch > 0, c.num_microbatches, 1.0) * (layers * sharded_block + sharded_table)
     # the pipeline
-    # of all stages but the last; because: of several a rank, the longest hold up the others in turn
+    # mean over all stages but the last; because: with several chunks per rank, the longest delay all others in turn
     mean = np.where((c.pp > 1) & (c.vp == 1), (c.num_layers - c.last_stage) / np.maximum(c.pp - 1, 1), layers)
     forward, backward = mean * one.forward + one.sends / 2, mean * one.backward + one.sends / 2
     fullest = layers * (one.forward + one.backward) + one.sends
@@ -353,18 +357,19 @@ def price_step(c: Columns, f: Factors, replayed: Column | None = None) -> StepTi
 
 
 def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
-    """Return the seconds in which a micro-batch's gradients are written, read and added to the sum.
+    """Return seconds per micro-batch to accumulate the gradients of these weights: write, read and add to the sum.
 
-    Gradients have the precision of what computes; their sum has bytes of its own, four in our runs.
+    Gradients have the compute precision; their sum has its own number of bytes, four in our runs. A shard's sum is
+    short, and its traffic is neglected.
     """
-    sent = ((c.zero == 2) & (c.reduce_each > 0)) | ((c.zero == 3) & (c.each_microbatch > 0))  # and none is added up
+    sent = ((c.zero == 2) & (c.reduce_each > 0)) | ((c.zero == 3) & (c.each_microbatch > 0))  # without a sum
     fused = (c.fused_gradients > 0) & (c.num_microbatches >= c.fused_gradients) & ~sent
     sums = np.where((c.zero == 3) & (c.each_microbatch > 0), 0.0, 2 * c.sum_bytes)
     return np.where(fused, f["add_fused"], f["add_share"]) * (c.precision + sums) * weights / _stream(c, f)
 
 
 def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
-    """Seconds of gradients' reduce-scatter or all-reduce and of weights' all-gather by themselves, once a step."""
+    """Return seconds per step, without overlap, of reducing gradients over dp and of all-gathering weights."""
     whole = dp_group(c, f, c.dp)
     shard = dp_group(c, f, np.where(c.zero < 3, c.shard, 1.0))
     summed = c.reduce_bytes * held
@@ -380,10 +385,10 @@ def busy_share(time: StepTime) -> Column:
 
 
 def watts(time: StepTime, hardware: Hardware) -> Column:
-    """Return the watts of one device, without host and cooling; 0 if the device's power is not known."""
+    """Return the power of a device, without its host and cooling; 0 if the device's power is unknown."""
     return hardware.power_W * (RESTING + COMPUTING * busy_share(time))
 
 
 def dollars(seconds: float, gpus: int, price: float) -> float:
-    """`price` of a device for an hour."""
+    """Return the cost of a run; `price` is per device and hour."""
     return seconds / 3600 * gpus * price

@@ -1,7 +1,7 @@
-"""What is priced: one step of a model on a machine, in a layout, by a program. Torch-free.
+"""The priced workload: a training step of a model on a machine, in a layout, by a program. Torch-free.
 
-`Case` is one run in words and integers; `Columns` is many of them as arrays, so that ten thousand layouts are priced
-in one pass. A program is described by properties that can be read in its source, never by its name.
+`Case` is a single run in words and integers; `Columns` holds many cases as arrays, so that ten thousand layouts are
+priced in one pass. A program is described by properties that can be read in its source, never by its name.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ LOW = ("float8", "mxfp8", "nvfp4", "float8_row")
 
 
 class Attention(IntEnum):
-    """How scores meet values: whole matrices of scores in memory, or a kernel that never writes them."""
+    """Kinds of attention kernels: score matrices written to memory, or a fused kernel that never writes them."""
 
     SCORES = 0  # a kernel for each operation
     FUSED = 1  # scale, mask and softmax in one
     FLASH1 = 2
     FLASH2 = 3
-    CUDNN = 4  # the vendor's, which knows the newest tensor cores
+    CUDNN = 4  # the vendor's kernel, made for the newest tensor cores
 
 
 class Pointwise(IntEnum):
-    """How what is neither product nor attention runs."""
+    """Kinds of kernels for all operations except products and attention."""
 
     EAGER = 0  # a kernel for each operation
-    FUSED = 1  # by hand: bias with GELU, bias with dropout and sum
+    FUSED = 1  # fused by hand: bias with GELU, bias with dropout and residual sum
     COMPILED = 2
 
 
 class Overlap(IntEnum):
-    """What hides the collectives of tensor parallelism."""
+    """Ways to hide the collectives of tensor parallelism."""
 
     NONE = 0
-    WEIGHTS = 1  # the gradient of the input travels while that of the weight is made
-    CHUNKED = 2  # product and collective in pieces, one behind the other
+    WEIGHTS = 1  # the input's gradient is reduced while the weight's gradient is computed
+    CHUNKED = 2  # product and collective are split in chunks and pipelined
 
 
 class Schedule(IntEnum):
-    ONE_F_ONE_B = 0  # and interleaved, by vp
-    ZB_1 = 1  # weights' gradients apart, 1F1B's memory
-    ZB_2 = 2  # and twice of that
+    ONE_F_ONE_B = 0  # interleaved if vp > 1
+    ZB_1 = 1  # zero bubble: deferred weight gradients, memory as 1F1B
+    ZB_2 = 2  # zero bubble: twice the memory of 1F1B
     ZB_V = 3
     GPIPE = 4
 
@@ -57,32 +57,32 @@ class Schedule(IntEnum):
 class Program:
     attention: Attention = Attention.FLASH2
     pointwise: Pointwise = Pointwise.COMPILED
-    fused_rotary: bool = False  # turning queries and keys is one kernel, whatever the rest is
-    fused_loss: bool = False  # so is the loss, and writes the gradient of its logits
-    eager_norm: bool = False  # a norm of single operations in fp32
+    fused_rotary: bool = False  # rotary embedding is a single kernel, even if `pointwise` is eager
+    fused_loss: bool = False  # the loss is a single kernel that also writes the gradient of the logits
+    eager_norm: bool = False  # norms run as single operations in fp32
     tp_overlap: Overlap = Overlap.WEIGHTS
-    reduce_overlap: bool = True  # gradients are summed over dp behind the backward
-    reduce_whole: bool = False  # ZeRO 1: each rank gets the sum of all gradients, not of its share alone
-    reduce_each: bool = False  # ZeRO 2: gradients are summed for each microbatch, and the next one waits
-    gather_overlap: bool = False  # ZeRO 1 and 2: weights are gathered behind the forward
-    send_overlap: bool = False  # a pipeline's messages travel behind computation
-    whole_messages: bool = False  # each tp rank sends all of a boundary, not its share
-    reduce_bytes: int = 4  # of a number of the gradients' sum, on its way
-    sum_bytes: int = 0  # of the same as it is kept; 0: as it travels
-    fused_gradients: int = 0  # from so many microbatches on products add to the sum of gradients; 0: never
+    reduce_overlap: bool = True  # the reduction of gradients over dp overlaps with the backward
+    reduce_whole: bool = False  # ZeRO 1: gradients are all-reduced, not reduce-scattered
+    reduce_each: bool = False  # ZeRO 2: gradients are reduced after each micro-batch, before the next begins
+    gather_overlap: bool = False  # ZeRO 1 and 2: the all-gather of weights overlaps with the forward
+    send_overlap: bool = False  # pipeline messages overlap with computation
+    whole_messages: bool = False  # each tp rank sends the full boundary tensor, not its share
+    reduce_bytes: int = 4  # bytes per gradient in the reduction over dp
+    sum_bytes: int = 0  # bytes per gradient in the accumulated sum; 0: as reduce_bytes
+    fused_gradients: int = 0  # least micro-batches for which products add to the gradients' sum themselves; 0: never
     fused_optimizer: bool = True
-    whole_logits: bool = False  # each tp rank has the logits of all tokens in the vocabulary
-    flat_copies: bool = False  # weights and gradients are copied to flat buffers on their way to the optimizer
-    keeps_gathered: bool = False  # sequence parallelism: what is gathered for a product is kept for its backward
-    group_buffers: bool = False  # over dp, weights are gathered and gradients summed a block at a time, from buffers
-    loss_numbers: int = 0  # logits that the loss works on at a time; 0: all
-    loss_bytes: int = 0  # of each of these
-    over_logits: bool = False  # their gradient is written over them
+    whole_logits: bool = False  # each tp rank holds the logits of the whole vocabulary
+    flat_copies: bool = False  # weights and gradients are copied to flat buffers for the optimizer
+    keeps_gathered: bool = False  # sequence parallelism: gathered inputs of products are kept for the backward
+    group_buffers: bool = False  # over dp, weights are gathered and gradients reduced block by block, through buffers
+    loss_numbers: int = 0  # logits that the loss processes at a time; 0: all
+    loss_bytes: int = 0  # working bytes per such logit
+    over_logits: bool = False  # the gradient of the logits overwrites them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """Which shares of a block's forward are done twice."""
+    """Shares of a block's forward, from 0 to 1, that backward recomputes."""
 
     products: float = 0.0
     attention: float = 0.0
@@ -105,9 +105,9 @@ class Case:
     vocab: int  # columns of the logits, padding included
     seq_len: int
     tied: bool = True
-    scored_share: float = 1.0  # of the tokens, those of which logits are made
+    scored_share: float = 1.0  # share of tokens for which logits are computed
     causal: bool = True
-    window: int = 0  # 0: none
+    window: int = 0  # positions; 0: no window
     rotary: bool = False
     parallel_block: bool = False
     dropout: bool = False
@@ -119,28 +119,28 @@ class Case:
     zero: int = 0
     shard: int = 1  # ranks that share optimizer state, and with zero 2 and 3 gradients and weights
     regather: bool = True  # zero 3: weights are released after the forward
-    each_microbatch: bool = True  # zero 3: weights are gathered and gradients reduced once for each, not for a step
+    each_microbatch: bool = True  # zero 3: weights are gathered and gradients reduced per micro-batch, not per step
     sequence_parallel: bool = False
     microbatch: int
     num_microbatches: int
     schedule: Schedule = Schedule.ONE_F_ONE_B
-    largest_stage: int = 0  # layers of the fullest stage; 0: even
+    largest_stage: int = 0  # layers of the fullest stage; 0: layers are divided evenly
     first_stage: int = -1  # layers of the first stage; -1: as many as the fullest
-    last_stage: int = -1  # layers of the last stage; -1: even
+    last_stage: int = -1  # layers of the last stage; -1: layers are divided evenly
     again: Again = Again()
     precision: str = "bf16"
-    optimizer_bytes: float = 12.0  # of state for a weight: master and two moments
+    optimizer_bytes: float = 12.0  # bytes of optimizer state per weight: master and two moments
 
 
 class Columns:
-    """Arrays by the names that `columns` gives them, with one entry a case: `c.tp`, `c.peak`."""
+    """Arrays with an entry per case, as attributes named by `columns`: `c.tp`, `c.peak`."""
 
     def __init__(self, arrays: Mapping[str, Column]) -> None:
         self.arrays = arrays
-        vars(self).update(arrays)  # because: prices ask for them in every line
+        vars(self).update(arrays)  # because: pricing reads them in every line, and attributes are fast
 
     def __getattr__(self, name: str) -> Column:
-        """Return nothing's column, where there is no case; raise for what no case has."""
+        """Return an empty column if there are no cases; else raise AttributeError for an unknown name."""
         if self.arrays:
             raise AttributeError(f"a case has no {name}")
         return np.zeros(0)
@@ -158,7 +158,7 @@ def columns(cases: Sequence[Case]) -> Columns:
 
 
 def _numbers(case: Case) -> dict[str, float]:
-    """Return the numbers of a case and of its program by name, and those that follow from the rest."""
+    """Return all numbers of a case and of its program by name, and the numbers derived from them."""
     hardware, program = case.hardware, case.program
     fp32 = case.precision in ("fp32", "tf32")
     half = hardware.peak(case.precision) if fp32 else hardware.peak("bf16") or hardware.peak("fp16")

@@ -1,1 +1,1 @@
-"""How this program's own runs are modelled: ranks, memory, a replay of a step."""
+"""The planner's model of this program's own runs: ranks, memory, a replayed step."""

@@ -1,7 +1,7 @@
-"""Whether the checkpoints of a run could be listed, told from its layout before it starts. Torch-free.
+"""The size of a run's checkpoints and manifests, computed from its layout before the run starts. Torch-free.
 
-Called by preflight and by the search for layouts. A save of what this lets pass is not refused for its number of
-pieces, nor for its manifest's size.
+Called by preflight and by the search for layouts. If a layout passes, no save of its run is refused for the number of
+pieces or the size of the manifest.
 """
 
 from __future__ import annotations
@@ -32,30 +32,29 @@ from lmtrain.runtime.files.files import json_memory, size_problem
 from lmtrain.spec import Cut, Split
 
 _SLOT = "optim.exp_avg_sq."  # because: no optimizer here gives a slot a longer name
-_STATE = 64 << 10  # bytes of the run's state, which takes some ten thousand
+_STATE = 64 << 10  # bytes allowed for the run's state, which takes about 10 kB
 _STATE_MEMORY = 20 * _STATE
 _LARGEST = FileEntry(10**15, "0" * 64)
 _FP32_BYTES = 4
-Slots = Callable[[str, Shape], int]  # of a weight, by its name and shape: how many tensors the optimizer remembers
-Kind = tuple[Shape, Cut, Shape]  # of weights: as ranks hold them, how they are cut, without the vocabulary's padding
+Slots = Callable[[str, Shape], int]  # (name, shape) of a weight -> how many tensors of its shape the optimizer keeps
+Kind = tuple[Shape, Cut, Shape]  # of weights: the padded shape, the cut, the shape without the vocabulary's padding
 
 
 def checkpoint_bytes(model: ModelSettings, num_slots: Slots) -> int:
-    """Weights and what the optimizer remembers of each; the rest of a checkpoint is small."""
+    """Return the bytes of all weights and their optimizer tensors; the rest of a checkpoint is small."""
     return sum(
         _FP32_BYTES * math.prod(shape) * (1 + num_slots(name, shape)) for name, shape in true_weights(model).items()
     )
 
 
 def check_listed(model: ModelSettings, layout: Layout, num_slots: Slots, data_bytes: int) -> int:
-    """Refuse a layout whose checkpoints would have too many pieces; `data_bytes` is the size of all tensors.
+    """Raise CheckpointError if the layout's checkpoints would have too many pieces or too large a manifest.
 
-    Returns the size of a checkpoint as a save reckons it, without the files that the run adds.
-
-    Of a layout nothing but dp_shard, tp and how many processes it has decides.
+    Return a checkpoint's bytes as a save estimates them, without the files that the run adds. `data_bytes` is the size
+    of all tensors. The result depends only on dp_shard, tp and the number of processes.
     """
     shapes, cuts, vocab_size = model.weights(), model.cuts(), model.shape.vocab_size
-    names: dict[Kind, list[str]] = {}  # because: the blocks of a model are cut in one way, and are worked out once
+    names: dict[Kind, list[str]] = {}  # because: all blocks of a model are cut alike, so each kind is computed once
     for name, shape in true_weights(model).items():
         kind = names.setdefault((shapes[name], cuts.get(name, Cut(Split.NONE)), shape), [])
         kind += [f"model.{name}"] + [f"{_SLOT}{name}"] * num_slots(name, shape)

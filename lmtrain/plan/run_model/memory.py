@@ -1,7 +1,8 @@
-"""Bytes of the fullest rank, by name: what is kept between steps, what a step adds, and what the machine takes.
+"""Bytes of the fullest rank by closed form: state kept between steps, memory added by a step, and overhead.
 
-The rank of the first stage holds the embedding and the most microbatches, that of the last the head and the logits, and
-stages between may have more layers: three are worked out, and the fullest counts. Arrays have one entry a case.
+The first stage's rank holds the embedding and the most micro-batches, the last stage's the head and the logits, and
+stages between them may have more layers: these three are computed, and the fullest counts. Arrays have an entry per
+case.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from lmtrain.plan.price.step import stage_weights
 from lmtrain.plan.price.workload import Attention, Column, Columns, Pointwise, Schedule
 
 GIB = 2.0**30
-FIRST, SECOND, LAST = range(3)  # stages; the second stands for all between, of which it holds most microbatches
+FIRST, SECOND, LAST = range(3)  # stages; the second stands for all middle stages, of which it holds most
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    weights: Column  # that compute
+    weights: Column  # in compute precision
     gradients: Column
-    optimizer: Column  # masters and moments
-    activations: Column  # of all microbatches in flight
-    working: Column  # of the block at work: what recompute brings back, gradients of activations
+    optimizer: Column  # master weights and moments
+    activations: Column  # for all micro-batches in flight
+    working: Column  # for the block in its backward: recomputed activations and gradients of activations
     logits: Column
-    gathered: Column  # blocks of sharded weights, buckets of gradients
-    communicators: Column  # of the device's libraries too
-    slack: Column  # of the allocator
+    gathered: Column  # gathered blocks of sharded weights, gradient buckets
+    communicators: Column  # NCCL, and the device's libraries
+    slack: Column  # fragmentation of the allocator
 
     @property
     def total(self) -> Column:
@@ -50,11 +51,11 @@ def price_memory(c: Columns, f: Factors) -> RankMemory:
 
 def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
     block, table = stage_weights(c)
-    folded = c.schedule == Schedule.ZB_V  # the first rank has both ends
+    folded = c.schedule == Schedule.ZB_V  # the first rank has the first and the last stage
     of_first = np.where(((c.pp == 1) | folded) & ~(c.tied > 0), 2.0, 1.0)
     tables = (of_first, np.zeros(len(c)), np.where(folded, 0.0, 1.0))[place]
     ends = np.where(folded, c.last_stage, c.first_stage), np.where(folded, c.largest_stage, c.last_stage)
-    between = np.where(c.pp > 2, c.largest_stage, 0.0)  # there is no second where there are two
+    between = np.where(c.pp > 2, c.largest_stage, 0.0)  # no middle stage if pp is 2
     layers = np.where(c.pp == 1, c.num_layers, (ends[0], between, ends[1])[place])
     held = layers * block + tables * table
     shard = np.where(c.zero > 0, c.shard, 1.0)
@@ -71,7 +72,7 @@ def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
     gathering = np.where(sharded, 2 * (2 * block + c.reduce_bytes * block) + 2 * table, 0.0)
     largest = np.where(tables > 0, np.maximum(block, table), block)
     buffers = np.where(c.group_buffers > 0, _groups(c, largest, block + tables * table), gathering)
-    once = (c.group_buffers > 0) & (c.num_microbatches == 1)  # gradients are summed as soon as they are made
+    once = (c.group_buffers > 0) & (c.num_microbatches == 1)  # gradients are reduced as soon as they are computed
     summed = (sharded & (c.each_microbatch > 0)) | ((c.zero == 2) & (c.reduce_each > 0)) | once
     moving = activations + np.maximum(backward, logits)
     return RankMemory(
@@ -87,7 +88,9 @@ def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
 
 
 def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
-    """Return a block's bytes for a micro-batch: what backward needs, what is kept, its scores (Korthikanti 2022)."""
+    """Return bytes per block and micro-batch: all that backward needs, the part kept until then, and the scores.
+
+    The formulas follow Korthikanti 2022."""
     tokens = c.microbatch * c.seq_len
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
@@ -95,7 +98,7 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
     numbers = 8 + 2 * c.dropout + c.eager_norm * 2 * f["norm_kept"]
     residual = f["kept_residual"] * numbers * c.width / along + gathered * c.width
     attention = 2 * (heads + 2 * keys) + 2 * heads + np.where(c.pointwise == Pointwise.EAGER, 2 * (heads + keys), 0)
-    fused = np.where(c.attention == Attention.FUSED, f["fused_kept"], 0.0)  # flash kernels never write scores
+    fused = np.where(c.attention == Attention.FUSED, f["fused_kept"], 0.0)  # because: flash kernels never write scores
     scores = np.where(c.attention == Attention.SCORES, f["scores_kept"], fused) * c.num_heads / c.tp * c.seq_len
     lse = np.where(c.attention >= Attention.FLASH1, 4 * c.num_heads / c.tp, 0)
     mlp = np.where(c.gated > 0, 8.0, 4.0) * c.ffn_width / c.tp
@@ -114,9 +117,9 @@ def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
 
 
 def _kept_for_weights(c: Columns) -> Column:
-    """Return a block's bytes between the halves of its backward: inputs of products and gradients of outputs.
+    """Return bytes per block and micro-batch between the halves of a backward: products' inputs and output gradients.
 
-    Both lie along the whole sequence, however it was cut outside of the products.
+    Both cover the whole sequence, even if sequence parallelism cuts it outside of the products.
     """
     heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
     whole = np.where((c.parallel_block > 0) & (c.sequence_parallel == 0), 2.0, 4.0) * c.width
@@ -125,10 +128,10 @@ def _kept_for_weights(c: Columns) -> Column:
 
 
 def _logits(c: Columns, f: Factors, at_once: Column) -> Column:
-    """Return the bytes of logits: of the loss at work, and of other micro-batches that still hold theirs."""
+    """Return bytes of the loss being computed, plus the logits of the other `at_once` - 1 micro-batches."""
     numbers = c.microbatch * c.seq_len * c.scored_share * c.vocab
     split = np.where(c.whole_logits > 0, 1.0, c.tp)
-    pieces = np.where((c.whole_logits > 0) & (c.tp > 1), 2 + 2 / c.tp, 0.0)  # gathered, not yet one
+    pieces = np.where((c.whole_logits > 0) & (c.tp > 1), 2 + 2 / c.tp, 0.0)  # gathered pieces before they are joined
     whole = numbers * (f.by_kind(("logit_eager", "logit_fused", "logit_compiled"), c.pointwise) / split + pieces)
     at_work = c.loss_bytes * np.minimum(numbers / split, c.loss_numbers)
     some = (2 - c.over_logits) * c.precision * numbers / split + at_work
@@ -136,28 +139,28 @@ def _logits(c: Columns, f: Factors, at_once: Column) -> Column:
 
 
 def _groups(c: Columns, largest: Column, gathered: Column) -> Column:
-    """Buffers of groups of weights that are gathered and summed one by one, even where a group is not cut."""
+    """Return bytes of FSDP's buffers for groups that are gathered and reduced in turn, even if they are not sharded."""
     shard = np.where(c.zero > 0, c.shard, 1.0)
     buffers = largest * (np.where(shard > 1, c.precision, 0.0) + c.reduce_bytes * (1 + 1 / shard))
     return np.where(c.dp > 1, buffers + np.where(c.zero == 3, c.precision * gathered, 0.0), 0.0)
 
 
 def _in_flight(c: Columns, place: int) -> list[tuple[Column, Column]]:
-    """Return how many micro-batches a stage holds at once: awaiting their backward, and between its halves.
+    """Return micro-batches held at once, as pairs: those awaiting their backward, those between its halves.
 
-    Where a schedule has more of the ones at a time, and at another more of the others, there are several.
+    There are several pairs if the two counts peak at different times.
     """
     num, pp, vp, at = c.num_microbatches, c.pp, c.vp, float(place)
     if place == LAST:
         usual, double = np.ones(len(c)), pp
-    else:  # a stage further holds one less, and its chunks two less
-        group = np.ceil(num / np.maximum(num // pp, 1))  # of microbatches, that pass a chunk one behind the other
+    else:  # each further stage holds one micro-batch less, or two less chunks if vp > 1
+        group = np.ceil(num / np.maximum(num // pp, 1))  # micro-batches that pass a chunk in a row
         usual = np.where(vp > 1, (2 * (pp - 1 - at) + (vp - 1) * group + 1) / vp, pp - at)
         double = 2 * (pp - at) - 1
     put_off, folded = c.schedule == Schedule.ZB_1, c.schedule == Schedule.ZB_V
     waits = np.select([c.schedule == Schedule.ZB_2, folded, c.schedule == Schedule.GPIPE], [double, pp, num], usual)
     found = [(waits, np.zeros(len(c)))]
-    late: list[Column] = [[], [np.ones(len(c)), pp - 2], [pp - 1]][place]  # halves put off, of one rank or of two
+    late: list[Column] = [[], [np.ones(len(c)), pp - 2], [pp - 1]][place]  # deferred halves of the place's ranks
     for behind in late:
         found += [
             (np.where(put_off, pp - behind, 0.0), np.where(put_off, behind, np.where(folded, pp - 0.5, 0.0))),

@@ -1,8 +1,8 @@
-"""What one rank of a run of ours holds, in bytes, by name: the same places and stages that build the model.
+"""Bytes that a rank of our own runs holds, by name, from the same placements and stages that build the model.
 
-Called by whoever plans a run. Weights, gradients, masters and moments are exact; activations, logits and gathered
-buffers are placement's closed forms, added up along the schedule's own row; both are compared with real processes in
-tests/layouts. What only a GPU can tell is in NEED_A_GPU.
+Called by planning code. Weights, gradients, masters and moments are exact; activations, logits and gathered buffers use
+placement's closed forms, added up along the schedule's own row; tests/layouts compare both with real processes. Parts
+that only a GPU can show are in NEED_A_GPU.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ NEED_A_GPU = ("communicators", "slack")  # fitted to published runs, not measure
 
 @dataclass(frozen=True)
 class Flying:
-    """What lies in a rank's stages at a time: each row is a time, each column a stage."""
+    """Micro-batches in flight on a rank: each row is a point in time, each column a stage of the rank."""
 
-    waits: NDArray[np.int64]  # microbatches that await its backward
-    later: NDArray[np.int64]  # those that await its second half
+    waits: NDArray[np.int64]  # micro-batches that await their backward in the stage
+    later: NDArray[np.int64]  # micro-batches that await the second half of their backward
 
 
-_ONE = Flying(np.array([[1]]), np.array([[0]]))  # a microbatch, where there is no pipeline
+_ONE = Flying(np.array([[1]]), np.array([[0]]))  # a single micro-batch if there is no pipeline
 
 
 def rank_bytes_of(run: Planned, rank: int) -> dict[str, int]:
@@ -49,7 +49,7 @@ def rank_bytes_of(run: Planned, rank: int) -> dict[str, int]:
     working = _working(run, stages)
     found = _lasting(run, stages, at) | {
         "activations": activations, "logits": logits, "working": working, "gathered": _gathered(run, stages, at),
-        # to and from the two neighbours: two that are expected and two on their way (parallel.pipeline.messages)
+        # to and from the two neighbours: two posted receives and two sends in flight (parallel.pipeline.messages)
         "messages": 8 * run.layers.tokens * run.layers.whole / run.parallel.tp if run.parallel.pp > 1 else 0.0,
     } | dict.fromkeys(NEED_A_GPU, 0.0)  # fmt: skip
     if not run.on_cpu:
@@ -62,7 +62,9 @@ def rank_bytes_of(run: Planned, rank: int) -> dict[str, int]:
 
 
 def fullest_rank(run: Planned) -> int:
-    """Return the rank that holds most; the first rank of each stage holds as much as any other of it."""
+    """Return the rank that holds most.
+
+    Only the first rank of each stage is compared, since no other rank of the stage holds more."""
     layout = run.parallel.layout
     firsts = range(0, layout.world_size, layout.world_size // layout.pp)
     return max(firsts, key=lambda rank: sum(rank_bytes_of(run, rank).values()))
@@ -74,9 +76,9 @@ def _lasting(run: Planned, stages: Sequence[Stage], at: Coordinate) -> dict[str,
     held = reduce(add, (by_layer.stage(stage) for stage in stages), Numbers())
     now = rank_bytes(held, layout, zero=parallel.zero, work_bytes=run.number_bytes)
     gradients = now.gradients
-    if layout.dp > 1 and run.num_microbatches == 1:  # reduced as soon as they are made
+    if layout.dp > 1 and run.num_microbatches == 1:  # because: they are reduced as soon as they are computed
         gradients = FP32_BYTES * held.shards
-    elif parallel.zero == 2 and parallel.splits_backward:  # what first halves make waits for the second
+    elif parallel.zero == 2 and parallel.splits_backward:  # first halves' gradients wait for the second
         early = [by_layer.early(stage, tied=bool(run.model.ties())) for stage in stages]
         gradients += FP32_BYTES * int(np.max((_flying(run, at).later > 0) @ early))
     return {"weights": now.work, "gradients": gradients, "masters": now.masters, "moments": now.optimizer}
@@ -84,28 +86,28 @@ def _lasting(run: Planned, stages: Sequence[Stage], at: Coordinate) -> dict[str,
 
 @dataclass(frozen=True)
 class ByLayer:
-    """Numbers of each part of a model on one rank."""
+    """Numbers of each part of a model on a rank."""
 
     blocks: tuple[Numbers, ...]
-    before: Numbers  # what the first stage has besides
-    after: Numbers  # what the last has
-    copies: Numbers  # of tied weights, in a last stage that is not the first
-    read: Numbers  # the embedding's table, of what is before
-    scored: Numbers  # the head's, of what is after, or of the copies
+    before: Numbers  # parts of the first stage other than blocks
+    after: Numbers  # parts of the last stage other than blocks
+    copies: Numbers  # copies of tied weights, in a last stage that is not also the first
+    read: Numbers  # the embedding table, included in `before`
+    scored: Numbers  # the head's table, included in `after` or in `copies`
 
     def root(self, stage: Stage) -> Numbers:
-        """Return what a stage holds outside of its blocks."""
+        """Return the numbers of a stage outside of its blocks."""
         at_end = self.after if stage.first else self.after + self.copies
         return (self.before if stage.first else Numbers()) + (at_end if stage.last else Numbers())
 
     def tables(self, stage: Stage, *, tied: bool) -> tuple[Numbers, Numbers]:
-        """Return the embedding's and the head's numbers if each is gathered by itself, not as one tensor."""
+        """Return the embedding's and the head's tables, gathered separately; none if they are the same tensor."""
         if stage.first and stage.last and tied:
             return Numbers(), Numbers()
         return self.read if stage.first else Numbers(), self.scored if stage.last else Numbers()
 
     def early(self, stage: Stage, *, tied: bool) -> int:
-        """Return the gradients of first halves that are not sent after them: all but those of an embedding's table."""
+        """Return how many gradients of first halves are held until the second: all but the embedding table's."""
         return self.stage(stage).early - self.tables(stage, tied=tied)[0].early
 
     def stage(self, stage: Stage) -> Numbers:
@@ -126,7 +128,8 @@ def _by_layer(model: ModelSettings, optim: OptimSettings, tp: int, dp_shard: int
     none = range(0)
     before, both = numbers(none, first=True, last=False), numbers(none, first=True, last=True)
     after = both - before
-    copies = replace(numbers(none, first=False, last=True) - after, early=0)  # because: a copy is a head, a product
+    # because: a copy serves as head, a product, whose weight gradient is computed in the second half
+    copies = replace(numbers(none, first=False, last=True) - after, early=0)
     kinds = _kinds_of_blocks(model, optim)
     one_of = {kind: number for number, kind in enumerate(kinds)}
     alike = {kind: numbers(range(at, at + 1), first=False, last=False) for kind, at in one_of.items()}
@@ -154,7 +157,7 @@ def _kinds_of_blocks(model: ModelSettings, optim: OptimSettings) -> tuple[tuple[
 
 
 def _most_kept(run: Planned, stages: Sequence[Stage], at: Coordinate) -> tuple[float, float]:
-    """Return the most bytes of activations and of logits held between two actions of a rank."""
+    """Return the largest bytes of activations and of logits at any point of this rank's row."""
     kept, flying = [run.layers.kept(stage) for stage in stages], _flying(run, at)
     hidden, later, logits = ([getattr(one, name) for one in kept] for name in ("hidden", "later", "logits"))
     return (
@@ -170,7 +173,9 @@ def _flying(run: Planned, at: Coordinate) -> Flying:
 
 @lru_cache(maxsize=4096)
 def _in_flight(schedule: str, rank: int, pp: int, vp: int, count: int) -> Flying:
-    """Return what is in flight along a rank's row; a long row is replaced by a short one with the same states."""
+    """Return the distinct combinations of micro-batches in flight along a rank's schedule row.
+
+    For many micro-batches, return those of a short row if a row with pp more micro-batches adds no combination."""
     few = 4 * pp
     if count > few + pp and count % pp == 0:
         of_few, of_more = (_in_flight(schedule, rank, pp, vp, num) for num in (few, few + pp))
@@ -183,14 +188,14 @@ def _in_flight(schedule: str, rank: int, pp: int, vp: int, count: int) -> Flying
     for kind, stage, _ in pipeline.row(rank, pp, vp, count):
         waits[stage] += 1 if kind is Kind.FORWARD else -1 if kind is not Kind.WEIGHT else 0
         later[stage] += 1 if kind is Kind.INPUT else -1 if kind is Kind.WEIGHT else 0
-        if kind in (Kind.FORWARD, Kind.INPUT):  # the others only let go
+        if kind in (Kind.FORWARD, Kind.INPUT):  # because: other actions only reduce the counts
             found.add((*waits.values(), *later.values()))
     table = np.array(sorted(found))
     return Flying(table[:, : len(stages)], table[:, len(stages) :])
 
 
 def _working(run: Planned, stages: Sequence[Stage]) -> float:
-    """Return the working bytes of the action that needs most: a block's backward with recompute, or the loss."""
+    """Return bytes of the most demanding action: a block's backward with its recomputed activations, or the loss."""
     layers = run.layers
     blocks = {run.again(number) for stage in stages for number in stage.layers}
     back = max((layers.block_with("none") - layers.block_with(again) for again in blocks), default=0.0)
@@ -203,10 +208,10 @@ def _working(run: Planned, stages: Sequence[Stage]) -> float:
 
 
 def _gathered(run: Planned, stages: Sequence[Stage], at: Coordinate) -> float:
-    """FSDP's: a buffer to gather in, one whose sum is shared out and its share, each as large as the largest group.
+    """Return bytes of FSDP's buffers: a gather buffer, a reduce-scatter input and its output.
 
-    zero 3 has besides the weights that are gathered at once: those outside of blocks and tables, and a block or a
-    table; a head stays until its backward.
+    Each is as large as the largest group. zero 3 adds the weights that are gathered at once: those outside of blocks
+    and tables, and a block or a table; a head stays gathered until its backward.
     """
     p, layout, tied = run.parallel, run.parallel.layout, bool(run.model.ties())
     if layout.dp == 1:
@@ -218,7 +223,7 @@ def _gathered(run: Planned, stages: Sequence[Stage], at: Coordinate) -> float:
     in_turn = [by_layer.blocks[number].shards for stage in stages for number in stage.layers]
     in_turn += [table.shards for table, _ in tables]
     shards = layout.dp_shard
-    gathers = run.number_bytes if shards > 1 else 0  # one shard is the whole
+    gathers = run.number_bytes if shards > 1 else 0  # because: a single shard needs no gather
     found = max(roots + in_turn + [scored]) * (shards * (gathers + FP32_BYTES) + FP32_BYTES)
     if p.zero < 3:
         return float(found)
@@ -228,7 +233,7 @@ def _gathered(run: Planned, stages: Sequence[Stage], at: Coordinate) -> float:
 
 
 def groups_of(run: Planned, stage: Stage) -> dict[str, int]:
-    """Return how many groups of weights a stage has of each kind; a group is gathered and reduced as one."""
+    """Return how many weight groups of each kind a stage has; a group is gathered and reduced as a unit."""
     by_layer = _by_layer(run.model, run.optim, run.parallel.layout.tp, run.parallel.layout.dp_shard, 0)
     read, scored = by_layer.tables(stage, tied=bool(run.model.ties()))
     kinds = {"embedding": read, "head": scored, "rest": by_layer.root(stage) - read - scored}
@@ -237,7 +242,7 @@ def groups_of(run: Planned, stage: Stage) -> dict[str, int]:
 
 @lru_cache(maxsize=4096)
 def _head_waits(schedule: str, rank: int, pp: int, vp: int, count: int) -> bool:
-    """Return whether a rank of the last stage does something else between its head's forward and backward."""
+    """Return whether a rank of the last stage does other work between its head's forward and backward."""
     last = pp * vp - 1
     return any(
         one.stage == last and one.kind is Kind.FORWARD and (then.stage, then.microbatch) != (last, one.microbatch)

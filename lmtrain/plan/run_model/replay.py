@@ -1,8 +1,7 @@
-"""One run's pipeline, replayed: every action of its schedule's table, with its stage's own layers and collectives.
+"""Replay of a run's pipeline: every action of the schedule table, with each stage's own layers and collectives.
 
-Called where a layout is looked at closely, as all that are shown or taken are; price.step.makespan is its closed form
-for thousands. Says when FSDP gathers and reduces as parallel.sharding has it: nothing is hidden here but what the table
-itself hides.
+Called for layouts that are shown or chosen; price.step.makespan is the closed form for thousands of layouts.
+Collectives run when FSDP runs them in parallel.sharding; they are hidden only as far as the table itself hides them.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from lmtrain.schedules.table import Action, Kind
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Of one microbatch in one block, of one message between ranks, of one collective of a group of weights."""
+    """Seconds of a micro-batch in a block, of a message between ranks, and of a collective on a group of weights."""
 
     forward: float = 1.0
     input: float = 1.0
     weight: float = 1.0
-    head: float = 0.0  # of a microbatch in the last stage besides, both ways: a product forward, and two backward
-    wait: float = 0.0  # of a rank for messages, besides their way: of a stage, each way
+    head: float = 0.0  # extra per micro-batch in the last stage: one product forward, two backward
+    wait: float = 0.0  # a rank's waiting for messages beyond their transit, per stage and direction
     send: float = 0.0
     gather: float = 0.0
     reduce: float = 0.0
@@ -47,7 +46,7 @@ class Seconds:
 
 
 def price_runs(runs: Sequence[Planned], hardware: Hardware, factors: Factors) -> tuple[StepTime, list[Seconds]]:
-    """Return the times of steps with replayed pipelines, and the seconds of a micro-batch in each."""
+    """Return step times with replayed pipelines, and each run's seconds per micro-batch."""
     c = columns([case_of(run, hardware) for run in runs])
     one = price_microbatch(c, factors)
     parts = {
@@ -60,7 +59,7 @@ def price_runs(runs: Sequence[Planned], hardware: Hardware, factors: Factors) ->
 
 
 def pipeline_seconds(run: Planned, seconds: Seconds) -> float:
-    """Return the seconds of all micro-batches, without collectives over dp."""
+    """Return seconds of all micro-batches of a step, without collectives over dp."""
     parallel, costs = run.parallel, costs_of(run, seconds)
     if parallel.pp == 1:
         return run.num_microbatches * (costs[Kind.FORWARD, 0] + costs[Kind.BACKWARD, 0])
@@ -68,7 +67,7 @@ def pipeline_seconds(run: Planned, seconds: Seconds) -> float:
 
 
 def costs_of(run: Planned, seconds: Seconds) -> dict[tuple[Kind, int], float]:
-    """Return the seconds of each stage's actions."""
+    """Return the seconds of each kind of action in each stage, keyed by (kind, stage)."""
     return {
         (kind, stage.number): seconds.of(kind, len(stage.layers), last=stage.last)
         for kind in Kind for held in run.stages for stage in held
@@ -76,7 +75,7 @@ def costs_of(run: Planned, seconds: Seconds) -> dict[tuple[Kind, int], float]:
 
 
 def replay(run: Planned, seconds: Seconds, count: int | None = None) -> Timeline:
-    """Simulate a training step and return its timeline; `count` overrides the number of micro-batches."""
+    """Simulate one training step and return its timeline. `count` overrides the number of micro-batches."""
     parallel = run.parallel
     table = parallel.pipeline.table(parallel.pp, parallel.vp, count or run.num_microbatches)
     groups = {stage.number: groups_of(run, stage) for held in run.stages for stage in held}
@@ -94,7 +93,10 @@ def replay(run: Planned, seconds: Seconds, count: int | None = None) -> Timeline
 def _collectives(
     row: Sequence[Action], groups: dict[int, dict[str, int]], zero: int, last: int, seconds: Seconds
 ) -> dict[Action, float]:
-    """Return the seconds of collectives that each action of a rank waits for."""
+    """Return the seconds of dp collectives that each action of a rank waits for.
+
+    `groups` counts the weight groups of each stage by kind: a block, a vocabulary table, or the rest of the stage.
+    `last` is the last micro-batch's number."""
     found = dict[Action, float]()
     gathered = set[tuple[int, str]]()
     for action in row:
@@ -106,7 +108,7 @@ def _collectives(
                 gathers += num
                 gathered.add(held)
             if zero == 3 and (kind in ("blocks", "embedding") or action.kind is Kind.BACKWARD):
-                gathered.discard(held)  # these after each use, the others after a backward
+                gathered.discard(held)  # blocks and embedding are freed after each use, other groups after a backward
             half = Kind.INPUT if kind == "embedding" else Kind.WEIGHT
             if action.kind in (Kind.BACKWARD, half) and (zero >= 2 or action.microbatch == last):
                 reduces += num

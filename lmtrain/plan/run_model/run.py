@@ -1,7 +1,7 @@
-"""Our own runs in the words that are priced: settings in, a Case out, and what our executor overlaps. Torch-free.
+"""Conversion of run settings to the planner's terms: a Case, and the overlap our executor achieves. Torch-free.
 
-Called by whoever plans a run, for thousands of layouts: what depends on a few settings alone is worked out once. The
-program's properties are read from the code of `parallel`, and each names its place there.
+Called by planning code for thousands of layouts: results that depend on few settings are cached. The program's
+properties are read from the code of `parallel`, and each comment names the place there.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.workload import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
 from lmtrain.spec import ModelShape
 
-LOSS_NUMBERS = 64 << 20  # as many logits as the loss turns into fp32 at a time: kernels.cross_entropy
-LOSS_BYTES = 9  # of each: the softmax in fp32, one more while it is shifted, which of them are labels
+LOSS_NUMBERS = 64 << 20  # logits that the loss converts to fp32 at a time: kernels.cross_entropy
+LOSS_BYTES = 9  # per logit: the softmax in fp32, a shifted fp32 copy, a label mask
 
 OURS = Program(
     attention=Attention.FLASH2,
     pointwise=Pointwise.EAGER,
     tp_overlap=Overlap.WEIGHTS,  # collectives._ColumnLinear.backward
-    reduce_overlap=True,  # FSDP's hooks, a group a block
-    gather_overlap=True,  # the same: the next block's weights travel while one computes
-    send_overlap=True,  # pipeline.messages: receives are posted ahead, a send is waited for when it must have arrived
+    reduce_overlap=True,  # FSDP's hooks, a group per block
+    gather_overlap=True,  # FSDP's hooks: the next block's weights are gathered while a block computes
+    send_overlap=True,  # pipeline.messages: receives are posted ahead, sends are waited for late
     reduce_bytes=FP32_BYTES,  # sharding.apply_data_parallel
     reduce_each=True,  # sharding.ShardedWeights.begin: zero 2 reduces after every microbatch
-    group_buffers=True,  # sharding.apply_data_parallel, a group a block
+    group_buffers=True,  # sharding.apply_data_parallel, a group per block
     loss_numbers=LOSS_NUMBERS,
     loss_bytes=LOSS_BYTES,
 )
@@ -49,7 +49,7 @@ _SCHEDULES = {"gpipe": Schedule.GPIPE, "zb_h1": Schedule.ZB_1, "zb_v": Schedule.
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What the settings say of a run, as far as its time, memory and layouts depend on it. The vocabulary is known."""
+    """The settings of a run that decide its time, memory and layouts. The vocabulary size is final."""
 
     model: ModelSettings
     parallel: ParallelSettings
@@ -59,10 +59,10 @@ class Planned:
     recompute: RecomputeSettings = field(default_factory=NoRecomputeSettings)
     micro_batch: int
     global_batch: int
-    document_mask: bool = False  # tokens look at their own document alone
-    scored_share: float = 1.0  # of the tokens, those of which scores over the vocabulary are made
-    rampup: RampUp | None = None  # of the batch, which each layout has to share out on the way too
-    saves: bool = False  # whether its checkpoints have to be listed
+    document_mask: bool = False  # attention is limited to a token's own document
+    scored_share: float = 1.0  # share of tokens for which logits are computed
+    rampup: RampUp | None = None  # of the batch size; each batch size on the way must be divisible by the layout too
+    saves: bool = False  # whether the run saves checkpoints, whose manifests must stay within limits
 
     @property
     def num_microbatches(self) -> int:
@@ -70,30 +70,32 @@ class Planned:
 
     @property
     def compiles(self) -> bool:
-        """`auto` as on a GPU, by the schedule. Whoever knows it better, of a machine or of dropout, has settled it.
+        """True if blocks are compiled; `auto` is resolved as on a GPU, from the schedule.
 
-        because: a search prices what follows from the schedule and from the cut apart
+        Callers that have more facts (the machine, dropout) resolve `auto` beforehand.
+
+        because: a search prices the effects of the schedule and of the cut separately
         """
         return self.compute.compiles(self.parallel, uses_dropout=False, on_gpu=self.compute.device != "cpu")
 
     @property
     def number_bytes(self) -> int:
-        """The bytes of a number in computations."""
+        """Bytes of a number in compute precision."""
         return FP32_BYTES if self.precision.kind == "fp32" else FP32_BYTES // 2
 
     @property
     def product_precision(self) -> str:
-        """The precision of the factors of products."""
+        """Precision of the inputs of matrix products."""
         return "tf32" if self.compute.tf32 else self.precision.kind
 
     @property
     def sequence_parts(self) -> int:
-        """The number of parts of a sequence outside of attention and MLP."""
+        """Number of parts into which the sequence is cut outside of attention and MLP."""
         return self.parallel.tp if self.parallel.sequence_parallel else 1
 
     @property
     def loss_bytes(self) -> int:
-        """The bytes of each logit that the loss works on, beside the logits and their gradient."""
+        """Working bytes per logit of the loss, beside the logits and their gradient."""
         return 0 if self.compiles or not self.on_cpu else LOSS_BYTES
 
     @cached_property
@@ -102,19 +104,19 @@ class Planned:
 
     @cached_property
     def layers(self) -> Layers:
-        """Sizes of what they keep."""
+        """Sizes of the activations that layers keep."""
         return Layers(self)
 
     @cached_property
     def has_mask(self) -> bool:
-        """True if attention gets a mask matrix, which only plain kernels take."""
+        """True if attention needs an explicit mask matrix, which only the slower kernels support."""
         return needs_mask(self.model, document_mask=self.document_mask) and not of_blocks(
             self.model, on_gpu=not self.on_cpu
         )
 
     @property
     def window(self) -> int:
-        """The positions that a token attends to if kernels skip the others; 0 for the whole sequence."""
+        """Number of positions a token attends to if kernels skip all others; 0 if kernels skip none."""
         shape = self.shape
         if self.has_mask or shape.window is None or shape.window >= shape.seq_len:
             return 0
@@ -122,7 +124,7 @@ class Planned:
 
     @property
     def stages(self) -> tuple[tuple[Stage, ...], ...]:
-        """The stages of each rank along pp."""
+        """The stages of each pipeline rank."""
         p = self.parallel
         return _stages(self.model, p.pp, p.vp, p.schedule, p.balance)
 
@@ -139,15 +141,15 @@ class Planned:
 
 
 def program_of(run: Planned, hardware: Hardware) -> Program:
-    """Return how our executor runs these settings on a machine."""
+    """Return the properties of our executor with these settings on this machine."""
     plainer = run.has_mask or run.precision.kind == "fp32" or hardware.generation == "volta"
     return replace(
         OURS,
         attention=Attention.FLASH1 if plainer else Attention.FLASH2,
         pointwise=Pointwise.COMPILED if run.compiles else Pointwise.EAGER,
         fused_loss=not run.loss_bytes,
-        tp_overlap=Overlap.NONE if run.compiles else Overlap.WEIGHTS,  # a graph waits where it sends
-        # sharding.ShardedWeights.done: second halves end behind FSDP's back, and what they made is sent after them
+        tp_overlap=Overlap.NONE if run.compiles else Overlap.WEIGHTS,  # because: graphs wait for collectives
+        # sharding.ShardedWeights.done: FSDP does not see the second halves, so their gradients are reduced at the end
         reduce_overlap=not run.parallel.splits_backward,
         fused_gradients=0 if run.precision.kind == "fp32" else 2,  # products.clear_totals
         fused_optimizer=run.optim.kind == "adamw",
@@ -166,7 +168,7 @@ def case_of(run: Planned, hardware: Hardware) -> Case:
         head_width=shape.head_width, ffn_width=shape.ffn_width, gated=shape.gated,
         vocab=-(-model.padded_vocab_size // parallel.tp) * parallel.tp, seq_len=shape.seq_len,
         tied=bool(model.ties()), scored_share=run.scored_share,
-        # a matrix skips no work: neither half of the scores nor what lies beyond a window
+        # because: with a mask matrix kernels skip neither the causal half of the scores nor those beyond a window
         causal=shape.causal and not run.has_mask and not run.window, window=run.window,
         rotary=getattr(model, "positions", "learned") == "rotary",
         parallel_block=bool(getattr(model, "parallel_block", False)), dropout=model.uses_dropout,
@@ -181,7 +183,7 @@ def case_of(run: Planned, hardware: Hardware) -> Case:
 
 
 def again_of(run: Planned) -> Again:
-    """Return the recompute of the rank that does most of it, since its pipeline waits for it."""
+    """Return the recomputed shares of the rank that recomputes most, since the others of its pipeline wait for it."""
     if not isinstance(run.recompute, SomeRecomputeSettings):
         return Again()
     share = 1.0 if run.recompute.blocks is None else max(_share_again(run, held) for held in run.stages)
@@ -190,7 +192,7 @@ def again_of(run: Planned) -> Again:
             return Again(products=share, attention=share, pointwise=share, collectives=share)
         case "attention":
             return Again(attention=share)
-        case "operators":  # products are kept before tp sums them
+        case "operators":  # because: products are kept before the all-reduce over tp
             return Again(pointwise=share, collectives=share)
     raise AssertionError(f"recompute={run.recompute.kind} has no price")
 
@@ -210,7 +212,7 @@ def _stages(
 
 @lru_cache(maxsize=64)
 def _optimizer_bytes(model: ModelSettings, optim: OptimSettings) -> float:
-    """Return the bytes of master and optimizer state for a weight, on average."""
+    """Return bytes per weight, on average: the master weight and the optimizer's tensors."""
     weights = model.weights()
     slots = sum(optim.num_slots(name, shape) * math.prod(shape) for name, shape in weights.items())
     return FP32_BYTES * (1 + slots / sum(map(math.prod, weights.values())))

@@ -1,1 +1,1 @@
-"""The space of layouts, and the search for the fastest."""
+"""The space of layouts and the search for the fastest."""

@@ -1,9 +1,9 @@
-"""All layouts of a search with their seconds, bytes and joules, fastest first. Torch-free.
+"""Ranking of all layouts of a search by seconds, bytes and joules, fastest first. Torch-free.
 
-Called by answers, by the curve over numbers of devices, and by a run that chooses its layout. Bytes of all layouts come
-from a closed form (memory), which is within a tenth for most and far off for some; what is said to fit has had the
-bytes of its ranks counted (ranks). A layout far from fitting is not timed. Seconds of all layouts come from a closed
-form too; the pipelines of what stands first have been replayed, until none of these is known by the closed form alone.
+Called by result, by the curve over numbers of devices, and by a run that chooses its layout. Bytes of all layouts come
+from a closed form (memory), which is within 10% for most layouts and far off for some; a layout is reported to fit only
+after the bytes of its ranks were counted (ranks). A layout far from fitting is not timed. Seconds of all layouts come
+from a closed form too; the pipelines of the first layouts are replayed, until each of these has a replayed time.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.search import Rows, Space
 
-_AT_ONCE = 8192  # because: columns of so many stay in a core's cache
-_TIMED = 1.5  # of the memory: what needs more is not timed
-_NEAR = 1.25  # of the room, by the closed form: what needs more is not counted
-_REPLAYED = 12  # of the fastest, and of the fastest of each family
-_PASSES = 8  # because: what was replayed may fall behind what was not
-_ALIKE = 0.95  # because: by so much it may be less far off with other microbatches
-_KIND = (  # columns: of layouts that share these the closed form is about as far off
+_AT_ONCE = 8192  # because: columns of this length stay in a core's cache
+_TIMED = 1.5  # multiple of the device's memory; layouts that need more are not timed
+_NEAR = 1.25  # multiple of the usable memory, by the closed form; layouts that need more are not counted
+_REPLAYED = 12  # number of the fastest layouts, and of the fastest families, to replay
+_PASSES = 8  # because: a replayed layout may fall behind one that is not replayed yet
+_ALIKE = 0.95  # because: with other micro-batches, the ratio of counted to closed-form bytes may be 5% lower
+_KIND = (  # columns: layouts that share these have a similar error of the closed form of memory
     "pp", "tp", "schedule", "zero", "sequence_parallel", "again_products", "again_attention", "again_pointwise",
 )  # fmt: skip
-_PIPELINE = (  # columns: of layouts that share these a closed form's pipeline is about as far off
+_PIPELINE = (  # columns: layouts that share these have a similar error of the closed form of pipelines
     "pp", "vp", "schedule", "num_microbatches", "first_stage", "largest_stage", "last_stage",
 )  # fmt: skip
-FAMILY = ("pp", "tp", "zero", "shard")  # columns: what else differs is a matter of the schedule and of microbatches
+FAMILY = ("pp", "tp", "zero", "shard")  # columns: layouts of a family differ only in schedule and micro-batches
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    margin: float = 0.08  # of the memory, left free
-    switch: int = 0  # devices below one switch, where what shares weights has to stay; 0: anywhere
+    margin: float = 0.08  # share of the memory to leave free
+    switch: int = 0  # devices below a switch, within which ranks that share weights must stay; 0: no limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,13 +59,13 @@ class Ranked:
     hardware: Hardware
     limits: Limits
     prices: Prices
-    rows: Rows  # of the space: those that are priced apart
+    rows: Rows  # rows of the space with distinct prices
     seconds: Column  # inf where not timed
     held: Column  # bytes of the fullest rank, by the closed form
-    joules: Column  # of one device for a step
-    below_switch: NDArray[np.bool_]  # that it does not cross one, where it must not
-    _counted: dict[int, float] = field(default_factory=dict, init=False)  # bytes of fullest ranks, by place
-    # of each kind the newest that has been counted, beside the closed form
+    joules: Column  # of a device, per step
+    below_switch: NDArray[np.bool_]  # True if the layout respects `limits.switch`
+    _counted: dict[int, float] = field(default_factory=dict, init=False)  # place -> counted bytes of the fullest rank
+    # kind (values of _KIND) -> counted bytes / closed form, from the layout counted last
     _off: dict[tuple[float, ...], float] = field(default_factory=dict, init=False)
 
     @property
@@ -82,17 +82,17 @@ class Ranked:
 
     @property
     def num_fitting(self) -> int:
-        """The number of layouts that fit by the closed form."""
+        """Number of layouts that fit by the closed form."""
         return int(np.sum(self.allowed & (self.held <= self.usable)))
 
     @cached_property
     def smallest(self) -> Rows:
-        """Places of all that the limits leave, whether they fit or not."""
+        """Places of all layouts within the limits, whether they fit or not, least memory first."""
         return self._sorted(self.held, self.below_switch)
 
     @cached_property
     def fastest(self) -> Rows:
-        """Places of those that may fit: `fitting` tells which of them do."""
+        """Places of layouts that may fit, fastest first; `fitting` tells which of them do."""
         return self._sorted(self.seconds, self._near)
 
     @cached_property
@@ -101,17 +101,17 @@ class Ranked:
 
     @cached_property
     def best(self) -> int | None:
-        """The fastest that fits."""
+        """Place of the fastest layout that fits, or None."""
         return next(self.fitting(self.fastest), None)
 
     @cached_property
     def unfitting(self) -> Rows:
-        """Places of those that are faster than all that fit, and do not."""
+        """Places of layouts that would be faster than the best one but do not fit in memory, fastest first."""
         best = np.inf if self.best is None else self.seconds[self.best]
         return self._sorted(self.seconds, self.allowed & (self.seconds < best))
 
     def fitting(self, places: Rows, columns: tuple[str, ...] = ()) -> Iterator[int]:
-        """Yield the places that fit by the counted bytes of their ranks; with columns, the first of each family."""
+        """Yield places that fit by their ranks' counted bytes, in order; with `columns`, the first of each family."""
         seen = set[tuple[float, ...]]()
         for start in range(0, len(places), _AT_ONCE):
             some = places[start : start + _AT_ONCE]
@@ -127,9 +127,9 @@ class Ranked:
                     yield place
 
     def replay_fastest(self) -> None:
-        """Replace closed forms by replays for the fastest layouts, and for others with an equal pipeline.
+        """Replace closed-form times of the fastest layouts by replayed times.
 
-        Once, before anything is asked.
+        Other layouts with the same pipeline are scaled by the same ratio. Called once, before any result is read.
         """
         near = np.flatnonzero(self._near & (self.space.column("pp", self.rows) > 1))
         alike = np.full(len(self.rows), -1)
@@ -144,7 +144,7 @@ class Ranked:
                 return
             time, _ = price_runs([self.planned(place) for place in places], self.hardware, self.prices.time)
             replayed |= dict(zip(places, time.total.tolist(), strict=True))
-            longer[alike[places[::-1]]] = time.total[::-1] / closed[places[::-1]]  # of a kind its fastest
+            longer[alike[places[::-1]]] = time.total[::-1] / closed[places[::-1]]  # each pipeline's fastest
             self.seconds[near] = closed[near] * longer[alike[near]]
             self.seconds[list(replayed)] = list(replayed.values())
             self.joules[near] = joules[near] * (self.seconds[near] / closed[near])
@@ -153,7 +153,7 @@ class Ranked:
         return self.space.planned(int(self.rows[place]))
 
     def counted(self, place: int) -> float:
-        """Bytes of the fullest rank."""
+        """Return the counted bytes of the fullest rank; the result is cached."""
         if place not in self._counted:
             run = self.planned(place)
             self._counted[place] = float(sum(rank_bytes_of(run, fullest_rank(run)).values()))
@@ -169,7 +169,7 @@ class Ranked:
 
     def _sorted(self, by: Column, among: NDArray[np.bool_]) -> Rows:
         places = np.flatnonzero(among)
-        # because: to six digits, machines agree; of equals the one that was found first is the plainer
+        # because: rounded to six digits, all machines sort alike; among ties, the layout found first is simpler
         return places[np.argsort(_rounded(by[places]), kind="stable")]
 
     def firsts(self, places: Rows, columns: tuple[str, ...] = FAMILY) -> Rows:
@@ -198,7 +198,7 @@ def rank(space: Space, hardware: Hardware, limits: Limits, prices: Prices) -> Ra
 
 
 def _alike(columns: Sequence[Column]) -> NDArray[np.intp]:
-    """Return a number for each row; rows with equal columns have the same number."""
+    """Return a number per entry that is equal for entries that agree in all columns."""
     found = np.zeros(len(columns[0]), dtype=np.intp)
     for column in columns:
         values, at = np.unique(column, return_inverse=True)

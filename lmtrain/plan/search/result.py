@@ -1,7 +1,7 @@
-"""What is said of a layout: how long a step takes and of what, what the fullest rank holds, what a token costs.
+"""Results for single layouts: the parts of a step's time, the fullest rank's memory, the cost of a token.
 
-And of more devices what they bring: the best layout at each number of them, each searched anew, and what the one before
-it would have been worth there. Called by the verb, for the few layouts that are shown. Torch-free.
+Also the curve over numbers of devices: the best layout at each number, searched anew, and the previous number's layout
+carried over to it. Called by the verb for the few layouts that are shown. Torch-free.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lmtrain.plan.run_model.run import Planned
 from lmtrain.plan.search.rank import Limits, Prices, Ranked, rank
 from lmtrain.plan.search.search import Fixed, Rows, legal
 
-PARTS = {  # of a step, none in another
+PARTS = {  # disjoint parts of a step's time
     "compute": "computation",
     "tp": "tensor parallelism's collectives",
     "sends": "the pipeline's messages",
@@ -39,11 +39,11 @@ _EXPOSED = ("tp", "sends", "sharded", "reduce")
 class Answer:
     run: Planned
     hardware: Hardware
-    parts: dict[str, float]  # seconds, by the names of PARTS
-    rank: int  # the fullest
-    watts: float  # of a device
-    interval: float  # half of that in which four of five runs lie
-    microbatch: Seconds  # of its blocks
+    parts: dict[str, float]  # name in PARTS -> seconds
+    rank: int  # the fullest rank
+    watts: float  # power of a device
+    interval: float  # half-width of the 80% interval
+    microbatch: Seconds  # durations per micro-batch and block
 
     @property
     def gpus(self) -> int:
@@ -59,7 +59,7 @@ class Answer:
 
     @cached_property
     def memory(self) -> dict[str, int]:
-        """Bytes of the fullest rank."""
+        """Name -> bytes, of the fullest rank."""
         return rank_bytes_of(self.run, self.rank)
 
     @property
@@ -80,7 +80,7 @@ class Answer:
 
     @property
     def mfu(self) -> float:
-        """MFU as a run counts it: attention in full, recompute not at all."""
+        """Model FLOPs utilization as a run counts it: full attention, no recompute, relative to the peak FLOP/s."""
         flops = self.run.shape.flops_per_token(scored=self.run.scored_share) * self.tokens_per_s
         return flops / (self.gpus * self.hardware.peak(self.run.product_precision))
 
@@ -90,7 +90,7 @@ class Answer:
 
     @property
     def exposed(self) -> float:
-        """Share of a step in which communication is all that happens."""
+        """Share of a step in which communication is not overlapped by computation."""
         return sum(self.parts[name] for name in _EXPOSED) / self.seconds
 
     @property
@@ -129,12 +129,12 @@ def price(runs: Sequence[Planned], hardware: Hardware, prices: Prices) -> list[A
 
 def _parts(time: StepTime, at: int) -> dict[str, float]:
     found = {name: float(getattr(time, name)[at]) for name in PARTS}
-    # because: the busiest rank's time has all three in it
+    # because: the busiest rank's time includes all three
     return found | {"compute": found["compute"] - found["tp"] - found["sends"]}
 
 
 def more(one: Answer, best: Answer, by: str) -> float:
-    """Return how much more time, or joules, a layout takes than the best, as a share."""
+    """Return by which share `one` exceeds the best layout, in time or in joules per token."""
     return one.joules_per_token / best.joules_per_token - 1 if by == "joules" else one.seconds / best.seconds - 1
 
 
@@ -152,7 +152,7 @@ def _signed(seconds: float) -> str:
 
 
 def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
-    """Return for each pp and tp the fastest layout that fits, or the bytes that the smallest needs."""
+    """Return (pp, tp) -> the fastest layout that fits, or the bytes that the smallest needs if none fits."""
     fastest = answers(ranked, ranked.fitting(ranked.fastest, ("pp", "tp")))
     found: dict[tuple[int, int], Answer | float] = {(one.run.parallel.pp, one.run.parallel.tp): one for one in fastest}
     for place in ranked.firsts(ranked.smallest, ("pp", "tp")):
@@ -163,7 +163,7 @@ def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
 
 
 def unfitting(ranked: Ranked, most: int) -> Iterator[Answer]:
-    """Yield layouts that would be faster but do not fit; if nothing fits, those that miss by least."""
+    """Yield layouts that would be faster but do not fit; if none fits, those that miss by least."""
     if ranked.best is not None:
         yield from answers(ranked, ranked.firsts(ranked.unfitting)[:most])
     else:
@@ -174,10 +174,10 @@ def unfitting(ranked: Ranked, most: int) -> Iterator[Answer]:
 @dataclass(frozen=True)
 class Point:
     gpus: int
-    best: Answer | None  # None where nothing fits
-    plain: Answer | None  # the fastest that only shards weights, over all devices
-    kept: Answer | None  # the fastest with as many cuts and stages as the point before had, where the best has others
-    gain: float | None = None  # of tokens/s over the point before; 2 would be all that twice the devices can bring
+    best: Answer | None  # None if no layout fits
+    plain: Answer | None  # the fastest layout with zero 3 alone, sharded over all devices
+    kept: Answer | None  # the fastest layout with the previous point's pp and tp, if `best` has others
+    gain: float | None = None  # ratio of tokens/s to the previous point; 2 is the ideal for twice the devices
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -188,27 +188,27 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What stays the same along the curve."""
+    """The inputs that stay the same along the curve."""
 
     run: Planned
     hardware: Hardware
     limits: Limits
     prices: Prices
     fixed: Fixed
-    batch_per_gpu: float = 0.0  # 0: the batch stays as it is
-    by: str = "time"  # or joules: what the best has least of
+    batch_per_gpu: float = 0.0  # samples; 0: the batch stays as it is
+    by: str = "time"  # "time" or "joules": the quantity to minimize
 
     def ranked(self, gpus: int) -> Ranked:
         run = replace(self.run, global_batch=round(self.batch_per_gpu * gpus) or self.run.global_batch)
         return rank(legal(run, gpus, self.hardware, self.fixed), self.hardware, self.limits, self.prices)
 
     def ordered(self, ranked: Ranked) -> Rows:
-        """Places of what may fit, the best first."""
+        """Return places of layouts that may fit, the best first."""
         return ranked.frugal if self.by == "joules" else ranked.fastest
 
 
 def curve(study: Study, first: Ranked, gpus: Sequence[int]) -> Iterator[Point]:
-    """`first` is what is known of the first number."""
+    """Yield a Point for each number of devices, in order; `first` is the ranking of the first number."""
     before: Answer | None = None
     for at, number in enumerate(gpus):
         ranked = study.ranked(number) if at else first

@@ -1,10 +1,11 @@
-"""Every layout that the settings accept for a model and a number of devices, and columns of them. Torch-free.
+"""The space of all legal layouts of a model on a number of devices, with priced columns. Torch-free.
 
-The settings' own rules are asked, never restated: of a few settings at a time, since no rule ties, say, a stage to a
-shard. tests/unit/plan/test_search.py asks all rules of every combination and compares. A million layouts differ in some
-thousand stages, copies, cuts and microbatches, rows of a few tables, one a table for what is set together; each is made
-a case once, and a column of a million is picked from the table that decides it. Called by rank and its readers, and by
-a run that leaves its layout open.
+The settings' own rules decide what is legal and are never restated here. Each rule is evaluated for a few settings at a
+time, since no rule connects, for example, stages with shards; tests/unit/plan/test_search.py applies all rules to every
+combination and compares. A million layouts share a few thousand stages, copies, cuts and micro-batches. Each of these
+is a row of a table (an Axis) for settings that belong together and becomes a case once; a column for a million layouts
+is picked from the table that decides the column. Called by rank and its readers, and by a run that leaves its layout
+open.
 """
 
 from __future__ import annotations
@@ -29,31 +30,35 @@ from lmtrain.plan.run_model.checkpoint_size import check_listed, checkpoint_byte
 from lmtrain.plan.run_model.run import Planned, case_of
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 
-Fixed = Mapping[str, Any]  # keys of `parallel`, micro_batch and recompute: their values are given, and not searched
-Sets = dict[str, Any]  # keys of `parallel`, micro_batch and recompute
+Fixed = Mapping[str, Any]  # keys of `parallel`, micro_batch and recompute -> a fixed value, which is not searched
+Sets = dict[str, Any]  # keys of `parallel`, micro_batch and recompute -> value
 Rows = NDArray[np.intp]
-_ZEROS = (1, 0, 2, 3)  # the usual one first: of two that are priced the same it is shown
+_ZEROS = (1, 0, 2, 3)  # the default first, because the first of several equally priced layouts is shown
 
 
 def with_sets(run: Planned, sets: Sets) -> Planned:
-    """Return the run with these settings; other parallel settings have their defaults."""
+    """Return the run with these settings; other keys of `parallel` get their defaults."""
     own = {key: sets[key] for key in ("micro_batch", "recompute") if key in sets}
     return replace(run, parallel=ParallelSettings(**{k: v for k, v in sets.items() if k not in own}), **own)
 
 
 class Axis:
-    """What is set together, with the cases that show what follows from it; in groups whose rest is the same."""
+    """A table of settings that are searched together, with a case per row.
+
+    Rows form groups; within a group, all other settings are equal."""
 
     def __init__(self, run: Planned, hardware: Hardware) -> None:
         self.sets: list[Sets] = []
         self._run, self._hardware = run, hardware
         self._cases: list[Case] = []
-        self._usual: list[Case] = []  # of each group, as the first axis has it
-        self._group: list[int] = []  # of each row
+        self._usual: list[Case] = []  # of each group: the case that the first axis uses
+        self._group: list[int] = []  # of each row: its group's number
         self._groups: dict[tuple[Any, ...], list[int]] = {}
 
     def group(self, key: tuple[Any, ...], sets: Iterable[Sets], among: Sets) -> list[int]:
-        """`among` is the rest of their cases, and with the usual of this axis what the first axis is priced with."""
+        """Add rows for these settings, once for each key, and return the row numbers of the key's group.
+
+        `among` holds the other settings of these cases; with this axis's defaults, it gives the first axis's case."""
         if key not in self._groups:
             self._usual.append(self._case(among))
             self._groups[key] = [self.add(one, among, len(self._usual) - 1) for one in sets]
@@ -74,13 +79,13 @@ class Axis:
 
     @cached_property
     def decides(self) -> set[str]:
-        """Columns that are not always as usual in their group."""
+        """The columns that differ from the default case in any row of a group."""
         usual, group = columns(self._usual), np.array(self._group, dtype=np.intp)
         return {name for name, column in self.columns.arrays.items() if np.any(column != usual.arrays[name][group])}
 
     @cached_property
     def is_different(self) -> NDArray[np.bool_]:
-        """Return for each row whether no earlier row of its group has the same price."""
+        """Mask of the rows whose price no earlier row of their group has; some settings do not change the price."""
         table = np.stack([np.array(self._group, dtype=np.float64), *self.columns.arrays.values()])
         found = np.zeros(len(self.sets), dtype=bool)
         found[np.unique(table, axis=1, return_index=True)[1]] = True
@@ -88,7 +93,7 @@ class Axis:
 
 
 class Space:
-    """All layouts of a search. A block is a list of rows for each axis, and stands for all their combinations."""
+    """All layouts of a search. A block has a list of rows for each axis and stands for all their combinations."""
 
     def __init__(self, run: Planned, axes: Sequence[Axis], blocks: Sequence[Sequence[Sequence[int]]]) -> None:
         self._run, self._axes = run, axes
@@ -112,7 +117,7 @@ class Space:
 
     @cached_property
     def different(self) -> Rows:
-        """Rows without those that are priced the same as one before them."""
+        """The rows of the space, without those that are priced the same as an earlier row."""
         return np.flatnonzero(np.logical_and.reduce([
             axis.is_different[rows] for axis, rows in zip(self._axes, self._rows, strict=True)
         ]))  # fmt: skip
@@ -127,7 +132,7 @@ class Space:
 
     @cached_property
     def _decided_by(self) -> dict[str, int]:
-        """Return the axis that decides each column, for columns that the first axis does not decide."""
+        """Column name -> the axis that decides it, for all columns that the first axis (the stages) does not decide."""
         found: dict[str, int] = {}
         for at, axis in enumerate(self._axes[1:], 1):
             if twice := sorted(found.keys() & axis.decides):
@@ -137,7 +142,7 @@ class Space:
 
 
 def legal(run: Planned, world_size: int, hardware: Hardware, fixed: Fixed | None = None) -> Space:
-    """`run` says what is not searched: its model, batch, precision and optimizer."""
+    """Return the space of legal layouts; `run` has all settings that are not searched, such as model and batch."""
     return _Search(run, world_size, hardware, fixed or {}).space()
 
 
@@ -156,7 +161,7 @@ class _Search:
         return Space(self._run, list(self._axes.values()), blocks)
 
     def _block(self, pipeline: Sets, tp: int, dp: int) -> list[list[int]]:
-        """Rows of each axis: any row of one goes with any of the others."""
+        """Return rows for each axis; any combination of rows is legal."""
         word, pp, vp = pipeline["schedule"], pipeline["pp"], pipeline["vp"]
         layout, all_copies = Layout(pp, vp, dp, 1, tp), {"dp_replicate": 1, "dp_shard": dp, "zero": 1}
         stages, copies, cut, micro, again = self._axes.values()
@@ -223,7 +228,7 @@ class _Search:
         return checkpoint_bytes(self._run.model, self._run.optim.num_slots)
 
     def _is_listed(self, shard: int, tp: int) -> bool:
-        """Return whether a manifest could list a checkpoint's pieces, which these two sizes decide."""
+        """Return whether a manifest could list the pieces of a checkpoint, which depends only on shard and tp."""
         if not self._run.saves:
             return True
         try:

@@ -1,1 +1,1 @@
-"""What a run checks before its first step: machine, data, checkpoint, first weights."""
+"""Checks before a run's first step: machine, data, checkpoint, first weights."""

@@ -1,7 +1,7 @@
-"""All that can be judged before torch is imported: machine, data, tokenizer, processes, what a resume finds.
+"""Checks before torch is imported: machine, data, tokenizer, processes, checkpoint to resume from.
 
-Called by the command line right after the settings, for a run and for a dry run alike; its answer is what set-up builds
-from. Of the machine it makes and keeps nothing.
+Called by the command line right after the settings, for a run and for a dry run alike; set-up builds the run from the
+result. These checks allocate and keep nothing on the machine.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
 from lmtrain.units import format_bytes
 
-_FREE = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no answer of the model
-_RECORDS_BYTES = 1 << 20  # what a run writes besides checkpoints, as long as it is young
-_EFFECTIVE = ("num_kv_heads", "head_width", "ffn_width")  # null is a default that others write out
+_FREE = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no output of the model
+_RECORDS_BYTES = 1 << 20  # bytes that a young run writes besides checkpoints
+_EFFECTIVE = ("num_kv_heads", "head_width", "ffn_width")  # null means a default, which other models state explicitly
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What a run measures besides its validation, as far as training knows."""
+    """An evaluation task of a run, with the facts that training needs."""
 
     name: str
     data: str
@@ -52,13 +52,13 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Inputs:
-    model: ModelSettings  # with the true vocabulary size
+    model: ModelSettings  # with the final vocabulary size
     tokenizer: Tokenizer
     data: TrainingData
     resume_from: Path | None
-    weights_from: Path | None = None  # where a new run begins, if not at random weights
+    weights_from: Path | None = None  # checkpoint with the first weights of a new run; None for random weights
     evaluations: tuple[Evaluated, ...] = ()
-    warnings: tuple[str, ...] = ()  # what works and may not be meant
+    warnings: tuple[str, ...] = ()  # messages on settings that work but may be unintended
 
     def epochs(self, config: RunConfig) -> float:
         first, count = config.batch_plan.range_of(config.total_steps - 1)
@@ -66,13 +66,13 @@ class Inputs:
 
 
 def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> Inputs:
-    """Refuse what cannot work, or say what the run is made of.
+    """Return the inputs of a run; raise if it cannot work.
 
-    Every process of a run asks; an index that the data needs is built by one of a node while the others wait for its
-    lock. Not `starting`: one process may ask about a run of many.
+    Called on every process of a run: one process per node builds a missing data index while the others wait for its
+    lock. Without `starting`, a single process may check a run of many.
     """
     _check_processes(config, env, starting)
-    # else one process asks about a run of many
+    # else a single process checks a run of many
     is_here = env.world_size == config.parallel.layout.world_size and env.launcher != ELSEWHERE
     if is_here:
         check_device(config, env)
@@ -85,14 +85,14 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     if resumed is not None:
         check_resumed(resumed, config, model, tokenizer, data)
     if is_here and starting and config.data.verify == "full":
-        for dataset in data.datasets:  # because: the processes of a node share the work, and each still checks its own
+        for dataset in data.datasets:  # because: the processes of a node share the work, so each must check its part
             dataset.check_all(env.local_rank, max(env.local_world_size, 1))
     warnings = [*_warnings(config.parallel.layout, env), *([data.warning] if data.warning else [])]
     if is_here and env.rank == 0:
         warnings += check_folder(config, model, tokenizer, lock=not starting)
     if is_here and not starting:
-        check_port(env)  # because: a run opens it right after this, and finds out itself
-    # because: once a run has a checkpoint of its own, the one it began from may be gone
+        check_port(env)  # because: a starting run opens the port right after this and reports the problem itself
+    # because: once a run has its own checkpoint, the checkpoint of its first weights may be gone
     weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
     return Inputs(model, tokenizer, data, resume_from, weights_from, warnings=tuple(warnings))
 
@@ -100,7 +100,7 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
 def load_data(
     config: RunConfig, *, validate: bool = True, shares: str = TOKEN_SHARES
 ) -> tuple[Tokenizer, ModelSettings, TrainingData]:
-    """Open the data of a run; return its tokenizer, the model with its vocabulary, and the data."""
+    """Return the tokenizer, the model with its final vocabulary size, and the data of a run."""
     opened = open_datasets(config.data)
     tokenizer = _tokenizer(config.data, opened)
     model = _model(config, opened, tokenizer)
@@ -113,7 +113,7 @@ def load_data(
 
 
 def find_model(config: RunConfig) -> ModelSettings:
-    """Return the model with the vocabulary that follows from the data, before the data is indexed."""
+    """Return the model with its final vocabulary size, without indexing the data."""
     opened = open_datasets(config.data)
     return _model(config, opened, _tokenizer(config.data, opened))
 
@@ -129,7 +129,9 @@ def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None
 
 
 def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | None = None) -> Iterator[str]:
-    """Yield why these processes do not fit a layout; for a training, with all settings that would fit."""
+    """Yield a message if the number of processes does not match the layout.
+
+    `train` adds the batch settings that have to change to the way out."""
     if env.world_size != layout.world_size:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
         factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
@@ -147,7 +149,7 @@ def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | Non
 
 
 def _batch_for(layout: Layout, train: TrainSettings | None) -> Iterator[str]:
-    """Yield the batch settings that the layout's replicas need."""
+    """Yield the batch settings that must change for this layout's number of replicas."""
     if train is None:
         return
     share = -(-train.global_batch // layout.dp)
@@ -172,7 +174,7 @@ def _processes(count: int) -> str:
 
 
 def _tokenizer(settings: DataChoice, opened: Opened) -> Tokenizer:
-    """Return the tokenizer that made the datasets: it lies beside one of them, or the user names it."""
+    """Return the tokenizer that wrote the datasets: from beside a dataset, or from data.tokenizer for foreign ones."""
     beside = next((file for file in map(_beside, opened.all) if file.exists()), None)
     if settings.tokenizer is None and beside is None:
         first = opened.train[0]
@@ -206,9 +208,9 @@ def _model(config: RunConfig, opened: Opened, tokenizer: Tokenizer) -> ModelSett
 
 
 def find_resume(config: RunConfig) -> Path | None:
-    """Return the checkpoint that a run resumes from: its own newest, or at first the one that the user names.
+    """Return the run's newest checkpoint, or on its first start the one given by the user; None for a new run.
 
-    Whether it can be read is judged when it is opened, or with checkpoint.fallback here.
+    With checkpoint.fallback, unreadable checkpoints are skipped here; else readability is checked when it is opened.
     """
     own, settings = Path(config.run.dir) / CHECKPOINTS, config.checkpoint
     newest, damaged = latest(own), list_set_aside(own)
@@ -240,12 +242,12 @@ def find_resume(config: RunConfig) -> Path | None:
 
 
 def settled(config: RunConfig, inputs: Inputs) -> RunConfig:
-    """Return the settings with the values that the data decides, as run folder and checkpoints record them."""
+    """Return the settings completed with the model that the data decided, as run folder and checkpoints record them."""
     return replace(config, model=inputs.model)
 
 
 def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer) -> Path | None:
-    """Return the checkpoint that `checkpoint.init_from` names; raise with all that differs."""
+    """Return the checkpoint that `checkpoint.init_from` names, or None; raise with all differences if it is unfit."""
     if config.checkpoint.init_from is None:
         return None
     path = resolve(Path(config.checkpoint.init_from))
@@ -266,7 +268,7 @@ def _check_model(path: Path, ours: ModelSettings, theirs: ModelSettings) -> None
     mine, other, typed = written_out(ours), written_out(theirs), theirs.to_dict()
     free = {*_FREE, *(problem.key for problem in theirs.unused())}
     if "embedding.position.weight" not in theirs.weights():
-        free.add("seq_len")  # because: angles go on where a table ends
+        free.add("seq_len")  # because: rotary positions have no table that limits the length
     wrong = [key for key in other if key not in free and mine.get(key) != other[key]]
     if wrong:
         found = ", ".join(f"model.{key} is {show(mine.get(key))}, there {show(other[key])}" for key in wrong)
@@ -277,7 +279,7 @@ def _check_model(path: Path, ours: ModelSettings, theirs: ModelSettings) -> None
 
 
 def written_out(model: ModelSettings) -> dict[str, Any]:
-    """Return settings with the sizes that null stands for."""
+    """Return the settings with nulls replaced by the sizes they stand for."""
     values, shape = model.to_dict(), model.shape
     return values | {key: getattr(shape, key) for key in _EFFECTIVE if key in values}
 
@@ -301,11 +303,11 @@ def check_device(config: RunConfig, env: ProcessEnv) -> None:
 
 
 def check_sinks(config: RunConfig) -> None:
-    """Raise unless the packages and services that a run writes to besides its folder are there."""
+    """Raise SettingsError if the package that observe.wandb needs is not installed."""
     if config.observe.wandb == "none":
         return
     found = importlib.util.find_spec("wandb")
-    if found is None or found.origin is None:  # because: a folder of that name, as the package leaves, is not it
+    if found is None or found.origin is None:  # because: a mere folder named wandb is not the package
         raise SettingsError([
             f"observe.wandb={config.observe.wandb} needs the package wandb, which is not installed. "
             f"Run `{install_command('wandb')}`, or set observe.wandb=none."
@@ -313,7 +315,9 @@ def check_sinks(config: RunConfig) -> None:
 
 
 def check_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, *, lock: bool) -> list[str]:
-    """Refuse a run that cannot keep what it makes, or has no room for its checkpoints; return what room may lack."""
+    """Raise if the run's folder is unusable or has no room for its checkpoints; return warnings on room that may lack.
+
+    `lock`: also check whether another run holds the folder."""
     folder, settings = Path(config.run.dir), config.checkpoint
     check_output_folder(folder, f"run.dir={config.run.dir}", lock=lock)
     if settings.interval_steps is None:
@@ -321,7 +325,7 @@ def check_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, 
     there, extra, free = len(list_checkpoints(folder / CHECKPOINTS)), len(tokenizer.to_bytes()), free_bytes(folder)
     size, records = check_pieces(config, model) + extra, extra + _RECORDS_BYTES
     room = max(0, free - records) // size
-    # because: a run that goes on has its newest ones already, and writes the next before the oldest goes
+    # because: a resumed run already has its newest checkpoints, and writes the next before the oldest is deleted
     surely, at_most = (max(1, count - there) for count in settings.num_at_once(config.total_steps))
     if room >= at_most:
         return []
@@ -341,7 +345,7 @@ def check_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, 
 
 
 def _fewer(config: RunConfig, in_all: int, there: int) -> str:
-    """Return the settings that need fewer checkpoints, for a message."""
+    """Return the part of a message with settings that need fewer checkpoints."""
     if 1 < in_all <= config.checkpoint.keep_last:
         return f"set checkpoint.keep_last={in_all - 1}, "
     one = "set checkpoint.interval_steps=0 checkpoint.interval_s=null to save only at the end, "
@@ -349,7 +353,9 @@ def _fewer(config: RunConfig, in_all: int, there: int) -> str:
 
 
 def check_pieces(config: RunConfig, model: ModelSettings) -> int:
-    """Refuse a layout whose checkpoints could not be written, better now than at the first save; return their size."""
+    """Return the size of a checkpoint in bytes; raise LayoutError if such checkpoints could not be written.
+
+    Return 0 instead of raising if the run saves none."""
     slots = config.optim.num_slots
     try:
         return check_listed(model, config.parallel.layout, slots, checkpoint_bytes(model, slots))
@@ -360,10 +366,10 @@ def check_pieces(config: RunConfig, model: ModelSettings) -> int:
 
 
 def check_port(env: ProcessEnv) -> None:
-    """Raise if the processes' meeting port cannot be opened; it is free again afterwards."""
+    """Check that the processes' meeting port can be opened; the port is free again afterwards."""
     if env.world_size == 1:
         return
-    host, port = "127.0.0.1", 0  # our own launcher takes any
+    host, port = "127.0.0.1", 0  # because: our own launcher takes any free port
     if env.launcher != "lmtrain":
         at = Rendezvous.detect(env)
         if env.rank > 0 or at.held_by_launcher or at.listen_fd is not None:

@@ -1,7 +1,8 @@
-"""What the checkpoint that a run goes on from decides before torch is there: whether it can be used, whether it is of
-this run, whether steps are left to do, and what data.split keeps from training.
+"""Checks of the checkpoint that a run resumes from, without torch.
 
-Called by preflight, before anything of the stated size is built, and again by state.py for the one that is then read.
+The checks: is it usable, does it belong to this run, are steps left, and which part of the data does data.split exclude
+from training. Called by preflight, before anything of the configured size is built, and again by state.py for the
+checkpoint that is then read.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _OF_A_DATASET = ("data: num_tokens", "data: num_documents", "data: content")
 
 
 def open_resumed(config: RunConfig, path: Path | None) -> Contents | None:
-    """Open the checkpoint that a run resumes from; raise if the run is to end before it."""
+    """Open the checkpoint to resume from; raise if it is damaged or if the run is to end before its step."""
     if path is None:
         return None
     try:
@@ -41,12 +42,14 @@ def open_resumed(config: RunConfig, path: Path | None) -> Contents | None:
 
 
 def readable(path: Path | None) -> Path | None:
-    """Return a checkpoint, or the newest one before it if its manifest cannot be read (checkpoint.fallback)."""
+    """Return this checkpoint, or the newest readable one before it if its manifest is unreadable.
+
+    Used with checkpoint.fallback only."""
     return path if path is None or manifest_problem(path) is None else before(path) or path
 
 
 def passed_over(path: Path) -> list[str]:
-    """Return lines about the newer checkpoints that `readable` has passed over."""
+    """Return messages on the newer checkpoints that `readable` skipped in favour of this one."""
     return [
         f"{one} is passed over: {problem}"
         for one in newer_than(path) if (problem := manifest_problem(one)) is not None
@@ -54,9 +57,10 @@ def passed_over(path: Path) -> list[str]:
 
 
 def pass_over(path: Path, own: Path, error: LmtrainError) -> None:
-    """Set a checkpoint of the run's own folder aside that turned out to be damaged while it was read, or refuse.
+    """Set aside a checkpoint of the run's own folder that proved damaged while it was read; else raise `error`.
 
-    Where nothing readable is before it the run does not begin anew, and what is whole does not fit for other reasons.
+    Raise as well if no readable checkpoint precedes it, because the run must not restart from the beginning, and if the
+    checkpoint is intact, because it does not fit for other reasons.
     """
     if path.parent.resolve() != own.resolve() or before(path) is None or not Contents(path).damages():
         raise error
@@ -65,18 +69,18 @@ def pass_over(path: Path, own: Path, error: LmtrainError) -> None:
 
 
 def shares_of(resumed: Contents | None) -> str:
-    """Asked.shares as the run began with it."""
+    """Return how data was split into shares when the run began; see Asked.shares."""
     if resumed is None:
         return TOKEN_SHARES
     data = resumed.manifest.state.get("data")
-    # because: checkpoints that do not say are of a time when all shares were cut
+    # because: checkpoints without this entry are from versions that cut all shares
     return str(data.get("shares", ALL_SHARES)) if isinstance(data, dict) else TOKEN_SHARES
 
 
 def check_resumed(
     resumed: Contents, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
 ) -> None:
-    """Refuse a checkpoint of another run, or one that is not what it says, before a model is built."""
+    """Raise on a checkpoint of another run or with wrong contents, before a model is built."""
     check_same_run(resumed.path, resumed.manifest, config, model, tokenizer, data)
     checked_model(resumed)
 
@@ -84,7 +88,7 @@ def check_resumed(
 def check_same_run(
     path: Path, manifest: Manifest, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
 ) -> None:
-    """Weights of another shape, or samples in another order, would be a different run under the same name."""
+    """Raise CheckpointError if the checkpoint belongs to a different run, with another model or other samples."""
     state = manifest.state
     if "data" not in state or "optimizer" not in state:
         raise CheckpointError(
@@ -94,7 +98,7 @@ def check_same_run(
     wrong = list(_wrong_types(manifest))
     if wrong:
         raise CheckpointError(f"{path / MANIFEST} is no state of a run: {a_few(wrong, '; ')}. Restore it from a copy.")
-    # because: a checkpoint may be older than some settings, which then were what is now their default
+    # because: a checkpoint may be older than some settings, which then had today's default
     saved = model_of(state, path)
     theirs, unread = saved.to_dict(), {problem.key for problem in saved.unused()}
     pairs = [(f"model.{key}", v, theirs.get(key)) for key, v in model.to_dict().items() if key not in unread]
@@ -116,7 +120,9 @@ def check_same_run(
 
 
 def _data_pairs(state: dict[str, Any], config: RunConfig, data: TrainingData) -> list[tuple[str, Any, Any]]:
-    """Name, value and the checkpoint's value of what decides the samples; of another dataset that it is one."""
+    """Return (name, our value, the checkpoint's value) for all that decides the samples.
+
+    If the dataset itself differs, return a single entry that says so."""
     known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0} | state
     pairs = [(f"data: {key}", value, known.get(key)) for key, value in data.sample_identity.items()]
     content = state.get("content_sha256")
@@ -130,7 +136,7 @@ def _data_pairs(state: dict[str, Any], config: RunConfig, data: TrainingData) ->
 
 
 def _batch_pair(config: RunConfig, step: int, samples: int) -> tuple[str, Any, Any]:
-    """Return name, value and recorded value of the batch, by the setting that decides it if there is one."""
+    """Return (name, our value, the checkpoint's value) for the batches so far, by a single setting if possible."""
     if config.train.rampup is None and step and samples % step == 0:
         return "train.global_batch", config.train.global_batch, samples // step
     reached = config.batch_plan.range_of(step)[0]
@@ -138,9 +144,9 @@ def _batch_pair(config: RunConfig, step: int, samples: int) -> tuple[str, Any, A
 
 
 def _other_way(path: Path, config: RunConfig, wrong: Sequence[str]) -> str:
-    """Return the way out for a user who wants the settings that differ."""
+    """Return the way out for a user who wants to keep the settings in `wrong`."""
     is_own = path.resolve().is_relative_to(Path(config.run.dir).resolve())
-    if any(name == "tokenizer" or name.startswith("model.") for name in wrong):  # because: its weights are of no use
+    if any(name == "tokenizer" or name.startswith("model.") for name in wrong):  # because: the weights do not fit
         begin = f"give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
         return "or choose another run.dir for a new run" if is_own else f"or {begin}"
     begin = "run.dir=FOLDER " if is_own else ""
@@ -150,7 +156,7 @@ def _other_way(path: Path, config: RunConfig, wrong: Sequence[str]) -> str:
 
 
 def _wrong_types(manifest: Manifest) -> Iterator[str]:
-    """Yield what in a checkpoint's state a run cannot go on with, key by key."""
+    """Yield a message for each key of the saved state whose value a run cannot use."""
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
         **dict.fromkeys(("samples", "tokens", "attempt", "skipped"), (is_count, "a number from 0")),
         "step": (lambda value: is_count(value) and value == manifest.step, f"the step {manifest.step}"),

@@ -1,1 +1,1 @@
-"""What happens between two steps: requests, validation, evaluation, lost starts."""
+"""Events between two steps: requests, validation, evaluation, lost starts."""

@@ -1,7 +1,8 @@
-"""What a run measures besides its steps, where it is due and there is time: validation, then evaluations.
+"""Measurements of a run between its steps, if due and if time is left: validation, then evaluations.
 
-Called by the loop, on every process. What a stop cuts off is owed: the checkpoint says so, and the next start measures
-it before its first step, so that no row is missing in the end. Where the time that is left is too short, the run stops.
+Called by the loop, on every process. A measurement that a stop interrupts is pending: the checkpoint lists it, and the
+next start makes it before its first step, so that no row is missing in the end. If too little time is left, the run
+stops.
 """
 
 from __future__ import annotations
@@ -26,23 +27,24 @@ from lmtrain.train.in_loop.requests import CutOff, Requests
 from lmtrain.train.record.records import record, report_measures
 from lmtrain.train.state import Run
 
-_MOST_NATS = 700.0  # because: the exponential of more does not fit a double
-Sums = list[list[float]]  # of each term the losses of its labels, and how many of these were hit
+_MOST_NATS = 700.0  # because: a double cannot hold the exponential of more
+Sums = list[list[float]]  # row 0: loss sum of each term; row 1: number of correct predictions of each term
 
 
 class Evaluation(Protocol):
     def __call__(
         self, model: ParallelModel, before_each: Callable[[], None], doing: Callable[[str], None]
     ) -> Iterator[dict[str, Any]]:
-        """Yield a row for each task: its `name`, its `measures`, the `headline` among them, and what they are of.
+        """Yield a row per task: its `name`, its `measures`, the `headline` measure's name, and the facts of its data.
 
-        `before_each` is called before every verb of the model, on all processes alike; what it raises ends it all.
+        `before_each` is called before every call of the model, on all processes alike; an exception from it ends the
+        evaluation.
         """
 
 
 def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
-    """Run an evaluation; return whether it finished, equal on every process."""
-    # because: blocks that are compiled for a step's shape would be compiled again for every length of a text
+    """Run the evaluations; return True if none was cut off, on every process the same."""
+    # because: blocks compiled for a step's shape would be recompiled for every text length
     uncompiled = torch.compiler.set_stance("force_eager") if run.model.compiled else nullcontext()
     try:
         with phases.within("evaluation"), uncompiled:
@@ -56,9 +58,10 @@ def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
 
 
 def validate(run: Run, requests: Requests) -> float | None:
-    """Mean loss over the first `valid_samples` samples of what there is to validate on: the same ones every time.
+    """Return the mean loss over the first `valid_samples` validation samples, or None if a stop cut it off.
 
-    Of several domains each is read so, and the loss is that of all their tokens together. None where a stop cut it off.
+    The samples are always the same. With several domains, this many samples of each are read, and the loss is that of
+    all their tokens together. All ranks take part.
     """
     terms = run.model.terms
     began = time.monotonic()
@@ -79,7 +82,7 @@ def validate(run: Run, requests: Requests) -> float | None:
 
 
 def _measure(run: Run, name: str, valid: Dataset, requests: Requests) -> tuple[Sums, Sequence[int], int]:
-    """Return the sums over a validation set, the labels of each term, and the number of samples."""
+    """Return the sums over these samples, the number of labels of each term, and the number of samples."""
     dp = run.mesh.dp
     ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
     run.view.doing(f"validating on {len(ids)} samples" + (f" of {name}" if name else ""))
@@ -90,7 +93,9 @@ def _measure(run: Run, name: str, valid: Dataset, requests: Requests) -> tuple[S
 
 
 def _values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_samples: int) -> dict[str, Any]:
-    """Return the measures of a validation: the loss is the sum of the terms' means; perplexity is of tokens."""
+    """Return the row's values; the first term is that of tokens.
+
+    With several terms, the loss is the sum of their means; perplexity and accuracy are the first term's."""
     means, hits = ([one / num for one, num in zip(row, counts, strict=True)] for row in sums)
     values = {"loss": math.fsum(means), "ppl": math.exp(min(means[0], _MOST_NATS)), "accuracy": hits[0]}
     values |= {"samples": num_samples, "tokens": counts[0]}
@@ -100,7 +105,10 @@ def _values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_samples
 def valid_batches(
     valid: Dataset, ids: np.ndarray[Any, np.dtype[np.int64]], size: int, dp_index: int, dp_size: int
 ) -> Iterator[Batch]:
-    """Yield every dp_size-th batch, equally many on each rank; a missing one is replaced by one without labels."""
+    """Yield every dp_size-th batch.
+
+    Each rank gets equally many, because ranks compute together: a rank with one batch too few ends with a batch without
+    labels."""
     starts = range(0, len(ids), size)
     for first in starts[::dp_size]:
         fault_point("valid.batch")
@@ -116,7 +124,7 @@ def is_due(step: int, interval: int | None) -> bool:
 
 
 def due(run: Run, evaluation: Evaluation | None) -> list[str]:
-    """Return which measurements are due at the step that the run has reached."""
+    """Return the names of the measurements due at the current step."""
     config, step = run.config, run.progress.step
     last = step == config.total_steps
     validates = is_due(step, config.train.valid_interval_steps) or (last and bool(run.inputs.data.valid))
@@ -125,7 +133,9 @@ def due(run: Run, evaluation: Evaluation | None) -> list[str]:
 
 
 def measure(run: Run, requests: Requests, evaluation: Evaluation | None, names: Sequence[str]) -> float | None:
-    """Run the named measurements in turn; return the validation loss if there was one and it finished."""
+    """Make the named measurements in order; return the validation loss, or None if there is none.
+
+    Measurements without time left, or cut off, become pending in `run.progress`."""
     loss, owed = None, []
     for name in names:
         if requests.stop_without_time_for(name):
@@ -144,7 +154,10 @@ def measure(run: Run, requests: Requests, evaluation: Evaluation | None, names: 
 
 
 def measure_what_is_owed(run: Run, requests: Requests, evaluation: Evaluation | None) -> float | None:
-    """Run the measurements that the attempt before had no time for, unless this one has no time either."""
+    """Make the previous attempt's pending measurements; return the validation loss or None.
+
+    A measurement for which this attempt has too little time either is dropped, because the run could otherwise never
+    continue."""
     requests.ask()
     requests.answer()
     there = {VALIDATION: bool(run.inputs.data.valid), EVALUATION: evaluation is not None}

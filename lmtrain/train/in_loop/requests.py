@@ -1,8 +1,8 @@
-"""What is asked of a run at the end of a step: to save, stop, trace, leave out a measurement; one answer for all ranks.
+"""Requests checked at the end of each step: save, stop, trace, or skip a measurement; all ranks get the same answer.
 
-Called by the loop. Signals, the clock, files in the run's folder and checkpoint.interval_s each are an `Asker`; all of
-their questions travel as one row of numbers in the vote that goes round while a step computes, so another one costs
-nothing: give `Requests.join` something with a `cause` and `wants()`, on every rank, before the first step.
+Called by the loop. Signals, the clock, files in the run's folder and checkpoint.interval_s are each an `Asker`. All
+requests are sent as a row of numbers in the vote that runs while a step computes, so that another asker costs nothing:
+pass `Requests.join` an object with a `cause` and `wants()`, on every rank, before the first step.
 """
 
 from __future__ import annotations
@@ -38,32 +38,34 @@ from lmtrain.units import format_seconds
 SAVE, STOP = 1, 2
 NO_TIME_FOR = {VALIDATION: 4, EVALUATION: 8}
 TRACE = 16
-_WISH_BITS, _RANK_BITS = 8, 20  # because: 63 bits hold these and 32 TiB
-_LOOK_S = 1.0  # at the folder, which may lie on a slow disk
-_MARGIN, _MOST_MARGIN_S = 0.05, 15.0  # of what is left at the beginning: for ending processes, and what comes between
-_ASK_EVERY_S = 300.0  # because: a job is seldom given more time, and each question goes to the one controller
-_SCONTROL_S = 30.0  # for its answer
+_WISH_BITS, _RANK_BITS = 8, 20  # because: both, and memory up to 32 TiB in KiB, fit in 63 bits
+_LOOK_S = 1.0  # between looks at the folder, which may be on a slow disk
+_MARGIN, _MOST_MARGIN_S = 0.05, 15.0  # share of the initial time left, reserved for ending processes and for delays
+_ASK_EVERY_S = 300.0  # because: a job's limit seldom changes, and every query loads Slurm's single controller
+_SCONTROL_S = 30.0  # timeout of scontrol
 
 
 class Asker:
-    """One reason to save or stop. Either one rank may want something, or all want the same: the highest counts."""
+    """A source of requests. If ranks differ, the highest number counts.
 
-    cause: str  # in words, on every rank the same: for stop.json, the view and the last message
+    Either a single rank has requests, or all ranks have the same."""
+
+    cause: str  # text for stop.json, the view and the last message; the same on every rank
 
     def wants(self) -> int:
-        """SAVE, STOP and so on, added up, or 0. Called about once a step, and never waits."""
+        """Return the sum of SAVE, STOP and so on, or 0. Called about once per step; must not block."""
         return 0
 
     def done(self, wish: int) -> None:
-        """Note that a request has begun, whoever made it."""
+        """Handle that the request `wish` was carried out, for whichever asker."""
 
     def hear(self, highest: int) -> None:
-        """Receive the highest answer of all ranks."""
+        """Handle the highest number over all ranks."""
 
 
 @dataclass
 class Silent(Asker):
-    """The place of one that rank 0 alone has: a run has one clock and one folder."""
+    """Placeholder on ranks other than 0 for an asker that only rank 0 runs (the clock, files in the run folder)."""
 
     cause: str
 
@@ -79,13 +81,13 @@ class Signal(Asker):
 
 @dataclass
 class Deadline(Asker):
-    """Stops a run in time for its last save, and earlier leaves out measurements that would not be done by then."""
+    """A time limit: stops the run in time for its last save, and earlier skips measurements that would end too late."""
 
     cause: str
-    left_s: Callable[[], float | None]  # None where no end is known
+    left_s: Callable[[], float | None]  # seconds; None if no end is known
     costs: Costs
-    is_writing: Callable[[], bool]  # whether a save is under way, which the last one has to wait for
-    margin_s: float | None = None  # a share of what is left when an end is first known
+    is_writing: Callable[[], bool]  # True during a save, which the last save must wait for
+    margin_s: float | None = None  # computed from the time left when the end first becomes known
 
     def wants(self) -> int:
         left = self.left_s()
@@ -94,13 +96,13 @@ class Deadline(Asker):
         if self.margin_s is None:
             self.margin_s = max(0.0, min(_MARGIN * left, _MOST_MARGIN_S))
         left -= self.margin_s + (2 if self.is_writing() else 1) * self.costs.save_s
-        left -= 2 * self.costs.step_s  # because: an answer comes a step later
+        left -= 2 * self.costs.step_s  # because: the vote's result comes a step later
         late = [wish for name, wish in NO_TIME_FOR.items() if left < self.costs.longest(name)]
         return sum(late) + STOP * (left < 0)
 
 
 class File(Asker):
-    """Somebody has put a file of this name into the run's folder. Looked for once a second: its disk may be slow."""
+    """A request by a file of this name in the run's folder. Checked once a second, because the disk may be slow."""
 
     def __init__(self, path: Path, wish: int, clock: Callable[[], float]) -> None:
         self.cause = asked_by(path.name)
@@ -119,7 +121,7 @@ class File(Asker):
 
 
 class Interval(Asker):
-    """checkpoint.interval_s since the newest checkpoint was begun."""
+    """A request to save checkpoint.interval_s after the newest checkpoint began."""
 
     cause = "checkpoint.interval_s"
 
@@ -135,11 +137,11 @@ class Interval(Asker):
 
 
 class CutOff(Exception):
-    """A measurement ends here, since the run does."""
+    """Raised on all ranks inside a measurement when the run must stop."""
 
 
 class Fullest(Asker):
-    """Wants nothing; it has the vote carry how much memory the fullest rank holds, above the bits of all wishes."""
+    """The fullest rank's memory, sent with the vote above the bits of all requests; requests nothing itself."""
 
     cause = "memory"
 
@@ -149,7 +151,7 @@ class Fullest(Asker):
 
     def wants(self) -> int:
         if self._clock() >= self._next_s:
-            self._next_s = self._clock() + _LOOK_S  # because: the system takes as long to answer as a short step
+            self._next_s = self._clock() + _LOOK_S  # because: reading the memory in use takes as long as a short step
             num_bytes, rank = self._memory.now()
             self._mine = (num_bytes // 1024 << _RANK_BITS | rank) << _WISH_BITS
         return self._mine
@@ -160,10 +162,10 @@ class Fullest(Asker):
 
 
 class Vote:
-    """Numbers of which all processes come to know the highest after the same step.
+    """A maximum over all ranks that overlaps with a step; each process gets the same result after the same step.
 
-    The question goes round while the step computes, so nothing waits for it: what one of several processes says counts
-    after the step that follows, what the only one says after the step it fell into.
+    The exchange runs while the step computes, so nothing waits for it. With several processes, a number counts after
+    the step that follows it; with a single process, after the step in which it arose.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -173,20 +175,22 @@ class Vote:
         self._rows = np.zeros((0, 0), np.int64)
 
     def ask(self, mine: Callable[[], Sequence[int]], told: Sequence[int] = ()) -> None:
-        """Start an all-reduce before a step; every process gives equally many numbers. `told` is for `heard`."""
+        """Start the exchange, before a step. All ranks pass equally many numbers each time.
+
+        The numbers in `told` are not reduced; see `heard`."""
         if self._peers is not None:
             asked = mine()
             self._num_asked, self._hear = len(asked), self._peers.ask([*asked, *told])
 
     def answer(self, mine: Callable[[], Sequence[int]]) -> list[int]:
-        """Return the result after the step, equal on every process."""
+        """Return the maxima after the step, the same on every process."""
         if self._hear is None:
             return list(mine())
         self._rows = self._hear()
         return [int(number) for number in self._rows[:, : self._num_asked].max(0)]
 
     def heard(self) -> NDArray[np.int64] | None:
-        """Return, after the answer, a row of the numbers that each process told, if they did."""
+        """Return the rows of `told` by rank, after `answer`; None if there are none."""
         told = self._rows[:, self._num_asked :]
         return told if told.size else None
 
@@ -196,23 +200,24 @@ class Requests:
         self, vote: Vote, say: Callable[[str], None] = lambda text: None, trace: Callable[[], None] = lambda: None,
         pace: Pace | None = None,
     ) -> None:  # fmt: skip
-        """`say` is told why the run ends, where no signal has said it, and who falls behind; `trace` is called when
-        that is asked for."""
+        """Prepare without askers; `trace` starts a trace.
+
+        `say` receives messages on stops that no signal caused, and on stragglers."""
         self._vote, self._say, self._trace, self._pace = vote, say, trace, pace
         self._askers: list[Asker] = []
-        self.stop: str | None = None  # the cause of the end, once there is one; on every rank the same
+        self.stop: str | None = None  # the cause of the stop, or None; the same on every rank
         self._numbers: list[int] = []
 
     def join(self, *askers: Asker) -> None:
-        """Add requesters, in the same order on all ranks; of several causes the first is reported."""
+        """Add askers, in the same order on all ranks; if several request the same, the first one's cause is shown."""
         self._askers += askers
 
     def ask(self) -> None:
-        """Start to agree on requests, before a step."""
+        """Start the vote, before a step."""
         self._vote.ask(self._wants, self._pace.tell() if self._pace else ())
 
     def answer(self) -> None:
-        """Finish to agree on requests, after the step."""
+        """Finish the vote, after the step, and act on its result."""
         self._numbers = self._vote.answer(self._wants)
         for asker, number in zip(self._askers, self._numbers, strict=False):
             asker.hear(number)
@@ -225,7 +230,7 @@ class Requests:
             self._done(TRACE)
 
     def look(self) -> None:
-        """Amid a measurement, called by all ranks as often: raises CutOff on all of them once the run is to stop."""
+        """Vote within a measurement, on all ranks equally often. Raise CutOff on all ranks if the run must stop."""
         self.ask()
         self.answer()
         if self.stop is not None:
@@ -241,16 +246,16 @@ class Requests:
         return self._first(SAVE) is not None
 
     def has_no_time_for(self, name: str) -> bool:
-        """Return whether a measurement has no time left, by the last answer, equal on every rank."""
+        """Return whether too little time is left for a measurement, by the last vote; the same on every rank."""
         return self._first(NO_TIME_FOR[name]) is not None
 
     def stop_without_time_for(self, name: str) -> bool:
-        """Return whether the run stops here, also because a measurement would not finish in time."""
+        """Stop the run if too little time is left for this measurement; return whether the run stops, for any cause."""
         self._stop_for(NO_TIME_FOR[name])
         return self.stop is not None
 
     def saved(self) -> None:
-        """Note that a checkpoint has begun."""
+        """Report to all askers that a checkpoint has begun."""
         self._done(SAVE)
 
     def _done(self, wish: int) -> None:
@@ -261,7 +266,7 @@ class Requests:
         return [asker.wants() for asker in self._askers]
 
     def _first(self, wish: int) -> str | None:
-        """Return the first cause of a request, or None."""
+        """Return the cause of the first asker that requested `wish` in the last vote, or None."""
         return next((one.cause for one, has in zip(self._askers, self._numbers, strict=False) if has & wish), None)
 
     def _stop_for(self, wish: int) -> None:
@@ -275,7 +280,7 @@ class Requests:
 def requests_of(
     run: Run, stop: StopRequest, trace: Callable[[], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Requests]:
-    """Hold all requesters of this run, in the order in which their causes are reported."""
+    """Yield the requests of this run, with askers in the order in which causes are shown. All ranks take part."""
     leads, limit, every = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.every_s
     run.costs.pace = pace_of(run.config, run.inputs.model, run.mesh, run.memory)
     requests = Requests(Vote(run.mesh), run.view.note, trace, run.costs.pace)
@@ -300,7 +305,9 @@ def requests_of(
 
 
 class Allocation:
-    """`with Allocation(job) as allocation:` and then `left_s()`, which never waits; None where no end is known."""
+    """The end of a Slurm job, refreshed by a thread within the `with` block; `left_s()` never blocks.
+
+    Its value is None if no end is known."""
 
     def __init__(
         self,
@@ -311,8 +318,8 @@ class Allocation:
         ask: Callable[[str], float | None] | None = None,
     ) -> None:
         self._job, self._clock, self._wall, self._ask = job, clock, wall, ask or end_of
-        self._told: float | None = None  # the end, by the clock of Slurm's controller
-        self._deadline_s: float | None = None  # by ours
+        self._told: float | None = None  # the end as Unix time, by the clock of Slurm's controller
+        self._deadline_s: float | None = None  # the end by our own clock
         self._over = threading.Event()
         if job is not None and job.ends is not None:
             self._take(job.ends)
@@ -329,7 +336,7 @@ class Allocation:
         return None if self._deadline_s is None else self._deadline_s - self._clock()
 
     def look(self, number: str) -> None:
-        """Ask once."""
+        """Query the job's end once and keep it."""
         if (ends := self._ask(number)) is not None:
             self._take(ends)
 
@@ -337,9 +344,9 @@ class Allocation:
         if self._told is None or self._deadline_s is None:
             left = ends - self._wall()
             if self._job is not None and self._job.began is not None:
-                left = min(left, ends - self._job.began)  # because: a clock that is slow must not lend time
+                left = min(left, ends - self._job.began)  # because: a slow wall clock must not extend the time left
             if left <= 0:
-                return  # because: the job runs, so either the clock is wrong or what it was told is of another job
+                return  # because: the job is running, so either the clock is wrong or the end belongs to another job
             self._deadline_s = self._clock() + left
         else:
             self._deadline_s += ends - self._told
@@ -353,7 +360,7 @@ class Allocation:
 
 
 def end_of(number: str) -> float | None:
-    """Return the job's end time from `scontrol show job`, or None if scontrol fails or the job has no limit."""
+    """Return the job's end as Unix time from `scontrol show job`, or None if scontrol fails or the job has no limit."""
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(
             ["scontrol", "--oneliner", "show", "job", number], capture_output=True, text=True, timeout=_SCONTROL_S
@@ -363,7 +370,7 @@ def end_of(number: str) -> float | None:
 
 
 def end_in(said: str, number: str) -> float | None:
-    """Return the end time in scontrol's line of this very job; for an array it prints all tasks."""
+    """Return the end of this job in scontrol's output; None if absent. For an array, the output lists all tasks."""
     found = re.search(rf"^JobId={number} .*\bEndTime=(\S+)", said, re.MULTILINE)
     with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(found[1]).timestamp() if found else None

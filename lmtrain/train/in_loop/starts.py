@@ -1,8 +1,8 @@
-"""starts.json in a run's folder: its starts since the newest checkpoint that were lost, so that a run which gets no
-further is not started again and again.
+"""The counter of lost starts, kept in starts.json, which stops a run that makes no progress from restarting forever.
 
-Called by the command line: on rank 0 around a start, and by our own launcher before it starts a run again. A start that
-ends in any orderly way takes its entry back; what became of one that could not is read from stop.json. Torch-free.
+The file lists the starts since the newest checkpoint that were lost. Called by the command line on rank 0 around a
+start, and by our own launcher before it restarts a run. A start that ends in any orderly way removes its entry; the end
+of a start that could not is read from stop.json. Torch-free.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from lmtrain.train.before.preflight import Inputs, settled
 from lmtrain.train.config import RunConfig
 from lmtrain.train.ranks.run_facts import program_facts
 
-MOST = 3  # starts at one step that are lost
+MOST = 3  # lost starts at the same step, after which the run is refused
 _SILENT = "killed without a word"
 _LONGEST = 300  # characters of a cause
 
 
 @dataclass
 class Starts:
-    """Lost ones, oldest first; while this process is one of a run, the last one is its own."""
+    """The lost starts at a step, oldest first; while this process runs a counted start, the last entry is its own."""
 
     folder: Path
     step: int
-    of: str  # a digest of the settings, the data, the code and the libraries: with others it is worth another try
+    of: str  # a digest of settings, data, code and libraries; a change of any begins a new count
     lost: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def at(cls, config: RunConfig, inputs: Inputs, resume_from: Path | None) -> Starts:
-        """Return the lost starts at the step from which the run would go on now."""
+        """Return the lost starts at the step from which the run would continue now."""
         return cls(Path(config.run.dir), _step(resume_from), _digest(config, inputs)).read()
 
     def read(self) -> Starts:
-        """Read the lost starts of this step and these settings; an unreadable file counts as none."""
+        """Read the entries for this step and these settings; an unreadable file counts as empty."""
         written = told(self.folder / STARTS)
         if (written.get("step"), written.get("of")) == (self.step, self.of):
             lost = written.get("lost")
@@ -59,7 +59,7 @@ class Starts:
         return self
 
     def refuse(self, config: RunConfig) -> None:
-        """Raise if the run has been lost often enough."""
+        """Raise NoProgressError if MOST starts were lost at this step."""
         if len(self.lost) < MOST:
             return
         self.write()
@@ -75,7 +75,7 @@ class Starts:
         raise error
 
     def write(self) -> None:
-        """Write the lost starts; a file that cannot be written is a warning."""
+        """Write starts.json, or remove the file if no start is lost. A failure is only a warning."""
         path = self.folder / STARTS
         try:
             if self.lost:
@@ -100,16 +100,18 @@ class Starts:
         self.lost.pop()
         self.write()
         with suppress(OSError):
-            self.folder.rmdir()  # because: a start that was refused leaves no folder behind
+            self.folder.rmdir()  # because: a refused start should leave no folder behind
 
     def clear(self) -> None:
-        """Forget the lost starts: the run has ended, or has finished a step at which it stops."""
+        """Remove all entries, since the run ended, or stopped as requested at the end of a step."""
         self.lost.clear()
         self.write()
 
 
 def begin(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> Starts | None:
-    """Count this start, or refuse it. None where another one counts, or has the run's folder."""
+    """Count this start or raise NoProgressError.
+
+    Return None on ranks other than 0, and if another process holds the run's folder, because that process counts."""
     holder = lock_holder(Path(config.run.dir))
     if env.rank > 0 or (holder is not None and holder[1]):
         return None
@@ -121,7 +123,7 @@ def begin(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> Starts | None:
 
 @contextmanager
 def counted(starts: Starts | None) -> Iterator[None]:
-    """Around the work of a start: it stays counted where it is lost."""
+    """Keep the start counted if the block fails with a lost run's exit code; else remove its entry."""
     if starts is None:
         yield
         return
@@ -144,7 +146,7 @@ def _step(resume_from: Path | None) -> int:
 
 
 def _digest(config: RunConfig, inputs: Inputs) -> str:
-    # because: which checkpoint it is says the step; those of a launcher's first start may be gone at its last
+    # because: `step` identifies the checkpoint; checkpoint paths of a launcher's first start may be gone by its last
     told = [
         settled(config, inputs).to_dict(), inputs.data.sample_identity, inputs.tokenizer.fingerprint,
         {key: fact.value for key, fact in program_facts().items()},
@@ -153,9 +155,9 @@ def _digest(config: RunConfig, inputs: Inputs) -> str:
 
 
 def _tell_end(start: dict[str, Any], folder: Path) -> bool:
-    """Add what stop.json knows of how this start ended; False where it was not lost."""
+    """Add the cause in stop.json to this start's entry. Return False if the start was not lost."""
     if stop_stamp(folder) in (None, start.get("stop_before")):
-        return True  # because: what stands there, if anything, is of an earlier start
+        return True  # because: stop.json is missing or belongs to an earlier start
     stop = stop_told(folder)
     code = stop.get("exit_code")
     if code == NoProgressError.exit_code or not isinstance(code, int):

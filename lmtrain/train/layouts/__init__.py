@@ -1,1 +1,1 @@
-"""Layouts of a run before it starts: chosen, fitted to fewer processes, shown, forecast."""
+"""Layouts of a run before it starts: chosen, adapted to the number of processes, shown and priced."""

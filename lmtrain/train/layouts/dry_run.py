@@ -1,6 +1,6 @@
-"""What a run will be, in numbers, before it starts. Torch-free: closed forms over the model's shape.
+"""Numbers of a run before it starts. Torch-free: closed forms over the model's shape.
 
-Called by --dry-run, and by set-up, which tells what a pipeline's stages are.
+Called by --dry-run, and by set-up, which shows the stages of a pipeline.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from lmtrain.train.costs import Costs, measured_before, young_daly_s
 from lmtrain.train.layouts.layout_table import layout_words, span
 from lmtrain.units import format_bytes, format_seconds
 
-COMPARED_STEPS = 20  # of this attempt; because: the first of them make memory and fill caches, and the newest count
+COMPARED_STEPS = 20  # of this attempt; because: the first steps allocate memory and fill caches, only the newest count
 
 
 @dataclass(frozen=True)
 class StepForecast:
-    """Seconds of a step; four of five runs come to lie between low and high."""
+    """Predicted seconds of a step; four of five runs lie between low and high."""
 
     likely_s: float
     interval: float
@@ -66,7 +66,7 @@ class StepForecast:
 
 
 def planned_of(config: RunConfig, model: ModelSettings) -> Planned:
-    """Return the run for the planner; `model` is the config's with the tokenizer's vocabulary."""
+    """Return the run as the planner's input; `model` has the tokenizer's vocabulary."""
     compute, dropout = config.compute, model.uses_dropout
     if config.hardware is not None and config.hardware.device == "cpu":
         compute = replace(compute, device="cpu", tf32=False)
@@ -82,7 +82,7 @@ def planned_of(config: RunConfig, model: ModelSettings) -> Planned:
 
 
 def expected_step(run: Planned, hardware: Hardware, batches: Sequence[int] = ()) -> StepForecast:
-    """Return the expected step time, averaged over steps with these batch sizes."""
+    """Return the mean step time over these batch sizes in samples, since a run may begin with smaller batches."""
     counts = Counter(batches or (run.global_batch,))
     prices = prices_of(hardware)
     time, _ = price_runs([replace(run, global_batch=size) for size in counts], hardware, prices.time)
@@ -97,7 +97,7 @@ def _energy(run: Planned, hardware: Hardware) -> dict[str, str]:
 
 
 def forecast_facts(config: RunConfig, model: ModelSettings, *, here: bool = False) -> dict[str, Any]:
-    """Return what a dry run predicts. Memory needs no machine to be known; time does.
+    """Return the predictions of a dry run: memory, and with a given machine also step time and energy.
 
     `here`: all processes of the layout would run on this machine.
     """
@@ -126,7 +126,9 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, here: bool = Fals
 
 
 def _on_this_machine(config: RunConfig, here: bool) -> RunConfig:
-    """Choose the CPU for a run that names no machine, if there is no GPU: processes not started here may find some."""
+    """Return the config with the CPU chosen, if the run names no machine and this one has no GPU.
+
+    Processes that are not started here may find GPUs, so their config stays."""
     layout, compute = config.parallel.layout, config.compute
     elsewhere = layout.world_size > 1 and not here
     if config.hardware is not None or compute.device != "auto" or elsewhere or Gpus.found().count != 0:
@@ -135,7 +137,7 @@ def _on_this_machine(config: RunConfig, here: bool) -> RunConfig:
 
 
 def _communicators(run: Planned, held_bytes: int) -> dict[str, str]:
-    """Return the memory that NCCL and CUDA take on a rank, and for which groups."""
+    """Return the memory that NCCL and CUDA take on a rank, and the groups that communicate; empty if none."""
     layout, axes = run.parallel.layout, ("tp", "dp_shard", "dp_replicate", "pp")
     groups = [f"{name} of {size}" for name in axes if (size := getattr(layout, name)) > 1]
     if not groups or not held_bytes:
@@ -175,7 +177,7 @@ def plan_facts(config: RunConfig, inputs: Inputs, *, here: bool = False) -> dict
 
 
 def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
-    """Return what the run validates on, and what else it measures when."""
+    """Return the validation data, unless a single dataset name describes it, and the evaluations with their times."""
     found: dict[str, Any] = {}
     if inputs.data.said:
         found["validation"] = inputs.data.said
@@ -193,7 +195,7 @@ def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
 
 
 def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
-    """Return what is compiled on this machine, or on the planned one."""
+    """Return what is compiled, on this machine or on the planned one."""
     compute, planned = config.compute, config.hardware
     on_gpu = compute.device != "cpu" and (
         planned.generation != "cpu" if planned is not None else Gpus.found().count != 0 and has_kernel_compiler()
@@ -202,7 +204,7 @@ def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
 
 
 def _saving(config: RunConfig) -> dict[str, Any]:
-    """Return how often to save, from the cost of this run's saves and of a failure."""
+    """Return the recommended save interval, from the cost of this run's saves and the time between failures."""
     between = config.run.time_between_failures
     if between is None:
         return {}
@@ -210,13 +212,13 @@ def _saving(config: RunConfig) -> dict[str, Any]:
     measured_before(Path(config.run.dir), costs)
     if (save_s := costs.stall_s) is None:
         return {"save_every": f"not known: {config.run.dir} has not saved yet, and its saves are not measured"}
-    every = max(young_daly_s(save_s, between), costs.save_s)  # because: a save waits for the one before it
+    every = max(young_daly_s(save_s, between), costs.save_s)  # because: a save waits for the previous save
     why = f"a save holds training up for {milliseconds(save_s)}, and {format_seconds(between)} pass between failures"
     return {"save_every": f"checkpoint.interval_s={every:.3g}, by Young and Daly: {why}"}
 
 
 def _beginning(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
-    """Return what the run resumes from, or whose weights it begins with."""
+    """Return the checkpoint that the run resumes from, or the checkpoint of its first weights."""
     named = config.checkpoint.init_from
     if inputs.resume_from is not None:
         found = {"resume_from": str(inputs.resume_from)}
@@ -238,7 +240,7 @@ def _origin(checkpoint: Path) -> str:
 
 
 def pipeline_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
-    """Return the schedule's bubble and what a process holds at once; nothing without a pipeline."""
+    """Return the schedule's bubble and each rank's micro-batches in flight; empty without a pipeline."""
     parallel = config.parallel
     if parallel.pp == 1:
         return {}
@@ -259,7 +261,9 @@ def pipeline_lines(config: RunConfig, model: ModelSettings) -> Iterator[str]:
 
 
 def in_turn(values: Sequence[int]) -> str:
-    """[2, 2, 1] -> "2, 2, 1"; many of them in few words: "3 each", "2 (0-12), 1 (13-95)", "81 to 111"."""
+    """Return a list as text: [2, 2, 1] -> "2, 2, 1".
+
+    Long lists are shortened: "3 each", "2 (0-12), 1 (13-95)", "81 to 111"."""
     runs = [[number for number, _ in group] for _, group in groupby(enumerate(values), lambda pair: pair[1])]
     if len(runs) == 1:
         return f"{values[0]} each"

@@ -1,7 +1,7 @@
-"""The layout of a run for as many processes as there are: the nearest legal one (--elastic), or the planner's best one.
+"""The layout of a run for the given number of processes: the nearest legal one (--elastic) or the planner's best.
 
-Called by the command line before anything depends on the layout, on every process, which all find the same. Batches
-and their order stay. What is legal is what RunConfig takes: no rule stands here. Torch-free.
+Called by the command line before anything depends on the layout, on every process; all processes compute the same
+result. Batches and their order stay. RunConfig decides what is legal; this module has no rules of its own. Torch-free.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_bytes
 
 _TIE = 0.0005
-_NUM_NAMED = 6  # numbers of processes, in a message
+_NUM_NAMED = 6  # process counts that a message suggests
 _PLAIN = "1f1b"
-_NOT_CHOSEN = ("auto", "timeout_s")  # of `parallel`
+_NOT_CHOSEN = ("auto", "timeout_s")  # keys of `parallel` that are never searched
 _PARTS = {
     "compute": "more work for the busiest rank", "bubble": "a larger bubble", "sharded": "gathering sharded weights",
     "reduce": "summing gradients", "update": "the optimizer", "stragglers": "waiting for the slowest",
@@ -43,7 +43,7 @@ _PARTS = {
 
 
 def conditions(config: RunConfig, given: Sequence[str]) -> dict[str, Any]:
-    """Return what the command line says about the layout, which is kept while the rest is chosen."""
+    """Return the layout settings given on the command line, by key; they are kept, and the others are chosen."""
     keys = [word.lstrip("+").partition("=")[0] for word in given]
     named = {key.removeprefix("parallel.") for key in keys if key.startswith("parallel.")}
     found = {key: getattr(config.parallel, key) for key in sorted(named) if key not in _NOT_CHOSEN}
@@ -52,7 +52,9 @@ def conditions(config: RunConfig, given: Sequence[str]) -> dict[str, Any]:
 
 
 def chosen_before(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | None:
-    """Return the settings with the layout of the run's earlier starts; None if there are none that fit now."""
+    """Return the config with the layout that the run has used so far.
+
+    Return None if the run has no checkpoint yet, or if its layout violates the conditions in `fixed`."""
     folder = Path(config.run.dir)
     if latest(folder / CHECKPOINTS) is None:
         return None
@@ -62,14 +64,14 @@ def chosen_before(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | No
         values = vars(run.parallel) | {"micro_batch": run.micro_batch, "recompute": run.recompute}
         return _with(config, run) if all(values[key] == value for key, value in fixed.items()) else None
     except LmtrainError:
-        return None  # because: it is another model's folder, and who opens its checkpoint says so
+        return None  # because: the folder belongs to another model, which is reported when its checkpoint is opened
 
 
 def choose(
     config: RunConfig, model: ModelSettings, num_processes: int, fixed: Mapping[str, Any]
 ) -> tuple[RunConfig, list[str]]:
-    """Return the settings with the fastest layout that fits, and lines that say why."""
-    assert config.hardware is not None  # because: RunConfig asks for it
+    """Return the config with the fastest layout that fits, and lines on the reasons. Raise LayoutError if none fits."""
+    assert config.hardware is not None  # because: RunConfig requires it for parallel.auto
     run, hardware = planned_of(config, model), config.hardware
     found = rank(legal(run, num_processes, hardware, fixed), hardware, Limits(), prices_of(hardware))
     if not len(found.rows):
@@ -100,7 +102,7 @@ def _family(found: Ranked, place: int) -> tuple[float, ...]:
 
 
 def _grown(found: Ranked, place: int, other: int) -> str:
-    """Return the part of a step that takes another layout longer."""
+    """Return in words the part of the step that grows most from this layout to the other."""
     time, _ = price_runs([found.planned(place), found.planned(other)], found.hardware, found.prices.time)
     return _PARTS[max(_PARTS, key=lambda name: float(np.diff(getattr(time, name))[0]))]
 
@@ -137,7 +139,7 @@ def _words(run: Planned) -> str:
 
 
 def _with(config: RunConfig, run: Planned) -> RunConfig:
-    """Return the settings with a chosen layout."""
+    """Return the config with this layout and `auto` off."""
     return replace(
         config, parallel=replace(run.parallel, auto=False, timeout_s=config.parallel.timeout_s),
         train=replace(config.train, micro_batch=run.micro_batch), recompute=run.recompute,
@@ -145,10 +147,11 @@ def _with(config: RunConfig, run: Planned) -> RunConfig:
 
 
 def fit(config: RunConfig, num_processes: int) -> RunConfig:
-    """Return the settings for a number of processes: unchanged if they fit, else with the nearest legal layout.
+    """Return the config unchanged if it is for this many processes, else with the nearest legal layout.
 
-    tp and pp stay if they can; else tp, else pp. dp_shard stays as near as can be, and dp_replicate takes the rest.
-    The microbatch is smaller only where the copies of the model leave no other.
+    Raise LayoutError if there is none. Both tp and pp stay if possible, else tp alone, else pp alone. dp_shard stays as
+    near as possible, and dp_replicate takes the rest. The micro-batch shrinks only if the number of replicas requires
+    it.
     """
     if config.parallel.layout.world_size == num_processes:
         return config
@@ -158,7 +161,7 @@ def fit(config: RunConfig, num_processes: int) -> RunConfig:
 
 
 def change_words(before: RunConfig, after: RunConfig) -> str | None:
-    """Return in words what `fit` has changed; None if nothing."""
+    """Return a message on the changes that `fit` made, or None if there are none."""
     if before == after:
         return None
     old, new = before.parallel, after.parallel
@@ -178,7 +181,7 @@ def _nearest(config: RunConfig, num_processes: int) -> RunConfig | None:
     train = config.train
     for parallel in _layouts(config.parallel, num_processes, config.model.shape.num_layers):
         if train.global_batch % parallel.layout.dp:
-            continue  # because: most fail here, and RunConfig takes longer to say so
+            continue  # because: most layouts fail here, and this check is faster than RunConfig's
         for size in reversed(divisors(train.micro_batch, train.micro_batch)):
             try:
                 return replace(config, parallel=parallel, train=replace(train, micro_batch=size))
@@ -188,7 +191,7 @@ def _nearest(config: RunConfig, num_processes: int) -> RunConfig | None:
 
 
 def _layouts(asked: ParallelSettings, num_processes: int, num_layers: int) -> Iterator[ParallelSettings]:
-    """Yield all layouts of so many processes that are legal by themselves, nearest first."""
+    """Yield all layouts for this many processes that are legal by themselves, nearest to the configured one first."""
     found = [
         (pp, tp, dp_shard, num_processes // pp // tp // dp_shard, schedule, vp)
         for pp in _divisors(num_processes)
@@ -209,7 +212,7 @@ def _layouts(asked: ParallelSettings, num_processes: int, num_layers: int) -> It
 
 
 def _chunks(asked: ParallelSettings, pp: int, num_layers: int) -> Iterator[tuple[str, int]]:
-    """Pipeline schedules with their stages a rank: the one that was asked for, and the plain one."""
+    """Yield (schedule, stages per rank): the configured schedule in each legal form, and plain 1F1B."""
     if pp > 1 and asked.schedule != _PLAIN:
         schedule = schedule_named(asked.schedule)
         yield from ((asked.schedule, vp) for vp in range(1, num_layers // pp + 1) if schedule.allows(vp))
@@ -219,7 +222,7 @@ def _chunks(asked: ParallelSettings, pp: int, num_layers: int) -> Iterator[tuple
 def _distance(
     asked: ParallelSettings, pp: int, tp: int, dp_shard: int, dp_replicate: int, schedule: str, vp: int
 ) -> tuple[float, ...]:
-    """Return how far a layout is from the requested one; what is given up last comes first."""
+    """Return a sort key whose first entries weigh most; at equal distance, more cuts come first, to need less memory."""
     axes = (
         (tp, asked.tp),
         (pp, asked.pp),

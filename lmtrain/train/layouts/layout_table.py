@@ -1,4 +1,4 @@
-"""Which process sits where and what it holds: the table shown at start and by --dry-run. Torch-free.
+"""The table of ranks and the memory each holds, shown at start and by --dry-run. Torch-free.
 
 Called by set-up and the command line. Sizes are parallel/placement's closed forms over the model's own list of weights.
 """
@@ -20,7 +20,7 @@ from lmtrain.units import format_bytes, format_count
 
 Row = dict[str, Any]
 
-SINGLE_ROWS = 16  # with more, rows that differ only in their rank become one
+SINGLE_ROWS = 16  # above this number, rows that differ only in their rank are merged
 _WHO = ("rank", "host", "pp", "dp_replicate", "dp_shard", "tp")
 _HEADS = {
     "rank": "rank", "host": "host", "pp": "pp", "dp_replicate": "rep", "dp_shard": "shard", "tp": "tp",
@@ -28,18 +28,18 @@ _HEADS = {
     "gradients_bytes": "grads", "optimizer_bytes": "optim",
 }  # fmt: skip
 _LEFT = ("rank", "host")
-_HOST_WIDTH = 12  # because: the widest of all other columns then still fit 80
+_HOST_WIDTH = 12  # because: all other columns at their widest then still fit in 80
 
 
 def layout_words(parallel: ParallelSettings) -> str:
-    """Return a layout in words, such as "dp_shard 4 x tp 2, zero 1"."""
+    """Return a layout as text, such as "dp_shard 4 x tp 2, zero 1"."""
     sizes = [(axis, getattr(parallel, axis)) for axis in ("pp", "vp", "dp_replicate", "dp_shard", "tp")]
     words = " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one process"
     return words + (f", zero {parallel.zero}" if parallel.layout.dp > 1 else "")
 
 
 def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()) -> list[Row]:
-    """Return a row for each process; `hosts` by rank, if they are known."""
+    """Return a row per process. `hosts` is by rank, empty if unknown."""
     layout, weights = config.parallel.layout, Weights.of(model)
     held = [_held_by_shard(config, model, layout, pp, weights) for pp in range(layout.pp)]
     hosts = hosts or ([socket.gethostname()] if layout.world_size == 1 else ["-"] * layout.world_size)
@@ -53,7 +53,7 @@ def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()
 def _held_by_shard(
     config: RunConfig, model: ModelSettings, layout: Layout, pp: int, weights: Weights
 ) -> list[Row]:
-    """Return what each shard holds; shards with equally many rows are computed once."""
+    """Return a row per dp shard of a pp rank; shards with equal row counts are computed once."""
     stages = stages_of_rank(model, config.parallel, pp)
     heights = sorted({place.part_shape[0] for place in places_held(model, stages, layout, 0, weights)})
     rows = [tuple(len(shard_rows(h, layout.dp_shard, shard)) for h in heights) for shard in range(layout.dp_shard)]
@@ -66,11 +66,11 @@ def _held_by_shard(
 
 
 def _held(config: RunConfig, layout: Layout, places: Sequence[Place]) -> Row:
-    """Return what a rank with a shard holds; parts are equally large, so other coordinates change nothing."""
+    """Return the sizes on a rank with these places; its other coordinates do not matter, since parts are equal."""
     work = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
     held = count(places, layout, config.optim.num_slots)
     found = rank_bytes(held, layout, zero=config.parallel.zero, work_bytes=work)
-    alone = layout.dp == 1 and found.work == 0  # weights that nobody shares compute in fp32 as they are
+    alone = layout.dp == 1 and found.work == 0  # because: unsharded fp32 weights serve as both weights and masters
     return {
         "parameters": held.parts,
         "weights_bytes": found.masters if alone else found.work,
@@ -81,7 +81,7 @@ def _held(config: RunConfig, layout: Layout, places: Sequence[Place]) -> Row:
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:
-    """Rows that hold the same become one that names all it is about."""
+    """Return the rows with equal sizes merged; a merged row names all its ranks."""
 
     def held(row: Row) -> tuple[Any, ...]:
         return tuple(value for key, value in row.items() if key not in _WHO)
@@ -97,7 +97,9 @@ def merged(rows: Sequence[Row]) -> list[Row]:
 
 
 def span(numbers: Sequence[int]) -> str:
-    """[4] -> "4", [0, 1, 2] -> "0-2", with gaps [0, 1, 5] -> "0..": the coordinates then say which."""
+    """Return sorted numbers as text: [4] -> "4", [0, 1, 2] -> "0-2", with gaps [0, 1, 5] -> "0..".
+
+    With gaps, the coordinates show which ranks are meant."""
     first, last, count = numbers[0], numbers[-1], len(numbers)
     if count == 1:
         return str(first)
@@ -105,7 +107,7 @@ def span(numbers: Sequence[int]) -> str:
 
 
 def layout_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the table as text, at most 80 columns wide, without axes of size 1 and empty columns."""
+    """Yield the table as text, at most 80 columns wide, without uncut axes and sizes that are zero everywhere."""
     nothing = {key: (0, "0", "-") if key in _WHO[1:] or key.endswith("_bytes") else () for key in _HEADS}
     heads = {key: head for key, head in _HEADS.items() if any(row[key] not in nothing[key] for row in rows)}
     shown = [list(heads.values()), *([_shown(key, row[key]) for key in heads] for row in rows)]
@@ -126,6 +128,6 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _bytes(value: int) -> str:
-    """Three significant digits and no space: 341_522_022 -> "326MiB"."""
+    """Return bytes with three significant digits and no space: 341_522_022 -> "326MiB"."""
     number, unit = format_bytes(value).split()
     return f"{float(number):.3g}{unit}" if float(number) < 1000 else f"{float(number):.0f}{unit}"

@@ -1,1 +1,1 @@
-"""What all ranks of a run must have alike, and how it is compared."""
+"""Facts that all ranks of a run must share, and their comparison."""

@@ -1,7 +1,7 @@
-"""What must be the same on all ranks of a run: settings, data, tokenizer, checkpoint, code and libraries. Torch-free.
+"""Facts that must be equal on all ranks: settings, data, tokenizer, checkpoint, code and libraries. Torch-free.
 
-Called by same_everywhere, on every rank. Content is named, never a place: nodes may have copies of the data of their
-own. It costs milliseconds, since nothing is read whole but this package.
+Called by same_everywhere, on every rank. Content is compared, never its place: nodes may have their own copies of the
+data. The cost is milliseconds, because only this package is read in full.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers")
 _DATASET = re.compile(r"data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path|valid_paths\..+)")
 _TEXT = re.compile(r"eval\.tasks\[\d+\]\.data")
 _OTHER_PLACES = ("data.tokenizer", "data.index_dir", "checkpoint.init_from")
-_PAGES, _PAGE = 64, 4096  # of a .bin without a sidecar
+_PAGES, _PAGE = 64, 4096  # number and bytes of the pages read from a .bin without a sidecar
 _SHOWN = 12  # characters of a digest
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that all ranks must have alike, and what is said of it where they have not."""
+    """A value that must be equal on all ranks, and the text that shows it in a message."""
 
     value: str
     shown: str
 
 
 def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
-    """Return the facts that all ranks must share, in the order in which they are reported."""
-    # because: an empty data.valid_paths is no setting but the place of no dataset
+    """Return the facts of this rank, in the order in which a message should list them."""
+    # because: an empty data.valid_paths names no dataset, and is no setting to compare
     settings = {key: value for key, value in flat(settled(config, inputs).to_dict()) if value != {}}
     found = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
     paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
-    paths.sort(key=lambda key: key.startswith("data.valid"))  # because: datasets to train on are opened first
+    paths.sort(key=lambda key: key.startswith("data.valid"))  # because: training datasets are opened first
     for key, dataset in zip(paths, open_datasets(config.data).all, strict=True):
         found[key] = _digest(_content(dataset), dataset.prefix)
     found |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.sample_identity.items()}
@@ -76,7 +76,7 @@ def program_facts() -> dict[str, Fact]:
 
 
 def _is_place(key: str) -> bool:
-    """Return whether a setting says only where something lies whose content is compared."""
+    """Return whether a setting is only a place whose content is compared instead."""
     return key in _OTHER_PLACES or any(places.fullmatch(key) for places in (_DATASET, _TEXT))
 
 
@@ -86,7 +86,7 @@ def _digest(value: str, place: object = None) -> Fact:
 
 
 def _content(dataset: IndexedDataset) -> str:
-    """Return the digest in a dataset's sidecar; without one, of the .idx and some pages of the .bin."""
+    """Return the digest in the dataset's sidecar; without one, a digest of the whole .idx and of sampled .bin pages."""
     if dataset.info is not None:
         return dataset.info.content_sha256
     path = part(dataset.prefix, ".bin")
@@ -107,9 +107,9 @@ def checkpoint_fact(path: Path | None) -> Fact:
 
 @cache
 def code_digests(place: Path) -> tuple[tuple[str, str], ...]:
-    """Return the name and the digest of each source file of a package, or of one file, as first read by this process.
+    """Return the name and digest of each source file of a package, or of a single file, as this process first read it.
 
-    The compiled helper is left out: its answers are theirs.
+    The compiled helper is left out, because its results equal those of the Python code.
     """
     files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
     names = [file.relative_to(place).as_posix() if place.is_dir() else file.name for file in files]

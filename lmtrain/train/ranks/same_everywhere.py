@@ -1,8 +1,8 @@
-"""All ranks have the same settings, data, tokenizer, checkpoint, code and libraries, or none begins.
+"""The check at start that all ranks have equal settings, data, tokenizer, checkpoint, code and libraries.
 
-Called by the command line once the processes have met, before anything is built: what comes later meets in collectives
-whose sizes follow from the settings. Each rank sends 24 bytes to rank 0 and hears as much of every rank in return;
-where they differ, each sends what it has, which is some 35 KB, and rank 0 says in what.
+Called by the command line once the process group exists, before anything is built, because later collectives have
+sizes that follow from the settings. Each rank sends 24 bytes to rank 0 and receives as much per rank. If digests
+differ, each rank sends its facts, about 35 KB, and rank 0 reports the differences.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from lmtrain.train.config import RunConfig
 from lmtrain.train.ranks.run_facts import Fact, facts
 
 _WHAT = "the agreement on settings"
-_DIGEST_BYTES = 8  # because: a number has no more; chance alone could make two of them alike, and nobody's will
-_NUM_LINES = 20  # of differences, in a message
-_NUM_VALUES = 3  # of one thing, in a line
-_NUM_CHARACTERS = 100  # of a value
+_DIGEST_BYTES = 8  # because: a vote sends int64 numbers; collisions by chance are negligible, and there is no attacker
+_NUM_LINES = 20  # differences in a message
+_NUM_VALUES = 3  # values in a line
+_NUM_CHARACTERS = 100  # characters of a value
 _NONE = Fact("", "not there")
 
 
 def agree(config: RunConfig, inputs: Inputs, hosts: Sequence[str]) -> None:
-    """Raise on every rank where any differs; `hosts` by rank, on rank 0."""
+    """Raise on every rank if any rank's facts differ. All ranks take part; `hosts` is by rank, on rank 0."""
     agree_on(partial(facts, config, inputs), hosts)
 
 
 def agree_on(find: Callable[[], Mapping[str, Fact]], hosts: Sequence[str]) -> None:
-    """Raise on every rank where what they find differs, or where one of them cannot find it."""
+    """Raise on every rank if the facts returned by `find` differ, or if `find` fails on any rank."""
     peers = first_peers(_WHAT)
     if peers.num_ranks == 1:
         return
@@ -50,7 +50,7 @@ def agree_on(find: Callable[[], Mapping[str, Fact]], hosts: Sequence[str]) -> No
         return
     with phases.within("collective", _WHAT):
         rows = gather_to_first(told, max(length for _, length in seen.all))
-    ignore_stops()  # because: a launcher ends those that are left once the first has ended, and rank 0 has to speak
+    ignore_stops()  # because: a launcher stops all ranks once the first has ended, and rank 0 must report first
     if peers.rank > 0:
         wait_for_first()
         raise RanksDifferError("The ranks of this run differ, and rank 0 has said in what.")
@@ -66,7 +66,7 @@ def decode(row: bytes) -> dict[str, Fact]:
 
 
 def difference(told: Sequence[Mapping[str, Fact]], hosts: Sequence[str]) -> str:
-    """Return what differs between the ranks, a line for each fact, and the way out."""
+    """Return the message on the differences between ranks: a line for each fact, and a way out."""
     lines = list(_lines(told, hosts))
     way_out = (
         "Start all ranks with the same settings, data, tokenizer, checkpoint, code and libraries; only the places at "
@@ -90,7 +90,7 @@ def _lines(told: Sequence[Mapping[str, Fact]], hosts: Sequence[str]) -> Iterator
             shown.setdefault(fact.value, fact.shown)
         if len(holders) == 1:
             continue
-        # because: most ranks are right; where as many have each value, it is not known who is
+        # because: the majority is most likely right; with a tie, all values are shown
         by_size = sorted(holders.items(), key=lambda item: -len(item[1]))
         tied = len(by_size[0][1]) == len(by_size[1][1])
         odd = by_size if tied else by_size[1:]

@@ -1,1 +1,1 @@
-"""What a run records: metrics, outputs, traces, profiles."""
+"""Records of a run: metrics, outputs, traces, profiles."""

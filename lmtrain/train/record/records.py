@@ -1,7 +1,7 @@
-"""What a run keeps and shows of itself besides checkpoints: it is opened here, and then written while it trains.
+"""Records and screen output of a run, except checkpoints: opened here at the start, then written during training.
 
-Called by set-up, the loop and validation, on every process. Only rank 0 has a folder to write to and a person to speak
-to; numbers in rows are global.
+Called by set-up, the loop and validation, on every process. Only rank 0 writes to the run's folder and shows messages;
+numbers in rows are global.
 """
 
 from __future__ import annotations
@@ -57,22 +57,24 @@ from lmtrain.train.state import Progress, Run, facts, pieces
 from lmtrain.train.step import StepResult
 from lmtrain.units import format_bytes, format_count, format_seconds
 
-_LARGEST = 1 << 18  # bytes of settings; because: what reads rows refuses one of a MiB
-_AT_ONCE = 1 << 22  # numbers; because: their buckets take as much memory again
+_LARGEST = 1 << 18  # bytes of settings; because: readers of rows refuse a row of 1 MiB
+_AT_ONCE = 1 << 22  # numbers; because: their bucket indices take as much memory again
 WEIGHTS, GRADIENTS = "weights", "gradients"
-_LEAP = 1.5  # a learning rate that is so many times what it was in the step before is told
-_OF_THE_RATE = ("optim.lr", "schedule.", "train.steps", "train.tokens")  # settings that decide it
-MOST_FAILED = 3  # checkpoints in a row
+_LEAP = 1.5  # ratio of learning rates between two steps above which a warning is shown
+_OF_THE_RATE = ("optim.lr", "schedule.", "train.steps", "train.tokens")  # settings that decide the learning rate
+MOST_FAILED = 3  # failed checkpoints in a row that end the run
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def open_records(
     stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, progress: Progress, *, leads: bool
 ) -> tuple[MetricsLog | None, Sequence[Behind], RunLog | None]:
-    """Open the records that rank 0 writes; first the files that let somebody repeat the run."""
+    """Write the files needed to repeat the run, and return its metrics, sinks and log; nothing on ranks other than 0.
+
+    The files are the settings, the environment and the tokenizer."""
     if not leads:
         return None, (), None
-    # because: a start that trains nothing would else leave settings on record that never trained
+    # because: a start that trains nothing would otherwise record settings that never trained
     goes_on = not progress.is_over(config.total_steps) or not (folder / CONFIG).is_file()
     if goes_on:
         write_json(folder / CONFIG, settled(config, inputs).to_dict())
@@ -105,25 +107,25 @@ def _sinks(folder: Path, config: RunConfig, inputs: Inputs, step: int, say: Call
 
 
 def changed_settings(folder: Path, config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:
-    """Return each setting that is another than at the last start of a run that goes on, with the value then and now."""
+    """Return key -> [old, new] for the settings that differ from the last start of a resumed run."""
     if inputs.resume_from is None or not (folder / CONFIG).is_file():
         return {}
     try:
         known = dict(flat(read_settings(folder)))
-    except LmtrainError:  # because: a damaged record is written anew, and stops no run
+    except LmtrainError:  # because: a damaged record is rewritten, and should not stop a run
         return {}
     return changed(known, dict(flat(settled(config, inputs).to_dict())))
 
 
 def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
-    """Return step -> `best_by` value for checkpoints up to the resume point; empty unless `keep_best` is set."""
+    """Return step -> `best_by` value for measurements up to the resume point; empty unless `keep_best` is set."""
     rows = read_metrics(folder / METRICS) if config.checkpoint.keep_best else []
     found = worth_by_step(rows, config.checkpoint.best_by)
     return {measured: worth for measured, worth in found.items() if measured <= step}
 
 
 def start_number(folder: Path) -> int:
-    """Return the number of this start, from the run's rows: a checkpoint does not record later starts."""
+    """Return this start's number, from 1, by the rows: a checkpoint does not list other starts that resumed from it."""
     attempts = [row.get("attempt") for row in read_last_rows(folder / METRICS)]
     return 1 + max((one for one in attempts if type(one) is int), default=0)
 
@@ -132,14 +134,14 @@ def open_view(
     stack: ExitStack, console: Console, config: RunConfig, inputs: Inputs, model: ParallelModel, device: str, step: int,
     log: RunLog | None,
 ) -> RunView:  # fmt: skip
-    """`device` is its name."""
+    """Open the view of a run, with a live panel on rank 0 if steps are left. `device` is the device's name."""
     title = {
         "run": str(Path(config.run.dir)),
         "model": f"{inputs.model.kind} {format_count(model.num_parameters)} parameters",
         "device": f"{device} {config.precision.kind}",
         "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens",
     } | ({"layout": layout_words(config.parallel)} if model.mesh.world.size > 1 else {})
-    # because: a panel in which nothing will ever move looks like a run that hangs
+    # because: a panel that never moves looks like a hung run
     moves = model.mesh.rank == 0 and step < config.total_steps
     saves = Saves(config.checkpoint.interval_steps, config.checkpoint.interval_s)
     view = stack.enter_context(
@@ -155,7 +157,7 @@ def open_view(
 def show_beginning(
     view: RunView, config: RunConfig, inputs: Inputs, mesh: Mesh, hosts: Sequence[str], passed: Iterable[str]
 ) -> None:
-    """Show what a person should know before the first step; `passed` are lines about skipped checkpoints."""
+    """Show notes before the first step; `passed` has messages on checkpoints that the resume skipped."""
     fault_point("start.loop")
     if mesh.rank == 0 and inputs.data.said:
         view.note(f"validation reads {inputs.data.said}")
@@ -170,16 +172,16 @@ def show_beginning(
 
 
 def ran_with(folder: Path) -> dict[str, Any]:
-    """Return the settings and environment of this start, as the next start's row records them."""
+    """Return the settings and environment in the run's files, which hold until the next start writes its own."""
     paths = {"settings": folder / CONFIG, "environment": folder / ENVIRONMENT}
     return {name: read_json(path) for name, path in paths.items() if path.stat().st_size < _LARGEST}
 
 
 def weights_digest(model: ParallelModel) -> str:
-    """Return a digest of all weights, equal at every layout and different if any bit differs.
+    """Return a digest of all weights that is the same at any layout and changes with any single bit.
 
-    It is the sum of the weights' bits as integers, each tensor's multiplied by an odd number of its own.
-    """
+    The digest is the sum of the weights' bits as integers, with each tensor's sum times an odd factor of its own. All
+    ranks take part, in an all-reduce over the world."""
     total = torch.zeros((), dtype=torch.int64, device=model.device)
     for piece in model.owned(model.pieces()):
         bits = piece.block.detach().view(_INTEGERS[piece.block.element_size()])
@@ -192,12 +194,12 @@ def weights_digest(model: ParallelModel) -> str:
 
 
 def samples_hash(sample_ids: np.ndarray[Any, np.dtype[np.int64]]) -> str:
-    """Return a short hash of samples in order, by which the data of two runs can be compared row by row."""
+    """Return a short hash of these samples in this order, so that two runs' data can be compared row by row."""
     return hashlib.sha256(sample_ids.astype("<i8").tobytes()).hexdigest()[:16]
 
 
 def batch_digest(batches: StepBatches) -> str:
-    """Return a digest of the tokens that this rank reads in a step, which differs if the text does."""
+    """Return a checksum of the tokens that this rank reads in this step: other text under the same ids changes it."""
     digest = 0
     for batch in batches.microbatches:
         digest = crc32(batch.tokens_BT.numpy(), digest)
@@ -206,18 +208,19 @@ def batch_digest(batches: StepBatches) -> str:
 
 @torch.no_grad()
 def histograms(model: ParallelModel) -> dict[str, Histogram]:
-    """`weights/NAME` as the update has left them, `gradients/NAME` as it has used them: summed, and clipped.
+    """Return histograms of `weights/NAME` after the update and of `gradients/NAME` as the update used them.
 
-    Counts are the same at every layout. What has no finite number is left out.
+    Gradients are summed over ranks and clipped. Counts are the same at every layout. Tensors without a finite number
+    are left out. All ranks take part, in all-reduces over the world.
     """
     names = [f"{what}/{name}" for what in (WEIGHTS, GRADIENTS) for name in true_weights(model.settings)]
     row_of, device = {name: row for row, name in enumerate(names)}, model.device
     edges = torch.tensor(EDGES, device=device)
     counts = torch.zeros(len(names), len(EDGES) + 1, dtype=torch.int64, device=device)
     sums = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
-    ends = torch.full((len(names), 2), -torch.inf, dtype=torch.float64, device=device)  # of -x and of x
+    ends = torch.full((len(names), 2), -torch.inf, dtype=torch.float64, device=device)  # maxima of -x and of x
     gradients = {name: p.grad for name, p in model.parameters.items() if p.grad is not None}
-    clipped = None if model.one_pass is None else model.one_pass.factor  # by what the update has multiplied them
+    clipped = None if model.one_pass is None else model.one_pass.factor  # the update's factor on the gradients
     for what, tensors, factor in ((WEIGHTS, model.parameters, None), (GRADIENTS, gradients, clipped)):
         for piece in model.owned(model.place(tensors, what)):
             row = row_of[piece.name.replace(".", "/", 1)]
@@ -225,7 +228,7 @@ def histograms(model: ParallelModel) -> dict[str, Histogram]:
                 numbers = some if factor is None else some * factor
                 _count(numbers[numbers.isfinite()].float(), edges, counts[row], sums[row], ends[row])
     for tensor, op in ((counts, dist.ReduceOp.SUM), (sums, dist.ReduceOp.SUM), (ends, dist.ReduceOp.MAX)):
-        # collective: what each rank has counted of the numbers that it owns, over the world
+        # collective: each rank's counts of the numbers that it owns, over the world
         all_reduce(tensor, model.mesh.world, op, what="histograms")
     found = zip(names, counts.tolist(), sums.tolist(), ends.tolist(), strict=True)  # sync: they are read once
     return {
@@ -245,7 +248,7 @@ def _count(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tensor, ends: T
 
 
 def record_start(run: Run) -> None:
-    """Record what a run begins from, and show what a person should know about it."""
+    """Write the row of the start and show notes on what the run begins from. All ranks take part, in a digest."""
     run.progress.attempt = start_number(run.folder) if run.metrics is not None else 1
     resumed, weights, total = run.inputs.resume_from, run.inputs.weights_from, run.config.total_steps
     began_at: dict[str, Any] = {
@@ -277,7 +280,7 @@ def record_start(run: Run) -> None:
 
 
 def _said_of_changes(run: Run) -> Iterator[str]:
-    """Yield a line for each setting that changes from here on, and one if the learning rate leaps."""
+    """Yield a line for each changed setting, and a warning if the learning rate jumps because of the change."""
     for key, (was, now) in run.changed.items():
         yield f"{key} is {show(now)} from here on; it was {show(was)}"
     if not any(key.startswith(_OF_THE_RATE) for key in run.changed):
@@ -303,7 +306,7 @@ def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
 def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, elapsed_s: float) -> None:
     rates, progress, scale = run.throughput.rates(run.config.total_steps), run.progress, run.model.loss_scale
     memory, rank = run.memory.fullest()
-    # because: a loss of one term says nothing more by its parts
+    # because: a loss with a single term equals that term
     terms = {f"loss/{term}": mean for term, mean in result.terms.items() if len(result.terms) > 1}
     row = record(
         run, "step",
@@ -323,7 +326,7 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
 
 
 def report_now_and_then(run: Run) -> None:
-    """Report what only some steps are measured for, on every process."""
+    """Make the reports that only some steps have (forecast, histograms), on every process."""
     report_forecast(run)
     every = run.config.observe.histograms_every_steps
     if every is not None and run.progress.step % every == 0:
@@ -333,14 +336,14 @@ def report_now_and_then(run: Run) -> None:
 
 
 def _beside(run: Run) -> dict[str, Any]:
-    """Return the pace of the processes and the time left, as far as they are known."""
+    """Return values on stragglers and on the seconds left; unknown values are left out."""
     left_s = run.costs.left_s()
     found = {} if left_s is None else {"limit_left_s": round(left_s, 1)}
     return found | (run.costs.pace.facts() if run.costs.pace is not None else {})
 
 
 def report_forecast(run: Run) -> None:
-    """Report once, on rank 0, how far the first steps differ from the planner's prediction."""
+    """Compare the first steps with the planner's prediction; once, on rank 0."""
     config, hardware = run.config, run.config.hardware
     if run.costs.num_steps != COMPARED_STEPS or hardware is None or run.mesh.rank != 0:
         return
@@ -356,12 +359,12 @@ def report_forecast(run: Run) -> None:
 
 
 def report_measures(run: Run, row: dict[str, Any]) -> None:
-    """Take a row's measures for the choice of the best checkpoint."""
+    """Pass a row's measured values to the writer, which chooses the best checkpoints."""
     run.writer.worth = {**run.writer.worth, **worth_by_step([row], run.config.checkpoint.best_by)}
 
 
 def report_save(run: Run) -> None:
-    """Record a row for the newest finished checkpoint, once."""
+    """Write a row for the newest finished checkpoint, once."""
     last = run.writer.last
     if last is None or last.step == run.reported_save:
         return
@@ -379,7 +382,9 @@ def report_save(run: Run) -> None:
 
 
 def save(run: Run) -> int:
-    """Begin a checkpoint of this step. One that fails is said and survived, but not three in a row."""
+    """Begin a checkpoint of this step and return the step.
+
+    A failure is shown and survived; the MOST_FAILED-th failure in a row is raised."""
     try:
         run.writer.wait()
         report_save(run)
@@ -401,7 +406,7 @@ def save(run: Run) -> int:
 def _survive(run: Run, which: str, error: StorageError | OutputError) -> None:
     run.failed_saves += 1
     if run.failed_saves == MOST_FAILED:
-        # because: what is trained from here on would most likely be lost as well
+        # because: further training would most likely be lost as well
         raise passed_on(
             error.exit_code, f"{MOST_FAILED} checkpoints in a row failed, the last with: {error}"
         ) from error

@@ -1,6 +1,6 @@
-"""Opens the trace of a run: a file for each process and start, in the run's folder, once a step is to be traced.
+"""The trace of a run: a file per process and start in the run's folder, opened once a step is to be traced.
 
-Called by the loop. Knows what stands in the header; when and what is recorded, observe/spans decides.
+Called by the loop. This module knows the header; observe/spans decides when to record and what.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from lmtrain.runfolder.names import TRACES
 from lmtrain.train.state import Run
 from lmtrain.units import format_bytes
 
-FOLDER = "profile"  # in the run's
+FOLDER = "profile"  # within the run's folder
 _FILE = re.compile(r"rank-\d{5,}(?:\.(\d{1,9}))?\.spans")
-_CAPACITY = {ALL: 1 << 17}  # records; of 48 bytes
+_CAPACITY = {ALL: 1 << 17}  # records, of 48 bytes each
 _FEW_STEPS = 1 << 15
 
 
 @contextmanager
 def traced(run: Run) -> Iterator[Tracer]:
-    """Around the steps of a run, on every process of it."""
+    """Trace the steps in the block, on every process; all ranks agree on the start's number in an all-reduce."""
     which, mesh = run.config.observe.trace, run.mesh
     start = torch.tensor(next_start(run.folder / TRACES) if mesh.rank == 0 else 0, device=run.model.device)
-    # collective: what rank 0 has found, to the world
+    # collective: rank 0's number, to the world
     number = int(all_reduce(start, mesh.world, dist.ReduceOp.MAX, "the number of a start"))
 
     def open_recorder() -> Recorder:
@@ -54,7 +54,7 @@ def traced(run: Run) -> Iterator[Tracer]:
 
 
 def next_start(folder: Path) -> int:
-    """Return the first start number that no file in a folder has."""
+    """Return the first start number above those of all files in the folder."""
     names = os.listdir(folder) if folder.is_dir() else []
     return max((int(found[1] or 0) + 1 for name in names if (found := _FILE.fullmatch(name))), default=0)
 
@@ -78,9 +78,10 @@ def _header(run: Run, start: int) -> Header:
 
 
 def profiled(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
-    """Yield the steps unchanged; profile this rank between the first and the last of observe.profile_steps.
+    """Yield the same steps, and profile this rank from the first to the last of observe.profile_steps.
 
-    A step is recorded from the wait for its data until the next one's: with what is measured and saved after it.
+    The profile of a step begins with the wait for its data and ends when the wait for the next step's data begins, so
+    that it includes measurements and saves after the step.
     """
     observe = run.config.observe
     if observe.profile_steps is None or run.mesh.rank not in (observe.profile_ranks or (0,)):
@@ -104,12 +105,12 @@ def profiled(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
 
 
 class Window:
-    """From the step that is about to begin until it is closed. That a profiler does not work never ends a run."""
+    """A torch profile from the next step until `close`. A failing profiler is a warning and never ends a run."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._first, self._began_s = run, run.progress.step + 1, time.monotonic()
         on_gpu = [ProfilerActivity.CUDA] if run.model.device.type == "cuda" else []
-        # because: without the second, torch 2.11 warns of a next cycle, and there is one
+        # because: without `acc_events`, torch 2.11 warns about a next cycle, and there is only one
         self._profile = profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True)
         try:
             self._profile.start()
