@@ -221,9 +221,11 @@ class Outputs:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        with self._held:
+        # because: closing a file writes what its buffer still holds, and a full disk refuses that once more
+        is_full = isinstance(error, StorageError)
+        with suppress(OSError) if is_full else files.storage_errors(self._folder, "Writing"), self._held:
             # After an error in the input or the settings the next run differs; a full disk or Ctrl-C can be resumed.
-            if isinstance(error, LmtrainError) and not isinstance(error, StorageError):
+            if isinstance(error, LmtrainError) and not is_full:
                 shutil.rmtree(self._folder, ignore_errors=True)
         if is_full:
             kept = sum(path.stat().st_size for path in self._folder.iterdir())

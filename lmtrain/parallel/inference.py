@@ -46,7 +46,7 @@ class Inference:
 
     @property
     def separates_documents(self) -> bool:
-        """Whether `documents_BT` separates requests that share a row; False for models that do not declare it."""
+        """True if `documents_BT` separates requests that share a row; False for models that do not declare it."""
         return all(getattr(model, "separates_documents", False) for model in self.stages.values())
 
     @property

@@ -84,7 +84,7 @@ class ParallelSettings(Settings):
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the gradients of inputs and of weights are computed in separate actions."""
+        """True if the gradients of inputs and of weights are computed in separate actions."""
         return self.pp > 1 and self.pipeline.splits_backward
 
     @property

@@ -1,4 +1,4 @@
-"""How the house is furnished: no crowded folder, door-plates, no promises, names apart, one environment reader."""
+"""How the house is furnished: no crowded folder, door-plates, plain docstrings, names apart, one environment reader."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ MOST_MODULES = 14
 KINDS = ("data_tools/corpora", "lmtrain/eval/tasks", "lmtrain/models", "lmtrain/optim", "lmtrain/schedules")
 LATER = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b")
 NO_ROOMS = {"utils", "util", "common", "helpers", "helper", "misc"}
+# a sentence about what a function does begins with a verb; with these begins one that its reader has to guess at
+RIDDLES = re.compile(
+    "(Of|Where|From|Such|As|What|Who|Those|These|That|This|One|Some|It|Its|Theirs|They|If|Which|Whose|With|Without|By|For"
+    "|To|On|In|At|Before|After|And|Or|But|Not|No|Nothing|All|Each|Every|Both|Whatever|Whether|Until|Once|So|Why|How)\\b"
+)
 READ_THE_ENVIRONMENT = ("lmtrain.runtime.processes.process", "lmtrain.native")
 
 
@@ -50,6 +55,16 @@ def name_problems(house: Any) -> list[str]:
         f"{module.shown} is named after nothing. Name it for what it holds."
         for module in house.modules.values()
         if NO_ROOMS & set(module.name.split("."))
+    ]
+
+
+def docstring_problems(house: Any) -> list[str]:
+    return [
+        f"{module.shown}:{node.lineno} explains {node.name} from {word[0]!r} on. Begin with what it does or returns."
+        for module in house.modules.values()
+        for node in module.nodes
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if (word := RIDDLES.match(ast.get_docstring(node) or "")) is not None
     ]
 
 
@@ -90,7 +105,8 @@ def environment_problems(house: Any) -> list[str]:
 
 
 CHECKS: list[Callable[[Any], list[str]]] = [
-    folder_problems, door_plate_problems, later_problems, name_problems, class_problems, environment_problems
+    folder_problems, door_plate_problems, later_problems, name_problems, docstring_problems, class_problems,
+    environment_problems,
 ]  # fmt: skip
 
 
@@ -112,6 +128,7 @@ PLATE = '"""What this file is for, in words."""\n'
         (later_problems, "data_tools/a.py", PLATE + "raise NotImplementedError\n"),
         (name_problems, "lmtrain/data/utils.py", PLATE),
         (name_problems, "lmtrain/common/a.py", PLATE),
+        (docstring_problems, "lmtrain/data/a.py", PLATE + 'def f():\n    """Of a file, its name."""\n'),
         (environment_problems, "lmtrain/data/a.py", PLATE + "import os\nx = os.environ['A']\n"),
         (environment_problems, "lmtrain/data/a.py", PLATE + "import os\nx = os.getenv('A')\n"),
         (environment_problems, "lmtrain/data/a.py", PLATE + "from os import environ\n"),

@@ -10,7 +10,7 @@ MUTANTS = [
         old=(
             "            valid_loss = measure_what_is_owed(run, requests, evaluation)\n"
             "            last_saved = last_saved if progress.owed else None"
-            "  # because: what was saved says that it is owed\n"
+            "  # because: the checkpoint lists it as pending\n"
         ),
         new="            valid_loss = measure_what_is_owed(run, requests, evaluation)\n",
         breaks="Each further start measures the same validation again and writes its row once more, since the "
