@@ -222,7 +222,7 @@ def _chunks(asked: ParallelSettings, pp: int, num_layers: int) -> Iterator[tuple
 def _distance(
     asked: ParallelSettings, pp: int, tp: int, dp_shard: int, dp_replicate: int, schedule: str, vp: int
 ) -> tuple[float, ...]:
-    """Return a sort key whose first entries weigh most; at equal distance, more cuts come first, to need less memory."""
+    """Return a sort key whose first entries weigh most. Ties go to more cuts, which need less memory."""
     axes = (
         (tp, asked.tp),
         (pp, asked.pp),
