@@ -22,11 +22,11 @@ from lmtrain.train.step import train_step
 @dataclass(frozen=True)
 class Summary:
     step: int
-    loss: float | None  # of the last step of this attempt
+    loss: float | None  # loss of the last step of this attempt
     valid_loss: float | None
-    seconds: float  # of this attempt
+    seconds: float  # duration of this attempt
     tokens: int
-    stopped_by: str | None  # what ended the run early
+    stopped_by: str | None  # the cause if the run ended early
     epochs: float  # passes over the training data
     went_on: bool  # True if earlier attempts did some of the steps
 

@@ -1,6 +1,6 @@
 """Settings for a run's length, its measurements and its records. Torch-free.
 
-This module does not know which evaluation tasks exist: the code that starts the run checks the tasks beforehand.
+This module does not depend on which evaluation tasks exist: code that starts the run checks the tasks beforehand.
 """
 
 from __future__ import annotations

@@ -143,7 +143,8 @@ def fitted_memory(*, on_cpu: bool = False) -> Factors:
 def interval() -> float:
     """Return the half-width i of the 80% interval, measured on sources that were not fitted to.
 
-    Four of five steps take between 1 / (1 + i) and 1 + i times the predicted time."""
+    Four of five steps take between 1 / (1 + i) and 1 + i times the predicted time.
+    """
     return float(_stored()["interval"])
 
 
@@ -202,7 +203,8 @@ class Hardware(Settings):
     def peak(self, precision: str) -> float:
         """Return peak FLOP/s of products with inputs of this precision, 0 if unsupported.
 
-        tf32 stands for fp32 inputs that are cut to tf32."""
+        tf32 stands for fp32 inputs that are cut to tf32.
+        """
         if precision == "tf32":  # because: every data sheet gives half of bf16, and devices without bf16 lack tf32
             return self.peak("bf16") / 2 or self.peak("fp32")
         return self.peak_tflops.get(precision, 0.0) * 1e12

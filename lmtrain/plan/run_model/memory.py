@@ -90,7 +90,8 @@ def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
 def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
     """Return bytes per block and micro-batch: all that backward needs, the part kept until then, and the scores.
 
-    The formulas follow Korthikanti 2022."""
+    The formulas follow Korthikanti 2022.
+    """
     tokens = c.microbatch * c.seq_len
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp

@@ -54,7 +54,8 @@ def conditions(config: RunConfig, given: Sequence[str]) -> dict[str, Any]:
 def chosen_before(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | None:
     """Return the config with the layout that the run has used so far.
 
-    Return None if the run has no checkpoint yet, or if its layout violates the conditions in `fixed`."""
+    Return None if the run has no checkpoint yet, or if its layout violates the conditions in `fixed`.
+    """
     folder = Path(config.run.dir)
     if latest(folder / CHECKPOINTS) is None:
         return None

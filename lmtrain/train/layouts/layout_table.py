@@ -99,7 +99,8 @@ def merged(rows: Sequence[Row]) -> list[Row]:
 def span(numbers: Sequence[int]) -> str:
     """Return sorted numbers as text: [4] -> "4", [0, 1, 2] -> "0-2", with gaps [0, 1, 5] -> "0..".
 
-    With gaps, the coordinates show which ranks are meant."""
+    With gaps, the coordinates show which ranks are meant.
+    """
     first, last, count = numbers[0], numbers[-1], len(numbers)
     if count == 1:
         return str(first)
