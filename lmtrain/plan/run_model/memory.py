@@ -154,7 +154,7 @@ def _in_flight(c: Columns, place: int) -> list[tuple[Column, Column]]:
     num, pp, vp, at = c.num_microbatches, c.pp, c.vp, float(place)
     if place == LAST:
         usual, double = np.ones(len(c)), pp
-    else:  # each further stage holds one micro-batch less, or two less chunks if vp > 1
+    else:  # each further stage holds one micro-batch fewer, or two chunks fewer if vp > 1
         group = np.ceil(num / np.maximum(num // pp, 1))  # micro-batches that pass a chunk in a row
         usual = np.where(vp > 1, (2 * (pp - 1 - at) + (vp - 1) * group + 1) / vp, pp - at)
         double = 2 * (pp - at) - 1

@@ -31,7 +31,7 @@ from lmtrain.train.costs import Costs, measured_before, young_daly_s
 from lmtrain.train.layouts.layout_table import layout_words, span
 from lmtrain.units import format_bytes, format_seconds
 
-COMPARED_STEPS = 20  # of this attempt; because: the first steps allocate memory and fill caches, only the newest count
+COMPARED_STEPS = 20  # because: the first steps of an attempt allocate memory and fill caches, so only its newest count
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ _HEADS = {
     "gradients_bytes": "grads", "optimizer_bytes": "optim",
 }  # fmt: skip
 _LEFT = ("rank", "host")
-_HOST_WIDTH = 12  # because: all other columns at their widest then still fit in 80
+_HOST_WIDTH = 12  # because: with all other columns at their widest, a row still fits in 80 characters
 
 
 def layout_words(parallel: ParallelSettings) -> str:
