@@ -85,7 +85,8 @@ class Settings:
     def checked(self, *checks: Check) -> Iterator[Problem]:
         """Yield a Problem for each failed check, given as (wrong, key, rule, way out).
 
-        Usage: `yield from self.checked((self.x == "", "x", "is empty", "Use y."), ...)`."""
+        Usage: `yield from self.checked((self.x == "", "x", "is empty", "Use y."), ...)`.
+        """
         for wrong, key, rule, way_out in checks:
             yield from self.problem_if(wrong, key, rule, way_out)
 
@@ -106,14 +107,16 @@ class Settings:
     def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield the problems between several settings, each valid by itself.
 
-        `parts` holds only the valid settings, so that this check runs even if other settings are missing or wrong."""
+        `parts` holds only the valid settings, so that this check runs even if other settings are missing or wrong.
+        """
         return iter(())
 
     @classmethod
     def give_way(cls, tree: dict[str, Any], typed: Mapping[str, str]) -> list[GaveWay]:
         """Change `tree` in place: settings absent from `typed` that conflict with the typed ones. Return the changes.
 
-        `tree` is the composed plain data; `typed` maps each key on the command line to its text."""
+        `tree` is the composed plain data; `typed` maps each key on the command line to its text.
+        """
         return []
 
     def to_dict(self) -> dict[str, Any]:
@@ -135,7 +138,8 @@ class Settings:
 class Choice(Settings):
     """Base of settings that come in kinds.
 
-    `room` is the package to search for kinds, `files` the ending of its files."""
+    `room` is the package to search for kinds, `files` the ending of its files.
+    """
 
     room: ClassVar[str]
     files: ClassVar[str] = "_settings"
@@ -182,7 +186,8 @@ def _room_modules(room: str, ending: str) -> list[ModuleType]:
 def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
     """Return kind -> class for all subclasses of a choice in the package's files or in a plugin, sorted by kind.
 
-    Raise SettingsError if two classes have the same kind."""
+    Raise SettingsError if two classes have the same kind.
+    """
     homes = {module.__name__ for module in modules(base.room, base.files)}
     found: dict[str, type[Choice]] = {}
     todo = [base]

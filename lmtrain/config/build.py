@@ -35,7 +35,8 @@ _MOST = 10**18  # because: no quantity here is larger, and int64 in numpy and to
 def quantity(unit: str, **kwargs: Any) -> Any:
     """Return a dataclass field that accepts numbers and human sizes.
 
-    Usage: `steps: int = quantity("count", default=10)`."""
+    Usage: `steps: int = quantity("count", default=10)`.
+    """
     return dataclasses.field(metadata={"unit": unit}, **kwargs)
 
 

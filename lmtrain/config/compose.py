@@ -77,7 +77,8 @@ def compose_plain(
 ) -> dict[str, Any]:
     """Return the composed tree as plain data, references resolved, types not yet checked.
 
-    Raise SettingsError on wrong overrides, on unresolved references and on keys such as `_target_`."""
+    Raise SettingsError on wrong overrides, on unresolved references and on keys such as `_target_`.
+    """
     # because: hydra takes 0.3 s to import, and most commands compose no config
     from lmtrain.config.source import compose_files
 
@@ -98,7 +99,8 @@ def selected(
 ) -> tuple[list[Path], Asked, list[str], list[Any]]:
     """Return the folders to search, the composition request, the overrides that choose files and those that set values.
 
-    Raise WrongWords if any override is malformed or names an unknown choice."""
+    Raise WrongWords if any override is malformed or names an unknown choice.
+    """
     # because: hydra is slow to import
     from lmtrain.config.source import Asked
 
@@ -128,7 +130,8 @@ def selected(
 def sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[list[str]]:
     """Return every combination that `a=1,2 b=range(3)` names, as lists of plain overrides, in order.
 
-    Raise SettingsError if a sweep is empty or unbounded, or if there are more than MAX_RUNS combinations."""
+    Raise SettingsError if a sweep is empty or unbounded, or if there are more than MAX_RUNS combinations.
+    """
     # because: hydra is slow to import
     from hydra.core.override_parser.types import Glob
 

@@ -36,7 +36,8 @@ _INSTEAD = {
 class WrongWords(SettingsError):
     """Overrides that are refused before values are checked.
 
-    `wrong` lists the refused words, `others` the rest, which may have wrong values."""
+    `wrong` lists the refused words, `others` the rest, which may have wrong values.
+    """
 
     def __init__(self, problems: Sequence[str], wrong: Sequence[str], words: Sequence[str]) -> None:
         super().__init__(problems)
@@ -181,7 +182,8 @@ def _refused(text: str) -> str | None:
 def _is_no_pair(words: Sequence[str], index: int, groups: Mapping[str, Sequence[str]]) -> str | None:
     """Return the message for a word without a key or a value; None if the word is fine.
 
-    Return "" if the message about the previous word covers this one."""
+    Return "" if the message about the previous word covers this one.
+    """
     text, before, after = words[index], words[index - 1] if index else "", words[index + 1 : index + 3]
     key, sign, value = text.partition("=")
     bare = key.lstrip("~+")

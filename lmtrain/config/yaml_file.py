@@ -48,7 +48,8 @@ class YamlFile:
 def read_yaml(path: Path) -> YamlFile:
     """Read a YAML file that holds a mapping.
 
-    Raise MissingInputError if the file cannot be read, SettingsError if its content is wrong."""
+    Raise MissingInputError if the file cannot be read, SettingsError if its content is wrong.
+    """
     text = _text(path)
     loader = _Loader(text)
     try:

@@ -242,7 +242,7 @@ def _rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
 
 
 def config_of(run: Path) -> RunConfig:
-    """Return the settings of a run's last start; raise if this version does not know some of them."""
+    """Return the settings of a run's last start; raise if this version lacks some of them."""
     return build_settings(RunConfig, read_settings(run))
 
 

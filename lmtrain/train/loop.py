@@ -22,11 +22,11 @@ from lmtrain.train.step import train_step
 @dataclass(frozen=True)
 class Summary:
     step: int
-    loss: float | None  # of the last step of this attempt
+    loss: float | None  # loss of the last step of this attempt
     valid_loss: float | None
-    seconds: float  # of this attempt
+    seconds: float  # duration of this attempt
     tokens: int
-    stopped_by: str | None  # what ended the run early
+    stopped_by: str | None  # the cause if the run ended early
     epochs: float  # passes over the training data
     went_on: bool  # True if earlier attempts did some of the steps
 
@@ -43,7 +43,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
     with traced(run) as tracer, requests_of(run, stop, tracer.ask) as requests:
         if progress.owed:
             valid_loss = measure_what_is_owed(run, requests, evaluation)
-            last_saved = last_saved if progress.owed else None  # because: the checkpoint lists it as pending
+            last_saved = last_saved if progress.owed else None  # because: what was saved says that it is owed
         run.throughput.start(progress.step, time.monotonic())
         for batches in profiled(run, run.loader.steps(progress.step, total)):
             if requests.stop:

@@ -100,7 +100,8 @@ class Pace:
         """Prepare on each rank; `hosts` is by rank and given on rank 0 alone.
 
         `kinds_of_stage` has equal entries for pp ranks with equal stages. `on_host`: work, waits and messages are timed
-        on the host, because the run has no accelerator."""
+        on the host, because the run has no accelerator.
+        """
         self.layout, self.hosts, self.on_host = layout, hosts, on_host
         self.leads, self.memory, self.work = rank == 0, memory, Work()
         self.work.neighbours = neighbours(layout, rank) if on_host else ()

@@ -44,7 +44,8 @@ def open_run(
 ) -> Iterator[Run]:
     """Yield the Run, ready to train, and close everything afterwards.
 
-    All ranks take part in collectives. `hosts` has the host of each rank, for the table that rank 0 shows."""
+    All ranks take part in collectives. `hosts` has the host of each rank, for the table that rank 0 shows.
+    """
     with ExitStack() as stack:
         folder = Path(config.run.dir)
         leads, peers = mesh.rank == 0, setup_peers(mesh)
@@ -98,7 +99,8 @@ def open_run(
 def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers) -> Path | None:
     """Lock and clean the run's folder on rank 0, and return the checkpoint to resume from, or None.
 
-    All ranks take part; a failure on rank 0 is raised on every rank."""
+    All ranks take part; a failure on rank 0 is raised on every rank.
+    """
     with together(peers):
         if peers.rank == 0:
             stack.enter_context(folder_lock(folder))
@@ -120,7 +122,8 @@ def build_optimizer(settings: OptimSettings, model: ParallelModel) -> torch.opti
     """Build the optimizer and attach the model to it.
 
     By convention `kind: lamb` is lmtrain/optim/lamb.py with a `build` function, so that a new optimizer changes nothing
-    here."""
+    here.
+    """
     groups = build_groups(model.parameters, settings.weight_decay)
     optimizer: torch.optim.Optimizer = settings.component().build(settings, groups, model.whole)
     model.meet(optimizer)

@@ -97,7 +97,8 @@ def facts(
 def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
     """Load master weights and optimizer state, from a checkpoint of any layout, and return the progress.
 
-    Each process reads its own parts; no collective takes place."""
+    Each process reads its own parts; no collective takes place.
+    """
     fault_point("start.load")
     state = reader.state
     model.load(reader.load_into, also=memory(model, optimizer))

@@ -1,6 +1,6 @@
 """Settings for a run's length, its measurements and its records. Torch-free.
 
-This module does not know which evaluation tasks exist: the code that starts the run checks the tasks beforehand.
+This module does not depend on which evaluation tasks exist: code that starts the run checks the tasks beforehand.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ class RunSettings(Settings):
 class EvalTask(Settings):
     """An evaluation task, the file it reads, and the name of its measures if that differs from the task's."""
 
-    task: str  # a name from `lmtrain eval --list`
-    data: str  # the file to read, or a dataset's prefix
-    name: str | None = None  # name of the measures; null for the task's name
+    task: str  # as `lmtrain eval --list` names it
+    data: str  # the file that it reads, or a dataset's prefix
+    name: str | None = None  # what its measures are called; null for the task's own name
 
     @property
     def called(self) -> str:

@@ -143,7 +143,8 @@ def fitted_memory(*, on_cpu: bool = False) -> Factors:
 def interval() -> float:
     """Return the half-width i of the 80% interval, measured on sources that were not fitted to.
 
-    Four of five steps take between 1 / (1 + i) and 1 + i times the predicted time."""
+    Four of five steps take between 1 / (1 + i) and 1 + i times the predicted time.
+    """
     return float(_stored()["interval"])
 
 
@@ -158,19 +159,19 @@ class Hardware(Settings):
     name: str  # the product name
     generation: str
     memory_GiB: float
-    peak_tflops: dict[str, float]  # precision of the inputs -> dense TFLOP/s; absent: the device has no such units
+    peak_tflops: dict[str, float]  # dense, by precision of the products' factors; absent: the device has no such units
     memory_GBps: float
     num_cores: int  # streaming multiprocessors, which process the tiles of a product
-    cache_MB: float  # last-level cache
+    cache_MB: float  # of the last level
     gpus_per_node: int
-    link_GBps: float  # from a device to the others of its node, one direction
-    nic_GBps: float  # from a whole node to the network, one direction
+    link_GBps: float  # of one device to the others of its node, one way
+    nic_GBps: float  # of a whole node to the network, one way
     network: str = "infiniband"  # the network between nodes, from NETWORKS
     power_W: float = 0.0
-    sustained: float = 1.0  # clock under load relative to its generation; below 1: a lower power limit
+    sustained: float = 1.0  # of its generation's usual clock under load; below 1: a lower limit of power
     unchecked: bool = False  # predictions were never compared with a measured run
-    factors: dict[str, float] = field(default_factory=dict)  # planner factors that were fitted to runs on this machine
-    interval: float | None = None  # half-width of the 80% interval of a step's time, from runs on this machine
+    factors: dict[str, float] = field(default_factory=dict)  # of the planner, where runs on this machine showed others
+    interval: float | None = None  # half of that of a step's time, as runs on this machine showed it
 
     def problems(self) -> Iterator[Problem]:
         sizes = ("memory_GiB", "memory_GBps", "num_cores", "cache_MB", "gpus_per_node", "link_GBps", "nic_GBps")
@@ -202,7 +203,8 @@ class Hardware(Settings):
     def peak(self, precision: str) -> float:
         """Return peak FLOP/s of products with inputs of this precision, 0 if unsupported.
 
-        tf32 stands for fp32 inputs that are cut to tf32."""
+        tf32 stands for fp32 inputs that are cut to tf32.
+        """
         if precision == "tf32":  # because: every data sheet gives half of bf16, and devices without bf16 lack tf32
             return self.peak("bf16") / 2 or self.peak("fp32")
         return self.peak_tflops.get(precision, 0.0) * 1e12

@@ -311,7 +311,8 @@ def price_microbatch(c: Columns, f: Factors) -> Microbatch:
 def price_step(c: Columns, f: Factors, replayed: Column | None = None) -> StepTime:
     """Return the seconds of each step by cause.
 
-    `replayed` has the pipeline seconds of all micro-batches from a replayed schedule table; None: by closed form."""
+    `replayed` has the pipeline seconds of all micro-batches from a replayed schedule table; None: by closed form.
+    """
     one = price_microbatch(c, f)
     block, table = stage_weights(c)
     layers = c.largest_stage

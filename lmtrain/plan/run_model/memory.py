@@ -90,7 +90,8 @@ def _rank(c: Columns, f: Factors, place: int) -> RankMemory:
 def _activations(c: Columns, f: Factors) -> tuple[Column, Column, Column]:
     """Return bytes per block and micro-batch: all that backward needs, the part kept until then, and the scores.
 
-    The formulas follow Korthikanti 2022."""
+    The formulas follow Korthikanti 2022.
+    """
     tokens = c.microbatch * c.seq_len
     along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
     heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
@@ -153,7 +154,7 @@ def _in_flight(c: Columns, place: int) -> list[tuple[Column, Column]]:
     num, pp, vp, at = c.num_microbatches, c.pp, c.vp, float(place)
     if place == LAST:
         usual, double = np.ones(len(c)), pp
-    else:  # each further stage holds one micro-batch less, or two less chunks if vp > 1
+    else:  # each further stage holds one micro-batch fewer, or two chunks fewer if vp > 1
         group = np.ceil(num / np.maximum(num // pp, 1))  # micro-batches that pass a chunk in a row
         usual = np.where(vp > 1, (2 * (pp - 1 - at) + (vp - 1) * group + 1) / vp, pp - at)
         double = 2 * (pp - at) - 1

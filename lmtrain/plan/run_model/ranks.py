@@ -64,7 +64,8 @@ def rank_bytes_of(run: Planned, rank: int) -> dict[str, int]:
 def fullest_rank(run: Planned) -> int:
     """Return the rank that holds most.
 
-    Only the first rank of each stage is compared, since no other rank of the stage holds more."""
+    Only the first rank of each stage is compared, since no other rank of the stage holds more.
+    """
     layout = run.parallel.layout
     firsts = range(0, layout.world_size, layout.world_size // layout.pp)
     return max(firsts, key=lambda rank: sum(rank_bytes_of(run, rank).values()))
@@ -175,7 +176,8 @@ def _flying(run: Planned, at: Coordinate) -> Flying:
 def _in_flight(schedule: str, rank: int, pp: int, vp: int, count: int) -> Flying:
     """Return the distinct combinations of micro-batches in flight along a rank's schedule row.
 
-    For many micro-batches, return those of a short row if a row with pp more micro-batches adds no combination."""
+    For many micro-batches, return those of a short row if a row with pp more micro-batches adds no combination.
+    """
     few = 4 * pp
     if count > few + pp and count % pp == 0:
         of_few, of_more = (_in_flight(schedule, rank, pp, vp, num) for num in (few, few + pp))

@@ -96,7 +96,8 @@ def _collectives(
     """Return the seconds of dp collectives that each action of a rank waits for.
 
     `groups` counts the weight groups of each stage by kind: a block, a vocabulary table, or the rest of the stage.
-    `last` is the last micro-batch's number."""
+    `last` is the last micro-batch's number.
+    """
     found = dict[Action, float]()
     gathered = set[tuple[int, str]]()
     for action in row:

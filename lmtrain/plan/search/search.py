@@ -45,7 +45,8 @@ def with_sets(run: Planned, sets: Sets) -> Planned:
 class Axis:
     """A table of settings that are searched together, with a case per row.
 
-    Rows form groups; within a group, all other settings are equal."""
+    Rows form groups; within a group, all other settings are equal.
+    """
 
     def __init__(self, run: Planned, hardware: Hardware) -> None:
         self.sets: list[Sets] = []
@@ -58,7 +59,8 @@ class Axis:
     def group(self, key: tuple[Any, ...], sets: Iterable[Sets], among: Sets) -> list[int]:
         """Add rows for these settings, once for each key, and return the row numbers of the key's group.
 
-        `among` holds the other settings of these cases; with this axis's defaults, it gives the first axis's case."""
+        `among` holds the other settings of these cases; with this axis's defaults, it gives the first axis's case.
+        """
         if key not in self._groups:
             self._usual.append(self._case(among))
             self._groups[key] = [self.add(one, among, len(self._usual) - 1) for one in sets]
@@ -85,7 +87,10 @@ class Axis:
 
     @cached_property
     def is_different(self) -> NDArray[np.bool_]:
-        """Mask of the rows whose price no earlier row of their group has; some settings do not change the price."""
+        """Mask of the rows whose price no earlier row of their group has.
+
+        For example, `balance` does not change the price if the stages are equal.
+        """
         table = np.stack([np.array(self._group, dtype=np.float64), *self.columns.arrays.values()])
         found = np.zeros(len(self.sets), dtype=bool)
         found[np.unique(table, axis=1, return_index=True)[1]] = True

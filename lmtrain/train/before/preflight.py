@@ -131,7 +131,8 @@ def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None
 def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | None = None) -> Iterator[str]:
     """Yield a message if the number of processes does not match the layout.
 
-    `train` adds the batch settings that have to change to the way out."""
+    `train` adds the batch settings that have to change to the way out.
+    """
     if env.world_size != layout.world_size:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
         factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
@@ -317,7 +318,8 @@ def check_sinks(config: RunConfig) -> None:
 def check_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, *, lock: bool) -> list[str]:
     """Raise if the run's folder is unusable or has no room for its checkpoints; return warnings on room that may lack.
 
-    `lock`: also check whether another run holds the folder."""
+    `lock`: also check whether another run holds the folder.
+    """
     folder, settings = Path(config.run.dir), config.checkpoint
     check_output_folder(folder, f"run.dir={config.run.dir}", lock=lock)
     if settings.interval_steps is None:
@@ -355,7 +357,8 @@ def _fewer(config: RunConfig, in_all: int, there: int) -> str:
 def check_pieces(config: RunConfig, model: ModelSettings) -> int:
     """Return the size of a checkpoint in bytes; raise LayoutError if such checkpoints could not be written.
 
-    Return 0 instead of raising if the run saves none."""
+    Return 0 instead of raising if the run saves none.
+    """
     slots = config.optim.num_slots
     try:
         return check_listed(model, config.parallel.layout, slots, checkpoint_bytes(model, slots))

@@ -44,7 +44,8 @@ def open_resumed(config: RunConfig, path: Path | None) -> Contents | None:
 def readable(path: Path | None) -> Path | None:
     """Return this checkpoint, or the newest readable one before it if its manifest is unreadable.
 
-    Used with checkpoint.fallback only."""
+    Used with checkpoint.fallback only.
+    """
     return path if path is None or manifest_problem(path) is None else before(path) or path
 
 
@@ -122,7 +123,8 @@ def check_same_run(
 def _data_pairs(state: dict[str, Any], config: RunConfig, data: TrainingData) -> list[tuple[str, Any, Any]]:
     """Return (name, our value, the checkpoint's value) for all that decides the samples.
 
-    If the dataset itself differs, return a single entry that says so."""
+    If the dataset itself differs, return a single entry that says so.
+    """
     known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0} | state
     pairs = [(f"data: {key}", value, known.get(key)) for key, value in data.sample_identity.items()]
     content = state.get("content_sha256")

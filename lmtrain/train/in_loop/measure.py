@@ -95,7 +95,8 @@ def _measure(run: Run, name: str, valid: Dataset, requests: Requests) -> tuple[S
 def _values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_samples: int) -> dict[str, Any]:
     """Return the row's values; the first term is that of tokens.
 
-    With several terms, the loss is the sum of their means; perplexity and accuracy are the first term's."""
+    With several terms, the loss is the sum of their means; perplexity and accuracy are the first term's.
+    """
     means, hits = ([one / num for one, num in zip(row, counts, strict=True)] for row in sums)
     values = {"loss": math.fsum(means), "ppl": math.exp(min(means[0], _MOST_NATS)), "accuracy": hits[0]}
     values |= {"samples": num_samples, "tokens": counts[0]}
@@ -108,7 +109,8 @@ def valid_batches(
     """Yield every dp_size-th batch.
 
     Each rank gets equally many, because ranks compute together: a rank with one batch too few ends with a batch without
-    labels."""
+    labels.
+    """
     starts = range(0, len(ids), size)
     for first in starts[::dp_size]:
         fault_point("valid.batch")
@@ -135,7 +137,8 @@ def due(run: Run, evaluation: Evaluation | None) -> list[str]:
 def measure(run: Run, requests: Requests, evaluation: Evaluation | None, names: Sequence[str]) -> float | None:
     """Make the named measurements in order; return the validation loss, or None if there is none.
 
-    Measurements without time left, or cut off, become pending in `run.progress`."""
+    Measurements without time left, or cut off, become pending in `run.progress`.
+    """
     loss, owed = None, []
     for name in names:
         if requests.stop_without_time_for(name):
@@ -157,7 +160,8 @@ def measure_what_is_owed(run: Run, requests: Requests, evaluation: Evaluation | 
     """Make the previous attempt's pending measurements; return the validation loss or None.
 
     A measurement for which this attempt has too little time either is dropped, because the run could otherwise never
-    continue."""
+    continue.
+    """
     requests.ask()
     requests.answer()
     there = {VALIDATION: bool(run.inputs.data.valid), EVALUATION: evaluation is not None}

@@ -40,15 +40,13 @@ NO_TIME_FOR = {VALIDATION: 4, EVALUATION: 8}
 TRACE = 16
 _WISH_BITS, _RANK_BITS = 8, 20  # because: both, and memory up to 32 TiB in KiB, fit in 63 bits
 _LOOK_S = 1.0  # between looks at the folder, which may be on a slow disk
-_MARGIN, _MOST_MARGIN_S = 0.05, 15.0  # share of the initial time left, reserved for ending processes and for delays
+_MARGIN, _MOST_MARGIN_S = 0.05, 15.0  # share of the initial time left, and its limit: for ending processes and delays
 _ASK_EVERY_S = 300.0  # because: a job's limit seldom changes, and every query loads Slurm's single controller
 _SCONTROL_S = 30.0  # timeout of scontrol
 
 
 class Asker:
-    """A source of requests. If ranks differ, the highest number counts.
-
-    Either a single rank has requests, or all ranks have the same."""
+    """A source of requests, from a single rank or from all ranks alike; the highest number over all ranks counts."""
 
     cause: str  # text for stop.json, the view and the last message; the same on every rank
 
@@ -87,7 +85,7 @@ class Deadline(Asker):
     left_s: Callable[[], float | None]  # seconds; None if no end is known
     costs: Costs
     is_writing: Callable[[], bool]  # True during a save, which the last save must wait for
-    margin_s: float | None = None  # computed from the time left when the end first becomes known
+    margin_s: float | None = None  # set from the time left when the end first becomes known
 
     def wants(self) -> int:
         left = self.left_s()
@@ -177,7 +175,8 @@ class Vote:
     def ask(self, mine: Callable[[], Sequence[int]], told: Sequence[int] = ()) -> None:
         """Start the exchange, before a step. All ranks pass equally many numbers each time.
 
-        The numbers in `told` are not reduced; see `heard`."""
+        The numbers in `told` are not reduced; see `heard`.
+        """
         if self._peers is not None:
             asked = mine()
             self._num_asked, self._hear = len(asked), self._peers.ask([*asked, *told])
@@ -202,7 +201,8 @@ class Requests:
     ) -> None:  # fmt: skip
         """Prepare without askers; `trace` starts a trace.
 
-        `say` receives messages on stops that no signal caused, and on stragglers."""
+        `say` receives messages on stops that no signal caused, and on stragglers.
+        """
         self._vote, self._say, self._trace, self._pace = vote, say, trace, pace
         self._askers: list[Asker] = []
         self.stop: str | None = None  # the cause of the stop, or None; the same on every rank
@@ -305,9 +305,10 @@ def requests_of(
 
 
 class Allocation:
-    """The end of a Slurm job, refreshed by a thread within the `with` block; `left_s()` never blocks.
+    """The end of a Slurm job, refreshed by a thread within the `with` block.
 
-    Its value is None if no end is known."""
+    `left_s()` never blocks; its value is None if no end is known.
+    """
 
     def __init__(
         self,

@@ -111,7 +111,8 @@ class Starts:
 def begin(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> Starts | None:
     """Count this start or raise NoProgressError.
 
-    Return None on ranks other than 0, and if another process holds the run's folder, because that process counts."""
+    Return None on ranks other than 0, and if another process holds the run's folder, because that process counts.
+    """
     holder = lock_holder(Path(config.run.dir))
     if env.rank > 0 or (holder is not None and holder[1]):
         return None
@@ -123,7 +124,7 @@ def begin(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> Starts | None:
 
 @contextmanager
 def counted(starts: Starts | None) -> Iterator[None]:
-    """Keep the start counted if the block fails with a lost run's exit code; else remove its entry."""
+    """Count the start if the block fails with a lost run's exit code; on other failures remove its entry, else all."""
     if starts is None:
         yield
         return

@@ -31,7 +31,7 @@ from lmtrain.train.costs import Costs, measured_before, young_daly_s
 from lmtrain.train.layouts.layout_table import layout_words, span
 from lmtrain.units import format_bytes, format_seconds
 
-COMPARED_STEPS = 20  # of this attempt; because: the first steps allocate memory and fill caches, only the newest count
+COMPARED_STEPS = 20  # because: the first steps of an attempt allocate memory and fill caches, so only its newest count
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,8 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, here: bool = Fals
 def _on_this_machine(config: RunConfig, here: bool) -> RunConfig:
     """Return the config with the CPU chosen, if the run names no machine and this one has no GPU.
 
-    Processes that are not started here may find GPUs, so their config stays."""
+    Processes that are not started here may find GPUs, so their config stays.
+    """
     layout, compute = config.parallel.layout, config.compute
     elsewhere = layout.world_size > 1 and not here
     if config.hardware is not None or compute.device != "auto" or elsewhere or Gpus.found().count != 0:
@@ -263,7 +264,8 @@ def pipeline_lines(config: RunConfig, model: ModelSettings) -> Iterator[str]:
 def in_turn(values: Sequence[int]) -> str:
     """Return a list as text: [2, 2, 1] -> "2, 2, 1".
 
-    Long lists are shortened: "3 each", "2 (0-12), 1 (13-95)", "81 to 111"."""
+    Long lists are shortened: "3 each", "2 (0-12), 1 (13-95)", "81 to 111".
+    """
     runs = [[number for number, _ in group] for _, group in groupby(enumerate(values), lambda pair: pair[1])]
     if len(runs) == 1:
         return f"{values[0]} each"

@@ -54,7 +54,8 @@ def conditions(config: RunConfig, given: Sequence[str]) -> dict[str, Any]:
 def chosen_before(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | None:
     """Return the config with the layout that the run has used so far.
 
-    Return None if the run has no checkpoint yet, or if its layout violates the conditions in `fixed`."""
+    Return None if the run has no checkpoint yet, or if its layout violates the conditions in `fixed`.
+    """
     folder = Path(config.run.dir)
     if latest(folder / CHECKPOINTS) is None:
         return None
@@ -222,7 +223,7 @@ def _chunks(asked: ParallelSettings, pp: int, num_layers: int) -> Iterator[tuple
 def _distance(
     asked: ParallelSettings, pp: int, tp: int, dp_shard: int, dp_replicate: int, schedule: str, vp: int
 ) -> tuple[float, ...]:
-    """Return a sort key, the heaviest entries first; at equal distance more cuts come first, to need less memory."""
+    """Return a sort key whose first entries weigh most. Ties go to more cuts, which need less memory."""
     axes = (
         (tp, asked.tp),
         (pp, asked.pp),

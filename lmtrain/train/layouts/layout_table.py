@@ -28,7 +28,7 @@ _HEADS = {
     "gradients_bytes": "grads", "optimizer_bytes": "optim",
 }  # fmt: skip
 _LEFT = ("rank", "host")
-_HOST_WIDTH = 12  # because: all other columns at their widest then still fit in 80
+_HOST_WIDTH = 12  # because: with all other columns at their widest, a row still fits in 80 characters
 
 
 def layout_words(parallel: ParallelSettings) -> str:
@@ -99,7 +99,8 @@ def merged(rows: Sequence[Row]) -> list[Row]:
 def span(numbers: Sequence[int]) -> str:
     """Return sorted numbers as text: [4] -> "4", [0, 1, 2] -> "0-2", with gaps [0, 1, 5] -> "0..".
 
-    With gaps, the coordinates show which ranks are meant."""
+    With gaps, the coordinates show which ranks are meant.
+    """
     first, last, count = numbers[0], numbers[-1], len(numbers)
     if count == 1:
         return str(first)

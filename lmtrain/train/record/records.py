@@ -71,7 +71,8 @@ def open_records(
 ) -> tuple[MetricsLog | None, Sequence[Behind], RunLog | None]:
     """Write the files needed to repeat the run, and return its metrics, sinks and log; nothing on ranks other than 0.
 
-    The files are the settings, the environment and the tokenizer."""
+    The files are the settings, the environment and the tokenizer.
+    """
     if not leads:
         return None, (), None
     # because: a start that trains nothing would otherwise record settings that never trained
@@ -181,7 +182,8 @@ def weights_digest(model: ParallelModel) -> str:
     """Return a digest of all weights that is the same at any layout and changes with any single bit.
 
     The digest is the sum of the weights' bits as integers, with each tensor's sum times an odd factor of its own. All
-    ranks take part, in an all-reduce over the world."""
+    ranks take part, in an all-reduce over the world.
+    """
     total = torch.zeros((), dtype=torch.int64, device=model.device)
     for piece in model.owned(model.pieces()):
         bits = piece.block.detach().view(_INTEGERS[piece.block.element_size()])
@@ -384,7 +386,8 @@ def report_save(run: Run) -> None:
 def save(run: Run) -> int:
     """Begin a checkpoint of this step and return the step.
 
-    A failure is shown and survived; the MOST_FAILED-th failure in a row is raised."""
+    A failure is shown and survived; the MOST_FAILED-th failure in a row is raised.
+    """
     try:
         run.writer.wait()
         report_save(run)

@@ -1,6 +1,6 @@
 """The trace of a run: a file per process and start in the run's folder, opened once a step is to be traced.
 
-Called by the loop. This module knows the header; observe/spans decides when to record and what.
+Called by the loop. This module fills the file's header; observe/spans decides when to record and what.
 """
 
 from __future__ import annotations
