@@ -210,7 +210,7 @@ def _start_sum(x: Tensor, axis: Axis, sequence: bool) -> tuple[Tensor, dist.Work
     if sequence:
         cut = _cut_sequence(x, axis)
         y = cut.new_empty(cut.shape[0] // axis.size, *cut.shape[1:])
-        # collective: partial activations (forward) or partial gradients of a whole input (backward), over tp
+        # collective: sums partial activations (forward) or partial input gradients (backward) over tp
         work = reduce_scatter(y, cut, group=axis.group, async_op=eager)
     else:
         y = x.contiguous()
