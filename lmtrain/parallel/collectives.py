@@ -1,6 +1,7 @@
 """The linears and reductions of a tensor-parallel layer, as autograd functions on plain local tensors.
 
-Called by tensor and inference. Uses an Axis and no modules; the axis of every autograd function has more than one rank.
+Called by the other modules of parallel. Uses an Axis and no modules; the axis of every autograd function has at least
+two ranks.
 
 A sharded sequence is [B, T/tp, D] per rank. A linear keeps the sharded input for backward and gathers the whole input
 again. Activations and their gradients are summed in their own dtype (bf16 under bf16), as in Megatron-LM: the sums have
