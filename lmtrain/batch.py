@@ -47,7 +47,7 @@ class StepBatches:
 
     step: int
     microbatches: list[Batch]  # this rank's share of the global batch, as torch tensors
-    num_samples: int  # of the global batch
+    num_samples: int  # samples of the global batch
     counts: tuple[int, ...]  # labels in the global batch per loss term: equal on every rank
-    sample_ids: Any  # int64, of the global batch, in order
-    num_tokens: int  # of the global batch, padding left out
+    sample_ids: Any  # int64, sample ids of the global batch, in order
+    num_tokens: int  # tokens of the global batch, without padding

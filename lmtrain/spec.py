@@ -24,7 +24,7 @@ class Split(Enum):
     NONE = "none"  # every rank holds the whole weight
     COLUMN = "column"  # rows of the stored [out, in] matrix: each rank computes a part of the outputs
     ROW = "row"  # columns of the stored matrix: each rank sums over a part of the inputs
-    VOCAB = "vocab"  # rows are tokens
+    VOCAB = "vocab"  # rows of the vocabulary's tokens: each rank holds a part of the tokens
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class _Activated(torch.autograd.Function):
 
 def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     if runs_kernel(product):
-        from lmtrain.kernels import triton_activations  # because: Triton is there where GPUs are
+        from lmtrain.kernels import triton_activations  # because: Triton is installed only with a CUDA torch
 
         return triton_activations.forward(product, bias, kind)
     return forward_twin(product, bias, kind)
@@ -52,7 +52,7 @@ def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
 def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
     """Return the gradients of the product and of the bias; the latter is empty if there is no bias."""
     if runs_kernel(product):
-        from lmtrain.kernels import triton_activations  # because: Triton is there where GPUs are
+        from lmtrain.kernels import triton_activations  # because: Triton is installed only with a CUDA torch
 
         return triton_activations.backward(grad, product, bias, kind)
     return backward_twin(grad, product, bias, kind)

@@ -22,7 +22,7 @@ def step(moved: Sequence[Moved], rates: Rates, factor: Tensor | None) -> None:
     Gradients are scaled by `factor` but not overwritten.
     """
     if moved and runs_kernel(moved[0].weight):
-        from lmtrain.kernels import triton_adamw  # because: Triton is there where GPUs are
+        from lmtrain.kernels import triton_adamw  # because: Triton is installed only with a CUDA torch
 
         triton_adamw.step(moved, rates, factor)
     else:
@@ -36,7 +36,7 @@ def directions(moved: Sequence[Moved], rates: Rates) -> None:
     The previous content of the weight tensor is ignored. The caller subtracts the direction.
     """
     if moved and runs_kernel(moved[0].weight):
-        from lmtrain.kernels import triton_adamw  # because: Triton is there where GPUs are
+        from lmtrain.kernels import triton_adamw  # because: Triton is installed only with a CUDA torch
 
         triton_adamw.step(moved, rates, None, directs=True)
     else:

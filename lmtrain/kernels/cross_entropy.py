@@ -27,7 +27,7 @@ def row_sums(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None = Non
     sum.
     """
     if sums is None and runs_kernel(logits_NV):
-        from lmtrain.kernels import triton_cross_entropy  # because: Triton is there where GPUs are
+        from lmtrain.kernels import triton_cross_entropy  # because: Triton is installed only with a CUDA torch
 
         return triton_cross_entropy.row_sums(logits_NV, column_N)
     return row_sums_twin(logits_NV, column_N, sums)
@@ -36,7 +36,7 @@ def row_sums(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None = Non
 def gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
     """Return (exp(logit - top) / sum - onehot(column)) * weight. The GPU kernel overwrites the logits with it."""
     if runs_kernel(logits_NV):
-        from lmtrain.kernels import triton_cross_entropy  # because: Triton is there where GPUs are
+        from lmtrain.kernels import triton_cross_entropy  # because: Triton is installed only with a CUDA torch
 
         return triton_cross_entropy.write_gradient(logits_NV, column_N, top_N, sum_N, weight_N)
     return gradient_twin(logits_NV, column_N, top_N, sum_N, weight_N)

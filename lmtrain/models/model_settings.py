@@ -23,8 +23,6 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Choice):
-    """The interface of a model's settings, which describe the model before torch is imported."""
-
     room: ClassVar[str] = "lmtrain.models"
 
     @property

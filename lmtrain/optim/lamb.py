@@ -64,7 +64,7 @@ class LAMB(UncompiledOptimizer):
         directions = [u for move in moves for u in move.directions]
         weights = [w for move in moves for w in move.parameters]
         norms = [torch.stack(torch._foreach_norm(tensors)) for tensors in (weights, directions)]
-        # collective: squared norms over every shard of each matrix, once a step
+        # collective: sums squared norms over all shards of each matrix, once per step
         w_P, u_P = self.whole.sum(names, torch.stack(norms, dim=1).square()).sqrt().unbind(dim=1)
         ratio_P = torch.where((w_P > 0) & (u_P > 0), w_P / u_P, 1.0)
         torch._foreach_mul_(directions, ratio_P.unbind())

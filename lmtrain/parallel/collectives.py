@@ -1,6 +1,7 @@
 """The linears and reductions of a tensor-parallel layer, as autograd functions on plain local tensors.
 
-Called by tensor and inference. Uses an Axis and no modules; the axis of every autograd function has more than one rank.
+Called by the other modules of parallel. Uses an Axis and no modules; the axis of every autograd function has at least
+two ranks.
 
 A sharded sequence is [B, T/tp, D] per rank. A linear keeps the sharded input for backward and gathers the whole input
 again. Activations and their gradients are summed in their own dtype (bf16 under bf16), as in Megatron-LM: the sums have
@@ -210,7 +211,7 @@ def _start_sum(x: Tensor, axis: Axis, sequence: bool) -> tuple[Tensor, dist.Work
     if sequence:
         cut = _cut_sequence(x, axis)
         y = cut.new_empty(cut.shape[0] // axis.size, *cut.shape[1:])
-        # collective: partial activations (forward) or partial gradients of a whole input (backward), over tp
+        # collective: sums partial activations (forward) or partial input gradients (backward) over tp
         work = reduce_scatter(y, cut, group=axis.group, async_op=eager)
     else:
         y = x.contiguous()

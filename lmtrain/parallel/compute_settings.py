@@ -68,7 +68,7 @@ class Bf16Settings(PrecisionSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Fp16Settings(PrecisionSettings):
-    """As bf16, plus a loss scale that halves if a gradient overflows and doubles after a period without overflow."""
+    """fp16, otherwise like bf16, and a loss scale that halves on overflow and doubles after a time without overflow."""
 
     kind: ClassVar[str] = "fp16"
     initial_scale: float = 65536.0

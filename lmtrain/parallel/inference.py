@@ -58,8 +58,9 @@ class Inference:
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
         """Yield, for each batch, [2, labels] in float64 on the host, for labels that are not IGNORED, row by row.
 
-        Row 0 is the negative log-likelihood, row 1 is 1 if the label is the most likely token. For a batch with pair
-        labels the scores are those of the pair labels. Collective: all ranks pass all batches and receive all results.
+        Row 0 is the negative log-likelihood; row 1 is 1 if the label is the most likely token. If a batch has pair
+        labels, the pair labels are scored instead of the tokens. Collective: all ranks pass all batches and receive all
+        results.
         """
         dp = self.mesh.dp
         for some in chunks(batches, self.scored_at_once):
@@ -100,7 +101,7 @@ class Inference:
         return logits
 
     def check_alike(self, checksum: int) -> None:
-        """Raise on every rank if any rank passes a different checksum, so that no rank waits in a collective alone."""
+        """Raise on every rank if the checksums of the ranks differ, so that no rank waits forever in a collective."""
         if not are_alike(first_peers("the agreement on texts"), checksum):
             raise RanksDifferError(
                 f"Rank {self.mesh.rank} is to score other texts than another rank. Give all processes the same "

@@ -37,7 +37,7 @@ class Place:
     """The placement of a parameter on a rank."""
 
     name: str
-    global_shape: Shape  # without padding
+    global_shape: Shape  # shape of the whole parameter, without padding
     cut: Cut
     part_shape: Shape  # shape of this tensor-parallel rank's part, padding included
     rows: range  # rows of the part that this rank holds: all rows unless weights are sharded

@@ -122,7 +122,7 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """Time that a rank stands still, as a share of its work; of the rank that stands still most."""
+        """The largest idle time of a rank as a share of the rank's work."""
         return self.makespan / min(self.busy) - 1
 
 

@@ -99,7 +99,7 @@ class DotProduct(nn.Module):
 
     def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
         if mask is not None and not isinstance(mask, Tensor):
-            from lmtrain.models.layers.block_masks import attend  # because: it takes a second to import
+            from lmtrain.models.layers.block_masks import attend  # because: this import takes a second
 
             return attend(q_BHTK, k_BHTK, v_BHTK, mask)
         if mask is not None and q_BHTK.shape[1] != k_BHTK.shape[1]:
@@ -198,7 +198,7 @@ def mask_of_asked(
         keys_T = torch.arange(length, device=asked_BQ.device)
         return (keys_T <= asked_BQ[:, :, None])[:, None] if causal else None
     if not isinstance(mask, Tensor):
-        from lmtrain.models.layers.block_masks import dense  # because: it takes a second to import
+        from lmtrain.models.layers.block_masks import dense  # because: this import takes a second
 
         return dense(mask, asked_BQ)
     if mask.ndim == 2:

@@ -88,9 +88,9 @@ def _allowed(least: int, most: int, documents_BT: Tensor | None, real_BT: Tensor
 
 
 def _by_distance(first_N: Tensor, length: int, least: int, most: int) -> tuple[Tensor, Tensor]:
-    """Return [N, N] tables: does some pair, and does every pair, of two blocks have a distance in `least` .. `most`?
+    """Return two [N, N] tables: whether any pair, and whether every pair, of two blocks is `least` to `most` apart.
 
-    The distance is the query position minus the key position.
+    The distance of a pair is the query position minus the key position.
     """
     last_N = (first_N + BLOCK).clamp(max=length) - 1
     nearest, furthest = first_N[:, None] - last_N, last_N[:, None] - first_N

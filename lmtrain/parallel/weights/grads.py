@@ -88,7 +88,7 @@ class TiedSums:
             if name not in self.whole:
                 return
             gradient = self.whole.pop(name)
-            # collective: the gradient of a tied weight, over the two ranks that hold it, once a step
+            # collective: sums a tied weight's gradient over the two ranks that hold it, once per step
             work = dist.all_reduce(gradient, group=self.group, async_op=True)
             assert work is not None
             self.under_way.append((work, gradient))

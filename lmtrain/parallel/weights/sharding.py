@@ -216,7 +216,7 @@ class ShardedWeights:
 
 
 class _Talk:
-    """A communication function of FSDP with its default behaviour, plus a trace mark around a possible wait."""
+    """A collective of FSDP with its default behaviour, plus a trace mark around a possible wait."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
