@@ -43,8 +43,7 @@ def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
 
 
 def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int) -> tuple[Int64s, Int64s, bool]:
-    """Read samples of concatenated tokens, cut every `seq_len`: (tokens, labels, whether ids are in 0..vocab_size-1).
-    """
+    """Read samples of concatenated tokens, cut every `seq_len`: (tokens, labels, whether ids are below vocab_size)."""
     return native.compiled("read_rows", read_rows_twin)(tokens, sample_ids, seq_len, vocab_size)
 
 

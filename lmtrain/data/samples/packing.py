@@ -86,6 +86,7 @@ def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
 
 
 def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind: str) -> dict[str, Any]:
+    """Pack the documents window by window and append the result to the index under construction."""
     num_stretches = 0
     build.append("bounds", "<i8", np.zeros(1, np.int64))
     for name, dtype in (("starts", "<i8"), ("sizes", "<i4"), ("filled", "<i4")):
