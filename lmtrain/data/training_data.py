@@ -33,8 +33,8 @@ _COUNTED = 1 << 18  # samples counted exactly (a second's work); the count of a 
 _FILES_EACH = 3  # because: .bin and .idx stay open under their memory maps, and a record of checksums may be a third
 _OTHER_FILES = 48  # files that Python, torch and the run's own records hold open
 
-# Rules for applying data.split. "tokens": the validation share is held out, counted in tokens. "read" (older): the same,
-# counted in documents. "all" (oldest): every share but the first is held out, whether anything reads it or not.
+# Rules for applying data.split. "tokens": the validation share is held out, counted in tokens. "read" (older): the
+# same, counted in documents. "all" (oldest): every share but the first is held out, whether anything reads it or not.
 # A resumed run keeps the rule it began with.
 TOKEN_SHARES, READ_SHARES, ALL_SHARES = SHARES = "tokens", "read", "all"
 _FAR = 2  # times the requested share of validation, above which a warning is given
@@ -210,8 +210,7 @@ class _Maker:
         masked = isinstance(settings, MaskedSettings)
         self.by_sequence = self.megatron and not masked
         self.plain = not self.megatron and not masked and settings.packing == "concatenate"
-        # because: concatenated text can be cut within a document, and in a blend other datasets can serve for
-        # validation
+        # because: concatenated text can be cut within a document, and a blend has other datasets to validate on
         self.least = 0 if self.plain or isinstance(settings, BlendSettings) else 1
 
     @cached_property

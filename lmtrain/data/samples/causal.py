@@ -131,8 +131,7 @@ class SampleIndex:
         low, high = np.split(self.map.find(np.concatenate([first, first + self.seq_len])), 2)
         rows, documents = ragged(low + 1, high - low)
         places = self.map.starts(documents) - first[rows]
-        # because: an empty document begins where the next document does, and before a row's first token it is outside
-        # the row
+        # because: an empty document begins where the next one does, and before a row's first token it is not in the row
         new = np.append(True, (rows[1:] != rows[:-1]) | (places[1:] != places[:-1]))[: len(rows)] & (places > 0)
         return rows[new], places[new]
 
