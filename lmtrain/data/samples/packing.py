@@ -189,7 +189,7 @@ class PackedDataset:
             check_ids(np.where(labels_BT == IGNORED, 0, labels_BT), self._vocab_size, self.prefix)
         if not self.document_mask:
             return Batch(tokens_BT, labels_BT)
-        padding = np.flatnonzero(packing.filled[sample_ids] < seq_len)  # marked as a document of its own
+        padding = np.flatnonzero(packing.filled[sample_ids] < seq_len)  # padding is a document of its own
         begins = np.concatenate([rows, padding]), np.concatenate([places, packing.filled[sample_ids][padding]])
         inner = begins[1] > 0
         return Batch(tokens_BT, labels_BT, *separate(num, seq_len, begins[0][inner], begins[1][inner]))
