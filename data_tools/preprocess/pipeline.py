@@ -96,7 +96,7 @@ class TokenizeWorker:
             return self._run_texts(portion.chunks)
         results = [self._run_chunk(chunk) for chunk in portion.chunks]
         for chunk in portion.chunks:
-            chunk.held = None  # frees memory, because: the portion is kept until its output is written
+            chunk.held = None  # because: the portion is kept until its output is written, and the content is not needed
         return results[0] if len(results) == 1 else _joined(results)
 
     def _run_chunk(self, chunk: Chunk) -> TokenizedPortion:

@@ -180,7 +180,7 @@ class StepWorker:
 
         files = self._step.run(counted(), key, tally)
         for chunk in portion.chunks:
-            chunk.held = None  # frees memory, because: the portion is kept until its output is written
+            chunk.held = None  # because: the portion is kept until its output is written, and the content is not needed
         for bad, _ in reader.bad:
             tally.num_in += len(bad)
             tally.drop_bad(bad)
