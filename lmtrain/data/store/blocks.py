@@ -56,8 +56,7 @@ class Mapped:
             os.close(self.fd)
 
     def refuse_lost(self) -> None:
-        """Raise DataError if the file became shorter, or StorageError if any file mapped by this process was
-        unreadable.
+        """Raise DataError if the file became shorter, StorageError if any file mapped by this process was unreadable.
         """
         if (size := os.fstat(self.fd).st_size) < self.num_bytes:
             raise self._too_short(size)
