@@ -126,6 +126,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _download(url: str, part: Path, num_bytes: int | None, report: ReportBytes | None) -> None:
+    """Download a file to `part`, continuing what is there. Raise ConnectionError if the connection breaks early."""
     done = part.stat().st_size if part.exists() else 0
     if num_bytes is not None and done >= num_bytes:
         return  # complete or too long; the hash check decides

@@ -30,7 +30,7 @@ TOPICS = "pydoc_data/topics.py"
 
 MIN_FILE_BYTES = 200  # because: shorter files are empty `__init__.py` and one-line stubs
 MAX_FILE_BYTES = 256 << 10  # because: no hand-written module is longer; longer files are tables or dumps
-# because: the score is a mean over files; a stub has no information, and no long file may dominate the score
+# because: the score is a mean over files; a stub adds nothing, and one long file must not be an eighth of the text
 MIN_HELDOUT_FILE_BYTES, MAX_HELDOUT_FILE_BYTES = 2 << 10, 64 << 10
 MAX_LINE_CHARS = 1000
 MAX_DIGIT_WORDS = 0.2  # because: charmaps and constant tables have 0.2 to 0.6, hand-written modules under 0.15

@@ -83,8 +83,7 @@ RECIPES = (
         ),
     ),
     # raw: the version that lm-evaluation-harness calls wikitext. Its test articles equal WikiText-103's, so a raw
-    # archive
-    # of either is accepted if it holds exactly this file
+    # archive of either corpus is accepted if it holds exactly this file
     PublishedTexts(
         name="wikitext2",
         about="WikiText-2, raw: 60 articles of Wikipedia for tests, no word left out",

@@ -57,6 +57,8 @@ _NUM_BINS = 40  # bins of the histogram: 0, 1, 2-3, 4-7, ... tokens
 
 
 class Journal:
+    """Append-only log of a run's progress, from which a killed run resumes; lines are chained by hashes."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
@@ -301,6 +303,7 @@ class Outputs:
     # ---- where the work stands
 
     def _open(self, lines: list[dict[str, Any]]) -> None:
+        """Resume from the journal's lines, or start over in an emptied folder."""
         if lines and "publish" in lines[-1]:
             self.finished = self.resumed = True
             self._shard, self.totals = lines[-1]["shard"], Totals.from_dict(lines[-1]["totals"])
@@ -372,6 +375,7 @@ class Outputs:
         )
 
     def _verified(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the journal lines, oldest first, that the files match, and leave the last line's shard open."""
         for shard in sorted({line["shard"] for line in lines}, reverse=True):
             before = [line for line in lines if line["shard"] < shard]
             current = [line for line in lines if line["shard"] == shard]

@@ -63,12 +63,16 @@ class Options:
 
 @dataclass
 class TokenizedPortion:
+    """A worker's result for a portion."""
+
     batches: list[Batch]  # one per key; document i of each is from the same line
     bad: list[Judged]  # bad lines of each chunk, in order
     filtered: Counter[str]
 
 
 class TokenizeWorker:
+    """Worker that filters and encodes the documents of a portion."""
+
     def __init__(
         self, options: Options, bos_id: int | None, eod_id: int | None, tokenizer: bytes,
         encoder: Encoder | None = None,
@@ -92,7 +96,7 @@ class TokenizeWorker:
             return self._run_texts(portion.chunks)
         results = [self._run_chunk(chunk) for chunk in portion.chunks]
         for chunk in portion.chunks:
-            chunk.held = None  # frees memory, because: the portion is kept until its output is written
+            chunk.held = None  # because: the portion is kept until its output is written, and the content is not needed
         return results[0] if len(results) == 1 else _joined(results)
 
     def _run_chunk(self, chunk: Chunk) -> TokenizedPortion:
@@ -194,6 +198,8 @@ class Standing:
 
 @dataclass(frozen=True)
 class Summary:
+    """Result of a run, for the report and the user."""
+
     num_documents: int
     num_tokens: int
     num_bytes: int  # UTF-8 bytes of the texts
@@ -274,6 +280,7 @@ def _run(
     report: Callable[[Standing], None] | None,
     say: Callable[[str], None] | None,
 ) -> None:
+    """Encode all portions that are not in the outputs yet, and write them in input order."""
     eod_id = tokenizer.eod_id if options.append_eod else None
     total = sum(source.num_bytes for source in sources) if STDIN not in {s.path for s in sources} else 0
     budget = budget_of(options.workers, options.limits)

@@ -124,6 +124,7 @@ def _at_stop(text: str, begin: int, found: re.Match[str]) -> tuple[int, int] | N
 
 
 def _ends_sentence(text: str, begin: int, stop: int, stops: str, closed: bool, gap: int) -> bool:
+    """Return True if the stops at `stop` end the sentence from `begin`; `gap` is the start of the next text."""
     following = _skip(_OPENING, text, gap)
     follows = text[following : following + 1]  # empty if only brackets and quotes are left
     if not follows or follows in _SMALL or follows in _STOPS or follows in ",;:":

@@ -45,6 +45,8 @@ START = Place()
 
 @dataclass(frozen=True)
 class Limits:
+    """Bytes of a slice and of the longest document."""
+
     slice_bytes: int = SLICE_BYTES
     max_doc_bytes: int = MAX_DOC_BYTES
 
@@ -109,6 +111,8 @@ WHOLE = Part()
 
 @dataclass
 class Chunk:
+    """A unit of a worker's input: a byte range of a file that the worker reads, or content that is held here."""
+
     source: int
     path: Path
     kind: str  # jsonl, text or parquet
@@ -169,6 +173,7 @@ def cut(
 def _chunks(
     number: int, source: Source, start: int, span: Span, limits: Limits, keys: Sequence[str], budget: Budget
 ) -> Iterator[Chunk]:
+    """Yield the chunks of a source from `start` within the part's span."""
     if source.kind == "jsonl" and not source.streamed:
         for begin in range(max(start, span.start), span.stop, limits.slice_bytes):
             size = min(limits.slice_bytes, span.stop - begin)
@@ -219,6 +224,7 @@ def _streamed(number: int, source: Source, start: int, limits: Limits, budget: B
 
 
 def _lines(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Span]:
+    """Yield spans of whole lines, about a slice each; a line that is too long, or damage, is a span without bytes."""
     held, start, whole = bytearray(), 0, 0  # held bytes, their offset, and how many of them are whole lines
     long_from, damage = -1, ""  # start of an overlong line that is being skipped; why the stream ended early
     for data, cause in _until_damaged(stream):
@@ -254,6 +260,7 @@ def _lines(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[
 
 
 def _whole(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Span]:
+    """Yield the whole text as one span, without bytes if it is too long or damaged."""
     held, problem = bytearray(), ""
     for data, problem in _until_damaged(stream):
         budget.take(len(data))
@@ -267,6 +274,7 @@ def _whole(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[
 
 
 def _until_damaged(stream: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
+    """Yield (data, "") from the stream, then (b"", cause) if it is damaged."""
     try:
         for data in stream:
             yield data, ""
@@ -312,6 +320,7 @@ def _read_lines(fd: int, size: int, start: int, stop: int, limits: Limits, large
 
 
 def _find_line_end(fd: int, at: int, stop: int) -> int | None:
+    """Return the offset after the next newline in at..stop, or None."""
     while at < stop:
         data = os.pread(fd, min(_SCAN_BYTES, stop - at), at)
         if not data:

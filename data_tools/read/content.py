@@ -338,7 +338,7 @@ def where(chunk: Chunk, line: int, bad: Bad) -> str:
 
 
 def _way_out(chunk: Chunk, bad: Bad, other: str = "") -> str:
-    """Return the advice for a bad line; if probably all lines are bad alike, it is not to skip them."""
+    """Return the advice for a bad line: to correct an option if all lines are probably bad alike, else to repair it."""
     if bad.cause.startswith(_NO_KEY):
         return "Name the key of the text with --key."
     if chunk.path == STDIN and bad.kind == "not valid JSON":

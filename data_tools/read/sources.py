@@ -32,6 +32,8 @@ KNOWN = ".txt, .jsonl and .parquet, and text or lines compressed, as in .txt.gz,
 
 @dataclass(frozen=True)
 class Source:
+    """An input file: its path, kind of content and compression, with size and time for identification."""
+
     path: Path
     kind: str  # jsonl, text or parquet
     codec: str  # an entry of _CODECS, or "" if uncompressed
@@ -140,6 +142,7 @@ def _known(path: Path) -> bool:
 
 
 def _expand(given: Path | Source) -> Sequence[Path | Source]:
+    """Return the files that an input stands for. Raise if there are none or the kind is unknown."""
     if isinstance(given, Source) or given == STDIN:
         return [given]
     if given.is_dir():

@@ -80,6 +80,7 @@ class _Pipe:
 
 @contextmanager
 def opened(source: Source) -> Iterator[IO[bytes]]:
+    """Open a source's stored bytes for sequential reading; standard input is read unbuffered."""
     if source.path == STDIN:
         # because: a thread blocked in a buffered read holds the buffer's lock, and the process could not exit
         yield cast("IO[bytes]", _Pipe(getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)))
@@ -104,6 +105,7 @@ def read_stream(file: IO[bytes], codec: str) -> Iterator[bytes]:
 
 
 def _bounded(stream: Iterator[bytes], packed_bytes: Callable[[], int]) -> Iterator[bytes]:
+    """Yield the stream's data. Raise DamagedArchiveError if it exceeds MAX_RATIO times the packed bytes read."""
     num_bytes = 0
     for data in stream:
         num_bytes += len(data)
@@ -148,6 +150,7 @@ def _full_reads(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _gunzip(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the decompressed data of one or more concatenated gzip archives."""
     data, part = file.read(_FEED_BYTES), zlib.decompressobj(31)
     while data:
         try:
@@ -194,6 +197,7 @@ def _unpack(build: Callable[[], Any], file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the decompressed data of one or more concatenated zstd frames."""
     zstandard = _package("zstandard", "zst")
     build: Callable[[], Any] = zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW_BYTES).decompressobj
     part, data = build(), file.read(_ZST_FEED_BYTES)
@@ -339,6 +343,7 @@ def _split(at: int, batch: Any, columns: Sequence[str], batch_bytes: int) -> Ite
 
 
 def _texts(column: Any) -> Iterator[Text]:
+    """Return an iterator over a dictionary column's texts; None for null, bytes for invalid UTF-8."""
     try:
         known = column.dictionary.to_pylist()
     except UnicodeDecodeError:

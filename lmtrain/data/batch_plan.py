@@ -13,7 +13,7 @@ from lmtrain.errors import SettingsError
 
 
 class RampUp(Protocol):
-    """Settings of a batch-size ramp-up: from `start` samples by equal increments within the first `samples` samples."""
+    """Ramp-up of the global batch: from `start` samples by `increment`, evenly over the first `samples` samples."""
 
     @property
     def start(self) -> int: ...

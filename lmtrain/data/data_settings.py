@@ -1,5 +1,4 @@
-"""Settings of the training data: paths, splits, packing, order, BERT's masking. Torch-free; used by conf/data/*.yaml.
-"""
+"""Settings of training data: paths, splits, packing, order, masking. Torch-free; used by the configs in conf/data/."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def permute(ids: Int64s, n: int, seed: int) -> Int64s:
 
 
 def permute_twin(ids: Int64s, n: int, seed: int) -> Int64s:
-    """Compute `permute` in numpy: a Feistel network on the next power of two, repeated until the value is below n.
+    """Compute `permute` in numpy: a Feistel network on the next power of four, repeated until the value is below n.
 
     Raise ValueError if an id is outside 0..n-1.
     """

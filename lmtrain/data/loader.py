@@ -26,6 +26,11 @@ from lmtrain.runtime.processes.faults import fault_point
 
 
 class Loader:
+    """Iterator over training steps for a data-parallel rank.
+
+    Raises SettingsError unless every batch size of the plan is a multiple of micro_batch * dp_size.
+    """
+
     def __init__(
         self,
         dataset: Dataset,

@@ -33,8 +33,8 @@ _COUNTED = 1 << 18  # samples counted exactly (a second's work); the count of a 
 _FILES_EACH = 3  # because: .bin and .idx stay open under their memory maps, and a record of checksums may be a third
 _OTHER_FILES = 48  # files that Python, torch and the run's own records hold open
 
-# How data.split is applied. "tokens": the validation share is held out, counted in tokens. "read" (older): the same,
-# counted in documents. "all" (oldest): every share but the first is held out, whether anything reads it or not.
+# Rules for applying data.split. "tokens": the validation share is held out, counted in tokens. "read" (older): the
+# same, counted in documents. "all" (oldest): every share but the first is held out, whether anything reads it or not.
 # A resumed run keeps the rule it began with.
 TOKEN_SHARES, READ_SHARES, ALL_SHARES = SHARES = "tokens", "read", "all"
 _FAR = 2  # times the requested share of validation, above which a warning is given
@@ -59,7 +59,7 @@ class Asked:
     seq_len: int
     vocab_size: int
     seed: int
-    num_samples: int  # in the whole run
+    num_samples: int  # samples of the whole run
     validate: bool
     tokenizer: WordPieces | None = None  # for masked samples only
     shares: str = TOKEN_SHARES  # an entry of SHARES
@@ -77,6 +77,8 @@ class Part:
 
 @dataclass(frozen=True)
 class TrainingData:
+    """The training samples with their order, the validation samples by domain, and facts about both."""
+
     train: Dataset
     order: SampleOrder
     valid: Mapping[str, Dataset]  # by domain; "" is a single unnamed domain, empty: no validation
@@ -84,7 +86,7 @@ class TrainingData:
     sample_identity: dict[str, Any]  # facts that decide which tokens the sample at each position has
     first_sample: int
     num_samples: int  # number of samples that the run reads
-    pads: bool = False  # whether samples can be shorter than the sequence
+    pads: bool = False  # True if samples can be shorter than seq_len
     said: str | None = None  # sentence: which part of the training datasets validation takes
     warning: str | None = None  # warning if validation takes far more than the requested share
     datasets: tuple[IndexedDataset, ...] = ()  # every dataset that training and validation read
@@ -136,6 +138,7 @@ class TrainingData:
 
 
 def open_datasets(settings: DataChoice) -> Opened:
+    """Open the datasets that the settings name. Raise SettingsError for settings of another kind of data."""
     if isinstance(settings, DataSettings):
         paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
     elif isinstance(settings, BlendSettings):
@@ -148,6 +151,10 @@ def open_datasets(settings: DataChoice) -> Opened:
 
 
 def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> TrainingData:
+    """Cut the opened datasets into training and validation samples, as the settings and the run require.
+
+    Raise SettingsError or DataError if the data is too small or the settings do not fit it.
+    """
     make = _Maker(settings, asked, reads_valid=len(opened.valid) == 0)
     for indexed in opened.all:
         indexed.watch(settings.verify, record_path(indexed, make.index_folder(indexed)), warn)
@@ -203,8 +210,7 @@ class _Maker:
         masked = isinstance(settings, MaskedSettings)
         self.by_sequence = self.megatron and not masked
         self.plain = not self.megatron and not masked and settings.packing == "concatenate"
-        # because: concatenated text can be cut within a document, and in a blend other datasets can serve for
-        # validation
+        # because: concatenated text can be cut within a document, and a blend has other datasets to validate on
         self.least = 0 if self.plain or isinstance(settings, BlendSettings) else 1
 
     @cached_property
@@ -273,6 +279,7 @@ class _Maker:
 def _blend(
     settings: BlendSettings, make: _Maker, opened: Sequence[IndexedDataset], wanted: int
 ) -> tuple[Dataset, SampleOrder, list[Part]]:
+    """Return a blend's training samples, their order, and each dataset's part."""
     ranges = [make.ranges(indexed)[0] for indexed in opened]
     if make.megatron:
         weights = [part.weight or 0.0 for part in settings.datasets]
@@ -354,6 +361,7 @@ def _taken(make: _Maker, opened: Sequence[IndexedDataset]) -> tuple[str | None, 
 
 
 def _far(make: _Maker, indexed: IndexedDataset, taken: int) -> str | None:
+    """Return a warning if `taken` tokens are more than _FAR times the requested validation share, else None."""
     share = taken / max(make.num_tokens(indexed, make.everything(indexed)), 1)
     if share <= _FAR * make.share:
         return None
@@ -414,6 +422,7 @@ def _nothing_to_validate_on(make: _Maker, opened: Opened, other: str) -> Setting
 
 
 def _sample_identity(settings: DataChoice, parts: Sequence[Part], wanted: int) -> dict[str, Any]:
+    """Return the facts that decide which tokens the sample at each position has; a resumed run must have the same."""
     facts: dict[str, Any] = {
         "num_documents": sum(part.indexed.num_documents for part in parts),
         "num_tokens": sum(part.indexed.num_tokens for part in parts),

@@ -29,7 +29,7 @@ _MAX_ENTRIES = 4_000_000  # entries between commas or on lines: pieces, merges, 
 _MAX_ID = 2**31 - 1  # because: the widest dtype of ids in datasets is int32
 _MAX_GROWTH = 64  # maximal factor by which replacement rules may lengthen a text
 _MAX_RULES = 256
-_MAX_AFFIX = 100  # characters
+_MAX_AFFIX = 100  # characters of a prefix or suffix of pieces
 _MAX_WORD = 1000  # characters; because: WordPiece's time is quadratic in a word's length, and BERT's limit is 100
 _BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
 _ROLES = {
@@ -104,6 +104,7 @@ def _judge_model(model: Any, name: str) -> None:
 
 
 def _judge_rules(inner: tokenizers.Tokenizer, name: str) -> None:
+    """Raise DataError if the rules of a part are too many or could lengthen a text too much."""
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         found = getattr(inner, part)
         rules = [] if found is None else list(_rules(json.loads(found.__getstate__())))
@@ -164,6 +165,8 @@ def _longest_replacement(charsmap: bytes) -> float:
 
 
 class Tokenizer:
+    """Wrapper of the `tokenizers` library's tokenizer, with special ids and fingerprint; encodes text only."""
+
     def __init__(self, inner: tokenizers.Tokenizer, name: str = "The tokenizer") -> None:
         """Wrap a tokenizer of the library. `name` is its file, for messages."""
         inner.no_truncation()

@@ -55,6 +55,7 @@ def read_gpt2(vocab: bytes, merges: bytes, vocab_name: str, merges_name: str) ->
 
 
 def _read_vocab(data: bytes, name: str) -> dict[str, int]:
+    """Parse vocab.json. Raise DataError unless it maps each piece to an id of its own and has all byte letters."""
     pieces = parse_json(data, Path(name))
     if not isinstance(pieces, dict) or not pieces:
         raise DataError(f"{name} is not a JSON object of piece to id. It is damaged or another kind of file.")
@@ -75,6 +76,7 @@ def _read_vocab(data: bytes, name: str) -> dict[str, int]:
 
 
 def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[str, str]]:
+    """Parse merges.txt. Raise DataError at a line that is no pair of pieces of the vocabulary."""
     lines = _lines(data, name)
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(lines, 1):

@@ -378,8 +378,7 @@ def unite(parent: Indices, first: Indices, second: Indices) -> None:
         left, right = find_roots(parent, first), find_roots(parent, second)
         apart = left != right
         first, second, left, right = first[apart], second[apart], left[apart], right[apart]
-        # because: a root always gets a smaller parent, so no cycle can form; of several candidates the smallest is
-        # taken
+        # because: a root always gets a smaller parent (the smallest of several), so no cycle can form
         np.minimum.at(parent, np.maximum(left, right), np.minimum(left, right))
 
 

@@ -116,6 +116,8 @@ def _strings(value: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Decontaminate(Selection):
+    """The step `decontaminate`: cuts hits out of documents, or drops documents with hits."""
+
     passages: Passages
     action: str = "cut"
     name: ClassVar[str] = "decontaminate"

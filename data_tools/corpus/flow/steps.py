@@ -141,6 +141,7 @@ def refuse_nothing(step: str, tally: Tally) -> None:
 
 
 def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
+    """Raise UsageError if an output is also an input."""
     inputs = {os.path.realpath(source.path) for source in sources}
     for path in outputs:
         if os.path.realpath(path) in inputs:
@@ -152,12 +153,16 @@ def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> No
 
 @dataclass
 class CleanedPortion:
+    """A worker's result for a portion."""
+
     files: dict[str, bytes]
     tally: Tally
     bad: list[Judged]  # bad lines of each chunk, in order
 
 
 class StepWorker:
+    """Worker that runs a step on the documents of a portion."""
+
     def __init__(self, step: Step, reading: Reading) -> None:
         self._step, self._reading = step, reading
         self._large = RLock()  # because: the memory is for one longest document at a time, for any number of workers
@@ -175,7 +180,7 @@ class StepWorker:
 
         files = self._step.run(counted(), key, tally)
         for chunk in portion.chunks:
-            chunk.held = None  # frees memory, because: the portion is kept until its output is written
+            chunk.held = None  # because: the portion is kept until its output is written, and the content is not needed
         for bad, _ in reader.bad:
             tally.num_in += len(bad)
             tally.drop_bad(bad)
@@ -315,6 +320,7 @@ def merge_parts(output: Path) -> int:
 
 
 def _parts_of(output: Path) -> list[Path]:
+    """Return the paths of all parts of an output, in order. Raise if there are none, or a part is missing."""
     stem, dot, rest = output.name.partition(".")
     pattern = re.compile(rf"{re.escape(stem)}\.part-(\d{{5}})-of-(\d{{5}}){re.escape(dot + rest)}")
     folder = output.parent

@@ -43,8 +43,7 @@ def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
 
 
 def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int) -> tuple[Int64s, Int64s, bool]:
-    """Read samples of concatenated tokens, cut every `seq_len`: (tokens, labels, whether ids are in 0..vocab_size-1).
-    """
+    """Read samples of concatenated tokens, cut every `seq_len`: (tokens, labels, whether ids are below vocab_size)."""
     return native.compiled("read_rows", read_rows_twin)(tokens, sample_ids, seq_len, vocab_size)
 
 
@@ -132,8 +131,7 @@ class SampleIndex:
         low, high = np.split(self.map.find(np.concatenate([first, first + self.seq_len])), 2)
         rows, documents = ragged(low + 1, high - low)
         places = self.map.starts(documents) - first[rows]
-        # because: an empty document begins where the next document does, and before a row's first token it is outside
-        # the row
+        # because: an empty document begins where the next one does, and before a row's first token it is not in the row
         new = np.append(True, (rows[1:] != rows[:-1]) | (places[1:] != places[:-1]))[: len(rows)] & (places > 0)
         return rows[new], places[new]
 

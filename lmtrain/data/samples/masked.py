@@ -144,6 +144,7 @@ class MaskedDataset:
     def _map(
         self, indexed: IndexedDataset, seed: int, run_samples: int | None, cache: IndexCache | None
     ) -> NDArray[Any]:
+        """Return the map of samples from the cache, or build it. Raise DataError if it has too few samples."""
         settings = self.settings
         shape: dict[str, Any] = {
             "max_tokens": self._room, "short_share": settings.short_share, "min_sentences": settings.min_sentences

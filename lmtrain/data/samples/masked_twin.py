@@ -4,14 +4,15 @@ Called by masked.py if the compiled helper is missing. Sample number s is row s 
 draws come from the stream of s, so that the sample is the same in any batch and any order. The draws, in order:
 
 1. With pairs: the start of the second segment (drawn if there are three sentences or more), then a coin. Heads under
-sentence_order: the two segments are swapped. Heads under next_sentence: the second segment is taken from another
-document instead, starting at any sentence of any sample of the map that is not in this document. 2. Tokens above the
-target length are removed from the longer segment, from the second if they are equal; a coin per token decides between
-the front and the back. 3. [CLS] first [SEP] second [SEP]. Words are visited in random order. An n-gram begins at each
-word, n drawn with the weights 1/n; it ends at the segment's end and loses words that exceed the budget (a share of the
-tokens). It is masked as a whole, or skipped if any of its words is masked already. 4. A masked token becomes [MASK] in
-80 of 100 cases and any other non-special token in 10. These draws have a stream of their own, in which place p of the
-row takes draw p.
+   sentence_order: the two segments are swapped. Heads under next_sentence: the second segment is taken from another
+   document instead, starting at any sentence of any sample of the map that is not in this document.
+2. Tokens above the target length are removed from the longer segment, from the second if they are equal; a coin per
+   token decides between the front and the back.
+3. [CLS] first [SEP] second [SEP]. Words are visited in random order. An n-gram begins at each word, n drawn with the
+   weights 1/n; it ends at the segment's end and loses words that exceed the budget (a share of the tokens). It is
+   masked as a whole, or skipped if any of its words is masked already.
+4. A masked token becomes [MASK] in 80 of 100 cases and any other non-special token in 10. These draws have a stream of
+   their own, in which place p of the row takes draw p.
 """
 
 from __future__ import annotations

@@ -86,6 +86,7 @@ def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
 
 
 def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind: str) -> dict[str, Any]:
+    """Pack the documents window by window and append the result to the index under construction."""
     num_stretches = 0
     build.append("bounds", "<i8", np.zeros(1, np.int64))
     for name, dtype in (("starts", "<i8"), ("sizes", "<i4"), ("filled", "<i4")):
@@ -188,7 +189,7 @@ class PackedDataset:
             check_ids(np.where(labels_BT == IGNORED, 0, labels_BT), self._vocab_size, self.prefix)
         if not self.document_mask:
             return Batch(tokens_BT, labels_BT)
-        padding = np.flatnonzero(packing.filled[sample_ids] < seq_len)  # marked as a document of its own
+        padding = np.flatnonzero(packing.filled[sample_ids] < seq_len)  # padding is a document of its own
         begins = np.concatenate([rows, padding]), np.concatenate([places, packing.filled[sample_ids][padding]])
         inner = begins[1] > 0
         return Batch(tokens_BT, labels_BT, *separate(num, seq_len, begins[0][inner], begins[1][inner]))

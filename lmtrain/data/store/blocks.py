@@ -56,7 +56,8 @@ class Mapped:
             os.close(self.fd)
 
     def refuse_lost(self) -> None:
-        """Raise DataError if the file has become shorter, or StorageError if a mapped page could not be read."""
+        """Raise DataError if the file became shorter, StorageError if any file mapped by this process was unreadable.
+        """
         if (size := os.fstat(self.fd).st_size) < self.num_bytes:
             raise self._too_short(size)
         _refuse_failed()
@@ -278,7 +279,7 @@ class BlockCheckTwin:
     state: NDArray[np.uint8]
     width: int  # bytes per token
     record: int  # file descriptor of the record, or -1
-    fd: int
+    fd: int  # file descriptor of the .bin, or -1
 
     def check(self, starts: Int64s, sizes: Int64s, stride: int = 1, first: int = 0) -> int:
         """Return the first unchecked block in these ranges whose checksum is wrong, else -1.

@@ -31,6 +31,7 @@ Ints = NDArray[Any]
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
+    """Return the dtype for ids below vocab_size: uint16 or int32."""
     return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)  # because: Megatron uses the same threshold
 
 
@@ -67,6 +68,7 @@ class DatasetInfo:
 
     @classmethod
     def read(cls, path: Path) -> DatasetInfo:
+        """Read a sidecar. Raise DataError if it is damaged or of an unknown version."""
         tree = files.read_json(path)
         if not isinstance(tree, dict) or tree.get("format") != cls.format:
             raise DataError(f"{path} is not a sidecar of a dataset. Move it away if P.bin and P.idx are not ours.")

@@ -126,6 +126,8 @@ def _crc_of(file: Mapped) -> int:
 
 
 class IndexCache:
+    """Cache of indexes in a folder; None builds in memory. `say` receives warnings about damaged indexes."""
+
     def __init__(self, folder: Path | None, say: Callable[[str], None] = warn) -> None:
         self.folder, self.say = folder, say
 
@@ -170,6 +172,7 @@ def _in_memory(build: Callable[[Build], dict[str, Any]]) -> Index:
 def _on_disk(
     path: Path, header: dict[str, Any], build: Callable[[Build], dict[str, Any]], check: Check, sure: bool
 ) -> Index:
+    """Build an index under a temporary name, rename it and read it back. `sure`: this process holds the lock."""
     if sure:  # because: this process holds the lock, so these are left over from killed processes
         for left in path.parent.glob(f".{path.name}.*"):
             shutil.rmtree(left, ignore_errors=True)

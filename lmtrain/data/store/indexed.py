@@ -55,6 +55,7 @@ class IndexedDataset:
 
     @classmethod
     def open(cls, prefix: Path | str) -> IndexedDataset:
+        """Open a dataset by its prefix, with or without .bin or .idx. Raise if a file is missing or inconsistent."""
         prefix = Path(prefix)
         if prefix.suffix in (".bin", ".idx"):
             prefix = prefix.with_suffix("")
