@@ -43,7 +43,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
     with traced(run) as tracer, requests_of(run, stop, tracer.ask) as requests:
         if progress.owed:
             valid_loss = measure_what_is_owed(run, requests, evaluation)
-            last_saved = last_saved if progress.owed else None  # because: what was saved says that it is owed
+            last_saved = last_saved if progress.owed else None  # because: the checkpoint lists it as pending
         run.throughput.start(progress.step, time.monotonic())
         for batches in profiled(run, run.loader.steps(progress.step, total)):
             if requests.stop:

@@ -126,9 +126,9 @@ class RunSettings(Settings):
 class EvalTask(Settings):
     """An evaluation task, the file it reads, and the name of its measures if that differs from the task's."""
 
-    task: str  # as `lmtrain eval --list` names it
-    data: str  # the file that it reads, or a dataset's prefix
-    name: str | None = None  # what its measures are called; null for the task's own name
+    task: str  # a name from `lmtrain eval --list`
+    data: str  # the file to read, or a dataset's prefix
+    name: str | None = None  # name of the measures; null for the task's name
 
     @property
     def called(self) -> str:

@@ -159,19 +159,19 @@ class Hardware(Settings):
     name: str  # the product name
     generation: str
     memory_GiB: float
-    peak_tflops: dict[str, float]  # dense, by precision of the products' factors; absent: the device has no such units
+    peak_tflops: dict[str, float]  # precision of the inputs -> dense TFLOP/s; absent: the device has no such units
     memory_GBps: float
     num_cores: int  # streaming multiprocessors, which process the tiles of a product
-    cache_MB: float  # of the last level
+    cache_MB: float  # last-level cache
     gpus_per_node: int
-    link_GBps: float  # of one device to the others of its node, one way
-    nic_GBps: float  # of a whole node to the network, one way
+    link_GBps: float  # from a device to the others of its node, one direction
+    nic_GBps: float  # from a whole node to the network, one direction
     network: str = "infiniband"  # the network between nodes, from NETWORKS
     power_W: float = 0.0
-    sustained: float = 1.0  # of its generation's usual clock under load; below 1: a lower limit of power
+    sustained: float = 1.0  # clock under load relative to its generation; below 1: a lower power limit
     unchecked: bool = False  # predictions were never compared with a measured run
-    factors: dict[str, float] = field(default_factory=dict)  # of the planner, where runs on this machine showed others
-    interval: float | None = None  # half of that of a step's time, as runs on this machine showed it
+    factors: dict[str, float] = field(default_factory=dict)  # planner factors that were fitted to runs on this machine
+    interval: float | None = None  # half-width of the 80% interval of a step's time, from runs on this machine
 
     def problems(self) -> Iterator[Problem]:
         sizes = ("memory_GiB", "memory_GBps", "num_cores", "cache_MB", "gpus_per_node", "link_GBps", "nic_GBps")
