@@ -33,6 +33,7 @@ def test_a_finished_run_keeps_what_it_trained_with_and_one_that_goes_on_says_wha
         assert text in said
         assert text in (folder / "log.txt").read_text()
     assert "warning: with that the learning rate goes from 1.65e-03 to 2." in said
+    assert "schedule=constant optim.lr=1.65e-03 keeps it" in said
     assert (folder / "config.json").read_bytes() != trained
 
     said = lmtrain("inspect", folder)

@@ -292,7 +292,8 @@ def _said_of_changes(run: Run) -> Iterator[str]:
     before = next((row["lr"] for row in rows if isinstance(row.get("lr"), float)), None)
     after = run.config.optim.lr * run.config.schedule.factor(step, total)
     if before is not None and max(before, after) > _LEAP * min(before, after):
-        yield f"warning: with that the learning rate goes from {before:.2e} to {after:.2e} in one step"
+        keep = f"schedule=constant optim.lr={before:.2e} keeps it"
+        yield f"warning: with that the learning rate goes from {before:.2e} to {after:.2e} in one step; {keep}"
 
 
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
