@@ -88,13 +88,14 @@ def figures(row: Row, valid: Row) -> tuple[str, str]:
 def compute(row: Row) -> list[tuple[str, str]]:
     """Return the (name, value) lines of the panel's right column: speed, memory and times."""
     mfu = "" if row.get("mfu") is None else f", MFU {percent(row['mfu'])}"
+    of_start, in_all = (" this start", " in all") if row.get("attempt", 1) > 1 else ("", "")
     return [
         ("speed", "-" if row.get("tokens_per_s") is None else f"{format_count(row['tokens_per_s'])} tokens/s"),
         ("compute", flops(row.get("flops_per_s")) + mfu),
         ("data wait", milliseconds(row.get("data_wait_s")) + ("" if row.get("data_wait_s") is None else " a step")),
         ("memory", _bytes(row.get("memory_bytes")) + _fullest(row)),
-        ("elapsed", ("-" if row.get("elapsed_s") is None else ticking(row["elapsed_s"]))
-                    + ("" if row.get("tokens") is None else f", {format_count(row['tokens'])} tokens")),
+        ("elapsed", ("-" if row.get("elapsed_s") is None else ticking(row["elapsed_s"])) + of_start
+                    + ("" if row.get("tokens") is None else f", {format_count(row['tokens'])} tokens{in_all}")),
     ]  # fmt: skip
 
 

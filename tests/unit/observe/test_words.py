@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lmtrain.observe.screen.panel import RunPanel
-from lmtrain.observe.screen.row_text import flops, smoothed, sparkline, step_line, ticking, valid_line
+from lmtrain.observe.screen.row_text import compute, flops, smoothed, sparkline, step_line, ticking, valid_line
 
 FULL: dict[str, Any] = {
     "step": 100, "loss": 3.21449, "lr": 3e-4, "grad_norm": 0.8412, "tokens_per_s": 12345.0, "flops_per_s": 4.12e14,
@@ -55,6 +55,11 @@ def test_terms_of_a_loss_are_said_behind_it() -> None:
     panel.step({"step": 7, **terms})
     console.print(panel)
     assert "its terms     mlm 2.9957, pair 0.5000" in console.export_text()
+
+
+def test_time_of_this_start_and_tokens_of_all_are_told_apart() -> None:
+    assert dict(compute(FULL))["elapsed"] == "1h02m, 52.4M tokens"
+    assert dict(compute(FULL | {"attempt": 2}))["elapsed"] == "1h02m this start, 52.4M tokens in all"
 
 
 @pytest.mark.parametrize(
