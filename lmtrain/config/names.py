@@ -121,8 +121,8 @@ NOT_HERE = {
 }  # fmt: skip
 _KEY_OF = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 _VALUES = {
-    "gpt2": "gpt2_small", "adamw_torch": "adamw", "silu": "swiglu", "wandb": "online", "gpu": "cuda",
-    "nvidia": "cuda", "half": "fp16", "float16": "fp16", "16": "fp16", "16-mixed": "fp16",
+    "gpt2": "gpt2_small", "bert": "bert_base", "adamw_torch": "adamw", "silu": "swiglu", "wandb": "online",
+    "gpu": "cuda", "nvidia": "cuda", "half": "fp16", "float16": "fp16", "16": "fp16", "16-mixed": "fp16",
     "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "rope": "rotary", "absolute": "learned",
     "1F1B": "1f1b", "zero_bubble": "zb_h1", "selective": "attention", "linear_decay": "linear", "noop": "none",
 }  # fmt: skip

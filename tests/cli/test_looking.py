@@ -250,7 +250,9 @@ def test_what_a_folder_holds_besides_is_named_by_every_verb(toy: Toy, tmp_path: 
     (folder / "notes.md").write_text("and more of them\n" * 40)
     said = f"left out: {folder / 'notes.md'}. Folders are searched for .txt, .jsonl"
     made = ["--output", tmp_path / "out"]
-    assert said in lmtrain("tokenizer", "train", folder, "--vocab-size", 260, "--output", tmp_path / "tokenizer")
+    few = lmtrain("tokenizer", "train", folder, "--vocab-size", "4k", "--output", tmp_path / "tokenizer")
+    assert said in few
+    assert "pieces; the text has no more of the 4,000 that were asked for, fingerprint" in few
     assert said in lmtrain("preprocess", folder, "--tokenizer", toy.tokenizer, *made)
     assert said in lmtrain("corpus", "split", folder, "--output", tmp_path / "split", "--workers", 1)
     lmtrain("preprocess", folder / "notes.md", "--format", "txt", "--tokenizer", toy.tokenizer, *made, "--overwrite")

@@ -57,7 +57,8 @@ def train(
     if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
         raise OutputError(f"{path} exists already and is another one. Choose another --output, or add --overwrite.")
     made.save(path)
-    echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces, fingerprint {made.fingerprint[:12]}")
+    few = "" if made.vocab_size >= vocab_size else f"; the text has no more of the {vocab_size:,} that were asked for"
+    echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces{few}, fingerprint {made.fingerprint[:12]}")
 
 
 def _with_text(texts: Iterable[str]) -> Iterable[str]:
