@@ -1,4 +1,4 @@
-// MinHash signatures. Twin: minima_twin in data_tools/corpus/copies/copies.py.
+// MinHash signatures. Twin: minima_twin in data_tools/corpus/copies/dedupe.py.
 
 #include <pybind11/numpy.h>
 

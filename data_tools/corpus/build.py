@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_tools.corpus.clean import build_clean
-from data_tools.corpus.copies.copies import (
+from data_tools.corpus.copies.decontaminate import Decontaminate, read_passages
+from data_tools.corpus.copies.dedupe import (
     EXACT,
     NEAR,
     Drop,
@@ -28,7 +29,6 @@ from data_tools.corpus.copies.copies import (
     mark_near,
     remember_inputs,
 )
-from data_tools.corpus.copies.decontaminate import Decontaminate, read_passages
 from data_tools.corpus.flow.steps import (
     Collect,
     Reading,
@@ -41,7 +41,7 @@ from data_tools.corpus.flow.steps import (
     report_path,
     run_step,
 )
-from data_tools.corpus.shuffle import Split, shuffle, split_outputs
+from data_tools.corpus.random_steps import Split, shuffle, split_outputs
 from data_tools.read.content import OnError
 from data_tools.read.sources import Inputs
 from lmtrain.config.base import Problem, Settings

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_tools.corpus.flow.steps import Documents, Selection, Tally
-from data_tools.corpus.flow.words import Hashes, hash_runs, mix
+from data_tools.corpus.flow.word_hashes import Hashes, hash_runs, mix
 from data_tools.scripts import check_script, script_shares
 from lmtrain.errors import UsageError, nearest
 from lmtrain.tokenizer.json_lines import Document

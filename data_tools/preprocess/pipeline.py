@@ -23,15 +23,15 @@ import numpy as np
 from data_tools.preprocess.filters import Filters
 from data_tools.preprocess.outputs import Names, Outputs, Totals
 from data_tools.preprocess.sequences import Batch, Sentences, ToSequences, Whole, prepended
-from data_tools.read.ahead import budget_of, worked_ahead
 from data_tools.read.chunks import Chunk, Limits, Portion, cut
 from data_tools.read.content import Bad, BadLines, Content, Judged, OnError, TextList, judge, read_content
 from data_tools.read.sources import STDIN, Inputs, Source, find_sources
+from data_tools.read.worker_pool import budget_of, worked_ahead
 from lmtrain import native
 from lmtrain.data.store.indexed import dtype_for
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.fast import Encoder, TwinEncoder, build_encoder
+from lmtrain.tokenizer.encoders import Encoder, TwinEncoder, build_encoder
 from lmtrain.tokenizer.json_lines import Reject
 
 

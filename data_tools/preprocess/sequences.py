@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from data_tools.read.content import Content
 from lmtrain import native
-from lmtrain.tokenizer.fast import Encoder
+from lmtrain.tokenizer.encoders import Encoder
 from lmtrain.tokenizer.json_lines import Reject
 
 

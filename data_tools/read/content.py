@@ -30,7 +30,7 @@ from data_tools.read.chunks import START, Budget, Buffer, Chunk, Limits, cut, re
 from data_tools.read.sources import STDIN, Source
 from lmtrain.errors import DataError, a_few, brief
 from lmtrain.runtime.files.files import read_errors
-from lmtrain.tokenizer.fast import Encoded, Encoder
+from lmtrain.tokenizer.encoders import Encoded, Encoder
 from lmtrain.tokenizer.json_lines import BOM, BadTextError, Document, Reject, document_of, judged, lines_of, read_jsonl
 
 # because: a slice with more bad lines than this is not JSON lines, and listing them all would exhaust memory

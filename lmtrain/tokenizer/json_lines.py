@@ -1,8 +1,8 @@
 r"""JSON lines: extracts the text under a key of every line, and states why a line is bad.
 
-Called by fast.py and data_tools. The rules: one JSON object per line, the key exactly once at the top level, its value
-a string. Lines end only at "\n"; blank lines are not documents. csrc/json_lines.cpp extracts the same texts faster; the
-cause of a bad line always comes from this file.
+Called by encoders.py and data_tools. The rules: one JSON object per line, the key exactly once at the top level, its
+value a string. Lines end only at "\n"; blank lines are not documents. csrc/json_lines.cpp extracts the same texts
+faster; the cause of a bad line always comes from this file.
 """
 
 from __future__ import annotations

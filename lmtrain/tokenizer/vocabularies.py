@@ -1,7 +1,7 @@
 """Reads vocabularies in GPT-2's and BERT's file formats and builds byte-level BPE and WordPiece tokenizers.
 
-Called by base.py (loading), train.py and fast.py. BPE: bytes become printable letters, text is split by a pattern (no
-space is prepended), and pairs merge in the order of their rank; so every text has ids and nothing is unknown.
+Called by base.py (loading), train.py and encoders.py. BPE: bytes become printable letters, text is split by a pattern
+(no space is prepended), and pairs merge in the order of their rank; so every text has ids and nothing is unknown.
 WordPiece: a word is split greedily into the longest pieces of the vocabulary, with `##` before pieces that do not begin
 a word; a word that cannot be split is [UNK].
 """

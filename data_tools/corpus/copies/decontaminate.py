@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_tools.corpus.flow.steps import Documents, Reading, Selection, Tally, find_files, read_documents
-from data_tools.corpus.flow.words import UNSPACED, Hashes, hash_runs, hash_words
+from data_tools.corpus.flow.word_hashes import UNSPACED, Hashes, hash_runs, hash_words
 from data_tools.read.sources import SUFFIXES
 from data_tools.read.streams import unpacked
 from lmtrain.errors import DataError, UsageError

@@ -24,10 +24,10 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Protocol
 
-from data_tools.read.ahead import budget_of, worked_ahead
 from data_tools.read.chunks import START, WHOLE, Budget, Limits, Part, Portion, cut
 from data_tools.read.content import Bad, BadLines, Judged, OnError, judge, read_content
 from data_tools.read.sources import STDIN, Inputs, Source, find_sources
+from data_tools.read.worker_pool import budget_of, worked_ahead
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files.files import atomic_file, read_errors, read_json, write_json
 from lmtrain.tokenizer.json_lines import Document, Reject

@@ -154,7 +154,7 @@ def sign(
 ) -> None:  # fmt: skip
     """First step of deduplication in tasks: hash and sign every document."""
     from data_tools.corpus import build
-    from data_tools.corpus.copies.copies import MinHash
+    from data_tools.corpus.copies.dedupe import MinHash
 
     with _working(workers, part, key, on_error) as working:
         _print(build.sign(text_inputs(inputs, format_), work, None if exact_only else MinHash(), working))
@@ -168,7 +168,7 @@ def match(
     part: PartText = "0/1",
 ) -> None:
     """Second step: mark exact copies with `--exact`, then find near ones, the bands in parts."""
-    from data_tools.corpus.copies.copies import find_pairs, mark_exact
+    from data_tools.corpus.copies.dedupe import find_pairs, mark_exact
     from data_tools.read.chunks import Part
 
     with _documents_shown("matching"):
@@ -183,7 +183,7 @@ def join(
     keep: Keep = "first",
 ) -> None:
     """Third step: join the pairs of all parts into groups and mark all but one of each."""
-    from data_tools.corpus.copies.copies import mark_near
+    from data_tools.corpus.copies.dedupe import mark_near
 
     with _documents_shown("joining"):
         found = mark_near(work, keep, parts)
@@ -230,7 +230,7 @@ def split(
 ) -> None:  # fmt: skip
     """Split into train, valid and test by a hash of each document."""
     from data_tools.corpus.flow.steps import run_step
-    from data_tools.corpus.shuffle import Split, split_outputs
+    from data_tools.corpus.random_steps import Split, split_outputs
 
     step = Split(_shares(ratios), seed, by)
     with _working(workers, part, key, on_error) as work:
@@ -245,13 +245,13 @@ def shuffle(
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Put all documents in a random order, in two passes over disk."""
-    from data_tools.corpus import shuffle as shuffling
+    from data_tools.corpus import random_steps
     from data_tools.corpus.flow.steps import report_path
 
     memory_bytes = max(parse_size("--memory", memory), 1 << 20)
     found = text_inputs(inputs, format_)
     with _working(1, part, key, on_error) as work:
-        _print(shuffling.shuffle(found, output, work, report_path(output), seed, memory_bytes))
+        _print(random_steps.shuffle(found, output, work, report_path(output), seed, memory_bytes))
 
 
 @app.command()
@@ -263,7 +263,7 @@ def sample(
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Draw documents at random; they keep their order."""
-    from data_tools.corpus.shuffle import Sample, sample_limit
+    from data_tools.corpus.random_steps import Sample, sample_limit
 
     work = _work(workers, part, key, on_error, None)
     found = text_inputs(inputs, format_)

@@ -63,14 +63,14 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Read every byte: index entries against each other, ids against the vocabulary, the checksum."""
-    from lmtrain.data.store import reshape
+    from lmtrain.data.store import dataset_operations
     from lmtrain.data.store.indexed import IndexedDataset
 
     facts = []
     for prefix in prefixes:
         dataset = IndexedDataset.open(prefix)
         with progress(f"reading {dataset.prefix}"):
-            facts.append({"dataset": str(dataset.prefix)} | reshape.verify(dataset))
+            facts.append({"dataset": str(dataset.prefix)} | dataset_operations.verify(dataset))
         if not as_json:
             echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {_compared(facts[-1])}")
     if as_json:
@@ -85,10 +85,10 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Join datasets of one dtype and one tokenizer; their sidecars are added up."""
-    from lmtrain.data.store import reshape
+    from lmtrain.data.store import dataset_operations
 
     with progress(f"writing {output}", stopped=_UNWRITTEN):
-        reshape.merge(prefixes, output, overwrite=overwrite)
+        dataset_operations.merge(prefixes, output, overwrite=overwrite)
     _show_made([output], as_json)
 
 
@@ -107,14 +107,14 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Divide a dataset into two or three, at document borders; in each, documents keep the order of the file."""
-    from lmtrain.data.store import reshape
+    from lmtrain.data.store import dataset_operations
 
     try:
         wanted = [float(share) for share in shares.split(",")]
     except ValueError as error:
         raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as 98,2.") from error
     with progress(f"dividing {prefix}", stopped=_UNWRITTEN):
-        reshape.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
+        dataset_operations.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
     _show_made(output, as_json)
 
 
@@ -200,11 +200,11 @@ def decode(
 @app.command()
 def stats(prefix: Prefix, as_json: Json = False) -> None:
     """Count documents by length and draw a histogram."""
-    from lmtrain.data.store import reshape
+    from lmtrain.data.store import dataset_operations
     from lmtrain.data.store.indexed import IndexedDataset
 
     dataset = IndexedDataset.open(prefix)
-    counts, facts = reshape.length_counts(dataset)
+    counts, facts = dataset_operations.length_counts(dataset)
     bars = [{"from": 1 << i >> 1, "to": (1 << i) - 1, "documents": int(n)} for i, n in enumerate(counts)]
     if as_json:
         return print_json(facts | {"lengths": bars})

@@ -22,12 +22,12 @@ _LENGTHS_READ = 1 << 24  # sequences whose lengths are looked at in less than a 
 
 def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
     """Return a dataset's facts from its header and sidecar; read every byte only to verify it."""
-    from lmtrain.data.store import reshape
+    from lmtrain.data.store import dataset_operations
     from lmtrain.data.store.indexed import IndexedDataset, part
 
     dataset = IndexedDataset.open(path)
     if verify:
-        reshape.verify(dataset)
+        dataset_operations.verify(dataset)
     quick = verify or dataset.num_sequences <= _LENGTHS_READ
     lengths = dataset.lengths if quick and dataset.num_sequences else None
     return {

@@ -9,7 +9,7 @@ Called by samples and by `lmtrain inspect` (IndexedDataset); writer.py writes da
     P.tokenizer.json  the tokenizer itself
 
 P.idx is renamed into place last, so a dataset without P.idx is unfinished. Opening takes the same time for any size;
-`check_index` checks every entry of the index, `reshape.verify` every byte.
+`check_index` checks every entry of the index, `dataset_operations.verify` every byte.
 """
 
 from __future__ import annotations

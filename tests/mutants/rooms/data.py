@@ -203,7 +203,7 @@ MUTANTS = [
     ),
     Mutant(
         name="unknown_bytes_added_up",
-        file="lmtrain/data/store/reshape.py",
+        file="lmtrain/data/store/dataset_operations.py",
         function="merge",
         old="UNKNOWN if UNKNOWN in counted else sum(counted)",
         new="max(sum(counted), UNKNOWN)",

@@ -14,7 +14,7 @@ MUTANTS = [
     ),
     Mutant(
         name="old_near_copies_stay_marked",
-        file="data_tools/corpus/copies/copies.py",
+        file="data_tools/corpus/copies/dedupe.py",
         function="mark_exact",
         old="(work / NEAR).unlink(missing_ok=True)",
         new="(work / PAIRS).unlink(missing_ok=True)",
@@ -24,7 +24,7 @@ MUTANTS = [
     ),
     Mutant(
         name="batch_border_between_copies",
-        file="data_tools/corpus/copies/copies.py",
+        file="data_tools/corpus/copies/dedupe.py",
         function="mark_exact",
         old="last = batch[-1:, :2]",
         new="last = batch[:0, :2]",
@@ -33,7 +33,7 @@ MUTANTS = [
     ),
     Mutant(
         name="similar_enough_is_not_enough",
-        file="data_tools/corpus/copies/copies.py",
+        file="data_tools/corpus/copies/dedupe.py",
         function="_alike",
         old="similarity(left, right) >= threshold",
         new="similarity(left, right) > threshold",
@@ -42,7 +42,7 @@ MUTANTS = [
     ),
     Mutant(
         name="document_zero_has_no_id",
-        file="data_tools/corpus/shuffle.py",
+        file="data_tools/corpus/random_steps.py",
         function="Split.run",
         old="if named is None else",
         new="if not named else",
@@ -51,7 +51,7 @@ MUTANTS = [
     ),
     Mutant(
         name="every_part_counts_bad_lines",
-        file="data_tools/corpus/shuffle.py",
+        file="data_tools/corpus/random_steps.py",
         function="shuffle",
         old="drop_bad = tally.drop_bad if part.number == 0 else lambda bad: None",
         new="drop_bad = tally.drop_bad",

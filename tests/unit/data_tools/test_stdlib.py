@@ -16,7 +16,7 @@ from data_tools.corpora.stdlib import (
     overlaps,
     why_skip,
 )
-from data_tools.corpus.flow.words import shingles
+from data_tools.corpus.flow.word_hashes import shingles
 from lmtrain.errors import DataError, MissingInputError
 
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from data_tools.corpus.copies.copies import MinHash, _functions, minima, minima_twin, similarity
+from data_tools.corpus.copies.dedupe import MinHash, _functions, minima, minima_twin, similarity
 from lmtrain import native
 
 

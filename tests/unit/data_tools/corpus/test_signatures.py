@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_tools.corpus.build import DedupeSettings, dedupe_all, drop, sign
-from data_tools.corpus.copies.copies import (
+from data_tools.corpus.copies.dedupe import (
     MinHash,
     Sign,
     Signed,

@@ -19,7 +19,7 @@ from data_tools.corpus.flow.steps import (
     report_path,
     run_step,
 )
-from data_tools.corpus.shuffle import Sample, Split, split_outputs
+from data_tools.corpus.random_steps import Sample, Split, split_outputs
 from data_tools.read.chunks import Part
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl

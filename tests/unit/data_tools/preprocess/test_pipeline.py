@@ -20,8 +20,8 @@ from data_tools.preprocess.pipeline import Options, Standing, Summary, preproces
 from data_tools.read.chunks import Limits
 from data_tools.read.content import OnError
 from lmtrain import native
+from lmtrain.data.store.dataset_operations import merge, verify
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dtype_for
-from lmtrain.data.store.reshape import merge, verify
 from lmtrain.errors import DataError, OutputError, UsageError
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece

@@ -10,8 +10,8 @@ import pytest
 from data_tools.preprocess.pipeline import Options, preprocess
 from data_tools.read.chunks import Limits
 from data_tools.read.content import OnError
+from lmtrain.data.store.dataset_operations import verify
 from lmtrain.data.store.indexed import IndexedDataset
-from lmtrain.data.store.reshape import verify
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from tests.marks import wide
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.corpus.flow.words import hash_runs, hash_words, mix, shingles, words_of
+from data_tools.corpus.flow.word_hashes import hash_runs, hash_words, mix, shingles, words_of
 
 
 def test_case_and_punctuation_are_ignored() -> None:

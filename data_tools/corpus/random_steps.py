@@ -18,7 +18,7 @@ from typing import IO, ClassVar
 
 import numpy as np
 
-from data_tools.corpus.copies.copies import content_hash
+from data_tools.corpus.copies.dedupe import content_hash
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
 from data_tools.corpus.flow.steps import (
     Documents,

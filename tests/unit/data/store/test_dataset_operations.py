@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.store import reshape
+from lmtrain.data.store import dataset_operations
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
 from lmtrain.errors import DataError, LmtrainError, OutputError, UsageError
 from tests.unit.data.writing import add_document
@@ -29,17 +29,17 @@ def write(prefix: Path, lengths: list[int], *, dtype: Any = np.uint16, described
 
 def documents(prefix: Path) -> list[list[int]]:
     dataset = IndexedDataset.open(prefix)
-    reshape.verify(dataset)
+    dataset_operations.verify(dataset)
     return [dataset.document(d).tolist() for d in range(dataset.num_documents)]
 
 
 @pytest.mark.parametrize("portion", [1, 4, 1000])
 def test_merging_and_splitting_keep_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, portion: int) -> None:
-    monkeypatch.setattr(reshape, "_COPIED_TOKENS", portion)
-    monkeypatch.setattr(reshape, "_COPIED_DOCUMENTS", portion)
+    monkeypatch.setattr(dataset_operations, "_COPIED_TOKENS", portion)
+    monkeypatch.setattr(dataset_operations, "_COPIED_DOCUMENTS", portion)
     write(tmp_path / "a", LENGTHS)
     write(tmp_path / "b", [4, 0, 6])
-    reshape.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    dataset_operations.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
     together = documents(tmp_path / "a") + documents(tmp_path / "b")
     assert documents(tmp_path / "both") == together
     info = IndexedDataset.open(tmp_path / "both").info
@@ -47,23 +47,23 @@ def test_merging_and_splitting_keep_all(tmp_path: Path, monkeypatch: pytest.Monk
     assert (info.num_bytes, info.tokenizer_fingerprint, info.eod_id, info.vocab_size) == (84, "abc", 7, 100)
     assert part(tmp_path / "both", ".tokenizer.json").read_bytes() == b"{}"
     outputs = [tmp_path / name for name in ("x", "y", "z")]
-    reshape.split(tmp_path / "both", (5, 3, 3), outputs)
+    dataset_operations.split(tmp_path / "both", (5, 3, 3), outputs)
     assert [len(documents(output)) for output in outputs] == [5, 3, 3]
     assert [document for output in outputs for document in documents(output)] == together
     sequences = [IndexedDataset.open(prefix).lengths.tolist() for prefix in (*outputs, tmp_path / "both")]
     assert [n for lengths in sequences[:3] for n in lengths] == sequences[3]
     divided = IndexedDataset.open(tmp_path / "x").info
     assert divided is not None
-    assert divided.num_bytes == reshape.UNKNOWN
+    assert divided.num_bytes == dataset_operations.UNKNOWN
 
 
 def test_text_that_nobody_counted_stays_uncounted_when_it_is_merged(tmp_path: Path) -> None:
     write(tmp_path / "a", LENGTHS)
-    reshape.split(tmp_path / "a", (1, 1), [tmp_path / "x", tmp_path / "y"])  # whose bytes of text nobody knows
-    reshape.merge([tmp_path / name for name in ("x", "a", "y")], tmp_path / "all")
+    dataset_operations.split(tmp_path / "a", (1, 1), [tmp_path / "x", tmp_path / "y"])  # unknown text bytes
+    dataset_operations.merge([tmp_path / name for name in ("x", "a", "y")], tmp_path / "all")
     info = IndexedDataset.open(tmp_path / "all").info
     assert info is not None
-    assert info.num_bytes == reshape.UNKNOWN
+    assert info.num_bytes == dataset_operations.UNKNOWN
 
 
 def test_what_differs_is_not_merged(tmp_path: Path) -> None:
@@ -76,14 +76,14 @@ def test_what_differs_is_not_merged(tmp_path: Path) -> None:
     for name, kwargs, says in kinds:
         write(tmp_path / name, [3], **kwargs)
         with pytest.raises(DataError, match=says):
-            reshape.merge([tmp_path / "a", tmp_path / name], tmp_path / "both")
+            dataset_operations.merge([tmp_path / "a", tmp_path / name], tmp_path / "both")
         assert not part(tmp_path / "both", ".idx").exists()
 
 
 def test_foreign_datasets_merge_without_a_sidecar(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / name, [3, 2], described=None)
-    reshape.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    dataset_operations.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
     assert IndexedDataset.open(tmp_path / "both").info is None
 
 
@@ -91,10 +91,10 @@ def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
     write(tmp_path / "a", [3, 4])
     write(tmp_path / "b", [1])
     with pytest.raises(OutputError, match="--overwrite"):
-        reshape.merge([tmp_path / "a", tmp_path / "a"], tmp_path / "b")
+        dataset_operations.merge([tmp_path / "a", tmp_path / "a"], tmp_path / "b")
     assert len(documents(tmp_path / "b")) == 1
     before = documents(tmp_path / "a")
-    reshape.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "a", overwrite=True)  # onto one of its own inputs
+    dataset_operations.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "a", overwrite=True)  # onto an input
     assert documents(tmp_path / "a")[:2] == before
     assert len(documents(tmp_path / "a")) == 3
 
@@ -113,32 +113,32 @@ def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
 def test_wrong_splits(tmp_path: Path, shares: tuple[float, ...], names: list[str], says: str) -> None:
     write(tmp_path / "a", LENGTHS)
     with pytest.raises(UsageError, match=says):
-        reshape.split(tmp_path / "a", shares, [tmp_path / name for name in names])
+        dataset_operations.split(tmp_path / "a", shares, [tmp_path / name for name in names])
 
 
 def test_verifying_says_the_checksum(tmp_path: Path) -> None:
     write(tmp_path / "a", LENGTHS)
     info = IndexedDataset.open(tmp_path / "a").info
     assert info is not None
-    facts = reshape.verify(IndexedDataset.open(tmp_path / "a"))
+    facts = dataset_operations.verify(IndexedDataset.open(tmp_path / "a"))
     assert facts == {
         "content_sha256": info.content_sha256, "max_id": info.max_id, "compared_with_sidecar": True,
         "sidecar_has_hash": True, "compared_with_record": False,
     }  # fmt: skip
     part(tmp_path / "a", ".json").unlink()
-    facts = reshape.verify(IndexedDataset.open(tmp_path / "a"))
+    facts = dataset_operations.verify(IndexedDataset.open(tmp_path / "a"))
     assert (facts["content_sha256"], facts["compared_with_sidecar"]) == (info.content_sha256, False)
 
 
 def test_lengths_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "a", LENGTHS)
-    counts, facts = reshape.length_counts(IndexedDataset.open(tmp_path / "a"))
+    counts, facts = dataset_operations.length_counts(IndexedDataset.open(tmp_path / "a"))
     assert counts.tolist() == [2, 1, 3, 1, 1]  # 0, 1, 2-3, 4-7, 8-15
     assert facts == {
         "documents": 8, "tokens": 22, "empty_documents": 2, "longest_document": 9, "mean_length": 2.75
     }  # fmt: skip
     write(tmp_path / "b", [])
-    assert reshape.length_counts(IndexedDataset.open(tmp_path / "b"))[0].tolist() == [0]
+    assert dataset_operations.length_counts(IndexedDataset.open(tmp_path / "b"))[0].tolist() == [0]
 
 
 def mutate_and_open(folder: Path, times: int, seed: int) -> tuple[int, int]:
@@ -156,7 +156,7 @@ def mutate_and_open(folder: Path, times: int, seed: int) -> tuple[int, int]:
             part(folder / "a", suffix).write_bytes(mutated)
             try:
                 dataset = IndexedDataset.open(folder / "a")
-                reshape.verify(dataset)
+                dataset_operations.verify(dataset)
                 read_all(dataset)
             except LmtrainError:
                 found += 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_tools.corpus.flow.steps import Reading, Report, Work, merge_outputs, read_report, report_path, run_step
-from data_tools.corpus.shuffle import Sample, Split, draw, sample_limit, shuffle, split_outputs
+from data_tools.corpus.random_steps import Sample, Split, draw, sample_limit, shuffle, split_outputs
 from data_tools.read.chunks import Part
 from data_tools.read.content import OnError
 from lmtrain.errors import DataError, UsageError

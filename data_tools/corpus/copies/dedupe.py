@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Rows, Sorter
 from data_tools.corpus.flow.steps import Documents, Selection, Tally, find_files
-from data_tools.corpus.flow.words import Hashes, mix, shingles
+from data_tools.corpus.flow.word_hashes import Hashes, mix, shingles
 from data_tools.read.chunks import WHOLE, Part
 from data_tools.read.sources import Inputs
 from lmtrain import native
