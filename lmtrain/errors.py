@@ -31,7 +31,7 @@ class LmtrainError(Exception):
     """The base of every error that a user can see."""
 
     exit_code = 70
-    is_passed_on = False  # True if another process raised this error first and reported it
+    is_from_peer = False  # True if another process raised this error first and reported it
 
 
 class UsageError(LmtrainError):
@@ -43,18 +43,20 @@ class SettingsError(UsageError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
-        super().__init__(_listed(self.problems))
+        super().__init__(_numbered_list(self.problems))
 
 
 class RanksDifferError(UsageError):
     """An error raised on every rank before the first step; rank 0's message names the difference."""
 
 
-_LONGEST = 1000  # characters of a problem's text; because: a value can be of any length, a message cannot
+_MAX_PROBLEM_CHARS = 1000  # characters of a problem's text; because: a value can be of any length, a message cannot
 
 
-def _listed(problems: Sequence[str]) -> str:
-    problems = [p if len(p) <= _LONGEST else f"{p[: _LONGEST // 2]} ... {p[-_LONGEST // 2 :]}" for p in problems]
+def _numbered_list(problems: Sequence[str]) -> str:
+    """Return a single problem as it is, several as numbered lines; the middle of a long problem is cut out."""
+    half = _MAX_PROBLEM_CHARS // 2
+    problems = [p if len(p) <= _MAX_PROBLEM_CHARS else f"{p[:half]} ... {p[-half:]}" for p in problems]
     if len(problems) == 1:
         return problems[0]
     return "\n".join([f"{len(problems)} settings are wrong:", *(f"  {i}. {p}" for i, p in enumerate(problems, 1))])
@@ -110,7 +112,7 @@ class LayoutError(LmtrainError):
 
     def __init__(self, *problems: str) -> None:
         self.problems = problems
-        super().__init__(_listed(problems))
+        super().__init__(_numbered_list(problems))
 
 
 class NonFiniteLossError(LmtrainError):
@@ -125,7 +127,7 @@ class LayoutProblem(str):
     """A problem of settings that are each valid but together make a layout that cannot work."""
 
 
-def refusal(problems: Sequence[str]) -> LmtrainError:
+def settings_error(problems: Sequence[str]) -> LmtrainError:
     """Return the error that reports all these problems: a LayoutError if all are LayoutProblems, else a SettingsError.
     """
     if all(isinstance(problem, LayoutProblem) for problem in problems):
@@ -133,33 +135,33 @@ def refusal(problems: Sequence[str]) -> LmtrainError:
     return SettingsError(problems)
 
 
-def passed_on(exit_code: int, message: str) -> LmtrainError:
+def error_from_peer(exit_code: int, message: str) -> LmtrainError:
     """Build the error with which this process repeats an error that another process raised and reported."""
-    known = {73: OutputError, 74: StorageError, 75: StoppedEarly, 79: StoppedForGood}
-    error = known.get(exit_code, LmtrainError)(message)
-    error.exit_code, error.is_passed_on = exit_code, True
+    error_types = {73: OutputError, 74: StorageError, 75: StoppedEarly, 79: StoppedForGood}
+    error = error_types.get(exit_code, LmtrainError)(message)
+    error.exit_code, error.is_from_peer = exit_code, True
     return error
 
 
-def a_few(texts: Iterable[str], separator: str = ", ", most: int = 4) -> str:
-    """Join the first `most` texts and state how many more there are, so that a message stays short."""
+def join_few(texts: Iterable[str], separator: str = ", ", max_shown: int = 4) -> str:
+    """Join the first `max_shown` texts and append "and N more" for the rest, so that a message stays short."""
     texts = list(texts)
-    return separator.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+    return separator.join(texts[:max_shown]) + (f" and {len(texts) - max_shown} more" if len(texts) > max_shown else "")
 
 
-def brief(value: object, most: int = 200) -> str:
-    """Return the text of a string or exception, cut to `most` characters; for another object, the type's name.
+def shorten(value: object, max_chars: int = 200) -> str:
+    """Return a string's or exception's text, cut to `max_chars` characters; for another object, its type's name.
 
     because: a value from a file may be as long as the file, and converting it to text may take very long
     """
     text = value if isinstance(value, str) else str(value) if isinstance(value, BaseException) else type(value).__name__
-    return text if len(text) <= most else f"{text[:most]}..."
+    return text if len(text) <= max_chars else f"{text[:max_chars]}..."
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the hint for a misspelt name: "Did you mean X?", or the whole list if no known name is close."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if close:
-        return f"Did you mean {close[0]}?"
-    return f"Known: {', '.join(known)}." if known else "There is nothing to choose from."
+def spelling_hint(name: str, known_names: Iterable[str]) -> str:
+    """Return a sentence for an unknown name: "Did you mean X?", or all known names if none of them is close."""
+    known_names = sorted(known_names)
+    matches = difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
+    if matches:
+        return f"Did you mean {matches[0]}?"
+    return f"Known: {', '.join(known_names)}." if known_names else "There is nothing to choose from."

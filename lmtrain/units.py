@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import re
 
-_COUNT = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_BYTES = {"": 1, "b": 1} | {
+_COUNT_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_BYTE_UNITS = {"": 1, "b": 1} | {
     f"{prefix}{suffix}b": base**power
     for power, prefix in enumerate("kmgtp", 1)
     for suffix, base in (("", 1000), ("i", 1024))
 }
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECOND_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _ROUNDING = 1e-9  # because: 1.1 * 1e9 in floating point need not be a whole number exactly
 _NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 
 
 def _parse(text: str, units: dict[str, int] | dict[str, float], example: str) -> float:
+    """Parse a number with an optional unit (case is ignored). Raise ValueError that cites `example` if it is wrong."""
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in units:
         raise ValueError(f"is not a size such as {example}")
@@ -28,18 +29,18 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], example: str) ->
 
 def parse_count(text: str) -> int:
     """Parse a count: 300B -> 300_000_000_000; k, M, B and T are powers of a thousand. Raise ValueError if not whole."""
-    value = _parse(text, _COUNT, "2000, 10M or 300B")
+    value = _parse(text, _COUNT_UNITS, "2000, 10M or 300B")
     if abs(value - round(value)) > _ROUNDING * value:
         raise ValueError("is not a whole number")
     return round(value)
 
 
 def parse_bytes(text: str) -> int:
-    return round(_parse(text, _BYTES, "512MiB or 80GB"))
+    return round(_parse(text, _BYTE_UNITS, "512MiB or 80GB"))
 
 
 def parse_seconds(text: str) -> float:
-    return _parse(text, _SECONDS, "90s, 30min or 12h")
+    return _parse(text, _SECOND_UNITS, "90s, 30min or 12h")
 
 
 def format_count(value: float) -> str:
@@ -52,9 +53,9 @@ def format_count(value: float) -> str:
     return f"{value:.3g}"
 
 
-def plural(count: float, noun: str, number: str | None = None) -> str:
-    """Format a count and its noun: "1 document", "2 documents". `number` overrides the text of the count."""
-    return f"{count if number is None else number} {noun}{'' if count == 1 else 's'}"
+def plural(count: float, noun: str, count_text: str | None = None) -> str:
+    """Format a count and its noun: "1 document", "2 documents". `count_text` overrides the text of the count."""
+    return f"{count if count_text is None else count_text} {noun}{'' if count == 1 else 's'}"
 
 
 def format_bytes(value: float) -> str:
@@ -76,7 +77,7 @@ def format_seconds(value: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{seconds:02d}s"
 
 
-def show_measure(name: str, value: float) -> str:
+def format_measure(name: str, value: float) -> str:
     """Format a metric: accuracies in percent, perplexities with two digits, others with four."""
     if 1e7 <= abs(value) < math.inf:
         return f"{value:.3e}"

@@ -23,7 +23,7 @@ from data_tools import corpora
 from data_tools.corpora.fetch import RemoteFile, ReportBytes, UnreachableError, fetch, how_to_bring, is_there
 from data_tools.corpus.flow.steps import Report, Tally, to_line
 from data_tools.read.streams import CODECS, contents, read_rows
-from lmtrain.errors import DataError, MissingInputError, UsageError, a_few, nearest
+from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint
 from lmtrain.runtime.files.files import atomic_file, is_safe_name
 from lmtrain.tokenizer.json_lines import Document
 
@@ -70,9 +70,9 @@ def get_texts(
     absent = [file for file in texts.files if file.name not in found.texts and file.name not in origins]
     way = how_to_bring(texts.name, output, texts.files, texts.archives)
     if absent and found.refused:
-        raise DataError(f"{a_few(found.refused, '; ')}. Get it again:\n{way}")
+        raise DataError(f"{join_few(found.refused, '; ')}. Get it again:\n{way}")
     if local and not found.texts:
-        raise DataError(f"{a_few(map(str, local))} holds nothing of {texts.name}. It is published as\n{way}")
+        raise DataError(f"{join_few(map(str, local))} holds nothing of {texts.name}. It is published as\n{way}")
     if absent and not local and offline:
         raise UsageError(f"{texts.name} was not fetched: --offline was given. Bring it by other means:\n{way}")
     _write(found, output, origins)
@@ -213,7 +213,7 @@ def published_hashes() -> dict[str, str]:
 def find_recipe(name: str) -> Recipe | PublishedTexts:
     known = recipes()
     if name not in known:
-        raise UsageError(f"{name} is no corpus that has a recipe. {nearest(name, known)}")
+        raise UsageError(f"{name} is no corpus that has a recipe. {spelling_hint(name, known)}")
     return known[name]
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from data_tools.corpus.flow.steps import Documents, Selection, Tally
 from data_tools.corpus.flow.word_hashes import Hashes, hash_runs, mix
 from data_tools.scripts import check_script, script_shares
-from lmtrain.errors import UsageError, nearest
+from lmtrain.errors import UsageError, spelling_hint
 from lmtrain.tokenizer.json_lines import Document
 
 _STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
@@ -314,7 +314,7 @@ def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_sh
             rules[name] = _limit(word, limit) if limit else RULES[name].limit
         else:
             known = [*RULES, *GROUPS, *LINE_RULES, "c4_lines", "none"]
-            raise UsageError(f"--rule={word} is no rule. {nearest(name, known)}")
+            raise UsageError(f"--rule={word} is no rule. {spelling_hint(name, known)}")
     if not 0 <= min_script_share <= 1:
         raise UsageError(f"--min-script-share={min_script_share} is not a share. Give a number from 0 to 1.")
     welcome = tuple(name.lower() for name in scripts)

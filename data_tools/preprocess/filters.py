@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_tools.scripts import check_script, script_shares
-from lmtrain.errors import DataError, UsageError, nearest
+from lmtrain.errors import DataError, UsageError, spelling_hint
 
 GROUP = "lmtrain.filters"
 Keep = Callable[[str], bool]
@@ -95,7 +95,7 @@ def _in_script(name: str, share: float) -> Keep:
 def _find(name: str) -> importlib.metadata.EntryPoint:
     found = importlib.metadata.entry_points(group=GROUP)
     if name not in found.names:
-        known = nearest(name, found.names)
+        known = spelling_hint(name, found.names)
         raise UsageError(f"--filter {name} is no installed filter (entry points in the group {GROUP}). {known}")
     return found[name]
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from data_tools.read.chunks import START, Budget, Buffer, Chunk, Limits, cut, read_lines
 from data_tools.read.sources import STDIN, Source
-from lmtrain.errors import DataError, a_few, brief
+from lmtrain.errors import DataError, join_few, shorten
 from lmtrain.runtime.files.files import read_errors
 from lmtrain.tokenizer.encoders import Encoded, Encoder
 from lmtrain.tokenizer.json_lines import BOM, BadTextError, Document, Reject, document_of, judged, lines_of, read_jsonl
@@ -131,7 +131,7 @@ class LineList:
             content, cause = bytes(self._data[at : self._stop(at)]), reject.cause
             if cause.startswith(_NO_KEY):
                 keys = document_of(content.removeprefix(BOM), None)
-                cause += f" (its keys: {brief(a_few(map(repr, keys))) or 'none'})"
+                cause += f" (its keys: {shorten(join_few(map(repr, keys))) or 'none'})"
             bad.append(Bad(line, self._start + reject.offset, cause, content if keep_content else None))
         return bad
 

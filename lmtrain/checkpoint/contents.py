@@ -33,7 +33,7 @@ from lmtrain.checkpoint.disk.hashed import BlockCache, HashedFile, read_hashed
 from lmtrain.checkpoint.disk.tensor_file import Array, Stored, read_box, read_header
 from lmtrain.checkpoint.store import load_manifest
 from lmtrain.config.build import build_settings
-from lmtrain.errors import CheckpointError, DataError, LmtrainError, a_few, nearest
+from lmtrain.errors import CheckpointError, DataError, LmtrainError, join_few, spelling_hint
 from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runtime.files.files import parse_json
@@ -156,7 +156,7 @@ def _collecting(found: list[str]) -> Iterator[None]:
 
 def near(name: str, known: Collection[str]) -> str:
     """Return a suggestion for a misspelt name, or how to find it if there are too many names to search."""
-    found = nearest(name, known) if len(known) <= _MANY_NAMES else ""
+    found = spelling_hint(name, known) if len(known) <= _MANY_NAMES else ""
     return found if 0 < len(found) < 300 else "List its names first."
 
 
@@ -229,7 +229,7 @@ def fit_problems(manifest: Manifest, model: ModelSettings) -> list[str]:
 def _said(names: Iterable[str], words: Callable[[str], str]) -> str:
     """Return the first few names in words; wording each of a hundred thousand would take hours."""
     names = list(names)
-    return a_few([words(name) if number < 4 else name for number, name in enumerate(names)], "; ")
+    return join_few([words(name) if number < 4 else name for number, name in enumerate(names)], "; ")
 
 
 def _padding_problem(model: ModelSettings, shapes: Mapping[str, Shape]) -> str:

@@ -19,7 +19,7 @@ from lmtrain.checkpoint.contents import Contents, checked_model, near
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import DTYPES, dtype_code
 from lmtrain.checkpoint.disk.tensor_file import Array, box_of
-from lmtrain.errors import CheckpointError, a_few
+from lmtrain.errors import CheckpointError, join_few
 from lmtrain.layout import Piece
 from lmtrain.models.model_settings import ModelSettings
 
@@ -87,10 +87,10 @@ class CheckpointReader:
         missing, problems = sorted(asked - held.keys()), []
         if missing:
             others = held.keys() - asked
-            problems.append(f"it has no {a_few(missing)}" + (f" ({near(missing[0], others)})" if others else ""))
+            problems.append(f"it has no {join_few(missing)}" + (f" ({near(missing[0], others)})" if others else ""))
         differ = [text for piece in pieces if piece.name in held for text in self._difference(piece, rounded)]
         if differ:
-            problems.append(a_few(differ, "; "))
+            problems.append(join_few(differ, "; "))
         return problems
 
     def _difference(self, piece: Piece, rounded: bool) -> list[str]:

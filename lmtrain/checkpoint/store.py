@@ -26,7 +26,7 @@ from lmtrain.checkpoint.disk.format import (
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
 from lmtrain.observe.measure.named_measures import worth_by_step
 from lmtrain.runfolder.folder import read_settings
-from lmtrain.runfolder.names import CHECKPOINTS, METRICS, step_folder_name, step_names, step_of
+from lmtrain.runfolder.names import CHECKPOINTS, METRICS, checkpoint_names, step_folder_name, step_from_name
 from lmtrain.runfolder.rows import read_metrics
 from lmtrain.runtime.files.files import (
     MAX_JSON_BYTES,
@@ -86,19 +86,19 @@ def latest(folder: Path) -> Path | None:
 
 def before(path: Path) -> Path | None:
     """Return the newest readable checkpoint beside this one that is older."""
-    step = step_of(path.name)
-    older = [] if step is None else [one for one in _step_folders(path.parent) if (step_of(one.name) or 0) < step]
+    step = step_from_name(path.name)
+    older = [] if step is None else [p for p in _step_folders(path.parent) if (step_from_name(p.name) or 0) < step]
     return next((one for one in reversed(older) if manifest_problem(one) is None), None)
 
 
 def newer_than(path: Path) -> list[Path]:
     """Checkpoints beside this one that come after it, oldest first."""
-    step = step_of(path.name)
-    return [] if step is None else [one for one in _step_folders(path.parent) if (step_of(one.name) or 0) > step]
+    step = step_from_name(path.name)
+    return [] if step is None else [one for one in _step_folders(path.parent) if (step_from_name(one.name) or 0) > step]
 
 
 def _step_folders(folder: Path) -> list[Path]:
-    return [folder / name for name in step_names(folder)]
+    return [folder / name for name in checkpoint_names(folder)]
 
 
 def load_manifest(path: Path) -> Manifest:
@@ -152,7 +152,7 @@ def _read_manifest(path: Path) -> Manifest:
         if not os.path.lexists(path):
             raise MissingInputError(f"{path} does not exist. Give a checkpoint's folder.") from error
         raise CheckpointError(f"{error} Without it the checkpoint cannot be used.") from error
-    if step_of(path.name) not in (None, manifest.step):
+    if step_from_name(path.name) not in (None, manifest.step):
         raise CheckpointError(f"{path} holds step {manifest.step}. Give the folder its own name back.")
     return manifest
 
@@ -178,7 +178,7 @@ def resolve(path: Path | str) -> Path:
         raise MissingInputError(
             f"{path} {state}. Give a run's folder, or a checkpoint such as RUN/{CHECKPOINTS}/step_00001000."
         )
-    if os.path.lexists(path / MANIFEST) or step_of(path.name) is not None:
+    if os.path.lexists(path / MANIFEST) or step_from_name(path.name) is not None:
         return path
     newest = latest(path / CHECKPOINTS) or latest(path)
     if newest is None:
@@ -193,7 +193,8 @@ def is_best(path: Path) -> bool:
 
 def best(run: Path) -> Path:
     """Return the best measured checkpoint that a run has kept."""
-    found = best_first({step_of(path.name) or 0: path for path in list_checkpoints(run / CHECKPOINTS)}, worth_in(run))
+    by_step = {step_from_name(path.name) or 0: path for path in list_checkpoints(run / CHECKPOINTS)}
+    found = best_first(by_step, worth_in(run))
     if not found:
         raise MissingInputError(
             f"{run}{BEST} is not there: no checkpoint of {run} was measured by {measure_of(run)} at its step. "

@@ -23,7 +23,7 @@ import typer
 from lmtrain import __version__
 from lmtrain.cli.screen.terminal import echo, print_error
 from lmtrain.cli.verbs import VerbGroup
-from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, nearest
+from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, spelling_hint
 from lmtrain.runtime.files.limits import limit_reached
 
 # because: typer brings click with it under a name of its own, or asks for the package, depending on its version
@@ -50,7 +50,7 @@ def explained(error: Any, words: Sequence[str]) -> LmtrainError:
         return UsageError(f"{option} is not an option of {command}. {way_out}")
     if match := re.match(r"No such command ['\"](.*?)['\"]", message):
         verbs = getattr(getattr(context, "command", None), "commands", {})
-        return UsageError(f"{command} {match[1]} is not a command. {nearest(match[1], verbs)}")
+        return UsageError(f"{command} {match[1]} is not a command. {spelling_hint(match[1], verbs)}")
     if match := re.search(r"['\"](\S*)['\"] is not one of (.+?)\.?$", message):
         from lmtrain.config.names import near_value
 

@@ -10,7 +10,7 @@ import typer
 
 from lmtrain.cli.keys.completion import complete_override
 from lmtrain.cli.screen.terminal import tell
-from lmtrain.errors import OutputError, UsageError, a_few
+from lmtrain.errors import OutputError, UsageError, join_few
 from lmtrain.units import parse_bytes, parse_count
 
 if TYPE_CHECKING:
@@ -120,5 +120,5 @@ def text_inputs(inputs: list[str], format_: str | None) -> Inputs:
         raise UsageError(f"--format={format_} is for - and for files whose names do not say what they hold. "
                          "None was given; leave it out.")  # fmt: skip
     if skipped := skipped_files(found):
-        tell(f"left out: {a_few(map(str, skipped), most=3)}. Folders are searched for {KNOWN}.")
+        tell(f"left out: {join_few(map(str, skipped), max_shown=3)}. Folders are searched for {KNOWN}.")
     return found

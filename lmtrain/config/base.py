@@ -18,7 +18,7 @@ from functools import cache
 from types import ModuleType
 from typing import Any, ClassVar
 
-from lmtrain.errors import LayoutProblem, SettingsError, UsageError, refusal
+from lmtrain.errors import LayoutProblem, SettingsError, UsageError, settings_error
 
 PLUGIN_FILES = ("_settings", "_schedule", "_task")  # endings of torch-free plugin files to import at start-up
 
@@ -72,7 +72,7 @@ class Settings:
     def __post_init__(self) -> None:
         problems = list(self.problems())
         if problems:
-            raise refusal([p.text() for p in problems])
+            raise settings_error([p.text() for p in problems])
 
     def problems(self) -> Iterator[Problem]:
         """Yield the problems within these settings alone; train/config.py has the checks across groups."""

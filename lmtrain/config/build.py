@@ -20,7 +20,7 @@ from lmtrain import units
 from lmtrain.config.base import FROM_A_PLUGIN, Choice, Settings, kinds, show
 from lmtrain.config.names import Names, nearest_value, of_percent
 from lmtrain.config.overrides import blended, quoted, shell
-from lmtrain.errors import LayoutError, SettingsError, a_few, nearest, refusal
+from lmtrain.errors import LayoutError, SettingsError, join_few, settings_error, spelling_hint
 
 _READERS = {"count": units.parse_count, "bytes": units.parse_bytes, "seconds": units.parse_seconds}
 _SIZES = {"count": "1000", "bytes": "512MiB", "seconds": "30min"}
@@ -52,7 +52,7 @@ def build_settings(cls: type[S], data: Any, prefix: str = "", *, names: Names | 
     builder = _Builder(names)
     result = builder.settings(cls, data, prefix)
     if builder.problems:
-        raise refusal(builder.problems)
+        raise settings_error(builder.problems)
     assert isinstance(result, cls)
     return result
 
@@ -99,7 +99,8 @@ class _Builder:
     def _unknown(self, path: str, value: Any, beside: Mapping[str, Any]) -> None:
         """Record a problem for an unknown key. For an unknown group, record one problem per key typed under it."""
         if self.names is None:
-            self.problems.append(f"{path}={show(value)} is not a setting. {nearest(path.rpartition('.')[2], beside)}")
+            hint = spelling_hint(path.rpartition(".")[2], beside)
+            self.problems.append(f"{path}={show(value)} is not a setting. {hint}")
             return
         inside = [(key, text) for key, text in self.names.typed.items() if key.startswith(f"{path}.")]
         for key, text in inside or [(path, self.names.typed.get(path, show(value)))]:
@@ -195,7 +196,7 @@ class _Builder:
     def _choices(self, path: str) -> str:
         """Return the sentence that lists the choices of a group; "" if `path` is not a group."""
         known = self.names.groups.get(path) if self.names else None
-        return f"Choose one: {a_few([f'{path}={one}' for one in known])}." if known else ""
+        return f"Choose one: {join_few([f'{path}={one}' for one in known])}." if known else ""
 
 
 def _plain(hint: Any, value: Any) -> bool | int | float | str | None:

@@ -18,7 +18,7 @@ from lmtrain.config.base import Settings
 from lmtrain.config.build import build_settings
 from lmtrain.config.names import Names, nearest_value
 from lmtrain.config.overrides import WrongWords, change, key_of, parse, several
-from lmtrain.errors import LayoutError, MissingInputError, SettingsError, a_few, nearest
+from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, spelling_hint
 
 if TYPE_CHECKING:
     from lmtrain.config.source import Asked
@@ -118,7 +118,8 @@ def selected(
             problems += [] if override.is_delete() else _choice_problems(group, override.value(), groups[group])
             words.append(f"~{group}" if override.value() is None else choices[group])
         elif "/" in group:
-            problems.append(f"{override.input_line} chooses in {group}, which is no group. {nearest(group, groups)}")
+            hint = spelling_hint(group, groups)
+            problems.append(f"{override.input_line} chooses in {group}, which is no group. {hint}")
         else:
             changes.append(override)
         wrong += [word] * (len(problems) > before)
@@ -148,10 +149,13 @@ def sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[l
         else:
             raise SettingsError([f"{override.input_line} has no end. With -m use a,b,c or range() or glob()."])
         if not options[-1]:
-            raise SettingsError([f"{override.input_line} names nothing. {nearest(override.key_or_group, groups)}"])
+            hint = spelling_hint(override.key_or_group, groups)
+            raise SettingsError([f"{override.input_line} names nothing. {hint}"])
     if prod(map(len, options)) > MAX_RUNS:
         keys = [one[0].partition("=")[0] for one in options if len(one) > 1]
-        raise SettingsError([f"-m makes more than {MAX_RUNS} runs of the values of {a_few(keys)}. Name fewer of them."])
+        raise SettingsError(
+            [f"-m makes more than {MAX_RUNS} runs of the values of {join_few(keys)}. Name fewer of them."]
+        )
     return [list(combination) for combination in product(*options)]
 
 
@@ -177,7 +181,7 @@ def _checked_name(name: str, known: Sequence[str], folders: Sequence[Path]) -> s
     if name.removesuffix(".yaml") in known:
         return name.removesuffix(".yaml")
     other = next((folder / f"{name}.yml" for folder in folders if (folder / f"{name}.yml").exists()), None)
-    way_out = f"Rename {other} to {name}.yaml." if other else nearest(name, known)
+    way_out = f"Rename {other} to {name}.yaml." if other else spelling_hint(name, known)
     raise SettingsError([f"--config-name={name} is not in {folders[0]}. {way_out}"])
 
 

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any, Literal, Union, get_args, get_origin
 
 from lmtrain.config.base import Choice, Settings, kinds
-from lmtrain.errors import nearest
+from lmtrain.errors import spelling_hint
 
 # our key -> its names in Megatron-LM, Hugging Face's Trainer, DeepSpeed and nanoGPT; a key without a dot is a group
 ELSEWHERE = {
@@ -172,7 +172,7 @@ class Names:
             group = path.partition(".")[0]
             return f"Leave it out, or choose another {group}; `lmtrain config explain {path}` says which have it."
         words = self.meant(path, value)
-        return f"Did you mean {' or '.join(words)}?" if words else nearest(path.rpartition(".")[2], beside)
+        return f"Did you mean {' or '.join(words)}?" if words else spelling_hint(path.rpartition(".")[2], beside)
 
     def _word(self, key: str, value: str) -> str:
         if "." not in key:
@@ -210,7 +210,7 @@ def nearest_value(value: str, known: typing.Iterable[str]) -> str:
     """Return a suggestion sentence like `nearest`, and translate other tools' values as well."""
     known = list(known)
     found = near_value(value, known)
-    return f"Did you mean {found}?" if found else nearest(value, known)
+    return f"Did you mean {found}?" if found else spelling_hint(value, known)
 
 
 def _close(name: str, keys: typing.Iterable[str], cutoff: float) -> list[str]:

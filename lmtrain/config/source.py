@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lmtrain.config import references
 from lmtrain.config.names import nearest_value
 from lmtrain.config.yaml_file import YamlFile, read_yaml
-from lmtrain.errors import MissingInputError, SettingsError, a_few, nearest
+from lmtrain.errors import MissingInputError, SettingsError, join_few, spelling_hint
 
 _HEADER = re.compile(r"^\s*#\s*@(.*)$", re.MULTILINE)
 _WORDS = ("override", "optional")
@@ -132,8 +132,8 @@ def _check_count(folders: Sequence[Path], asked: Asked) -> None:
     chosen = [f"{group}/{word.partition('=')[2]}" for group, word in asked.chosen.items()]
     if sum(count(one, 0) for one in (asked.name, *chosen)) > MAX_FILES:
         raise SettingsError([
-            f"The defaults lists of {a_few(sorted(counts, key=lambda one: -counts[one]), most=3)} bring more than "
-            f"{MAX_FILES} files. Name each file once."
+            f"The defaults lists of {join_few(sorted(counts, key=lambda one: -counts[one]), max_shown=3)} bring "
+            f"more than {MAX_FILES} files. Name each file once."
         ])  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[st
         text = f"`- {key}: {', '.join(map(str, values)) if value is not None else 'null'}`" if key else f"`- {value}`"
         wrong = next((word for word in words if word not in _WORDS), None)
         if wrong is not None or (words and not key):
-            problems.append(f"{where} has {text}, with {wrong or words[0]}. {nearest(wrong or '', _WORDS)}")
+            problems.append(f"{where} has {text}, with {wrong or words[0]}. {spelling_hint(wrong or '', _WORDS)}")
             continue
         if problem := references.problem_of(" ".join((key, *map(str, values)))):
             problems.append(f"{where} has {text}, which {problem}")
@@ -258,7 +258,8 @@ def _entry_problems(entry: Entry, is_root: bool, asked: Asked, root_groups: set[
         folder, _, name = entry.values[0].rpartition("/")
         known = asked.groups.get(folder, ()) if folder else asked.roots
         if name not in known:
-            yield f"{entry.where} has {entry.text}, and there is no {entry.values[0]}.yaml. {nearest(name, known)}"
+            hint = spelling_hint(name, known)
+            yield f"{entry.where} has {entry.text}, and there is no {entry.values[0]}.yaml. {hint}"
         return
     value = ", ".join(entry.values) or "null"
     if not is_root and not entry.override and (
@@ -268,7 +269,7 @@ def _entry_problems(entry: Entry, is_root: bool, asked: Asked, root_groups: set[
         yield f"{entry.where} has {entry.text}, and {right} is chosen already. Write `- override /{right}: {value}`."
     elif group not in asked.groups:
         if not entry.optional:
-            yield f"{entry.where} has {entry.text}, and {group} is no group. {nearest(group, asked.groups)}"
+            yield f"{entry.where} has {entry.text}, and {group} is no group. {spelling_hint(group, asked.groups)}"
     elif group not in asked.chosen and not entry.optional:
         for name in entry.values:
             if "${" not in name and name.removesuffix(".yaml") not in asked.groups[group]:
@@ -298,7 +299,7 @@ def _explain(error: Exception, asked: Asked, read: Mapping[str, YamlFile]) -> li
         if (other := first.setdefault(entry.group, entry)) is not entry:
             right = f"- override /{entry.group}: {', '.join(entry.values)}"
             problems.append(f"{entry.where} has {entry.text} after {other.where} has chosen it. Write `{right}`.")
-    files = a_few(str(file.path) for file in read.values() if file.data)
+    files = join_few(str(file.path) for file in read.values() if file.data)
     if isinstance(error, RecursionError) and not problems:
         return [f"The defaults lists of {files} lead back to themselves. Take one of the entries out."]
     at = f" at {key}" if (key := getattr(error, "full_key", None)) else ""

@@ -26,7 +26,7 @@ from lmtrain.data.samples.packing import PackedDataset
 from lmtrain.data.store.documents import DocumentMap, index_folder, record_path, split_documents, split_tokens
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import IndexedDataset
-from lmtrain.errors import DataError, SettingsError, StorageError, a_few
+from lmtrain.errors import DataError, SettingsError, StorageError, join_few
 from lmtrain.observe.safe_text import warn
 
 _COUNTED = 1 << 18  # samples counted exactly (a second's work); the count of a longer run is extrapolated
@@ -356,7 +356,7 @@ def _taken(make: _Maker, opened: Sequence[IndexedDataset]) -> tuple[str | None, 
     name = str(opened[0].prefix) if len(opened) == 1 else f"{len(opened)} datasets"
     said = f"{taken:,} of {tokens:,} tokens of {name} ({taken / tokens:.1%}), which are not trained on"
     if without := [str(one.prefix) for one, documents in parts if not _has_sample(make, one, documents)]:
-        said += f"; {a_few(without)} {'has' if len(without) == 1 else 'have'} nothing to spare for it"
+        said += f"; {join_few(without)} {'has' if len(without) == 1 else 'have'} nothing to spare for it"
     return said, next((far for one, number in each.items() if (far := _far(make, one, number))), None)
 
 

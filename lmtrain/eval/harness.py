@@ -18,7 +18,7 @@ from lm_eval.models.utils import normalize_gen_kwargs, postprocess_generated_tex
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
-from lmtrain.errors import DataError, UsageError, brief, nearest
+from lmtrain.errors import DataError, UsageError, shorten, spelling_hint
 from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
 from lmtrain.eval.load import load_for_eval
 from lmtrain.eval.scoring import Scored, Scorer
@@ -46,7 +46,7 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
     ) -> None:
         super().__init__()
         for name, value in unknown.items():
-            raise UsageError(f"--model_args {name}={value} is not known to lmtrain. {nearest(name, ARGUMENTS)}")
+            raise UsageError(f"--model_args {name}={value} is not known to lmtrain. {spelling_hint(name, ARGUMENTS)}")
         if max_batch_size is not None or not str(batch_size).isdecimal() or int(batch_size) == 0:
             raise UsageError(
                 f"--batch_size={batch_size} must be a number for lmtrain, which does not try sizes out. Use 8."
@@ -81,8 +81,8 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
         for given, _context, target in requests:
             if not 1 <= len(target) <= self.max_length:
                 raise DataError(
-                    f"The answer {brief(given[1], 60)!r} is {len(target)} tokens and the model sees {self.max_length}. "
-                    "Use a task that fits the model."
+                    f"The answer {shorten(given[1], 60)!r} is {len(target)} tokens and the model sees {self.max_length}"
+                    ". Use a task that fits the model."
                 )
         asked = [_request(context, target, self.max_length) for _given, context, target in requests]
         answers = []
@@ -148,7 +148,7 @@ def _generation(wanted: dict[str, Any]) -> tuple[list[str], int, Sampling]:
     temperature = given.pop("temperature", 0.0)
     sampling = {key: given.pop(key) for key in ("top_k", "top_p", "seed") if key in given}
     for key, value in given.items():
-        raise UsageError(f"--gen_kwargs {key}={value} is not known to lmtrain. {nearest(key, tuple(wanted))}")
+        raise UsageError(f"--gen_kwargs {key}={value} is not known to lmtrain. {spelling_hint(key, tuple(wanted))}")
     # because: the harness's own model samples at temperature 1 if a task sets do_sample and no temperature
     drawn = Sampling(temperature=(temperature or 1.0) if samples else 0.0, **sampling)
     return [stop for stop in until if stop], most, drawn

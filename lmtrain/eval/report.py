@@ -24,7 +24,7 @@ from lmtrain.eval.task import NOT_PUBLISHED, Columns, Prepared, Result, Task
 from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.runtime.files.files import json_bytes, parse_json, read_bytes
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.units import format_count, format_seconds, plural, show_measure
+from lmtrain.units import format_count, format_measure, format_seconds, plural
 
 _HEAD_TOKENS = 24
 _MOST_BYTES = 4 << 30
@@ -98,7 +98,7 @@ def render(result: Result, model: dict[str, Any], *, full: bool = False) -> Rend
         Text(result.protocol, "bold"),
         Text(few, "bold yellow"),
         Text("" if published is None else f"NOT OF {published} AS PUBLISHED", "bold yellow"),
-        Text(f"{result.headline} {show_measure(result.headline, result.measures[result.headline])}", "bold green"),
+        Text(f"{result.headline} {format_measure(result.headline, result.measures[result.headline])}", "bold green"),
         Text(_sure(result, result.headline)),
     )
     parts: list[RenderableType] = [headline]
@@ -135,8 +135,8 @@ def render_comparison(comparison: Comparison, *, full: bool = False) -> Renderab
         one = differences[name]
         table.add_row(
             name,
-            show_measure(name, one.a),
-            show_measure(name, one.b),
+            format_measure(name, one.a),
+            format_measure(name, one.b),
             _signed(name, one.difference),
             " to ".join(_signed(name, edge) for edge in one.interval or ()) or "one item: none",
             "-" if one.interval is None else "yes" if one.beyond_chance else "no",
@@ -148,7 +148,7 @@ def render_comparison(comparison: Comparison, *, full: bool = False) -> Renderab
 
 
 def _signed(name: str, value: float) -> str:
-    return ("+" if value > 0 else "") + show_measure(name, value)
+    return ("+" if value > 0 else "") + format_measure(name, value)
 
 
 class _Whole:
@@ -172,12 +172,12 @@ def _sure(result: Result, name: str) -> str:
     interval = result.intervals.get(name)
     if interval is None:
         return "(one item: no interval)" if result.num_items == 1 else ""
-    low, high = (show_measure(name, value) for value in interval)
+    low, high = (format_measure(name, value) for value in interval)
     return f"({LEVEL:.0%} interval {low} to {high}, {result.num_items:,} items)"
 
 
 def _short_rows(result: Result, model: dict[str, Any]) -> list[tuple[str, str]]:
-    others = [f"{n} {show_measure(n, v)}" for n, v in result.measures.items() if n != result.headline]
+    others = [f"{n} {format_measure(n, v)}" for n, v in result.measures.items() if n != result.headline]
     counted = [(result.num_documents, "document"), (result.num_words, "word"), (result.num_bytes, "byte")]
     counts = ", ".join(plural(number, word, f"{number:,}") for number, word in counted if number is not None)
     whole = "" if result.limit is None else "the whole text: "
@@ -205,8 +205,8 @@ def _measures(result: Result) -> Table:
     for name, value in result.measures.items():
         table.add_row(
             name,
-            show_measure(name, value),
-            " to ".join(show_measure(name, edge) for edge in result.intervals.get(name, ())),
+            format_measure(name, value),
+            " to ".join(format_measure(name, edge) for edge in result.intervals.get(name, ())),
         )
     return table
 
@@ -215,7 +215,7 @@ def _groups(result: Result) -> Table:
     """Return a table of the headline measure by source of the items."""
     table = _plain(Column("by source", overflow="fold"), _right(result.headline))
     for name, measures in result.groups.items():
-        table.add_row(name, show_measure(result.headline, measures.get(result.headline, math.nan)))
+        table.add_row(name, format_measure(result.headline, measures.get(result.headline, math.nan)))
     return table
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from lmtrain import __version__
 from lmtrain.config.base import FROM_A_PLUGIN, modules
-from lmtrain.errors import DataError, UsageError, nearest
+from lmtrain.errors import DataError, UsageError, spelling_hint
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer
@@ -218,7 +218,7 @@ def find_task(name: str) -> Task:
         return task
     if family := [one for one in tasks if one.startswith(f"{name}/")]:
         raise UsageError(f"--task={name} is measured in several ways. Choose one: {', '.join(family)}.")
-    raise UsageError(f"--task={name} is not an evaluation task. {nearest(name, tasks)} {FROM_A_PLUGIN}")
+    raise UsageError(f"--task={name} is not an evaluation task. {spelling_hint(name, tasks)} {FROM_A_PLUGIN}")
 
 
 def window_of(task: Task, sees: int, asked: int | None) -> int:

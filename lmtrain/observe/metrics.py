@@ -21,7 +21,7 @@ from lmtrain.observe.safe_text import warn
 
 # because: documentation pages and users' programs import it from here
 from lmtrain.runfolder.rows import read_metrics as read_metrics
-from lmtrain.runfolder.rows import writable
+from lmtrain.runfolder.rows import to_json_data
 from lmtrain.runtime.files.files import json_bytes, open_output, storage_errors
 from lmtrain.runtime.files.limits import limit_reached
 
@@ -108,7 +108,7 @@ class MetricsLog:
         if row.get("event") not in EVENTS or "step" not in row or "attempt" not in row:
             raise ValueError(f"a metrics row needs a known event, a step and an attempt, not {dict(row)}")
         # one write per row, so that a reader never sees half of a row
-        self._file.append(json_bytes(writable(row), allow_nan=False, separators=(", ", ": ")) + b"\n")
+        self._file.append(json_bytes(to_json_data(row), allow_nan=False, separators=(", ", ": ")) + b"\n")
 
     def close(self) -> None:
         self._file.close()

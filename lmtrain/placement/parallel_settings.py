@@ -13,7 +13,7 @@ from typing import Any, Literal
 from lmtrain.config.base import FROM_A_PLUGIN, Problem, Settings, kinds, problem_if
 from lmtrain.config.build import build_settings
 from lmtrain.data.batch_plan import RampUp
-from lmtrain.errors import SettingsError, nearest, refusal
+from lmtrain.errors import SettingsError, settings_error, spelling_hint
 from lmtrain.layout import Layout, divisors, words
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
@@ -45,7 +45,7 @@ class ParallelSettings(Settings):
         known = kinds(PipelineSchedule)
         unknown = self.schedule not in known
         if unknown:
-            way_out = f"{nearest(self.schedule, known)} {FROM_A_PLUGIN}"
+            way_out = f"{spelling_hint(self.schedule, known)} {FROM_A_PLUGIN}"
             yield Problem("schedule", self.schedule, "is not a pipeline schedule", way_out)
         if not self.auto:  # because: with `auto` each setting is a separate condition for the planner
             yield from () if unknown else self._schedule_problems()
@@ -186,7 +186,7 @@ def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelS
         key, equals, value = (part.strip() for part in word.partition("="))
         key = {"dp": "dp_shard"}.get(key, key)
         if not equals or key in values or key not in KEYS:
-            rule = "is there twice." if key in values else f"is not a layout. {nearest(key, KEYS)}"
+            rule = "is there twice." if key in values else f"is not a layout. {spelling_hint(key, KEYS)}"
             raise SettingsError([f"--to: {word!r} {rule} Give axes and sizes, as in tp=2,pp=4,dp_shard=2."])
         values[key] = int(value) if value.isdecimal() else value
     if values.get("vp", 1) != 1:
@@ -198,4 +198,4 @@ def check_layout(model: ModelSettings, parallel: ParallelSettings) -> None:
     """Raise if a model cannot use this layout."""
     problems = layout_problems(model.shape, parallel, uses_dropout=False, compiles=False)
     if texts := [problem.text() for problem in problems]:
-        raise refusal(texts)
+        raise settings_error(texts)

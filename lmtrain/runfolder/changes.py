@@ -9,48 +9,50 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmtrain.runfolder.differences import flat
+from lmtrain.runfolder.differences import flatten
 from lmtrain.runfolder.folder import read_settings
 from lmtrain.runfolder.names import METRICS
 from lmtrain.runfolder.rows import read_metrics
 
-Held = list[tuple[int, Any]]  # per setting: (first step of a value, value), in order
+History = list[tuple[int, Any]]  # per setting: (first step of a value, value), in order
 
 
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the settings whose values differ as key -> [value before, value now]; both inputs have dotted keys.
+def compare_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the settings whose values differ as key -> [value before, value after]; both inputs have dotted keys.
 
     A key that `before` lacks and the keys of the group `run` are left out.
     """
     # because: a setting that the older version did not have yet has not been changed
     return {
-        key: [before[key], value] for key, value in now.items()
+        key: [before[key], value] for key, value in after.items()
         if key in before and before[key] != value and not key.startswith("run.")
     }  # fmt: skip
 
 
-def held(starts: Iterable[Mapping[str, Any]]) -> dict[str, Held]:
+def settings_history(starts: Iterable[Mapping[str, Any]]) -> dict[str, History]:
     """Return the values of each setting with their first steps, from the run's start rows in the order of writing."""
-    told: list[tuple[int, dict[str, Any]]] = []
+    valid_starts: list[tuple[int, dict[str, Any]]] = []
     for row in starts:
         if isinstance(settings := row.get("settings"), dict):
             # because: a later start that resumes from an earlier step discards the steps beyond it, and their settings
-            told = [*(one for one in told if one[0] < row["step"]), (row["step"], dict(flat(settings)))]
-    found: dict[str, Held] = {}
+            earlier = [start for start in valid_starts if start[0] < row["step"]]
+            valid_starts = [*earlier, (row["step"], dict(flatten(settings)))]
+    history: dict[str, History] = {}
     before: dict[str, Any] = {}
-    for step, settings in told:
-        for key in {**{key: 0 for key in settings if key not in found}, **changed(before, settings)}:
-            found.setdefault(key, []).append((step + 1, settings[key]))
+    for step, settings in valid_starts:
+        for key in {**{key: 0 for key in settings if key not in history}, **compare_settings(before, settings)}:
+            history.setdefault(key, []).append((step + 1, settings[key]))
         before = settings
-    return found
+    return history
 
 
-def held_in(run: Path) -> dict[str, Held]:
+def read_settings_history(run: Path) -> dict[str, History]:
     """Return `held` for a run folder; if no start row has settings, the settings in config.json, from step 1 on."""
     rows = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
-    return held(row for row in rows if row["event"] == "start") or held([{"step": 0, "settings": read_settings(run)}])
+    starts = [row for row in rows if row["event"] == "start"]
+    return settings_history(starts) or settings_history([{"step": 0, "settings": read_settings(run)}])
 
 
-def changes(starts: Iterable[Mapping[str, Any]]) -> dict[str, Held]:
+def changed_histories(starts: Iterable[Mapping[str, Any]]) -> dict[str, History]:
     """Return only the settings that had more than one value, as `held` returns them."""
-    return {key: values for key, values in held(starts).items() if len(values) > 1}
+    return {key: values for key, values in settings_history(starts).items() if len(values) > 1}

@@ -8,24 +8,25 @@ reported, and the run ends in the same way as otherwise.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from dataclasses import replace as changed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly, brief
+from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly, shorten
 from lmtrain.runfolder import stop
-from lmtrain.runfolder.names import CHECKPOINTS, STOP, step_names, step_of
+from lmtrain.runfolder.names import CHECKPOINTS, STOP, checkpoint_names, step_from_name
 from lmtrain.runtime.files.files import folder_lock, fsync_dir, read_json, refuse_odd_output, storage_errors
 
 if TYPE_CHECKING:
     from lmtrain.runtime.processes.launch import Outcome
     from lmtrain.runtime.processes.process import ProcessEnv
 
-_TOLD, _LONGEST = ("cause", "exit_code", "rank", "lost", "hang"), 300  # keys for the next start; most characters
+_KEYS_FOR_NEXT_START = ("cause", "exit_code", "rank", "lost", "hang")
+_MAX_CHARS = 300  # of a text that is kept for the next start
 
 
-def asked_by(name: str) -> str:
+def request_file_cause(name: str) -> str:
     """Return the stop cause for a request file (SAVE, STOP or TRACE) found in the run folder."""
     return f"the file {name}"
 
@@ -41,7 +42,7 @@ def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True
             stop.write(folder, cause, exit_code, replace=replace, **more)
             fsync_dir(folder)
     except LmtrainError as error:
-        return f"The reason stands in no file: {error}"
+        return f"The reason could not be written to {STOP}: {error}"
     return None
 
 
@@ -59,25 +60,25 @@ def write_failure(folder: Path, error: LmtrainError, env: ProcessEnv) -> None:
         error.add_note(problem)
 
 
-def write_cut_off(folder: Path, cause: str) -> str | None:
+def write_unsaved_stop(folder: Path, cause: str) -> str | None:
     """Write that the run was asked to stop before it had anything to save, or without time to save.
 
     The caller may not hold the folder's lock: it is taken here. Return an error text, or None on success.
     """
     try:
         with folder_lock(folder):
-            names = step_names(folder / CHECKPOINTS)
-            return write_stop(folder, cause, StoppedEarly.exit_code, step=step_of(names[-1]) if names else 0)
+            names = checkpoint_names(folder / CHECKPOINTS)
+            return write_stop(folder, cause, StoppedEarly.exit_code, step=step_from_name(names[-1]) if names else 0)
     except (LmtrainError, OSError) as error:
-        return f"The reason stands in no file: {error}"
+        return f"The reason could not be written to {STOP}: {error}"
 
 
-def write_end(folder: Path, outcome: Outcome) -> str | None:
+def write_process_failure(folder: Path, outcome: Outcome) -> str | None:
     """Write how a group of processes ended after one failed. Return an error text, or None on success."""
     if outcome.exit_code == OutputError.exit_code:
         return None  # because: an output error can mean that the folder belongs to another run
-    lost: dict[str, Any] = {"lost": outcome.rank} if outcome.signal else {}
-    return write_stop(folder, str(outcome.cause), outcome.exit_code, rank=outcome.rank, **lost)
+    lost_rank: dict[str, Any] = {"lost": outcome.rank} if outcome.signal else {}
+    return write_stop(folder, str(outcome.cause), outcome.exit_code, rank=outcome.rank, **lost_rank)
 
 
 def remove_stop(folder: Path) -> None:
@@ -90,12 +91,12 @@ def read_stop(folder: Path) -> Any:
     return read_json(folder / STOP) if (folder / STOP).is_file() else None
 
 
-def stop_told(folder: Path) -> dict[str, Any]:
+def read_stop_or_empty(folder: Path) -> dict[str, Any]:
     """Return the content of stop.json, or an empty dict if the file is missing or cannot be read."""
-    return told(folder / STOP)
+    return read_object_or_empty(folder / STOP)
 
 
-def told(path: Path) -> dict[str, Any]:
+def read_object_or_empty(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, or an empty dict if the file is missing, damaged or holds no object."""
     try:
         facts = read_json(path)
@@ -104,36 +105,36 @@ def told(path: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def last_end(folder: Path) -> dict[str, Any]:
+def read_last_stop(folder: Path) -> dict[str, Any]:
     """Return how the last start ended, shortened for the next start's row; empty without a readable stop.json."""
-    facts = stop_told(folder)
-    kept = {key: facts[key] for key in _TOLD if key in facts}
-    return {key: brief(value, _LONGEST) if isinstance(value, str) else value for key, value in kept.items()}
+    facts = read_stop_or_empty(folder)
+    short_facts = {key: facts[key] for key in _KEYS_FOR_NEXT_START if key in facts}
+    return {key: shorten(value, _MAX_CHARS) if isinstance(value, str) else value for key, value in short_facts.items()}
 
 
-def said_by_watch(folder: Path, outcome: Outcome, before: list[int] | None) -> Outcome | None:
+def outcome_from_watchdog(folder: Path, outcome: Outcome, stamp_before: list[int] | None) -> Outcome | None:
     """Return `outcome` with the rank and cause that the watchdog wrote to stop.json for a hung or lost process.
 
-    Return None if the watchdog wrote nothing since `before`, the stamp of stop.json when the processes started (a file
-    with the same stamp is from an earlier start), or if the outcome is no lost peer.
+    Return None if the watchdog wrote nothing since `stamp_before`, the stamp of stop.json when the processes started (a
+    file with the same stamp is from an earlier start), or if the outcome is not a lost peer.
     """
-    if not is_written_since(folder, before) or outcome.exit_code != PeerLostError.exit_code:
+    if not is_stop_written_since(folder, stamp_before) or outcome.exit_code != PeerLostError.exit_code:
         return None
-    facts = stop_told(folder)
+    facts = read_stop_or_empty(folder)
     if not {"hang", "lost"} & facts.keys():
         return None
-    return changed(outcome, rank=facts.get("rank"), cause=str(facts.get("cause")))
+    return dataclasses.replace(outcome, rank=facts.get("rank"), cause=str(facts.get("cause")))
 
 
 def stop_stamp(folder: Path) -> list[int] | None:
     """Return a stamp that changes when stop.json is rewritten (inode, size, mtime in ns); None without a file."""
     try:
-        found = os.stat(folder / STOP)
+        stat = os.stat(folder / STOP)
     except OSError:
         return None
-    return [found.st_ino, found.st_size, found.st_mtime_ns]
+    return [stat.st_ino, stat.st_size, stat.st_mtime_ns]
 
 
-def is_written_since(folder: Path, before: list[int] | None) -> bool:
-    """Return True if stop.json was written after the stamp `before` was taken; False if it was only removed."""
-    return stop_stamp(folder) not in (None, before)
+def is_stop_written_since(folder: Path, stamp_before: list[int] | None) -> bool:
+    """Return True if stop.json was written after `stamp_before` was taken; False if it was only removed."""
+    return stop_stamp(folder) not in (None, stamp_before)

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEarly, StoppedForGood, brief
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, StoppedEarly, StoppedForGood, shorten
 from lmtrain.runfolder.ends import read_stop
-from lmtrain.runfolder.names import BEGAN_IN, CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, STOP
+from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, STOP, WORKING_DIRECTORY
 from lmtrain.runfolder.stop import DONE
 from lmtrain.runtime.files.files import lock_holder, read_json
 
-_MARKS = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # every run has at least one of them
-_DEEPEST = 4  # levels of folders that are searched for runs
+_RUN_FILES = (METRICS, LOG, ENVIRONMENT, CHECKPOINTS)  # every run has at least one of them
+_MAX_DEPTH = 4  # levels of folders that are searched for runs
 
 
 @contextmanager
-def as_written(run: Path) -> Iterator[None]:
+def record_errors(run: Path) -> Iterator[None]:
     """Turn an error caused by a missing key or a wrong type in a run's files into a DataError that names the folder."""
     try:
         yield
@@ -40,14 +40,14 @@ def read_settings(run: Path) -> Any:
     return read_json(run / CONFIG)
 
 
-def start_folder(run: Path) -> Path | None:
+def read_working_directory(run: Path) -> Path | None:
     """Return the working directory of the run's newest start, or None if it was not recorded."""
-    written = read_json(run / ENVIRONMENT) if (run / ENVIRONMENT).is_file() else None
-    folder = written.get(BEGAN_IN) if isinstance(written, dict) else None
+    environment = read_json(run / ENVIRONMENT) if (run / ENVIRONMENT).is_file() else None
+    folder = environment.get(WORKING_DIRECTORY) if isinstance(environment, dict) else None
     return Path(folder) if isinstance(folder, str) else None
 
 
-def state_of(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
+def run_state(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
     """Return a run's `state`, and the `process` that holds its folder or None.
 
     `stop` is the content of stop.json. States: running, finished, stopped, failed, killed; "out of sight" if the
@@ -57,50 +57,50 @@ def state_of(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
         on_request = stop.get("exit_code") in (StoppedEarly.exit_code, StoppedForGood.exit_code)
         state = "finished" if stop.get("cause") == DONE else "stopped" if on_request else "failed"
         return {"state": state, "process": None}
-    by, is_held = lock_holder(run) or (None, False)
-    if by is None:
+    holder, is_held = lock_holder(run) or (None, False)
+    if holder is None:
         return {"state": "killed", "process": None}
-    is_here = by.endswith(f" on {socket.gethostname()}")
-    return {"state": "running" if is_held else "killed" if is_here else "out of sight", "process": by}
+    is_here = holder.endswith(f" on {socket.gethostname()}")
+    return {"state": "running" if is_held else "killed" if is_here else "out of sight", "process": holder}
 
 
-def state_now(run: Path) -> dict[str, Any]:
-    """Return a run's state as `state_of` does, with the content of its stop.json as `stopped`."""
+def read_run_state(run: Path) -> dict[str, Any]:
+    """Read stop.json and return the run's state as `run_state` does, with the file's content as `stopped`."""
     stop = read_stop(run)
-    return state_of(run, stop) | {"stopped": stop}
+    return run_state(run, stop) | {"stopped": stop}
 
 
 def is_run(path: Path) -> bool:
     """Return True if a run has written into this folder."""
     return (path / METRICS).is_file() or (
-        (path / CONFIG).is_file() and any((path / name).exists() for name in _MARKS)
+        (path / CONFIG).is_file() and any((path / name).exists() for name in _RUN_FILES)
     )
 
 
-def find_runs(folder: Path, deepest: int = _DEEPEST) -> Iterator[Path]:
-    """Yield all runs below a folder, sorted, down to `deepest` levels; folders inside a run are not searched."""
+def find_runs(folder: Path, max_depth: int = _MAX_DEPTH) -> Iterator[Path]:
+    """Yield all runs below a folder, sorted, down to `max_depth` levels; folders inside a run are not searched."""
     if is_run(folder):
         yield folder
         return
-    inside: list[Path] = []
+    subfolders: list[Path] = []
     with suppress(OSError):
-        inside = sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink())
-    for one in inside if deepest else ():
-        if not one.name.startswith("."):
-            yield from find_runs(one, deepest - 1)
+        subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    for subfolder in subfolders if max_depth else ():
+        if not subfolder.name.startswith("."):
+            yield from find_runs(subfolder, max_depth - 1)
 
 
-def runs_in(paths: Iterable[Path]) -> list[Path]:
+def expand_runs(paths: Iterable[Path]) -> list[Path]:
     """Return each run once, with a folder of runs (such as a sweep's) replaced by its runs.
 
     A path without runs is kept, so that the caller can refuse it.
     """
-    found = [run for path in paths for run in ([*find_runs(path)] or [path])]
-    return [*{run.resolve(): run for run in found}.values()]
+    runs = [run for path in paths for run in ([*find_runs(path)] or [path])]
+    return [*{run.resolve(): run for run in runs}.values()]
 
 
 @dataclass
-class Seen:
+class RunFolder:
     """A run's state as read from its folder, with `problems`: sentences about the parts that could not be read."""
 
     path: Path
@@ -122,46 +122,46 @@ class Seen:
             return f"left no {STOP}" if self.state == "killed" else ""
         return "" if self.state == "finished" else str(self.stop.get("cause", "?"))
 
-    def read(self, name: str, without: str) -> dict[str, Any] | None:
+    def read(self, name: str, consequence: str) -> dict[str, Any] | None:
         """Return the object in a JSON file.
 
-        If it cannot be read, return None and add a problem that ends with `without`, a clause about the consequence.
+        If it cannot be read, return None and add a problem that ends with `consequence`, a clause.
         """
         path = self.path / name
         try:
-            found = read_json(path)
-            if isinstance(found, dict):
-                return found
-            why = "holds no object of JSON"
+            content = read_json(path)
+            if isinstance(content, dict):
+                return content
+            problem = "holds no object of JSON"
         except (LmtrainError, OSError) as error:
-            why = "is not there" if not path.exists() else f"cannot be read ({brief(error, 120)})"
-        self.problems.append(f"{name} {why}: {without}")
+            problem = "is not there" if not path.exists() else f"cannot be read ({shorten(error, 120)})"
+        self.problems.append(f"{name} {problem}: {consequence}")
         return None
 
 
-def see(path: Path, name: str) -> Seen:
+def read_run(path: Path, name: str) -> RunFolder:
     """Read a run folder in any state; `name` is how the run is called in output. Raise if it is not a run folder."""
     if not is_run(path):
         raise MissingInputError(
             f"{path} is not the folder of a run: it has neither {METRICS} nor {CONFIG} with what runs leave. "
             "Give a folder that `lmtrain pretrain` has written, its run.dir."
         )
-    seen = Seen(path, name)
-    seen.settings = seen.read(CONFIG, "its settings, layout and model are not known") or {}
-    seen.environment = seen.read(ENVIRONMENT, "versions and machine are not known") or {}
-    seen.stop = seen.read(STOP, "why it stopped is not known") if (path / STOP).exists() else None
+    run = RunFolder(path, name)
+    run.settings = run.read(CONFIG, "its settings, layout and model are not known") or {}
+    run.environment = run.read(ENVIRONMENT, "versions and machine are not known") or {}
+    run.stop = run.read(STOP, "why it stopped is not known") if (path / STOP).exists() else None
     try:
-        seen.state = str(state_of(path, seen.stop)["state"])
+        run.state = str(run_state(path, run.stop)["state"])
     except (LmtrainError, OSError) as error:
-        seen.problems.append(f"whether it still runs is not known: {brief(error)}")
-    return seen
+        run.problems.append(f"whether it still runs is not known: {shorten(error)}")
+    return run
 
 
-def see_all(paths: list[Path]) -> list[Seen]:
+def read_runs(paths: list[Path]) -> list[RunFolder]:
     """Read every folder, and give the runs the shortest names (ends of their paths) that differ from each other."""
-    whole = [path.resolve().parts for path in paths]
-    for length in range(1, max(map(len, whole), default=1) + 1):
-        names = ["/".join(parts[-length:]) for parts in whole]
+    paths_parts = [path.resolve().parts for path in paths]
+    for length in range(1, max(map(len, paths_parts), default=1) + 1):
+        names = ["/".join(parts[-length:]) for parts in paths_parts]
         if len(set(names)) == len(names):
             break
-    return [see(path, name) for path, name in zip(paths, names, strict=True)] if paths else []
+    return [read_run(path, name) for path, name in zip(paths, names, strict=True)] if paths else []

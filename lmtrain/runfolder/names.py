@@ -13,10 +13,10 @@ METRICS = "metrics.jsonl"  # one row per event: rows.py
 STOP = "stop.json"  # why the newest start ended: ends.py
 CONFIG = "config.json"  # the settings of the newest start
 ENVIRONMENT = "environment.json"  # versions and machine of the newest start
-BEGAN_IN = "folder"  # key of environment.json: the working directory of the start, to which its relative paths refer
+WORKING_DIRECTORY = "folder"  # key of environment.json: the start's working directory, for its relative paths
 TOKENIZER = "tokenizer.json"
-STARTS = "starts.json"  # record of the failed starts since the newest checkpoint: train/in_loop/starts.py
-TIMES = "phase_times.json"  # the longest time seen per phase, in seconds, for the watchdog of the next start
+FAILED_STARTS = "starts.json"  # record of the failed starts since the newest checkpoint: train/in_loop/starts.py
+PHASE_TIMES = "phase_times.json"  # the longest time seen per phase, in seconds, for the watchdog of the next start
 LOG = "log.txt"
 CHECKPOINTS, TENSORBOARD, TRACES, HANGS = "checkpoints", "tensorboard", "trace", "hangs"  # folders
 SAVE_FILE, STOP_FILE, TRACE_FILE = "SAVE", "STOP", "TRACE"  # a user creates the file as a request
@@ -29,13 +29,13 @@ def step_folder_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def step_of(name: str) -> int | None:
+def step_from_name(name: str) -> int | None:
     """Return the step of a checkpoint folder's name, or None if it is not the name of a checkpoint."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match and step_folder_name(int(match[1])) == name else None
 
 
-def step_names(folder: str | os.PathLike[str]) -> list[str]:
+def checkpoint_names(folder: str | os.PathLike[str]) -> list[str]:
     """Return the names of the checkpoints in a folder, oldest first; an empty list if the folder does not exist."""
-    steps = {step_of(name): name for name in os.listdir(folder)} if os.path.isdir(folder) else {}
+    steps = {step_from_name(name): name for name in os.listdir(folder)} if os.path.isdir(folder) else {}
     return [steps[step] for step in sorted(step for step in steps if step is not None)]

@@ -23,9 +23,9 @@ from lmtrain.errors import DataError, MissingInputError
 Row = dict[str, Any]
 
 ROW_BYTES = 1 << 20  # longest allowed row
-NO_ROW = (ValueError, KeyError, TypeError, RecursionError)  # exceptions that `parse_row` may raise
-NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-_FEW_BYTES = 1 << 18  # a few hundred rows
+ROW_ERRORS = (ValueError, KeyError, TypeError, RecursionError)  # exceptions that `parse_row` may raise
+NON_FINITE_TEXTS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_FEW_ROWS_BYTES = 1 << 18  # a few hundred rows
 _TAIL_BYTES = 4 << 20  # because: the last ten thousand or so rows show a run's progress and are read in milliseconds
 
 
@@ -36,22 +36,22 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     dropped. Of rows with the same event, step (of a save, the saved step) and name, only the last is kept.
     """
     rows: dict[tuple[str, int, str], Row] = {}
-    for row in _read_rows(path):
+    for row in _read_all_rows(path):
         if row["event"] == "start":
             rows = {key: old for key, old in rows.items() if key[0] == "start" or key[1] <= row["step"]}
-        key = (row["event"], step_told(row), str(row.get("name")))
+        key = (row["event"], row_step(row), str(row.get("name")))
         rows.pop(key, None)  # because: the last row also takes the last position
         rows[key] = row
     return list(rows.values())
 
 
-def step_told(row: Mapping[str, Any]) -> int:
+def row_step(row: Mapping[str, Any]) -> int:
     """Return the step that a row is about: `saved_step` for a save, whose `step` is the step at which it finished."""
     saved = row.get("saved_step") if row["event"] == "save" else None
     return saved if isinstance(saved, int) else int(row["step"])
 
 
-def _read_rows(path: Path) -> Iterator[Row]:
+def _read_all_rows(path: Path) -> Iterator[Row]:
     try:
         for number, line in enumerate(read_lines(path), 1):
             if len(line) > ROW_BYTES:
@@ -61,11 +61,11 @@ def _read_rows(path: Path) -> Iterator[Row]:
                 )
             try:
                 row = parse_row(line)
-            except NO_ROW as error:
+            except ROW_ERRORS as error:
                 if not line.endswith(b"\n"):  # because: the writer was killed while writing the last line
                     return
                 raise DataError(f"{path}:{number} is not a row of metrics ({error}). Remove that line.") from error
-            yield read_value(row)
+            yield from_json_data(row)
     except FileNotFoundError as error:
         raise MissingInputError(f"{path} does not exist. Give a run folder that has been trained in.") from error
 
@@ -80,34 +80,34 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def parse_row(line: bytes) -> Row:
-    """Parse a line; nan, inf and -inf remain strings. Raise one of NO_ROW if the line is not a row."""
+    """Parse a line; nan, inf and -inf remain strings. Raise one of ROW_ERRORS if the line is not a row."""
     row: Row = json.loads(line)
     if type(row["event"]) is not str or type(row["step"]) is not int:
         raise TypeError("event or step has the wrong type")
     return row
 
 
-class Followed:
+class RowFollower:
     """Reader of a growing file: `rows()` returns first the newest rows, then those added since the last call.
 
     The file may grow, be truncated by a run that resumes, or not exist yet; torn and damaged lines are skipped.
     """
 
     def __init__(self, path: Path, tail_bytes: int = _TAIL_BYTES) -> None:
-        self._path, self._tail_bytes, self._at = path, tail_bytes, -1
+        self._path, self._tail_bytes, self._offset = path, tail_bytes, -1
 
     def rows(self) -> list[Row]:
         with suppress(OSError), open(self._path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            if self._at < 0 or size < self._at:
-                self._at = self._begin(file, size)
-            file.seek(self._at)
-            whole, _, _ = file.read(size - self._at).rpartition(b"\n")
-            self._at += len(whole) + bool(whole)
-            return list(_rows_among(whole.split(b"\n")))
+            if self._offset < 0 or size < self._offset:
+                self._offset = self._find_start(file, size)
+            file.seek(self._offset)
+            complete_lines, _, _ = file.read(size - self._offset).rpartition(b"\n")
+            self._offset += len(complete_lines) + bool(complete_lines)
+            return list(_valid_rows(complete_lines.split(b"\n")))
         return []
 
-    def _begin(self, file: IO[bytes], size: int) -> int:
+    def _find_start(self, file: IO[bytes], size: int) -> int:
         """Return the offset of the first whole line within the last `tail_bytes` bytes."""
         if size <= self._tail_bytes:
             return 0
@@ -117,30 +117,30 @@ class Followed:
 
 def read_last_rows(path: Path) -> list[Row]:
     """Return the newest few hundred rows, for estimates; empty if the file is missing. Damaged lines are skipped."""
-    return Followed(path, _FEW_BYTES).rows()
+    return RowFollower(path, _FEW_ROWS_BYTES).rows()
 
 
 def read_first_step(path: Path) -> Row:
     """Return the oldest step row, or an empty dict if there is none."""
     with suppress(OSError):
-        return next((row for row in _rows_among(read_lines(path)) if row.get("event") == "step"), {})
+        return next((row for row in _valid_rows(read_lines(path)) if row.get("event") == "step"), {})
     return {}
 
 
-def went_wrong(first: Row, last: Row) -> str:
+def loss_warning(first_row: Row, last_row: Row) -> str:
     """Return a warning about a finished run's loss (not finite, or above its first value), else an empty string.
 
-    `first` and `last` are the run's first and last step rows.
+    `first_row` and `last_row` are the run's first and last step rows.
     """
-    began, ended = (row.get("loss") for row in (first, last))
-    if not isinstance(ended, float | int):
+    first_loss, last_loss = (row.get("loss") for row in (first_row, last_row))
+    if not isinstance(last_loss, float | int):
         return ""
-    if not math.isfinite(ended):
+    if not math.isfinite(last_loss):
         return "loss not finite"
-    return "loss above its first" if isinstance(began, float | int) and ended > began else ""
+    return "loss above its first" if isinstance(first_loss, float | int) and last_loss > first_loss else ""
 
 
-def written_at(rows: Sequence[Row], path: Path) -> str | None:
+def last_write_time(rows: Sequence[Row], path: Path) -> str | None:
     """Return the ISO time of the last row; the file's mtime if the row, from an older version, has no time.
 
     Return None if there is no such file.
@@ -153,30 +153,30 @@ def written_at(rows: Sequence[Row], path: Path) -> str | None:
         return None
 
 
-def _rows_among(lines: Iterable[bytes]) -> Iterator[Row]:
+def _valid_rows(lines: Iterable[bytes]) -> Iterator[Row]:
     for line in lines:
-        with suppress(*NO_ROW):
-            yield read_value(parse_row(line))
+        with suppress(*ROW_ERRORS):
+            yield from_json_data(parse_row(line))
 
 
-def writable(value: Any) -> Any:
+def to_json_data(value: Any) -> Any:
     """Return `value` as plain JSON data, with nan, inf and -inf as strings.
 
     Tensors and numpy scalars are left as they are, and json refuses them, so that no device is synchronized here.
     """
     if isinstance(value, Mapping):
-        return {str(key): writable(item) for key, item in value.items()}
+        return {str(key): to_json_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [writable(item) for item in value]
+        return [to_json_data(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
 
 
-def read_value(value: Any) -> Any:
+def from_json_data(value: Any) -> Any:
     """Return `value` with the strings that `writable` made of nan, inf and -inf turned back into floats."""
     if isinstance(value, dict):
-        return {key: read_value(item) for key, item in value.items()}
+        return {key: from_json_data(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [read_value(item) for item in value]
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+        return [from_json_data(item) for item in value]
+    return NON_FINITE_TEXTS.get(value, value) if isinstance(value, str) else value

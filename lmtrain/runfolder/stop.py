@@ -11,54 +11,54 @@ import os
 from contextlib import suppress
 
 from lmtrain.errors import PeerLostError, StoppedEarly
-from lmtrain.runfolder.names import CHECKPOINTS, STOP, step_names
+from lmtrain.runfolder.names import CHECKPOINTS, STOP, checkpoint_names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # because: importing typing takes a third of a companion's start time
     from typing import Any
 
 DONE = "done"  # the cause if a run reached its last step
-_STARTS_AGAIN = (StoppedEarly.exit_code, PeerLostError.exit_code)
+_REQUEUE_CODES = (StoppedEarly.exit_code, PeerLostError.exit_code)
 
 
 def write(
-    folder: str | os.PathLike[str], cause: str, exit_code: int, *, replace: bool, waits: bool = True, **more: Any
+    folder: str | os.PathLike[str], cause: str, exit_code: int, *, replace: bool, fsync: bool = True, **extra_facts: Any
 ) -> None:
     """Write why the run ends and from which checkpoint the next start resumes. Raise OSError.
 
     The file is written atomically, so readers never see half of it. Without `replace` an existing file stays: the first
     process that fails has the true cause, since its peers fail because of it. A writer that speaks for all processes
-    passes `replace`. With `waits` the text is fsynced before the file gets its name; a caller that must not block on a
+    passes `replace`. With `fsync` the text is fsynced before the file gets its name; a caller that must not block on a
     hanging disk passes False.
     """
     path = os.path.join(folder, STOP)
     if os.path.lexists(path) and not replace:
         return
-    names = step_names(os.path.join(folder, CHECKPOINTS))
+    names = checkpoint_names(os.path.join(folder, CHECKPOINTS))
     facts = {
-        "cause": cause, "exit_code": exit_code, "requeue": exit_code in _STARTS_AGAIN, **more,
+        "cause": cause, "exit_code": exit_code, "requeue": exit_code in _REQUEUE_CODES, **extra_facts,
         "resume": os.path.join(folder, CHECKPOINTS, names[-1]) if names else None,
     }  # fmt: skip
     text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
-    new = os.path.join(folder, f".{STOP}.tmp-{os.urandom(6).hex()}")  # because: all ranks may write at once
+    temporary = os.path.join(folder, f".{STOP}.tmp-{os.urandom(6).hex()}")  # because: all ranks may write at once
     try:
-        with open(new, "xb") as file:
+        with open(temporary, "xb") as file:
             file.write(text.encode(errors="backslashreplace"))  # because: JSON escapes lone surrogates likewise
             file.flush()
-            if waits:
+            if fsync:
                 os.fsync(file.fileno())
-        (os.replace if replace else _put_first)(new, path)
+        (os.replace if replace else _link_if_absent)(temporary, path)
     finally:
         with suppress(OSError):
-            os.unlink(new)
+            os.unlink(temporary)
 
 
-def _put_first(new: str, path: str) -> None:
+def _link_if_absent(temporary: str, path: str) -> None:
     """Link the temporary file to `path` unless `path` already exists."""
     try:
-        os.link(new, path)
+        os.link(temporary, path)
     except FileExistsError:
         pass
     except OSError:  # because: not every file system has hard links
         if not os.path.lexists(path):
-            os.replace(new, path)
+            os.replace(temporary, path)

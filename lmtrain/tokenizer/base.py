@@ -20,7 +20,7 @@ from typing import Any
 
 import tokenizers
 
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, brief
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, shorten
 from lmtrain.runtime.files.files import atomic_file, opened, read_range
 from lmtrain.tokenizer import vocabularies
 
@@ -53,7 +53,7 @@ def library_errors(name: str, doing: str, way_out: str) -> Iterator[None]:
     except BaseException as error:
         if is_ours(error):
             raise
-        raise DataError(f"{name} {doing} ({brief(error)}). {way_out}") from error
+        raise DataError(f"{name} {doing} ({shorten(error)}). {way_out}") from error
 
 
 def is_ours(error: BaseException) -> bool:
@@ -284,7 +284,7 @@ class Tokenizer:
             if is_ours(error):
                 raise
             raise DataError(
-                f"{self.source} cannot cut {brief(text, 40)!r}, as a tokenizer can any text ({brief(error)}). "
+                f"{self.source} cannot cut {shorten(text, 40)!r}, as a tokenizer can any text ({shorten(error)}). "
                 f"{_ANOTHER}"
             ) from error
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from lmtrain.errors import DataError, brief
+from lmtrain.errors import DataError, shorten
 from lmtrain.runtime.files.files import parse_json
 
 EOD = "<|endoftext|>"
@@ -61,12 +61,12 @@ def _read_vocab(data: bytes, name: str) -> dict[str, int]:
         raise DataError(f"{name} is not a JSON object of piece to id. It is damaged or another kind of file.")
     for piece, number in pieces.items():
         if type(number) is not int or not 0 <= number < 2**31:
-            said = repr(number) if isinstance(number, (bool, int, float)) else brief(number)
+            said = repr(number) if isinstance(number, (bool, int, float)) else shorten(number)
             raise DataError(
-                f"{name} gives {brief(piece)!a} the id {said}; ids are whole numbers from 0. It is damaged."
+                f"{name} gives {shorten(piece)!a} the id {said}; ids are whole numbers from 0. It is damaged."
             )
         if not piece.isascii() and _SURROGATE.search(piece):
-            raise DataError(f"{name} has {brief(piece)!a}, a piece with half of a character. It is damaged.")
+            raise DataError(f"{name} has {shorten(piece)!a}, a piece with half of a character. It is damaged.")
     if len(set(pieces.values())) < len(pieces):
         raise DataError(f"{name} gives one id to two pieces. It is damaged.")
     missing = ALPHABET - pieces.keys()
@@ -86,11 +86,11 @@ def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[s
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
             raise DataError(
-                f"{name}:{number}: {brief(line)!r} is no pair of pieces. It is damaged or another kind of file."
+                f"{name}:{number}: {shorten(line)!r} is no pair of pieces. It is damaged or another kind of file."
             )
         if left not in pieces or right not in pieces or left + right not in pieces:
             piece = next(piece for piece in (left, right, left + right) if piece not in pieces)
-            raise DataError(f"{name}:{number}: {brief(piece)!r} is not in the vocabulary. It is of another vocabulary.")
+            raise DataError(f"{name}:{number}: {shorten(piece)!r} is not in the vocabulary. It belongs to another one.")
         merges.append((left, right))
     return merges
 
@@ -120,9 +120,9 @@ def read_wordpiece(data: bytes, name: str) -> Tokenizer:
         if piece in vocab or piece != piece.strip() or not piece:
             what = "an empty line"
             if piece in vocab:
-                what = f"{brief(piece)!r}, as line {vocab[piece] + 1} does"
+                what = f"{shorten(piece)!r}, as line {vocab[piece] + 1} does"
             elif piece.strip():  # because: other readers strip blanks, and ids must not depend on the reader
-                what = f"{brief(piece)!r}, which ends or begins with a blank"
+                what = f"{shorten(piece)!r}, which ends or begins with a blank"
             raise DataError(f"{name}:{number + 1} holds {what}. Each line of a vocab.txt is a piece of its own.")
         vocab[piece] = number
     if "[UNK]" not in vocab:

@@ -18,7 +18,7 @@ from lmtrain.config.base import GaveWay, Problem, Settings, problem_if
 from lmtrain.config.build import build_settings
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import DataChoice
-from lmtrain.errors import nearest
+from lmtrain.errors import spelling_hint
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.measure.named_measures import names_of_validation
@@ -27,7 +27,7 @@ from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.compute_settings import ComputeSettings, NoRecomputeSettings, PrecisionSettings, RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.runfolder.folder import read_settings, start_folder
+from lmtrain.runfolder.folder import read_settings, read_working_directory
 from lmtrain.train.give_way import give_way
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
 
@@ -55,7 +55,7 @@ def best_problems(
     else:
         every, interval = train.valid_interval_steps, "train.valid_interval_steps"
         names = names_of_validation(data.terms, data.valid_paths)
-        known, way_out = name in names, nearest(name, names)
+        known, way_out = name in names, spelling_hint(name, names)
     if not known:
         yield Problem(_KEY, name, "is nothing that this run measures", way_out)
     elif every == 0:
@@ -258,7 +258,7 @@ def seen_from_here(settings: dict[str, Any], run: Path) -> dict[str, Any]:
     count = len(given.parts)
     began = Path(*place.parts[:-count]) if count else None
     if given.is_absolute() or ".." in given.parts or place.parts[-count:] != given.parts:
-        began = start_folder(run)
+        began = read_working_directory(run)
     if began is None or began == Path.cwd():
         return settings
     return {key: _paths_from(began, key, value) for key, value in settings.items()}

@@ -25,7 +25,7 @@ from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import Mesh, saving_peers, setup_peers
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.runfolder.ends import last_end, remove_stop
+from lmtrain.runfolder.ends import read_last_stop, remove_stop
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.files.files import folder_lock
 from lmtrain.runtime.machine.device import device_name, set_deterministic, set_tf32, set_threads
@@ -49,7 +49,7 @@ def open_run(
     with ExitStack() as stack:
         folder = Path(config.run.dir)
         leads, peers = mesh.rank == 0, setup_peers(mesh)
-        before = last_end(folder) if leads else {}
+        before = read_last_stop(folder) if leads else {}
         inputs = replace(inputs, resume_from=enter_folder(stack, folder, config, peers))
 
         set_threads(config.compute.threads)

@@ -89,7 +89,7 @@ def test_room_that_comes_back_is_used_and_a_save_without_room_is_the_cause(toy: 
     assert process.returncode == 74, rest
     cause, then = rest[rest.index("error: ") :].splitlines()
     assert "a file may have 1 B here" in cause
-    assert then.startswith("The reason stands in no file: Writing ")
+    assert then.startswith("The reason could not be written to stop.json: Writing ")
     log = (run / "log.txt").read_text()
     assert "lines are missing here, which could not be written" in log
     [lost] = map(int, re.findall(r"metrics.jsonl is written again; (\d+) rows were lost", log))

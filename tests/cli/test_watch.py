@@ -151,7 +151,7 @@ def test_a_folder_of_runs_is_no_run_to_wait_for(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text("")
     said = lmtrain("watch", tmp_path, code=2)
-    assert f"is no run and holds some: {tmp_path}/a, {tmp_path}/b. Give one of them" in said
+    assert f"is not a run but holds runs: {tmp_path}/a, {tmp_path}/b. Give one" in said
 
 
 def test_ctrl_c_ends_the_watching_alone(toy: Toy, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from lmtrain.runfolder import names
 
 ROOM = "lmtrain.runfolder"
 # of these, others' folders have no file; "config.json" and "checkpoints" mean more than a run's
-OURS = {names.METRICS, names.STOP, names.ENVIRONMENT, names.STARTS, names.TIMES, names.LOG}
+OURS = {names.METRICS, names.STOP, names.ENVIRONMENT, names.FAILED_STARTS, names.PHASE_TIMES, names.LOG}
 READ_AND_WRITE_ROWS = {f"{ROOM}.rows", "lmtrain.observe.metrics"}
 OPENERS = {
     "open", "read_text", "read_bytes", "read_json", "read_range", "open_regular", "open_output", "atomic_file",

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from lmtrain import errors
-from lmtrain.errors import LmtrainError, SettingsError, nearest
+from lmtrain.errors import LmtrainError, SettingsError, spelling_hint
 
 
 def _classes(base: type[LmtrainError]) -> list[type[LmtrainError]]:
@@ -42,4 +42,4 @@ def test_one_problem_is_said_plainly_and_more_are_numbered() -> None:
     ],
 )
 def test_nearest_names(name: str, known: list[str], said: str) -> None:
-    assert nearest(name, known) == said
+    assert spelling_hint(name, known) == said

@@ -36,7 +36,7 @@ from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
 from lmtrain.checkpoint.reshard.targets import SLACK_BYTES, Limits, Report, Target, WorkFolder, place
 from lmtrain.checkpoint.store import check_room
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, OutputError, UsageError
-from lmtrain.runfolder.names import step_of
+from lmtrain.runfolder.names import step_from_name
 from lmtrain.runtime.files.files import (
     folder_lock,
     fsync_dir,
@@ -339,7 +339,7 @@ def check_output(source: Path, output: Path, step: int) -> None:
         raise UsageError(
             f"--output {output} is, holds or lies in {source}, which stays as it is. Choose another folder."
         )
-    if step_of(output.name) not in (None, step):
+    if step_from_name(output.name) not in (None, step):
         raise UsageError(f"--output {output} is the name of another step than {step}. Choose another name.")
 
 

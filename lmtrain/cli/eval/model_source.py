@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lmtrain.checkpoint.disk.format import MANIFEST
 from lmtrain.config.build import build_settings
 from lmtrain.config.overrides import change, parse, several
-from lmtrain.errors import LayoutError, MissingInputError, SettingsError, nearest
+from lmtrain.errors import LayoutError, MissingInputError, SettingsError, spelling_hint
 from lmtrain.eval.source import Source, Weights, checkpoint_source
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
@@ -95,7 +95,7 @@ def _given(words: Sequence[str]) -> dict[str, Any]:
                 f"{override.input_line} is about training, and an evaluation has no gradients. Leave it out."
             )
         elif key not in KEYS:
-            problems.append(f"{override.input_line} is not a setting of an evaluation. {nearest(key, KEYS)}")
+            problems.append(f"{override.input_line} is not a setting of an evaluation. {spelling_hint(key, KEYS)}")
         elif problem := change(tree, override):
             problems.append(problem)
     if problems:

@@ -22,7 +22,7 @@ from lmtrain.checkpoint.store import list_checkpoints
 from lmtrain.cli.eval.model_source import on_processes
 from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.terminal import print_json, say
-from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, a_few
+from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, join_few
 from lmtrain.eval.report import as_lines, read_columns, render, render_comparison, sample_rows
 from lmtrain.eval.source import Source
 from lmtrain.eval.statistics import Comparison, Side, compare, with_baselines
@@ -31,11 +31,11 @@ from lmtrain.eval.texts import TextInput
 from lmtrain.observe.screen.row_text import sparkline
 from lmtrain.observe.screen.verb_progress import Reporter, progress
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.runfolder.names import CHECKPOINTS, step_of
+from lmtrain.runfolder.names import CHECKPOINTS, step_from_name
 from lmtrain.runtime.files.files import atomic_file, read_json, write_json
 from lmtrain.runtime.processes.faults import arm_from_env
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.units import show_measure
+from lmtrain.units import format_measure
 
 if TYPE_CHECKING:
     from lmtrain.eval.journal import Journal
@@ -206,7 +206,7 @@ def print_document(document: dict[str, Any]) -> None:
 
 def find_steps(run: Path, asked: str) -> list[Path]:
     """Return a run's checkpoints of the given steps, oldest first."""
-    found = {step_of(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
+    found = {step_from_name(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
     if not found:
         raise MissingInputError(f"{run} holds no checkpoints, which --steps goes through. Give a run's folder.")
     if asked == "all":
@@ -217,8 +217,8 @@ def find_steps(run: Path, asked: str) -> list[Path]:
     steps = sorted({int(word) for word in words})
     if missing := [f"{step}" for step in steps if step not in found]:
         raise MissingInputError(
-            f"{run} has no checkpoint of step {a_few(missing)}. It has "
-            f"{a_few(map(str, found), most=12)}; --steps all is all."
+            f"{run} has no checkpoint of step {join_few(missing)}. It has "
+            f"{join_few(map(str, found), max_shown=12)}; --steps all is all."
         )
     return [found[step] for step in steps]
 
@@ -254,9 +254,9 @@ def evaluate_steps(sources: Sequence[Source], session: Session) -> None:
 
 def _print_row(screen: Console, step: int, result: Result) -> None:
     name = result.headline
-    low_high = [show_measure(name, edge) for edge in result.intervals.get(name, ())]
+    low_high = [format_measure(name, edge) for edge in result.intervals.get(name, ())]
     within = f"  ({' to '.join(low_high)})" if low_high else ""
-    value = show_measure(name, result.measures[name])
+    value = format_measure(name, result.measures[name])
     screen.print(f"step {step:>9,}  {result.protocol}  {name} {value:>12}{within}", soft_wrap=True)
 
 
@@ -268,7 +268,7 @@ def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result
     finite: list[tuple[float, int]] = [(v, s) for v, s in zip(values, steps, strict=True) if math.isfinite(v)]
     if finite:
         best, step = max(finite) if name.endswith("accuracy") else min(finite)
-        screen.print(f"best   {show_measure(name, best)} at step {step:,}")
+        screen.print(f"best   {format_measure(name, best)} at step {step:,}")
 
 
 def compare_files(a: Path, b: Path, options: Options) -> None:

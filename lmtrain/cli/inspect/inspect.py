@@ -14,9 +14,9 @@ from lmtrain.cli.inspect.run_view import run_facts, run_lines
 from lmtrain.cli.options import Json, Plugins
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError
-from lmtrain.runfolder.folder import as_written
+from lmtrain.runfolder.folder import record_errors
 from lmtrain.runfolder.names import CONFIG
-from lmtrain.runfolder.rows import writable
+from lmtrain.runfolder.rows import to_json_data
 
 
 def inspect(
@@ -41,7 +41,7 @@ def inspect(
     elif (path / "manifest.json").is_file():
         facts, show = view.checkpoint_facts(path, verify), partial(view.print_checkpoint, all_=all_)
     elif (path / CONFIG).is_file():
-        with as_written(path):
+        with record_errors(path):
             facts, show = run_facts(path, verify), partial(_print_run, all_=all_)
     elif path.with_name(path.name + ".idx").is_file() or path.suffix in (".idx", ".bin"):
         facts, show = dataset_facts(path, verify), partial(print_dataset, all_=all_)
@@ -51,13 +51,13 @@ def inspect(
             "Check the path."
         )
     told = {key: value for key, value in facts.items() if key != "losses"}
-    return print_json(writable(told), allow_nan=False) if as_json else show(facts)
+    return print_json(to_json_data(told), allow_nan=False) if as_json else show(facts)
 
 
 def _print_run(facts: dict[str, Any], all_: bool) -> None:
     from lmtrain.cli.screen.console import Screen, print_facts, print_tree
 
-    with as_written(Path(facts["run"])):
+    with record_errors(Path(facts["run"])):
         lines = [*run_lines(facts, Screen().encoding.startswith("utf"))]
     print_facts(f"run {facts['run']}", lines)
     if all_:

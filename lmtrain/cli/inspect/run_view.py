@@ -22,11 +22,11 @@ from lmtrain.observe.screen.row_text import (
     sparkline,
     terms,
 )
-from lmtrain.runfolder.changes import Held, changes
-from lmtrain.runfolder.folder import read_settings, state_now
-from lmtrain.runfolder.names import CHECKPOINTS, METRICS, step_of
-from lmtrain.runfolder.rows import read_metrics, written_at
-from lmtrain.units import format_bytes, format_count, format_seconds, show_measure
+from lmtrain.runfolder.changes import History, changed_histories
+from lmtrain.runfolder.folder import read_run_state, read_settings
+from lmtrain.runfolder.names import CHECKPOINTS, METRICS, step_from_name
+from lmtrain.runfolder.rows import last_write_time, read_metrics
+from lmtrain.units import format_bytes, format_count, format_measure, format_seconds
 
 _CURVE = 40  # characters
 Rows = Sequence[dict[str, Any]]
@@ -45,7 +45,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
     events = ("step", "valid", "eval", "save")
     steps, valid, evals, saves = ([row for row in rows if row["event"] == event] for event in events)
     losses = [row["loss"] for row in steps if row.get("loss") is not None]
-    state, settings = state_now(path), read_settings(path)
+    state, settings = read_run_state(path), read_settings(path)
     return {
         "run": str(path),
         "verified": verify,
@@ -59,7 +59,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "best_evaluations": _best_evaluations(evals),
         "best_checkpoint": _best_checkpoint(path, settings, rows),
         "last_save": saves[-1] if saves else None,
-        "last_row_time": written_at(rows, metrics) if rows else None,
+        "last_row_time": last_write_time(rows, metrics) if rows else None,
         "smoothed_loss": smoothed(losses),
         "losses": losses,
         "elapsed_s": float(np.nanmax(read_record(metrics).columns["seconds"], initial=0.0)),  # of all starts
@@ -68,7 +68,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "damaged": [one.name for some in (list_broken, list_set_aside) for one in some(path / CHECKPOINTS)],
         "settings_digest": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12],
         "settings": settings,
-        "changed": changes(row for row in rows if row["event"] == "start"),
+        "changed": changed_histories(row for row in rows if row["event"] == "start"),
     }
 
 
@@ -94,7 +94,7 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
     except MissingInputError:
         return None
     by = settings["checkpoint"]["best_by"]
-    value = next(found[by] for row in rows if row["step"] == step_of(name) and by in (found := measures_of(row)))
+    value = next(found[by] for row in rows if row["step"] == step_from_name(name) and by in (found := measures_of(row)))
     return {"name": name, "by": by, "value": value}
 
 
@@ -134,7 +134,7 @@ def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
     for name, row_ in facts["last_evaluations"].items():
         yield "evaluation", f"{name}: {_eval_words(row_, facts['best_evaluations'].get(name))}"
     if found := facts["best_checkpoint"]:
-        value = show_measure(found["by"], found["value"])
+        value = format_measure(found["by"], found["value"])
         yield "best checkpoint", f"{found['name']}, by {found['by']} {value}; {facts['run']}@best names it"
     yield from _pace(facts, row)
     yield "saved", _save_words(facts)
@@ -228,7 +228,7 @@ def model_words(model: dict[str, Any], parameters: int | None = None) -> str:
     return ", ".join([f"{model.get('kind', '-')}{size}", *shape, *length])
 
 
-def held_words(values: Held) -> str:
+def held_words(values: History) -> str:
     return ", ".join(f"{show(value)} from step {step:,}" for step, value in values)
 
 

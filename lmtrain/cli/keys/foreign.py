@@ -14,7 +14,7 @@ from typing import Any
 from lmtrain.config.compose import group_choices
 from lmtrain.config.names import ELSEWHERE, NOT_HERE, Names
 from lmtrain.config.overrides import shell
-from lmtrain.errors import brief
+from lmtrain.errors import shorten
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.config import RunConfig
 
@@ -126,7 +126,7 @@ def whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
     line = _in_lines([*command.split(), *kept, *settings, *processes])
     unknown = [f"{option} is nothing that is known here." for option in found.unknown]
     notes = "".join(f"\n  {note}" for note in [*found.notes, *unknown])
-    listed = brief(", ".join(options))
+    listed = shorten(", ".join(options))
     return (
         f"{listed} are not options of {command}, whose settings are words without dashes."
         + (f" Left out:{notes}\n" if notes else " ")

@@ -24,7 +24,7 @@ from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
 from lmtrain.config.overrides import parse
 from lmtrain.config.yaml_file import read_yaml
-from lmtrain.errors import LayoutError, LmtrainError, UsageError, nearest, refusal
+from lmtrain.errors import LayoutError, LmtrainError, UsageError, settings_error, spelling_hint
 from lmtrain.layout import divisors
 from lmtrain.placement.parallel_settings import (
     MAX_PROCESSES,
@@ -151,7 +151,7 @@ def hardware_of(name: str | None, changes: Sequence[str], config_dir: Path | Non
     path = config_file("hardware", name, config_dir)
     if path is None or name not in choices:
         same = [choice for choice in choices if choice.partition("_")[0] == name.partition("_")[0]]
-        near = f"Did you mean {' or '.join(same)}?" if same else nearest(name, choices)
+        near = f"Did you mean {' or '.join(same)}?" if same else spelling_hint(name, choices)
         raise UsageError(
             f"hardware={name} is not a machine of conf/hardware. {near} --config-dir DIR finds one of your own in "
             f"DIR/hardware/{name}.yaml."
@@ -252,7 +252,7 @@ def _one(word: str) -> tuple[str, Any]:
     """Return a key of `parallel` and its value, judged by itself; whether it fits the others is for their rules."""
     key, text = _pair(word)
     if key not in _OF_PARALLEL:
-        raise UsageError(f"parallel.{key}={text} is not of a layout. {nearest(key, _OF_PARALLEL)}")
+        raise UsageError(f"parallel.{key}={text} is not of a layout. {spelling_hint(key, _OF_PARALLEL)}")
     judged = build_settings(ParallelSettings, {key: yaml.safe_load(text), "auto": True}, "parallel")
     return key, getattr(judged, key)
 
@@ -291,7 +291,7 @@ def _whole(question: Question, layout: str) -> Fixed:
         "train": question.config.train, "recompute": question.run.recompute,
     }  # fmt: skip
     if problems := list(RunConfig.problems_across(parts)):
-        raise refusal([problem.text() for problem in problems])
+        raise settings_error([problem.text() for problem in problems])
     check_pieces(replace(question.config, parallel=parallel), question.run.model)
     return fixed | {name: getattr(parallel, name) for name in _OF_PARALLEL}
 
@@ -306,14 +306,14 @@ def on_nodes_of(question: Question, gpus: int) -> Question:
 def nothing_legal(question: Question) -> LmtrainError:
     """Return why no layout is legal: rules that the given sizes break, or else sizes that would work."""
     if problems := [problem.text() for problem in _never(question)]:
-        return refusal(problems)
+        return settings_error(problems)
     shape, gpus, batch = question.run.shape, question.gpus, question.run.global_batch
     beside = ", ".join(f"{key}={show(value)}" for key, value in question.fixed.items() if key in _OF_PARALLEL)
     batches, sizes = -(-batch // gpus) * gpus, max(n for n in divisors(batch, batch) if n <= gpus)
     ways = [f"train.global_batch={batches}"] * (batches != batch) + [f"gpus={sizes}"] * (sizes != gpus)
     ways = ["Use " + ", or ".join(ways)] * bool(ways) + ["leave some of the layout open"] * bool(beside)
     way_out = ", or ".join(ways) or "use fewer GPUs"
-    return refusal([
+    return settings_error([
         f"gpus={gpus} has no legal layout{f' with {beside}' if beside else ''} for train.global_batch={batch}, "
         f"model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. {way_out[0].upper()}{way_out[1:]}."
     ])  # fmt: skip

@@ -19,7 +19,14 @@ from lmtrain.cli.pretrain.summary import left_behind
 from lmtrain.cli.ranks.launching import tell_peers
 from lmtrain.cli.screen.terminal import echo, print_error, warn_of
 from lmtrain.errors import LayoutError, LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
-from lmtrain.runfolder.ends import asked_by, is_written_since, stop_stamp, write_cut_off, write_failure, write_stop
+from lmtrain.runfolder.ends import (
+    is_stop_written_since,
+    request_file_cause,
+    stop_stamp,
+    write_failure,
+    write_stop,
+    write_unsaved_stop,
+)
 from lmtrain.runfolder.names import STOP_FILE
 from lmtrain.runfolder.stop import DONE
 from lmtrain.runtime.processes.faults import arm_from_env, fault_point
@@ -134,7 +141,7 @@ class Attempt:
         self.owed.close()
         ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
         config, cause = self.config, summary.stopped_by
-        for_good = cause == asked_by(STOP_FILE)
+        for_good = cause == request_file_cause(STOP_FILE)
         if cause:
             kind = StoppedForGood if for_good else StoppedEarly
             self.stopped = kind(f"{cause} at step {summary.step} of {config.total_steps}: {left_behind(config)}")
@@ -216,6 +223,6 @@ class Attempt:
     def _write_cut_off(self, cause: str) -> None:
         """Write that the run was asked to stop before it had anything to save."""
         # because: srun asks all to stop where one of them fails, and whoever started that one has written why
-        is_said = self.env.world_size > 1 and is_written_since(Path(self.config.run.dir), self._before)
+        is_said = self.env.world_size > 1 and is_stop_written_since(Path(self.config.run.dir), self._before)
         if self.env.rank == 0 and not is_said:
-            warn_of(write_cut_off(Path(self.config.run.dir), cause))
+            warn_of(write_unsaved_stop(Path(self.config.run.dir), cause))

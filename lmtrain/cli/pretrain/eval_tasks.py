@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, nearest
+from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, spelling_hint
 
 if TYPE_CHECKING:
     from lmtrain.eval.in_training import Planned
@@ -120,4 +120,6 @@ def _check_best_by(config: RunConfig, planned: list[Planned]) -> None:
     name = config.checkpoint.best_by
     known = [f"eval/{one.name}/{measure}" for one in planned for measure in one.measures]
     if config.checkpoint.keep_best and name.startswith("eval/") and name not in known:
-        raise SettingsError([f"checkpoint.best_by={name} is nothing that this run measures. {nearest(name, known)}"])
+        raise SettingsError(
+            [f"checkpoint.best_by={name} is nothing that this run measures. {spelling_hint(name, known)}"]
+        )

@@ -22,11 +22,11 @@ from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.config.compose import sweep
 from lmtrain.config.overrides import quoted
-from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, a_few
-from lmtrain.runfolder.ends import stop_told
-from lmtrain.runfolder.folder import as_written
+from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, join_few
+from lmtrain.runfolder.ends import read_stop_or_empty
+from lmtrain.runfolder.folder import record_errors
 from lmtrain.runfolder.names import METRICS
-from lmtrain.runfolder.rows import read_metrics, went_wrong
+from lmtrain.runfolder.rows import loss_warning, read_metrics
 from lmtrain.runfolder.stop import DONE
 from lmtrain.runtime.files.files import write_json
 from lmtrain.runtime.processes.process import ProcessEnv
@@ -153,7 +153,7 @@ def folder_name(changed: dict[str, str]) -> str:
 
 def is_done(job: SweepRun) -> bool:
     """Return whether a run with exactly these settings has finished."""
-    if stop_told(job.folder).get("cause") != DONE:
+    if read_stop_or_empty(job.folder).get("cause") != DONE:
         return False
     try:  # because: an earlier version may have written it, without settings that are new
         then = config_of(job.folder)
@@ -219,7 +219,7 @@ def _refuse_failures(jobs: Sequence[SweepRun]) -> None:
     failed = [job for job in jobs if job.exit_code != 0]
     if not failed:
         return
-    names = a_few(f"{job.folder} (exit code {job.exit_code})" for job in failed)
+    names = join_few(f"{job.folder} (exit code {job.exit_code})" for job in failed)
     error = LmtrainError(
         f"{len(failed)} of {len(jobs)} runs failed: {names}. "
         "Their messages are above; the same command tries them again, and leaves alone those that are done."
@@ -235,7 +235,7 @@ def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]
         rows = read_metrics(folder / METRICS)
     except LmtrainError:
         rows = []
-    with as_written(folder):
+    with record_errors(folder):
         steps = [row for row in rows if row["event"] == "step"]
         valid = [row["loss"] for row in rows if row["event"] == "valid" and row.get("loss") is not None]
         speeds = [row["tokens_per_s"] for row in steps if row.get("tokens_per_s") is not None]
@@ -244,7 +244,7 @@ def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]
             "steps": steps[-1]["step"] if steps else 0, "loss": finite(steps[-1]["loss"]) if steps else None,
             "best_valid_loss": finite(min(valid)) if valid else None,
             "tokens_per_s": median(speeds) if speeds else None,
-            "went_wrong": went_wrong(steps[0], steps[-1]) if steps and state == "done" else "",
+            "went_wrong": loss_warning(steps[0], steps[-1]) if steps and state == "done" else "",
         }  # fmt: skip
 
 

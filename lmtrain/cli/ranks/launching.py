@@ -136,7 +136,13 @@ def run_attempts(
     Ranks take their settings from `composed`, or compose them: a plugin's kinds are known to the ranks alone.
     Under srun each node has such a launcher. What all of them would say alike, that of rank 0 says.
     """
-    from lmtrain.runfolder.ends import is_written_since, said_by_watch, stop_stamp, write_cut_off, write_end
+    from lmtrain.runfolder.ends import (
+        is_stop_written_since,
+        outcome_from_watchdog,
+        stop_stamp,
+        write_process_failure,
+        write_unsaved_stop,
+    )
     from lmtrain.train.before.preflight import find_resume
     from lmtrain.train.in_loop.starts import Starts
 
@@ -155,12 +161,15 @@ def run_attempts(
 
     def note_end(outcome: Outcome) -> Outcome | None:
         """Return the end that the watch has reported; if there is none, write the outcome down."""
-        said = said_by_watch(folder, outcome, before)
+        said = outcome_from_watchdog(folder, outcome, before)
         # because: where a rank of another node has failed first, its launcher or rank 0 has written why
-        is_late = env.rank > 0 and is_written_since(folder, before)
+        is_late = env.rank > 0 and is_stop_written_since(folder, before)
         if said is None and outcome.cause is not None and not is_late:
             # because: a run that was stopped before its ranks were there may have no folder yet
-            warn_of(write_cut_off(folder, outcome.cause) if outcome.is_before_ranks else write_end(folder, outcome))
+            if outcome.is_before_ranks:
+                warn_of(write_unsaved_stop(folder, outcome.cause))
+            else:
+                warn_of(write_process_failure(folder, outcome))
         return said
 
     shared = {"tokenizer": inputs.tokenizer.source, "settings": composed and composed.to_dict()}

@@ -15,7 +15,7 @@ import numpy as np
 from lmtrain.observe.history.record import Numbers, Record, extremes, means
 from lmtrain.observe.measure.named_measures import measures_of
 from lmtrain.page.chart import Charts, Curve, Figure, Form, Mark, Points
-from lmtrain.units import format_bytes, format_seconds, show_measure
+from lmtrain.units import format_bytes, format_measure, format_seconds
 
 _POINTS = 3000  # of the loss, over all runs; the other figures have fewer
 _FEWER = 1200
@@ -212,7 +212,7 @@ def eval_rows(records: Sequence[Record], names: Sequence[str]) -> tuple[list[dic
             recipe = who | {f"<{word}": _said(row.get(key)) for key, word in _RECIPE.items()}
             recipes.setdefault(tuple(recipe.values()), recipe)
             if isinstance(measures, dict):
-                told = {key.replace("_", " "): show_measure(key, v) for key, v in measures.items() if _number(v)}
+                told = {key.replace("_", " "): format_measure(key, v) for key, v in measures.items() if _number(v)}
                 sums = {"nll sum (nats)": f"{row['nll_sum_nats']:.6g}"} if _number(row.get("nll_sum_nats")) else {}
                 took = {"seconds": f"{row['seconds']:.1f}"} if _number(row.get("seconds")) else {}
                 numbers.append(who | {"step": f"{row['step']:,}"} | told | sums | took)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lmtrain.config.build import build_settings
-from lmtrain.errors import LmtrainError, a_few, brief
+from lmtrain.errors import LmtrainError, join_few, shorten
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.history.record import Record
 from lmtrain.observe.profile.kernels import KernelTable, read_tables
@@ -39,7 +39,7 @@ from lmtrain.page.document import (
     table,
     text,
 )
-from lmtrain.runfolder.folder import Seen
+from lmtrain.runfolder.folder import RunFolder
 from lmtrain.runfolder.names import TRACES
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layouts.layout_table import layout_words, rank_rows
@@ -68,7 +68,7 @@ _COLOURS = {
 }  # fmt: skip
 
 
-def memory_parts(seen: Seen, record: Record, whose: str) -> Iterator[Part]:
+def memory_parts(seen: RunFolder, record: Record, whose: str) -> Iterator[Part]:
     layout, (step, peaks) = _layout(seen), newest_peaks(record)
     if layout is None or len(peaks) != layout.world_size:  # because: it was another one that wrote them
         return
@@ -107,14 +107,14 @@ def memory_picture(layout: Layout, peaks: Sequence[int]) -> str:
     return squares(found, "memory of each rank")
 
 
-def _layout(seen: Seen) -> Layout | None:
+def _layout(seen: RunFolder) -> Layout | None:
     try:
         return build_settings(RunConfig, seen.settings).parallel.layout
     except _UNREADABLE:
         return None  # because: what is wrong with them is said where the layout is drawn
 
 
-def layout_parts(seen: Seen, whose: str) -> Iterator[Part]:
+def layout_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
     if not seen.settings:
         return
     try:
@@ -122,7 +122,7 @@ def layout_parts(seen: Seen, whose: str) -> Iterator[Part]:
         rows = rank_rows(config, config.model)
     except _UNREADABLE as error:
         yield section(f"Layout{whose}", name=f"layout{whose}")
-        yield paragraph(f"It cannot be told from these settings: {brief(error)}")
+        yield paragraph(f"It cannot be told from these settings: {shorten(error)}")
         return
     yield section(f"Layout{whose}", layout_words(config.parallel), f"layout{whose}")
     if 1 < len(rows) <= _MOST_CELLS:
@@ -217,7 +217,7 @@ def squares(found: Sequence[Square], label: str) -> str:
 # ---- a traced step ---------------------------------------------------------------------------------------------------
 
 
-def trace_parts(seen: Seen, whose: str) -> Iterator[Part]:
+def trace_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
     if not (seen.path / TRACES).is_dir():
         return
     yield section(f"A traced step{whose}", name=f"trace{whose}")
@@ -230,9 +230,9 @@ def trace_parts(seen: Seen, whose: str) -> Iterator[Part]:
             yield from _parts(segment, whose)
         notes = [*found.notes, *(note for one in found.segments for note in one.notes)]
     except (LmtrainError, ArithmeticError, LookupError, OSError, ValueError) as error:
-        notes = [f"The traces cannot be read: {brief(error)}"]
+        notes = [f"The traces cannot be read: {shorten(error)}"]
     if notes:
-        yield paragraph(f"{a_few(notes, '; ')}.")
+        yield paragraph(f"{join_few(notes, '; ')}.")
 
 
 def _parts(segment: Segment, whose: str) -> Iterator[Part]:
@@ -245,7 +245,7 @@ def _parts(segment: Segment, whose: str) -> Iterator[Part]:
     times, step = step_times(segment), newest[-1]
     means, waited = times.mean(), times.mean_waited()
     whole = sum(means.values()) or 1.0
-    steps = f"step{'s' * (len(newest) > 1)} {a_few(f'{one:,}' for one in newest)}"
+    steps = f"step{'s' * (len(newest) > 1)} {join_few(f'{one:,}' for one in newest)}"
     mean = f", mean of {len(times.ranks)} ranks" * (len(times.ranks) > 1)
     few = " Steps that save or measure are left out." * bool(left_out)
     yield paragraph(f"Start {segment.start}, {steps}: {written(whole, 'seconds')} each{mean}.{few}")
@@ -355,17 +355,17 @@ def timeline_picture(rows: Sequence[TimelineRow]) -> str:
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def kernel_parts(seen: Seen, whose: str) -> Iterator[Part]:
+def kernel_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
     if not (seen.path / _FOLDER).is_dir():
         return
     yield section(f"Kernels{whose}", name=f"kernels{whose}")
     try:
         yield from _kernel_parts(seen, whose)
     except (LmtrainError, ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        yield paragraph(f"They cannot be read: {brief(error)}")
+        yield paragraph(f"They cannot be read: {shorten(error)}")
 
 
-def _kernel_parts(seen: Seen, whose: str) -> Iterator[Part]:
+def _kernel_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
     tables = read_tables(seen.path / _FOLDER)
     if len(tables) > _MOST_TABLES:
         yield paragraph(

@@ -32,9 +32,9 @@ from lmtrain.page.document import (
     style,
     table,
 )
-from lmtrain.runfolder.changes import changes
-from lmtrain.runfolder.differences import differences, flat
-from lmtrain.runfolder.folder import Seen, runs_in, see_all
+from lmtrain.runfolder.changes import changed_histories
+from lmtrain.runfolder.differences import differences, flatten
+from lmtrain.runfolder.folder import RunFolder, expand_runs, read_runs
 from lmtrain.runtime.files.files import atomic_file, storage_errors
 from lmtrain.units import format_bytes, format_count, format_seconds, plural
 
@@ -71,7 +71,7 @@ def report(
     It is one file without references to any other. A run that goes on, was killed or is damaged gives what there is,
     and the page says what is missing.
     """
-    seen = see_all(runs_in(runs))
+    seen = read_runs(expand_runs(runs))
     if svg is not None:
         with storage_errors(svg, "Making"):
             svg.mkdir(parents=True, exist_ok=True)
@@ -98,11 +98,11 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")  # because: a file's name may be no text
 
 
-def title(seen: Sequence[Seen]) -> str:
+def title(seen: Sequence[RunFolder]) -> str:
     return seen[0].name if len(seen) == 1 else f"{len(seen)} runs: {', '.join(one.name for one in seen)}"
 
 
-def parts_of(seen: Sequence[Seen], records: Sequence[Record], found: Charts) -> Iterator[Part]:
+def parts_of(seen: Sequence[RunFolder], records: Sequence[Record], found: Charts) -> Iterator[Part]:
     yield f"<h1>{escape(title(seen))}</h1>"
     rows = [summary(one, record) for one, record in zip(seen, records, strict=True)]
     if len(seen) == 1:
@@ -133,11 +133,11 @@ def parts_of(seen: Sequence[Seen], records: Sequence[Record], found: Charts) -> 
     yield script("chart.js")
 
 
-def _alike(seen: Sequence[Seen], group: str) -> bool:
+def _alike(seen: Sequence[RunFolder], group: str) -> bool:
     return all(one.settings.get(group) == seen[0].settings.get(group) for one in seen)
 
 
-def summary(seen: Seen, record: Record) -> dict[str, str]:
+def summary(seen: RunFolder, record: Record) -> dict[str, str]:
     """Return how a run stands: state, step, losses, speed, settings."""
     found = {"<run": seen.name, "<state": f"{seen.state}{f': {seen.why}' * bool(seen.why)}"[:400]}
     train, last = seen.settings.get("train"), int(record.steps[-1]) if record.steps.size else 0
@@ -165,7 +165,7 @@ def summary(seen: Seen, record: Record) -> dict[str, str]:
     return found
 
 
-def _plan_of(seen: Seen) -> Iterator[tuple[str, str]]:
+def _plan_of(seen: RunFolder) -> Iterator[tuple[str, str]]:
     """Yield the model, data, layout, batch and learning rate of a run, by name."""
     if not seen.settings:
         return
@@ -175,7 +175,7 @@ def _plan_of(seen: Seen) -> Iterator[tuple[str, str]]:
     yield "optimizer", f"{optim.get('kind', '-')}, learning rate {show(optim.get('lr'))}"
 
 
-def _happened(seen: Sequence[Seen], found: Charts) -> Iterator[str]:
+def _happened(seen: Sequence[RunFolder], found: Charts) -> Iterator[str]:
     """Restarts, stops and faults, which are lines in the figures."""
     marks = [mark for mark in found.marks if mark.kind != "save"]
     if marks:
@@ -186,7 +186,7 @@ def _happened(seen: Sequence[Seen], found: Charts) -> Iterator[str]:
         yield table([whose[mark.run] | {"step": f"{mark.step:,.0f}", "<what": mark.said} for mark in shown])
 
 
-def _missing(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[str]:
+def _missing(seen: Sequence[RunFolder], records: Sequence[Record]) -> Iterator[str]:
     """Yield a box with what is missing from the page, if anything is."""
     several = len(seen) > 1
     said = [
@@ -199,7 +199,7 @@ def _missing(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[str]:
         yield f'<div class="missing"><b>What is missing</b><ul>{items}</ul></div>'
 
 
-def _evaluations(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[str]:
+def _evaluations(seen: Sequence[RunFolder], records: Sequence[Record]) -> Iterator[str]:
     recipes, numbers = eval_rows(records, [one.name for one in seen])
     if not recipes:
         return
@@ -214,7 +214,7 @@ def _evaluations(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[st
     yield f"<details{opened}><summary>Numbers{many}</summary>{table(numbers[-_MOST_NUMBERS:])}</details>"
 
 
-def _settings(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[str]:
+def _settings(seen: Sequence[RunFolder], records: Sequence[Record]) -> Iterator[str]:
     known = [one for one in seen if one.settings]
     if not known:
         return
@@ -226,22 +226,22 @@ def _settings(seen: Sequence[Seen], records: Sequence[Record]) -> Iterator[str]:
         yield f"<p>{differ}</p>" + table(beside) if found else "<p>All settings are the same.</p>"
     for one, record in zip(seen, records, strict=True):
         whose = f" of {one.name}" if len(seen) > 1 else ""
-        if found := changes(record.rows.get("start", [])):
+        if found := changed_histories(record.rows.get("start", [])):
             yield f"<p>Settings{escape(whose)} that changed while it trained:</p>" + table([
                 {"<key": key, "from step": f"{step:,}", "<value": _shown(value)}
                 for key, values in found.items() for step, value in values
             ])  # fmt: skip
-    rows = [{"<key": key, "<value": _shown(value)} for key, value in flat(known[0].settings)]
+    rows = [{"<key": key, "<value": _shown(value)} for key, value in flatten(known[0].settings)]
     whose = f" of {known[0].name}" if len(known) > 1 else ""
     yield f"<details><summary>All {len(rows)} settings{escape(whose)}</summary>{table(rows)}</details>"
 
 
-def _environment(seen: Sequence[Seen]) -> Iterator[str]:
+def _environment(seen: Sequence[RunFolder]) -> Iterator[str]:
     known = [one for one in seen if one.environment]
     if not known:
         return
     yield section("Environment", name="environment")
-    trees = [dict(flat(one.environment)) for one in known]
+    trees = [dict(flatten(one.environment)) for one in known]
     keys = dict.fromkeys(key for tree in trees for key in tree)
     names = [one.name for one in known] if len(known) > 1 else ["value"]
     yield table(_beside("<what", names, {key: [tree.get(key) for tree in trees] for key in keys}))

@@ -16,12 +16,12 @@ from lmtrain.checkpoint.diff import different_values
 from lmtrain.checkpoint.store import list_checkpoints
 from lmtrain.config.base import show
 from lmtrain.config.build import build_settings
-from lmtrain.errors import LmtrainError, a_few, brief
+from lmtrain.errors import LmtrainError, join_few, shorten
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.history.record import Parting, Record, parting, read_record, starts_that_count, together
-from lmtrain.runfolder.differences import differences, flat
-from lmtrain.runfolder.folder import Seen, see_all
-from lmtrain.runfolder.names import CHECKPOINTS, step_of
+from lmtrain.runfolder.differences import differences, flatten
+from lmtrain.runfolder.folder import RunFolder, read_runs
+from lmtrain.runfolder.names import CHECKPOINTS, step_from_name
 from lmtrain.runfolder.rows import Row
 from lmtrain.train.before.preflight import written_out
 from lmtrain.units import plural
@@ -38,7 +38,7 @@ _LARGEST = 4 << 30  # bytes of a checkpoint that is read; `inspect --diff` takes
 
 
 def diff_facts(a: Path, b: Path) -> dict[str, Any]:
-    seen = see_all([a, b])
+    seen = read_runs([a, b])
     records = [read_record(one.metrics) for one in seen]
     starts = [_starts(one, record) for one, record in zip(seen, records, strict=True)]
     found = parting(records[0], records[1], _cut_alike(starts))
@@ -67,7 +67,7 @@ def diff_facts(a: Path, b: Path) -> dict[str, Any]:
     return facts
 
 
-def _starts(seen: Seen, record: Record) -> list[Row]:
+def _starts(seen: RunFolder, record: Record) -> list[Row]:
     """Return the starts that count, each with its settings and environment; older runs recorded only the last one's."""
     rows = [dict(row) for row in starts_that_count(record)] or [{"step": 0}]
     for name, written in (("settings", seen.settings), ("environment", seen.environment)):
@@ -87,7 +87,7 @@ def _model_written_out(settings: dict[str, Any]) -> dict[str, Any]:
         return {}
 
 
-def _untold_starts(seen: Sequence[Seen], starts: Sequence[list[Row]]) -> Iterator[str]:
+def _untold_starts(seen: Sequence[RunFolder], starts: Sequence[list[Row]]) -> Iterator[str]:
     for one, rows in zip(seen, starts, strict=True):
         if not all(row["settings"] for row in rows[:-1]):
             yield f"{one.name}: config.json is of the last of {len(rows)} starts; what those before it had is not known"
@@ -96,7 +96,7 @@ def _untold_starts(seen: Sequence[Seen], starts: Sequence[list[Row]]) -> Iterato
 def _cut_alike(starts: Sequence[list[Row]]) -> bool:
     """Return whether rank 0 of both runs is known to read the same part of a batch in every start."""
     shares = [
-        {k: v for k, v in flat(row["settings"]) if k.startswith(_SHARES) and not k.startswith(_NO_CAUSE)}
+        {k: v for k, v in flatten(row["settings"]) if k.startswith(_SHARES) and not k.startswith(_NO_CAUSE)}
         | {"": row.get("world_size")}
         for rows in starts
         for row in rows
@@ -147,7 +147,7 @@ def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]
         yield _other_text(facts, begin)
     resumed = [one.get("resumed_from") or one.get("weights_from") for one in begin]
     if not explained and "weights_digest" in begun:
-        of = f" (they come from {a_few(str(one) for one in resumed if one)})" if any(resumed) else ""
+        of = f" (they come from {join_few(str(one) for one in resumed if one)})" if any(resumed) else ""
         yield f"the first weights are not the same{of}"
     if not explained and weights and weights["tensors"]:
         yield weights["said"]
@@ -197,7 +197,7 @@ def _held_out(pair: Sequence[Row]) -> Iterator[str]:
         yield "train.valid_interval_steps"
 
 
-def _weights(seen: Sequence[Seen], found: Parting) -> dict[str, Any] | None:
+def _weights(seen: Sequence[RunFolder], found: Parting) -> dict[str, Any] | None:
     """Return the first checkpoint whose weights differ before the rows do; damaged ones are left out."""
     try:
         names = [{one.name: one for one in list_checkpoints(run.path / CHECKPOINTS)} for run in seen]
@@ -205,13 +205,13 @@ def _weights(seen: Sequence[Seen], found: Parting) -> dict[str, Any] | None:
         before = [
             name
             for name in sorted(names[0].keys() & names[1].keys())
-            if found.step is None or (step_of(name) or 0) < found.step
+            if found.step is None or (step_from_name(name) or 0) < found.step
         ]
         found_in = (_different(*(one[name] for one in names)) for name in reversed(before))
         told = [*takewhile(bool, found_in)]
         return told[-1] if told else None
     except (LmtrainError, OSError, ValueError) as error:
-        return {"step": None, "tensors": [], "said": f"checkpoints could not be compared: {brief(error)}"}
+        return {"step": None, "tensors": [], "said": f"checkpoints could not be compared: {shorten(error)}"}
 
 
 def _different(a: Path, b: Path) -> dict[str, Any] | None:

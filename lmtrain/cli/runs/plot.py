@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.errors import DataError, UsageError, nearest
+from lmtrain.errors import DataError, UsageError, spelling_hint
 from lmtrain.observe.history.record import Numbers, extremes, read_record
 from lmtrain.page.chart import Form, labels, log_ticks, ticks
-from lmtrain.runfolder.folder import runs_in, see_all
+from lmtrain.runfolder.folder import expand_runs, read_runs
 
 _AXES: dict[str, Form] = {"step": "count", "tokens": "count", "seconds": "seconds"}
 _FORMS: dict[str, Form] = {"memory_bytes": "bytes", "mfu": "percent", "data_wait_s": "seconds"}
@@ -29,7 +29,7 @@ def plot_runs(paths: Sequence[Path], key: str, by: str, log: bool, height: int) 
     from lmtrain.cli.screen.console import Screen
 
     if by not in _AXES:
-        raise UsageError(f"--by={by} is no axis. {nearest(by, _AXES)}")
+        raise UsageError(f"--by={by} is no axis. {spelling_hint(by, _AXES)}")
     screen = Screen(highlight=False)
     curves = _curves(paths, key, by, log)
     fine = screen.encoding.lower().startswith("utf") and (
@@ -41,7 +41,7 @@ def plot_runs(paths: Sequence[Path], key: str, by: str, log: bool, height: int) 
 
 def _curves(paths: Sequence[Path], key: str, by: str, log: bool) -> list[Curve]:
     found, known = [], set()
-    for seen in see_all(runs_in(paths)):
+    for seen in read_runs(expand_runs(paths)):
         record = read_record(seen.metrics)
         steps, values = record.column(key)
         known |= record.columns.keys() - {"step", "seconds"}
@@ -50,7 +50,7 @@ def _curves(paths: Sequence[Path], key: str, by: str, log: bool) -> list[Curve]:
         if kept.any():
             found.append((seen.name, places[kept], values[kept]))
     if not found and known and key not in known:
-        raise UsageError(f"--key={key} stands in no row of a step. {nearest(key, known)}")
+        raise UsageError(f"--key={key} stands in no row of a step. {spelling_hint(key, known)}")
     if not found:
         raise DataError(f"no row of a step has a number to draw ({key} by {by}). Give runs that have trained.")
     return found

@@ -16,10 +16,10 @@ from lmtrain.cli.options import Json
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.cli.verbs import PlainGroup, examples
 from lmtrain.config.base import show
-from lmtrain.errors import MissingInputError, UsageError, a_few, nearest
-from lmtrain.runfolder.differences import flat
-from lmtrain.runfolder.folder import Seen, find_runs, runs_in, see_all
-from lmtrain.runfolder.rows import read_first_step, read_last_rows, went_wrong, writable, written_at
+from lmtrain.errors import MissingInputError, UsageError, join_few, spelling_hint
+from lmtrain.runfolder.differences import flatten
+from lmtrain.runfolder.folder import RunFolder, expand_runs, find_runs, read_runs
+from lmtrain.runfolder.rows import last_write_time, loss_warning, read_first_step, read_last_rows, to_json_data
 from lmtrain.units import format_count
 
 EXAMPLES = (
@@ -87,7 +87,7 @@ def diff(
 
     facts = diff_facts(a, b)
     if as_json:
-        return print_json(writable(facts), allow_nan=False)
+        return print_json(to_json_data(facts), allow_nan=False)
     from lmtrain.cli.screen.console import print_facts
 
     return print_facts("two runs compared", diff_lines(facts))
@@ -109,7 +109,7 @@ def plot(
 
 def rows_of(folders: Sequence[Path], states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
     if wrong := [state for state in states if state not in _STATES]:
-        raise UsageError(f"--state={wrong[0]} is no state of a run. {nearest(wrong[0], _STATES)}")
+        raise UsageError(f"--state={wrong[0]} is no state of a run. {spelling_hint(wrong[0], _STATES)}")
     wanted = [text.partition("=") for text in where]
     for text, (key, sign, _) in zip(where, wanted, strict=True):
         if not (key and sign):
@@ -118,20 +118,20 @@ def rows_of(folders: Sequence[Path], states: Sequence[str], where: Sequence[str]
     if empty := next((one for one in folders if next(find_runs(one), None) is None), None):
         why = "holds no run" if empty.is_dir() else "is no folder"
         raise MissingInputError(f"{empty} {why}. Name a folder in which `lmtrain pretrain` has written runs.")
-    seen = see_all(runs_in(folders))
+    seen = read_runs(expand_runs(folders))
     for one in seen if len(folders) == 1 else ():  # so that a run of a sweep has its sweep's name
         one.name = str(one.path.relative_to(folders[0])) if one.path != folders[0] else one.name
-    known = {key for one in seen for key, _ in flat(one.settings)}
+    known = {key for one in seen for key, _ in flatten(one.settings)}
     for key, _, _ in wanted:
         if key not in known:
-            there = a_few(map(str, folders))
-            raise UsageError(f"--where={key} is a setting that no run in {there} has. {nearest(key, known)}")
+            there = join_few(map(str, folders))
+            raise UsageError(f"--where={key} is a setting that no run in {there} has. {spelling_hint(key, known)}")
     rows = [_row(one) for one in seen if all(_has(one, key, value) for key, _, value in wanted)]
     return [row for row in rows if not states or row["state"] in states]
 
 
-def _has(seen: Seen, key: str, value: str) -> bool:
-    found = dict(flat(seen.settings)).get(key)
+def _has(seen: RunFolder, key: str, value: str) -> bool:
+    found = dict(flatten(seen.settings)).get(key)
     if type(found) in (int, float):
         try:
             return float(value.replace("_", "")) == found
@@ -140,25 +140,25 @@ def _has(seen: Seen, key: str, value: str) -> bool:
     return value in (show(found), str(found))
 
 
-def _row(seen: Seen) -> dict[str, Any]:
+def _row(seen: RunFolder) -> dict[str, Any]:
     rows = read_last_rows(seen.metrics)
     steps = [row for row in rows if row["event"] == "step"]
     last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]
     total = seen.settings.get("train", {})
-    wrong = went_wrong(read_first_step(seen.metrics), last) if seen.state == "finished" else ""
+    wrong = loss_warning(read_first_step(seen.metrics), last) if seen.state == "finished" else ""
     return {
         "run": str(seen.path), "name": seen.name, "state": seen.state, "step": finite(last.get("step")) or 0,
         "steps": finite(total.get("steps")) if isinstance(total, dict) else None,
         "loss": _loss(last), "valid_loss": _loss(valid[-1]) if valid else None,
         "tokens_per_s": finite(last.get("tokens_per_s")), "tokens": finite(last.get("tokens")),
-        "last_row": written_at(rows, seen.metrics), "why": seen.why or wrong, "missing": seen.problems,
+        "last_row": last_write_time(rows, seen.metrics), "why": seen.why or wrong, "missing": seen.problems,
     }  # fmt: skip
 
 
 def _loss(row: dict[str, Any]) -> float | str | None:
     """NaN and infinities as metrics.jsonl has them: a run that came to one must not look like one without a loss."""
     value = row.get("loss")
-    return writable(value) if type(value) in (int, float) else None
+    return to_json_data(value) if type(value) in (int, float) else None
 
 
 def print_runs(rows: Sequence[dict[str, Any]]) -> None:

@@ -18,12 +18,12 @@ from rich.text import Text
 from lmtrain.cli.inspect.run_view import age_s, model_words, planned, state_words
 from lmtrain.cli.screen.console import Screen
 from lmtrain.cli.screen.terminal import say
-from lmtrain.errors import MissingInputError, UsageError, a_few
+from lmtrain.errors import MissingInputError, UsageError, join_few
 from lmtrain.observe.screen.panel import RunPanel, Saves
 from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
-from lmtrain.runfolder.folder import as_written, find_runs, read_settings, state_now
+from lmtrain.runfolder.folder import find_runs, read_run_state, read_settings, record_errors
 from lmtrain.runfolder.names import CONFIG, METRICS
-from lmtrain.runfolder.rows import Followed
+from lmtrain.runfolder.rows import RowFollower
 
 EXAMPLES = (
     ("lmtrain watch runs/a", "the panel of a run that is going on, until it ends or you press Ctrl-C"),
@@ -47,7 +47,7 @@ def watch(
     console = Screen()
     try:
         _wait_for(run, every, console, waits=is_live(console) and not once)
-        with as_written(run):
+        with record_errors(run):
             (_draw if is_live(console) else _print)(run, every, once, console)
     except KeyboardInterrupt:
         say(console, "the watching ends here; the run is left as it is")
@@ -57,7 +57,7 @@ def _wait_for(run: Path, every: float, console: Console, *, waits: bool) -> None
     if (run / CONFIG).is_file():
         return
     if inside := [str(one) for one in find_runs(run) if one != run]:
-        raise UsageError(f"{run} is no run and holds some: {a_few(inside)}. Give one of them, or type `lmtrain runs`.")
+        raise UsageError(f"{run} is not a run but holds runs: {join_few(inside)}. Give one, or type `lmtrain runs`.")
     there = f"is no run's folder (it has no {CONFIG})" if run.exists() else "does not exist"
     if not waits or (run.exists() and not run.is_dir()):
         raise MissingInputError(
@@ -69,9 +69,9 @@ def _wait_for(run: Path, every: float, console: Console, *, waits: bool) -> None
 
 
 def _draw(run: Path, every: float, once: bool, console: Console) -> None:
-    followed, drawn, panel = Followed(run / METRICS), Redrawn(console), _panel(run)
+    followed, drawn, panel = RowFollower(run / METRICS), Redrawn(console), _panel(run)
     while True:
-        state, rows = state_now(run), followed.rows()
+        state, rows = read_run_state(run), followed.rows()
         if any(row["event"] == "start" for row in rows) and panel.row:
             panel = _panel(run)  # because: it may go on with other settings
         for row in rows:
@@ -91,12 +91,12 @@ def _print(run: Path, every: float, once: bool, console: Console) -> None:
     from lmtrain.observe.screen.training_view import print_line
     from lmtrain.observe.stragglers.judge import slow_link, slow_rank
 
-    followed, total, slow, first = Followed(run / METRICS), _panel(run).total_steps, "", True
+    followed, total, slow, first = RowFollower(run / METRICS), _panel(run).total_steps, "", True
     lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "valid": valid_line, "eval": eval_line, "save": lambda row: f"saved step {row['saved_step']}",
     }  # fmt: skip
     while True:
-        state, rows = state_now(run), followed.rows()
+        state, rows = read_run_state(run), followed.rows()
         steps = [row for row in rows if row["event"] == "step"]
         for row in rows if not first else rows[-1:]:
             if row["event"] in lines:

@@ -86,7 +86,7 @@ def print_error(error: LmtrainError) -> None:
     env: ProcessEnv | None = None
     with suppress(LmtrainError):  # because: what is wrong with this process is an error of its own
         env = ProcessEnv.detect()
-    if error.is_passed_on and env is not None and env.is_child and env.rank > 0:
+    if error.is_from_peer and env is not None and env.is_child and env.rank > 0:
         return  # because: of the ranks that one launcher shows, rank 0 speaks for all
     title = "" if isinstance(error, StoppedEarly) else "error: "  # because: who asks for a stop sees no error in it
     said = "\n".join([str(error), *getattr(error, "__notes__", ())])

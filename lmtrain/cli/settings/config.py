@@ -26,7 +26,7 @@ from lmtrain.config.base import show as as_typed
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose_plain, group_choices
 from lmtrain.config.yaml_file import read_yaml
-from lmtrain.errors import UsageError, nearest
+from lmtrain.errors import UsageError, spelling_hint
 from lmtrain.units import format_count
 
 app = typer.Typer(no_args_is_help=True)
@@ -85,7 +85,7 @@ def show(
         file = config_file(group, name, config_dir)
         if file is None:
             said = f"{group} has no choice {name}" if name else f"A run has no {group} unless one is chosen"
-            raise UsageError(f"{said}. {nearest(name, groups[group])}")
+            raise UsageError(f"{said}. {spelling_hint(name, groups[group])}")
         shown = file, text_of(file)
     return print_json({"file": str(shown[0]), "yaml": shown[1]}) if as_json else print_file(*shown)
 
@@ -118,7 +118,7 @@ def explain(
     if key not in known and key not in parts:
         same = sorted(name for name in known if name.endswith(f".{key.rpartition('.')[2]}"))
         # because: `lr` means optim.lr before it means something that is spelt like it
-        near = f"Did you mean {' or '.join(same)}?" if same else nearest(key, [*known, *parts])
+        near = f"Did you mean {' or '.join(same)}?" if same else spelling_hint(key, [*known, *parts])
         raise UsageError(f"{key} is not a setting. {near}")
     composed = Composed.of(list(overrides or []), config_dir, config_name)
     if key in known:
@@ -136,7 +136,7 @@ def explain(
 
 def _check_group(group: str, groups: dict[str, list[str]]) -> None:
     if group not in groups:
-        raise UsageError(f"{group} is not a group of settings. {nearest(group, groups)}")
+        raise UsageError(f"{group} is not a group of settings. {spelling_hint(group, groups)}")
 
 
 def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose_plain, conf_dir, group_choices, selected, typed_words
 from lmtrain.config.yaml_file import YamlFile, read_yaml
 from lmtrain.errors import SettingsError, UsageError
-from lmtrain.runfolder.changes import held_in
+from lmtrain.runfolder.changes import read_settings_history
 from lmtrain.train.config import RunConfig
 
 _ABSENT = object()
@@ -170,7 +170,7 @@ def value_rows(prefix: str, known: dict[str, list[Key]], run: Composed) -> list[
 
 def held_rows(key: str, run: Path) -> list[dict[str, Any]]:
     """Return every value that a key, or one below it, had in a run, and from which step."""
-    found = held_in(run)
+    found = read_settings_history(run)
     below = [one for one in found if key in (one, "all") or one.startswith((f"{key}.", f"{key}["))]
     if not below:
         raise UsageError(f"{run} has no setting {key}. `lmtrain config explain all --run {run}` lists what it has.")

@@ -16,7 +16,7 @@ import numpy as np
 from rich.text import Text
 
 from lmtrain.cli.screen.console import Screen
-from lmtrain.errors import UsageError, a_few
+from lmtrain.errors import UsageError, join_few
 from lmtrain.observe.safe_text import wrapped
 from lmtrain.observe.screen.training_view import print_line
 from lmtrain.observe.timeline.merge import Segment, Timeline
@@ -67,7 +67,7 @@ def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tupl
     if step is not None and step not in segment.steps:
         raise UsageError(
             f"--step={step} is not among the steps that start {segment.start} recorded: "
-            f"{a_few(map(str, segment.steps), most=12)}. Choose one of them, or another --start."
+            f"{join_few(map(str, segment.steps), max_shown=12)}. Choose one of them, or another --start."
         )
     times = step_times(segment)
     longest = np.nanmax(times.seconds.sum(axis=2), axis=1)
@@ -109,7 +109,7 @@ def _chosen(timeline: Timeline, start: int | None) -> Segment:
         return chosen
     raise UsageError(
         f"--start={start} has left no trace in {timeline.folder}. Choose one of these: "
-        f"{a_few((str(one.start) for one in timeline.segments), most=12)}."
+        f"{join_few((str(one.start) for one in timeline.segments), max_shown=12)}."
     )
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from lmtrain.data.store.blocks import Mapped, Record, TokenBlocks, Watch, read_block_file
 from lmtrain.data.store.format import CHUNK, DTYPES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, dtype_for, part
 from lmtrain.data.store.writer import DatasetWriter
-from lmtrain.errors import DataError, MissingInputError, a_few
+from lmtrain.errors import DataError, MissingInputError, join_few
 from lmtrain.runtime.files import files
 from lmtrain.runtime.files.checksum import crc32c
 
@@ -228,7 +228,7 @@ def _meant(prefix: Path) -> str:
     # because: the shared folder name would make any two full paths similar, so only the last component is compared
     near = [one for one in known if difflib.get_close_matches(prefix.name, [Path(one).name], n=1, cutoff=0.6)]
     if near or (known and beside == prefix):
-        return f"Did you mean {near[0] if near else a_few(known)}?"
+        return f"Did you mean {near[0] if near else join_few(known)}?"
     return "Give a dataset's path without .bin or .idx."
 
 

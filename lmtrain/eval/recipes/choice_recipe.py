@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lmtrain.config.yaml_file import YamlFile, read_yaml
-from lmtrain.errors import DataError, SettingsError, brief, nearest
+from lmtrain.errors import DataError, SettingsError, shorten, spelling_hint
 
 Normalisation = Literal["characters", "bytes", "none"]
 SUFFIXES = (".yaml", ".yml")
@@ -119,7 +119,7 @@ class Row:
         labels = [*map(str, range(count))] if given is None else self._texts("labels", given)[:count]
         if said not in labels:
             known = f"The {count} choices are called {', '.join(labels)}: change it, or give `labels`."
-            raise self._wrong("answer", f"has the answer {brief(said or value, 60)!r}", known)
+            raise self._wrong("answer", f"has the answer {shorten(said or value, 60)!r}", known)
         return labels.index(said)
 
     def _texts(self, key: str, given: str | list[str]) -> list[str]:
@@ -157,7 +157,7 @@ class Row:
                     return [reduce(getitem, parts[place:], one) for one in value]
                 value = value[part]
         except (KeyError, TypeError) as error:
-            raise self._wrong(key, f"has no {path}", nearest(path, self.values)) from error
+            raise self._wrong(key, f"has no {path}", spelling_hint(path, self.values)) from error
         return value
 
     def _wrong(self, key: str, what: str, way_out: str) -> DataError:
@@ -169,7 +169,7 @@ class Row:
 def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
     """Read and check a recipe. `find` returns a recipe by its id or file, for `like`. Raise SettingsError."""
     file = read_yaml(path)
-    problems = [f"{file.at(key)} has the key {key}, which no task has. {nearest(key, KEYS)}"
+    problems = [f"{file.at(key)} has the key {key}, which no task has. {spelling_hint(key, KEYS)}"
                 for key in file.data if key not in KEYS]  # fmt: skip
     own = {key: value for key, value in file.data.items() if key in KEYS}
     at = {key: f"{file.at(key)} ({key})" for key in own}
@@ -179,7 +179,7 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
         base = vars(find(str(path.parent / like) if like.endswith(SUFFIXES) else like)) | base
         at = base.pop("at") | at
     elif like is not None:
-        problems.append(f"{file.at('like')} has like={brief(like)}, which is no text. Name a task, as choice/piqa.")
+        problems.append(f"{file.at('like')} has like={shorten(like)}, which is no text. Name a task, as choice/piqa.")
     values = base | own
     problems += [
         f"{path} has no `{key}:` line, {KEYS[key]}. Add one, or begin with `like: choice/piqa`."
@@ -200,7 +200,7 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
 
 def _problems(file: YamlFile, own: dict[str, Any]) -> Iterator[str]:
     def wrong(key: str, rule: str, way_out: str) -> str:
-        return f"{file.at(key)} has {key}={brief(str(own[key]), 80)}, which {rule}. {way_out}"
+        return f"{file.at(key)} has {key}={shorten(str(own[key]), 80)}, which {rule}. {way_out}"
 
     for key, value in own.items():
         texts = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
@@ -223,7 +223,7 @@ def _problems(file: YamlFile, own: dict[str, Any]) -> Iterator[str]:
 def _field_problems(key: str, value: str | list[str], wrong: Callable[[str, str, str], str]) -> Iterator[str]:
     known = {"clean": tuple(CLEAN), "normalisation": get_args(Normalisation)}.get(key)
     if known and value not in known:
-        yield wrong(key, "is not known", nearest(str(value), known))
+        yield wrong(key, "is not known", spelling_hint(str(value), known))
     if key in ("answer", "choices", "labels") and isinstance(value, str) and "{" in value:
         yield wrong(key, "is a text where the name of a key is asked for", f"Write {key}: label, without braces.")
     if key == "question" or (key in ("choices", "labels") and isinstance(value, list)):
@@ -233,4 +233,4 @@ def _field_problems(key: str, value: str | list[str], wrong: Callable[[str, str,
                 if found[0] in ("{", "}") or (found[1] is not None and not name):
                     yield wrong(key, f"has {found[0]} where no key is named", "Write {goal}, or {{ for a brace.")
                 elif change and change not in FILTERS:
-                    yield wrong(key, f"has the filter {change}, which there is not", nearest(change, FILTERS))
+                    yield wrong(key, f"has the filter {change}, which there is not", spelling_hint(change, FILTERS))

@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.errors import DataError, SettingsError, UsageError, nearest
+from lmtrain.errors import DataError, SettingsError, UsageError, spelling_hint
 from lmtrain.eval.recipes.choice_recipe import SUFFIXES, Question, Recipe, read_recipe
 from lmtrain.eval.task import Answers, Asked, Columns, Facts, Prepared, Sums, Task, eod_id, item_columns, ratio
 from lmtrain.eval.texts import oddities, read_text_file
@@ -206,7 +206,7 @@ def _recipe(name: str, below: tuple[Path, ...] = ()) -> Recipe:
     """Return a recipe by its id or its file; `below` are the files whose `like` led here, to detect a cycle."""
     files = _files()
     if not name.endswith(SUFFIXES) and name not in files:
-        raise UsageError(f"like: {name} is no task of multiple choice. {nearest(name, files)}")
+        raise UsageError(f"like: {name} is no task of multiple choice. {spelling_hint(name, files)}")
     path = files.get(name, Path(name))
     if path in below:
         raise SettingsError([f"{path} begins with itself, through its `like:`. Name another recipe."])

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.config.base import show
-from lmtrain.errors import CheckpointError, brief
+from lmtrain.errors import CheckpointError, shorten
 from lmtrain.exchange.plain_values import settings_of_values
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
@@ -177,7 +177,7 @@ def settings_of(
     family = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(family, str) or family not in _MEANT:
         raise CheckpointError(
-            f"{where} is of model_type {show(None) if family is None else brief(family)} and lmtrain imports "
+            f"{where} is of model_type {show(None) if family is None else shorten(family)} and lmtrain imports "
             f"{', '.join(_MEANT)} alone. Choose a model of one of these; weights of another shape have no place here."
         )
     meant = _MEANT[family] | config
@@ -213,11 +213,11 @@ def _from_llama(c: Config, wrong: list[str]) -> Config:
     _same(c, wrong, hidden_act="silu", mlp_bias=c["attention_bias"])
     rope = c["rope_parameters"] or c["rope_scaling"] or {}
     if not isinstance(rope, dict):
-        wrong.append(f"rope_parameters={brief(rope)} would have to be a group")
+        wrong.append(f"rope_parameters={shorten(rope)} would have to be a group")
         rope = {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        wrong.append(f"rotary angles of type {brief(kind)} would have to be default, over the whole head")
+        wrong.append(f"rotary angles of type {shorten(kind)} would have to be default, over the whole head")
     return {
         "kind": "gpt", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
         "num_heads": c["num_attention_heads"], "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"],

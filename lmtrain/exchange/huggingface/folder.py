@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lmtrain.errors import CheckpointError, DataError, MissingInputError, a_few, brief
+from lmtrain.errors import CheckpointError, DataError, MissingInputError, join_few, shorten
 from lmtrain.exchange.huggingface.config import Match, matches, settings_of
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.files import is_safe_name, opened, read_json, read_range
@@ -72,10 +72,10 @@ class HFFolder:
         wrong = [text for name, shape in asked.items() for text in self._difference(name, shape)]
         tied = {name for name in _SECOND_NAMES if name in self._where} if self.settings.ties() else set()
         others = sorted(self._where.keys() - asked.keys() - tied)
-        wrong += [f"{brief(name)} has no place in this model" for name in others if not name.endswith(_UNUSED)]
+        wrong += [f"{shorten(name)} has no place in this model" for name in others if not name.endswith(_UNUSED)]
         if wrong:
             raise CheckpointError(
-                f"{self.path} does not hold the model of its config.json: {a_few(wrong, '; ')}. "
+                f"{self.path} does not hold the model of its config.json: {join_few(wrong, '; ')}. "
                 "Give the folder of a pretraining model of this architecture."
             )
         first = next(match.theirs[0][0] for match in found if match.name == "embedding.token.weight")
@@ -133,7 +133,7 @@ class HFFolder:
                         name = prefix + name  # a model that was saved without its heads
                     if name in result:
                         raise CheckpointError(
-                            f"{self.path / file} holds {brief(name)} a second time. Get it again."
+                            f"{self.path / file} holds {shorten(name)} a second time. Get it again."
                         )
                     stored = tensors.get_slice(theirs)
                     result[name] = _Found(file, theirs, tuple(stored.get_shape()), str(stored.get_dtype()))
@@ -149,7 +149,8 @@ class HFFolder:
             bad = [name for name in files if not is_safe_name(name) or not name.endswith(".safetensors")]
             if bad or not files:
                 raise CheckpointError(
-                    f"{self.path / _INDEX} names {brief(bad[0]) if bad else 'no file'}. Use plain names of files here."
+                    f"{self.path / _INDEX} names {shorten(bad[0]) if bad else 'no file'}. "
+                    "Use plain names of files here."
                 )
             return files
         if (self.path / "model.safetensors").exists():
@@ -203,4 +204,4 @@ def _readable(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise MissingInputError(f"{path} does not exist. Get the whole model.") from error
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read ({brief(error)}). Get it again.") from error
+        raise CheckpointError(f"{path} cannot be read ({shorten(error)}). Get it again.") from error

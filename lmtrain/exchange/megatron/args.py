@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lmtrain.config.base import show
-from lmtrain.errors import CheckpointError, brief
+from lmtrain.errors import CheckpointError, shorten
 from lmtrain.exchange.plain_values import settings_of_values
 from lmtrain.exchange.torch_files.pickle_data import Global, Made
 from lmtrain.models.bert_settings import BertSettings
@@ -65,7 +65,7 @@ def plain_arguments(args: Made) -> Get:
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
-    return brief(value) if isinstance(value, str) else f"<{type(value).__name__}>"
+    return shorten(value) if isinstance(value, str) else f"<{type(value).__name__}>"
 
 
 def settings_from(

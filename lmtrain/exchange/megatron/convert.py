@@ -18,7 +18,7 @@ from torch import Tensor
 from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.store import resolve
-from lmtrain.errors import CheckpointError, UsageError, a_few
+from lmtrain.errors import CheckpointError, UsageError, join_few
 from lmtrain.exchange.megatron.args import Found, args_of, padded_rows, plain_arguments, settings_from
 from lmtrain.exchange.megatron.folder import RANK_FILE, TRACKER, Part, Source, open_megatron
 from lmtrain.exchange.megatron.names import core_name, fuse_qkv, split_qkv
@@ -205,7 +205,7 @@ def _check(source: Source, settings: ModelSettings, weights: Mapping[str, list[P
     wrong += [f"{name} has no place in it" for name in weights.keys() - shapes.keys()]
     if wrong:
         raise CheckpointError(
-            f"{source.path} does not hold the model of its arguments: {a_few(sorted(wrong), '; ')}. "
+            f"{source.path} does not hold the model of its arguments: {join_few(sorted(wrong), '; ')}. "
             "If it has other settings, give them with --set KEY=VALUE."
         )
 

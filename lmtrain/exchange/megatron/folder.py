@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect
 from lmtrain.checkpoint.disk.format import DTYPES, ITEM_BYTES
-from lmtrain.errors import CheckpointError, MissingInputError, brief
+from lmtrain.errors import CheckpointError, MissingInputError, shorten
 from lmtrain.exchange.megatron.names import LAYER, our_name
 from lmtrain.exchange.torch_files.pickle_data import (
     MAX_DEPTH,
@@ -157,7 +157,7 @@ def _version(state: dict[str, Any], folder: Path) -> float:
 
 
 def _said(value: Any) -> str:
-    return str(value) if isinstance(value, float) else brief(value)
+    return str(value) if isinstance(value, float) else shorten(value)
 
 
 def _iteration(state: dict[str, Any], folder: Path) -> int:
@@ -187,7 +187,7 @@ def _flat(file: TorchFile, key: str) -> dict[str, StoredTensor]:
             if count > _MAX_NODES or depth > MAX_DEPTH or len(prefix) > _MAX_NAME:
                 raise CheckpointError(f"{file.path} holds more names than any model. Get the file again.")
             for name, value in node.items():
-                word = brief(name) if isinstance(name, str) else str(name) if type(name) is int else "?"
+                word = shorten(name) if isinstance(name, str) else str(name) if type(name) is int else "?"
                 todo.append((f"{prefix}.{word}" if prefix else word, value, depth + 1))
     return result
 
@@ -209,11 +209,11 @@ def _take_chunk(
         tensors = [rank.get(theirs) for rank in chunk]
         if None in tensors:
             raise CheckpointError(
-                f"{folder}: not every tensor-parallel rank has {brief(theirs)}. Get all files again."
+                f"{folder}: not every tensor-parallel rank has {shorten(theirs)}. Get all files again."
             )
         # because: a later stage repeats the embedding that it shares with the first
         if name in taken:
-            raise CheckpointError(f"{folder}: a stage has {brief(theirs)} under two names. Get it again.")
+            raise CheckpointError(f"{folder}: a stage has {shorten(theirs)} under two names. Get it again.")
         taken.add(name)
         weights.setdefault(name, [Part(tensor.shape, tensor.read) for tensor in tensors if tensor is not None])
     if layers != set(range(len(layers))):
@@ -226,7 +226,7 @@ def _our_name(theirs: str, folder: Path) -> tuple[str, int | None] | None:
         return our_name(theirs)
     except KeyError as error:
         raise CheckpointError(
-            f"{folder} holds {brief(theirs)}, which lmtrain's models do not have. Only plain GPTs and BERTs are read."
+            f"{folder} holds {shorten(theirs)}, which lmtrain's models do not have. Only plain GPTs and BERTs are read."
         ) from error
 
 
@@ -322,7 +322,7 @@ def _metadata(folder: Path) -> dict[str, Stacked]:
         }
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CheckpointError(
-            f"{path} is not torch's list of tensors ({brief(error)}). Get the folder again."
+            f"{path} is not torch's list of tensors ({shorten(error)}). Get the folder again."
         ) from error
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from lmtrain.errors import DataError, brief
+from lmtrain.errors import DataError, shorten
 
 MAX_PICKLE_BYTES = 64 << 20
 MAX_MADE_BYTES = 256 << 20  # of Python's objects, by their rough sizes; so there are at most 6 million instructions
@@ -132,7 +132,7 @@ def read_pickle(file: Any, where: object) -> Any:
                 return machine.pop()
             machine.step(opcode.name, argument)
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, EOFError) as error:
-        raise DataError(f"{where} holds a damaged pickle ({brief(error)}). Get the file again.") from error
+        raise DataError(f"{where} holds a damaged pickle ({shorten(error)}). Get the file again.") from error
     raise DataError(f"{where} holds a pickle without an end. Get the file again.")
 
 

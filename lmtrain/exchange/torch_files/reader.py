@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.disk.format import DTYPES, ITEM_BYTES
-from lmtrain.errors import CheckpointError, DataError, brief
+from lmtrain.errors import CheckpointError, DataError, shorten
 from lmtrain.exchange.torch_files.pickle_data import (
     MAX_DEPTH,
     MAX_PICKLE_BYTES,
@@ -125,7 +125,7 @@ class TorchFile:
             found = zlib.crc32(part, found)
         if found != crc:
             raise CheckpointError(
-                f"{self.path} is damaged: the bytes of data/{brief(key)} are not those that were saved. "
+                f"{self.path} is damaged: the bytes of data/{shorten(key)} are not those that were saved. "
                 "Get the file again."
             )
         self._compared.add(key)
@@ -178,7 +178,7 @@ class TorchFile:
                 raise ValueError(f"{storage.num_items} items in {size} bytes")
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise CheckpointError(
-                f"{self.path} holds a tensor that cannot be read: {brief(error)}. Get it again."
+                f"{self.path} holds a tensor that cannot be read: {shorten(error)}. Get it again."
             ) from error
         return StoredTensor(self, storage.key, code, tuple(shape), tuple(strides), offset)
 
@@ -193,7 +193,7 @@ def _storage(value: Any) -> Storage:
     kind, of, key, _, num_items, *views = value.key
     name = checked_text(of.name, "a class").removesuffix("Storage")
     if kind != "storage" or name not in _STORAGES or type(num_items) is not int:
-        raise ValueError(f"a storage of the class {brief(of.path)}")
+        raise ValueError(f"a storage of the class {shorten(of.path)}")
     if any(view is not None for view in views):
         raise ValueError("a storage that is a part of another")
     return Storage(_STORAGES[name], checked_text(key, "a storage's key"), num_items)
@@ -218,7 +218,7 @@ def _read_archive(file: _File, path: Path) -> tuple[dict[str, _Place], Any]:
     except (
         zipfile.BadZipFile, ValueError, OSError, RuntimeError, struct.error, EOFError, OverflowError, LookupError
     ) as error:  # fmt: skip
-        raise CheckpointError(f"{path} cannot be read: {brief(error)}. Get the file again.") from error
+        raise CheckpointError(f"{path} cannot be read: {shorten(error)}. Get the file again.") from error
     storages = {name.removeprefix("data/"): place for name, place in places.items() if name.startswith("data/")}
     return storages, read_pickle(io.BytesIO(pickle), path)
 
@@ -237,7 +237,7 @@ def _data_start(file: _File, info: zipfile.ZipInfo) -> int:
     mark, *_, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
     if mark != _ARCHIVE or start + info.file_size > file.size:
-        raise ValueError(f"{brief(info.filename)} ends behind the file")
+        raise ValueError(f"{shorten(info.filename)} ends behind the file")
     return int(start)
 
 

@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.runfolder.rows import NO_ROW, NOT_FINITE, ROW_BYTES, Row, parse_row, read_lines, read_value, step_told
+from lmtrain.runfolder.rows import (
+    NON_FINITE_TEXTS,
+    ROW_BYTES,
+    ROW_ERRORS,
+    Row,
+    from_json_data,
+    parse_row,
+    read_lines,
+    row_step,
+)
 
 Places = NDArray[np.intp]
 Numbers = NDArray[np.float64]
@@ -127,7 +136,7 @@ class _Reader:
             event, step = row["event"], row["step"]
             if not 0 <= step < 1 << 53 or len(line) > ROW_BYTES:
                 raise ValueError
-        except NO_ROW:
+        except ROW_ERRORS:
             if line.endswith(b"\n"):
                 self._bad.append(self._line)
             else:
@@ -138,16 +147,17 @@ class _Reader:
             return
         if event == "start":
             self._begun.append((self._count, step))
-        self._others.append((len(self._begun), {**read_value(row), "event": event}))  # because: "nan" is still a string
+        # because: "nan" is still a string
+        self._others.append((len(self._begun), {**from_json_data(row), "event": event}))
 
     def _step(self, row: Row) -> None:
         columns = self._columns
         for key, value in row.items():
             kind = type(value)
             if kind is str:
-                if value not in NOT_FINITE:
+                if value not in NON_FINITE_TEXTS:
                     continue
-                value = NOT_FINITE[value]
+                value = NON_FINITE_TEXTS[value]
                 if len(self._broken) < _MOST_BROKEN:
                     self._broken.append((self._count, row["step"], key, value))
             elif kind is not float and (kind is not int or abs(value) >= 1 << 1000):
@@ -199,10 +209,10 @@ class _Reader:
         begun = [step for _, step in self._begun]
         kept: dict[tuple[str, int, str], Row] = {}
         for before, row in self._others:
-            again = min(begun[before:], default=step_told(row))
-            if row["event"] in ("start", "stop") or step_told(row) <= again:
+            again = min(begun[before:], default=row_step(row))
+            if row["event"] in ("start", "stop") or row_step(row) <= again:
                 stop = f" {before}" if row["event"] in ("start", "stop") else ""
-                key = (row["event"] + stop, step_told(row), str(row.get("name")))
+                key = (row["event"] + stop, row_step(row), str(row.get("name")))
                 kept.pop(key, None)
                 kept[key] = row
         events = dict.fromkeys(row["event"] for row in kept.values())

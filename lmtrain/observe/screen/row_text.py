@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from lmtrain.units import format_bytes, format_count, format_seconds, show_measure
+from lmtrain.units import format_bytes, format_count, format_measure, format_seconds
 
 Row = Mapping[str, Any]
 _BARS = "▁▂▃▄▅▆▇█"
@@ -67,7 +67,7 @@ def eval_line(row: Row) -> str:
 
 def eval_figures(row: Row) -> list[str]:
     measures = sorted(row["measures"].items(), key=lambda one: one[0] != row["headline"])
-    return [f"{name.replace('_', ' ')} {show_measure(name, value)}" for name, value in measures]
+    return [f"{name.replace('_', ' ')} {format_measure(name, value)}" for name, value in measures]
 
 
 def terms(row: Row) -> str:

@@ -18,7 +18,7 @@ from lmtrain.observe.measure.named_measures import Histogram
 from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.safe_text import warn
 from lmtrain.observe.sinks.behind import CHARTS, scalars_of
-from lmtrain.runfolder.differences import flat
+from lmtrain.runfolder.differences import flatten
 from lmtrain.runtime.files.checksum import crc32c
 
 VARINT, DOUBLE, BYTES, FLOAT = 0, 1, 2, 5  # wire types
@@ -134,7 +134,7 @@ class TensorBoard:
         events.plugin("custom_scalars__config__", _LAYOUT, text=_layout())
         chosen = {key: value for key, value in settings.items() if key not in _LEFT_OUT}
         values = b"".join(
-            field_bytes(1, field_text(1, name) + field_bytes(2, _sortable(value))) for name, value in flat(chosen)
+            field_bytes(1, field_text(1, name) + field_bytes(2, _sortable(value))) for name, value in flatten(chosen)
         )  # because: a protobuf map is a list of pairs
         events.plugin(
             "_hparams_/session_start_info", _HPARAMS,

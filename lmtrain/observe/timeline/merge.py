@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.errors import DataError, LayoutError, MissingInputError, a_few
+from lmtrain.errors import DataError, LayoutError, MissingInputError, join_few
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.spans.format import SPAN, Axis, Flag, Header, Kind, RankSpans, read_spans
 from lmtrain.observe.timeline.clocks import Clocks, Pairs, solve
@@ -202,8 +202,8 @@ def _segment(start: int, ranks: list[RankSpans]) -> Segment:
     missing = [str(rank) for rank in range(layout.world_size) if rank not in of_rank]
     if missing:
         notes.append(
-            f"start {start}: no file of {len(missing)} of {layout.world_size} ranks: {a_few(missing)}; what they did, "
-            "and what others waited for them, is not known"
+            f"start {start}: no file of {len(missing)} of {layout.world_size} ranks: {join_few(missing)}; what they "
+            "did, and what others waited for them, is not known"
         )
     notes += [f"start {start}: rank {rank} has left no span" for rank, one in of_rank.items() if not one.spans.size]
     spans, names = _joined(ranks)
@@ -273,13 +273,13 @@ def _clock_notes(start: int, clocks: Sequence[Clocks], ranks: list[int]) -> Iter
     if apart:
         yield (
             f"start {start}: no message or collective joins {len(apart)} ranks to rank {ranks[0]} in some steps "
-            f"({a_few(apart)}); there they are placed by their wall clocks alone"
+            f"({join_few(apart)}); there they are placed by their wall clocks alone"
         )
     unsure = sorted({str(ranks[i]) for one in clocks for i in np.flatnonzero(one.doubt_ns > _WELL_PLACED_NS)}, key=int)
     if unsure:
         yield (
-            f"start {start}: what ranks {a_few(unsure)} exchanged does not agree to within a millisecond; their spans "
-            "may be off by as much"
+            f"start {start}: what ranks {join_few(unsure)} exchanged does not agree to within a millisecond; their "
+            "spans may be off by as much"
         )
 
 

@@ -31,7 +31,7 @@ from lmtrain.observe.watch.judge import (
     judge,
 )
 from lmtrain.runfolder import stop
-from lmtrain.runfolder.names import HANGS, TIMES
+from lmtrain.runfolder.names import HANGS, PHASE_TIMES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def write_stop(folder: str, verdict: dict[str, Any]) -> None:
     rank, stacks = (verdict.get("ranks") or [0])[0], verdict.get("folder")
     where = {"rank": rank, "hang": stacks} if stacks else {"rank": rank, "lost": rank}
     with suppress(OSError):  # because: a failing disk must not keep the processes from being ended
-        stop.write(folder, explained(verdict), PeerLostError.exit_code, replace=False, waits=False, **where)
+        stop.write(folder, explained(verdict), PeerLostError.exit_code, replace=False, fsync=False, **where)
 
 
 # ---- the hub ---------------------------------------------------------------------------------------------------------
@@ -280,7 +280,7 @@ class Hub:
         write_file(folder, "summary.txt", "\n".join(lines).encode())
 
     def save_times(self) -> None:
-        path = os.path.join(self.folder, TIMES)
+        path = os.path.join(self.folder, PHASE_TIMES)
         # because: the run folder may not exist yet, or its disk be full; then the next start learns the times anew
         with suppress(OSError):
             with open(f"{path}.new", "w") as file:
@@ -330,7 +330,7 @@ def _times(found: object) -> dict[str, float]:
 
 def _read_times(folder: str, world_size: int) -> dict[str, float]:
     try:
-        with open(os.path.join(folder, TIMES)) as file:
+        with open(os.path.join(folder, PHASE_TIMES)) as file:
             found = json.loads(file.read(1 << 16))
         return _times(found.get("longest_s")) if found.get("processes") == world_size else {}
     except (OSError, ValueError, AttributeError, RecursionError):

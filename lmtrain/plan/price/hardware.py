@@ -20,7 +20,7 @@ import yaml
 from numpy.typing import NDArray
 
 from lmtrain.config.base import Problem, Settings
-from lmtrain.errors import a_few
+from lmtrain.errors import join_few
 
 FITTED = Path(__file__).with_name("fitted.yaml")
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "cpu")
@@ -189,7 +189,7 @@ class Hardware(Settings):
             (self.power_W < 0, "power_W", "must be 0 or above", "Use 0 where it is not known."),
             (self.sustained <= 0, "sustained", "must be above 0", "Use 1.0."),
             (
-                bool(no_factors), "factors", f"has {a_few(no_factors)}, no factor of the planner or below 0",
+                bool(no_factors), "factors", f"has {join_few(no_factors)}, no factor of the planner or below 0",
                 "Use what `lmtrain plan --calibrate` wrote.",
             ),
             self.above_0("interval", "Use null for that of all machines."),

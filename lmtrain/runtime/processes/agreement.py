@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from lmtrain.errors import LmtrainError, passed_on
+from lmtrain.errors import LmtrainError, error_from_peer
 
 _TEXT = "<128q"  # a message of at most 1 KiB, told as numbers
 
@@ -77,5 +77,5 @@ def together(peers: Peers, num_numbers: int = 0) -> Iterator[Agreement]:
             raise error
         rank = failed[0]
         text = struct.pack(_TEXT, *texts[rank]).rstrip(b"\0").decode(errors="ignore")
-        raise passed_on(rows[rank][0], f"rank {rank} of {peers.num_ranks}: {text}")
+        raise error_from_peer(rows[rank][0], f"rank {rank} of {peers.num_ranks}: {text}")
     agreement.all = [row[1:] for row in rows]

@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import repeat
 
-from lmtrain.errors import UsageError, nearest
+from lmtrain.errors import UsageError, spelling_hint
 from lmtrain.runtime.processes.process import ProcessEnv, fault_request
 
 _SIGNALS = {
@@ -85,7 +85,7 @@ def arm_from_env() -> None:
 def parse_fault(text: str) -> Fault:
     action, *conditions = text.split(":")
     if action not in ACTIONS:
-        raise UsageError(f"LMTRAIN_FAULT={text} has no known action {action!r}. {nearest(action, ACTIONS)}")
+        raise UsageError(f"LMTRAIN_FAULT={text} has no known action {action!r}. {spelling_hint(action, ACTIONS)}")
     points = SKIPPED if action == "skip" else POINTS
     fault = Fault(action, "")
     for condition in conditions:
@@ -96,7 +96,7 @@ def parse_fault(text: str) -> Fault:
             setattr(fault, key, int(value))
         else:
             known = ("point=NAME", "count=N", "step=N", "rank=N", "restart=N")
-            way_out = nearest(value, points) if key == "point" else nearest(condition, known)
+            way_out = spelling_hint(value, points) if key == "point" else spelling_hint(condition, known)
             raise UsageError(f"LMTRAIN_FAULT={text} has the wrong condition {condition!r}. {way_out}")
     if not fault.point or fault.count < 1:
         raise UsageError(

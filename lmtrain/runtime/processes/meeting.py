@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
 
-from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, passed_on
+from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, error_from_peer
 from lmtrain.runtime.processes.process import RUN_TOKEN, ProcessEnv, Rendezvous, listen, ranks_text
 from lmtrain.runtime.processes.signals import Stopped, asked_to_stop
 
@@ -94,7 +94,7 @@ def call_roll(process: ProcessEnv, store: Any, timeout_s: float) -> None:
             f"{process.who} read a verdict that no process of this run has written. Keep other programs away from the "
             "port at which the processes meet, or set MASTER_PORT to another one."
         )
-    raise passed_on(int(refusal[1]), f"No process begins, because {refusal[2]}")
+    raise error_from_peer(int(refusal[1]), f"No process begins, because {refusal[2]}")
 
 
 def _missing(process: ProcessEnv, store: _Asked) -> str:

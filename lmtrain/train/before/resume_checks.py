@@ -17,7 +17,7 @@ from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, NewerFormatError,
 from lmtrain.checkpoint.store import before, manifest_problem, newer_than, set_aside
 from lmtrain.config.base import show
 from lmtrain.data.training_data import ALL_SHARES, SHARES, TOKEN_SHARES, TrainingData
-from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, a_few
+from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.files import storage_errors
 from lmtrain.tokenizer.base import Tokenizer
@@ -98,7 +98,9 @@ def check_same_run(
         )
     wrong = list(_wrong_types(manifest))
     if wrong:
-        raise CheckpointError(f"{path / MANIFEST} is no state of a run: {a_few(wrong, '; ')}. Restore it from a copy.")
+        raise CheckpointError(
+            f"{path / MANIFEST} is no state of a run: {join_few(wrong, '; ')}. Restore it from a copy."
+        )
     # because: a checkpoint may be older than some settings, which then had today's default
     saved = model_of(state, path)
     theirs, unread = saved.to_dict(), {problem.key for problem in saved.unused()}

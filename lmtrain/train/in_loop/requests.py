@@ -26,7 +26,7 @@ from lmtrain.batch import Batch
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.parallel.mesh import GroupPeers, Mesh
-from lmtrain.runfolder.ends import asked_by
+from lmtrain.runfolder.ends import request_file_cause
 from lmtrain.runfolder.names import SAVE_FILE, STOP_FILE, TRACE_FILE
 from lmtrain.runtime.processes.process import SlurmJob, began_at
 from lmtrain.runtime.processes.signals import NAMES, StopRequest
@@ -103,7 +103,7 @@ class File(Asker):
     """A request by a file of this name in the run's folder. Checked once a second, because the disk may be slow."""
 
     def __init__(self, path: Path, wish: int, clock: Callable[[], float]) -> None:
-        self.cause = asked_by(path.name)
+        self.cause = request_file_cause(path.name)
         self._path, self._wish, self._clock = path, wish, clock
         self._next_s, self._there = clock(), False
 

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.store import load_manifest
-from lmtrain.errors import LmtrainError, NoProgressError, a_few, brief
+from lmtrain.errors import LmtrainError, NoProgressError, join_few, shorten
 from lmtrain.observe.safe_text import warn
-from lmtrain.runfolder.ends import stop_stamp, stop_told, told, write_stop
-from lmtrain.runfolder.names import STARTS, step_of
+from lmtrain.runfolder.ends import read_object_or_empty, read_stop_or_empty, stop_stamp, write_stop
+from lmtrain.runfolder.names import FAILED_STARTS, step_from_name
 from lmtrain.runtime.files.files import lock_holder, write_json
 from lmtrain.runtime.processes.launch import CRASH, LOST
 from lmtrain.runtime.processes.process import ProcessEnv
@@ -50,7 +50,7 @@ class Starts:
 
     def read(self) -> Starts:
         """Read the entries for this step and these settings; an unreadable file counts as empty."""
-        written = told(self.folder / STARTS)
+        written = read_object_or_empty(self.folder / FAILED_STARTS)
         if (written.get("step"), written.get("of")) == (self.step, self.of):
             lost = written.get("lost")
             self.lost = [dict(one) for one in lost if isinstance(one, dict)] if isinstance(lost, list) else []
@@ -64,19 +64,19 @@ class Starts:
             return
         self.write()
         causes = Counter(str(one.get("how") or _SILENT).rstrip(".") for one in self.lost)
-        lost_by = a_few((f"{cause}{f' ({count} times)' * (count > 1)}" for cause, count in causes.items()), "; ")
+        lost_by = join_few((f"{cause}{f' ({count} times)' * (count > 1)}" for cause, count in causes.items()), "; ")
         error = NoProgressError(
             f"run.dir={config.run.dir} was started {len(self.lost)} times from "
             f"{f'step {self.step}' if self.step else 'the beginning'}, and lost each time before the "
             f"next checkpoint: {lost_by}. Mend the cause, or save sooner (checkpoint.interval_steps); other settings, "
-            f"code or libraries begin a new count, and so does removing {self.folder / STARTS}."
+            f"code or libraries begin a new count, and so does removing {self.folder / FAILED_STARTS}."
         )
         write_stop(self.folder, str(error), error.exit_code, step=self.step)
         raise error
 
     def write(self) -> None:
         """Write starts.json, or remove the file if no start is lost. A failure is only a warning."""
-        path = self.folder / STARTS
+        path = self.folder / FAILED_STARTS
         try:
             if self.lost:
                 write_json(path, {"step": self.step, "of": self.of, "lost": self.lost})
@@ -93,7 +93,7 @@ class Starts:
         self.write()
 
     def lose(self, how: str) -> None:
-        self.lost[-1]["how"] = brief(how, _LONGEST)
+        self.lost[-1]["how"] = shorten(how, _LONGEST)
         self.write()
 
     def take_back(self) -> None:
@@ -142,7 +142,7 @@ def counted(starts: Starts | None) -> Iterator[None]:
 def _step(resume_from: Path | None) -> int:
     if resume_from is None:
         return 0
-    step = step_of(resume_from.name)
+    step = step_from_name(resume_from.name)
     return load_manifest(resume_from).step if step is None else step
 
 
@@ -159,10 +159,10 @@ def _tell_end(start: dict[str, Any], folder: Path) -> bool:
     """Add the cause in stop.json to this start's entry. Return False if the start was not lost."""
     if stop_stamp(folder) in (None, start.get("stop_before")):
         return True  # because: stop.json is missing or belongs to an earlier start
-    stop = stop_told(folder)
+    stop = read_stop_or_empty(folder)
     code = stop.get("exit_code")
     if code == NoProgressError.exit_code or not isinstance(code, int):
         return True
     if code in LOST:
-        start["how"] = brief(str(stop.get("cause")), _LONGEST)
+        start["how"] = shorten(str(stop.get("cause")), _LONGEST)
     return code in LOST

@@ -19,7 +19,7 @@ from lmtrain.config.base import plugins, show
 from lmtrain.data.store.format import part
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.data.training_data import open_datasets
-from lmtrain.runfolder.differences import flat
+from lmtrain.runfolder.differences import flatten
 from lmtrain.runtime.files.files import read_bytes, read_errors
 from lmtrain.runtime.processes.process import version_of
 from lmtrain.train.before.preflight import Inputs, settled
@@ -45,7 +45,7 @@ class Fact:
 def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     """Return the facts of this rank, in the order in which a message should list them."""
     # because: an empty data.valid_paths names no dataset, and is no setting to compare
-    settings = {key: value for key, value in flat(settled(config, inputs).to_dict()) if value != {}}
+    settings = {key: value for key, value in flatten(settled(config, inputs).to_dict()) if value != {}}
     found = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
     paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
     paths.sort(key=lambda key: key.startswith("data.valid"))  # because: training datasets are opened first

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from lmtrain.errors import RanksDifferError, a_few
+from lmtrain.errors import RanksDifferError, join_few
 from lmtrain.observe.measure import phases
 from lmtrain.parallel.mesh import first_peers
 from lmtrain.runtime.processes.agreement import together
@@ -96,13 +96,13 @@ def _lines(told: Sequence[Mapping[str, Fact]], hosts: Sequence[str]) -> Iterator
         odd = by_size if tied else by_size[1:]
         said = [f"{_clean(shown[value])} on {_who(ranks, hosts)}" for value, ranks in odd]
         usual = "" if tied else f", and {_clean(shown[by_size[0][0]])} on the other {len(by_size[0][1])}"
-        yield f"{_clean(key)} is {a_few(said, most=_NUM_VALUES)}{usual}"
+        yield f"{_clean(key)} is {join_few(said, max_shown=_NUM_VALUES)}{usual}"
 
 
 def _who(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     if len(set(hosts)) < 2:
         return ranks_text(ranks)
-    return f"{ranks_text(ranks)} ({a_few(dict.fromkeys(hosts[rank] for rank in ranks))})"
+    return f"{ranks_text(ranks)} ({join_few(dict.fromkeys(hosts[rank] for rank in ranks))})"
 
 
 def _clean(text: str) -> str:

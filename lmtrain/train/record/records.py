@@ -25,7 +25,7 @@ from torch import Tensor
 from lmtrain.batch import StepBatches
 from lmtrain.checkpoint.store import list_broken
 from lmtrain.config.base import show
-from lmtrain.errors import LmtrainError, OutputError, StorageError, passed_on
+from lmtrain.errors import LmtrainError, OutputError, StorageError, error_from_peer
 from lmtrain.models.model_settings import true_weights
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import device_peak_bytes
@@ -40,11 +40,20 @@ from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.plan.run_model.ranks import rank_bytes_of
-from lmtrain.runfolder.changes import changed
-from lmtrain.runfolder.differences import flat
+from lmtrain.runfolder.changes import compare_settings
+from lmtrain.runfolder.differences import flatten
 from lmtrain.runfolder.folder import read_settings
-from lmtrain.runfolder.names import BEGAN_IN, CHECKPOINTS, CONFIG, ENVIRONMENT, LOG, METRICS, TENSORBOARD, TOKENIZER
-from lmtrain.runfolder.rows import read_last_rows, read_metrics, step_told
+from lmtrain.runfolder.names import (
+    CHECKPOINTS,
+    CONFIG,
+    ENVIRONMENT,
+    LOG,
+    METRICS,
+    TENSORBOARD,
+    TOKENIZER,
+    WORKING_DIRECTORY,
+)
+from lmtrain.runfolder.rows import read_last_rows, read_metrics, row_step
 from lmtrain.runtime.files.files import atomic_file, read_json, write_json
 from lmtrain.runtime.machine.device import device_name
 from lmtrain.runtime.processes.faults import fault_point
@@ -79,7 +88,7 @@ def open_records(
     goes_on = not progress.is_over(config.total_steps) or not (folder / CONFIG).is_file()
     if goes_on:
         write_json(folder / CONFIG, settled(config, inputs).to_dict())
-        write_json(folder / ENVIRONMENT, environment_report() | {BEGAN_IN: str(Path.cwd())})
+        write_json(folder / ENVIRONMENT, environment_report() | {WORKING_DIRECTORY: str(Path.cwd())})
         with atomic_file(folder / TOKENIZER) as file:
             file.write(inputs.tokenizer.to_bytes())
     log = RunLog(folder / LOG)
@@ -112,10 +121,10 @@ def changed_settings(folder: Path, config: RunConfig, inputs: Inputs) -> dict[st
     if inputs.resume_from is None or not (folder / CONFIG).is_file():
         return {}
     try:
-        known = dict(flat(read_settings(folder)))
+        known = dict(flatten(read_settings(folder)))
     except LmtrainError:  # because: a damaged record is rewritten, and should not stop a run
         return {}
-    return changed(known, dict(flat(settled(config, inputs).to_dict())))
+    return compare_settings(known, dict(flatten(settled(config, inputs).to_dict())))
 
 
 def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
@@ -275,7 +284,7 @@ def record_start(run: Run) -> None:
     elif weights is not None:
         run.view.note(f"a new run with the weights of {weights}")
     if resumed is None and run.metrics is not None:
-        reached = max(map(step_told, read_last_rows(run.folder / METRICS)), default=0)
+        reached = max(map(row_step, read_last_rows(run.folder / METRICS)), default=0)
         lost = f"no checkpoint is there of the {reached} steps before; the run begins at step 1 again"
         if reached:
             run.view.note(f"warning: {lost}")
@@ -411,7 +420,7 @@ def _survive(run: Run, which: str, error: StorageError | OutputError) -> None:
     run.failed_saves += 1
     if run.failed_saves == MOST_FAILED:
         # because: further training would most likely be lost as well
-        raise passed_on(
+        raise error_from_peer(
             error.exit_code, f"{MOST_FAILED} checkpoints in a row failed, the last with: {error}"
         ) from error
     run.view.note(f"{which} failed: {error} Training goes on.")

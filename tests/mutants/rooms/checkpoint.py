@@ -31,8 +31,8 @@ MUTANTS = [
         name="peers_of_a_failure_have_another_exit_code",
         file="lmtrain/runtime/processes/agreement.py",
         function="together",
-        old="raise passed_on(rows[rank][0], f",
-        new="raise passed_on(LmtrainError.exit_code, f",
+        old="raise error_from_peer(rows[rank][0], f",
+        new="raise error_from_peer(LmtrainError.exit_code, f",
         breaks="A failed save that the run is to survive ends the ranks on which it did not fail, and the wrong exit "
         "code comes out.",
         only_for="several processes where one of them cannot write",

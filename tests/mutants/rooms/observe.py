@@ -27,8 +27,8 @@ MUTANTS = [
         name="only_the_next_start_takes_rows_away",
         file="lmtrain/observe/history/record.py",
         function="_Reader._events",
-        old="again = min(begun[before:], default=step_told(row))",
-        new="again = begun[before] if before < len(begun) else step_told(row)",
+        old="again = min(begun[before:], default=row_step(row))",
+        new="again = begun[before] if before < len(begun) else row_step(row)",
         breaks="Validations, evaluations and saves of steps that were undone by a later start still stand in the "
         "report beside those that replaced them.",
         only_for="runs of three or more starts of which a later one went back further than the one before it",

@@ -25,7 +25,7 @@ from lmtrain.checkpoint.store import (
     sweep,
 )
 from lmtrain.errors import CheckpointError, MissingInputError
-from lmtrain.runfolder.names import step_folder_name, step_of
+from lmtrain.runfolder.names import step_folder_name, step_from_name
 
 
 def save(folder: Path, *steps: int) -> None:
@@ -149,7 +149,7 @@ def test_prune_keeps_the_newest(tmp_path: Path, keep: int, left: list[int]) -> N
     save(tmp_path, 1, 2, 3, 4)
     (tmp_path / "step_00000009").mkdir()
     removed = prune(tmp_path, keep)
-    assert [step_of(p.name) for p in list_checkpoints(tmp_path)] == left
+    assert [step_from_name(p.name) for p in list_checkpoints(tmp_path)] == left
     assert len(removed) == 4 - len(left)
     assert names(tmp_path) == [step_folder_name(s) for s in [*left, 9]]
 
@@ -160,7 +160,7 @@ def test_prune_keeps_the_newest(tmp_path: Path, keep: int, left: list[int]) -> N
 def test_prune_keeps_every_nth_for_good(tmp_path: Path, every: int | None, left: list[int]) -> None:
     save(tmp_path, 5, 10, 15, 20, 25, 30)
     prune(tmp_path, 2, keep_every_steps=every)
-    assert [step_of(p.name) for p in list_checkpoints(tmp_path)] == left
+    assert [step_from_name(p.name) for p in list_checkpoints(tmp_path)] == left
 
 
 def test_prune_leaves_links_alone(tmp_path: Path) -> None:

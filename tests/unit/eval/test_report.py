@@ -13,7 +13,7 @@ from rich.console import Console
 from lmtrain.eval.report import render, render_comparison, render_tasks
 from lmtrain.eval.statistics import Comparison, Difference
 from lmtrain.eval.task import BaselineResult, Result, all_tasks
-from lmtrain.units import show_measure
+from lmtrain.units import format_measure
 
 RESULT = Result(
     protocol="perplexity", data="held.jsonl", text_sha256="ab" * 32, num_documents=3, num_words=1200,
@@ -164,4 +164,4 @@ def test_a_result_without_words_says_so() -> None:
     ],
 )
 def test_measures_are_shown_as_papers_show_them(name: str, value: float, text: str) -> None:
-    assert show_measure(name, value) == text
+    assert format_measure(name, value) == text

@@ -9,7 +9,14 @@ import pytest
 
 from lmtrain.cli.screen.terminal import print_error
 from lmtrain.errors import NonFiniteLossError, PeerLostError
-from lmtrain.runfolder.ends import last_end, said_by_watch, write_cut_off, write_end, write_failure, write_stop
+from lmtrain.runfolder.ends import (
+    outcome_from_watchdog,
+    read_last_stop,
+    write_failure,
+    write_process_failure,
+    write_stop,
+    write_unsaved_stop,
+)
 from lmtrain.runfolder.names import STOP
 from lmtrain.runtime.files.files import folder_lock
 from lmtrain.runtime.processes.launch import Outcome
@@ -26,8 +33,8 @@ def test_a_stop_file_that_cannot_be_written_leaves_the_cause(
     print_error(error)
     cause, then = capsys.readouterr().err.splitlines()
     assert cause == "error: the loss is nan. Lower optim.lr."
-    assert then == f"The reason stands in no file: {tmp_path / STOP} is a symbolic link, and nothing is written " \
-                   "through one. Remove the link."  # fmt: skip
+    assert then == f"The reason could not be written to stop.json: {tmp_path / STOP} is a symbolic link, and nothing " \
+                   "is written through one. Remove the link."  # fmt: skip
     assert (tmp_path / "precious").read_text() == "mine"
 
 
@@ -43,22 +50,22 @@ def test_the_first_of_several_processes_says_why(tmp_path: Path) -> None:
 
 
 def test_the_next_start_is_told_briefly(tmp_path: Path) -> None:
-    assert last_end(tmp_path) == {}
+    assert read_last_stop(tmp_path) == {}
     write_failure(tmp_path, PeerLostError("gone " * 100, rank=3), ProcessEnv(world_size=4))
-    told = last_end(tmp_path)
+    told = read_last_stop(tmp_path)
     assert told | {"cause": told["cause"][:5]} == {"cause": "gone ", "exit_code": 76, "rank": 3, "lost": 3}
     assert len(told["cause"]) < 310
     for damaged in ('{"cause": ', "[]"):
         (tmp_path / STOP).write_text(damaged)
-        assert last_end(tmp_path) == {}
+        assert read_last_stop(tmp_path) == {}
 
 
 def test_a_run_that_is_cut_off_names_its_checkpoint_and_leaves_a_folder_in_use_alone(tmp_path: Path) -> None:
     (tmp_path / "checkpoints/step_00000007").mkdir(parents=True)
     with folder_lock(tmp_path):
-        assert "is in use by" in str(write_cut_off(tmp_path, "SIGUSR1"))
+        assert "is in use by" in str(write_unsaved_stop(tmp_path, "SIGUSR1"))
         assert not (tmp_path / STOP).exists()
-    assert write_cut_off(tmp_path, "SIGUSR1") is None
+    assert write_unsaved_stop(tmp_path, "SIGUSR1") is None
     newest = str(tmp_path / "checkpoints/step_00000007")
     facts = {"cause": "SIGUSR1", "step": 7, "exit_code": 75, "requeue": True, "resume": newest}
     assert json.loads((tmp_path / STOP).read_text()) == facts
@@ -66,10 +73,10 @@ def test_a_run_that_is_cut_off_names_its_checkpoint_and_leaves_a_folder_in_use_a
 
 def test_the_launcher_leaves_what_the_watch_has_said(tmp_path: Path) -> None:
     outcome = Outcome(76, rank=0, cause="rank 0 failed")
-    assert said_by_watch(tmp_path, outcome, None) is None
+    assert outcome_from_watchdog(tmp_path, outcome, None) is None
     write_failure(tmp_path, PeerLostError("rank 3 hangs", rank=3, stacks="hangs/a"), ProcessEnv(world_size=4))
-    said = said_by_watch(tmp_path, outcome, None)
+    said = outcome_from_watchdog(tmp_path, outcome, None)
     assert said is not None
     assert (said.rank, said.cause) == (3, "rank 3 hangs")
-    write_end(tmp_path, outcome)  # which no watch has written
-    assert said_by_watch(tmp_path, outcome, None) is None
+    write_process_failure(tmp_path, outcome)  # which no watch has written
+    assert outcome_from_watchdog(tmp_path, outcome, None) is None

@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.errors import DataError
 from lmtrain.runfolder import folder as module
-from lmtrain.runfolder.folder import as_written, find_runs, is_run, runs_in, see_all, state_of
+from lmtrain.runfolder.folder import expand_runs, find_runs, is_run, read_runs, record_errors, run_state
 from lmtrain.runfolder.names import CHECKPOINTS, CONFIG, ENVIRONMENT, METRICS, STOP
 from lmtrain.runtime.files.files import folder_lock
 
@@ -26,24 +26,24 @@ def a_run(path: Path) -> Path:
     [("done", 0, "finished"), ("SIGTERM", 75, "stopped"), ("the file STOP", 79, "stopped"), ("lost", 76, "failed")],
 )
 def test_the_state_of_a_run_that_said_how_it_ended(tmp_path: Path, cause: str, exit_code: int, state: str) -> None:
-    assert state_of(tmp_path, {"cause": cause, "exit_code": exit_code}) == {"state": state, "process": None}
+    assert run_state(tmp_path, {"cause": cause, "exit_code": exit_code}) == {"state": state, "process": None}
 
 
 def test_the_state_of_a_run_that_said_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert state_of(tmp_path, None) == {"state": "killed", "process": None}
+    assert run_state(tmp_path, None) == {"state": "killed", "process": None}
     with folder_lock(tmp_path):
-        assert state_of(tmp_path, None)["state"] == "running"
-    assert state_of(tmp_path, None)["state"] == "killed"
+        assert run_state(tmp_path, None)["state"] == "running"
+    assert run_state(tmp_path, None)["state"] == "killed"
     other = f"process 7 on other-{socket.gethostname()}"  # which ends as this machine's name does
     monkeypatch.setattr(module, "lock_holder", lambda path: (other, False))
-    assert state_of(tmp_path, None) == {"state": "out of sight", "process": other}
+    assert run_state(tmp_path, None) == {"state": "out of sight", "process": other}
 
 
 def test_runs_are_found_below_a_folder_and_not_inside_of_one(tmp_path: Path) -> None:
     for name in ("b", "a/c", "a/c/inner", "x/x/x/x/deep", ".hidden"):
         a_run(tmp_path / name)
     assert list(find_runs(tmp_path)) == [tmp_path / "a/c", tmp_path / "b"]
-    assert runs_in([tmp_path / "b", tmp_path, tmp_path / "none"]) == [
+    assert expand_runs([tmp_path / "b", tmp_path, tmp_path / "none"]) == [
         tmp_path / "b", tmp_path / "a/c", tmp_path / "none",
     ]  # fmt: skip
     (tmp_path / "hf").mkdir()
@@ -57,7 +57,7 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path: Path) -> None:
     run = a_run(tmp_path / "one" / "run")
     (run / ENVIRONMENT).unlink()
     (run / STOP).write_text("[]")
-    one, two = see_all([run, a_run(tmp_path / "two" / "run")])
+    one, two = read_runs([run, a_run(tmp_path / "two" / "run")])
     assert (one.name, two.name) == ("one/run", "two/run")
     assert one.problems == [
         f"{ENVIRONMENT} is not there: versions and machine are not known",
@@ -69,5 +69,6 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path: Path) -> None:
 
 def test_records_that_no_run_writes_are_refused_by_the_folder(tmp_path: Path) -> None:
     row: dict[str, float] = {}
-    with pytest.raises(DataError, match=r"holds records that no run writes \(KeyError: 'loss'\)"), as_written(tmp_path):
+    message = r"holds records that no run writes \(KeyError: 'loss'\)"
+    with pytest.raises(DataError, match=message), record_errors(tmp_path):
         row["loss"]

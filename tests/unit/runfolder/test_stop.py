@@ -22,7 +22,7 @@ def written(folder: Path) -> Any:
 
 def test_the_first_stays_and_who_speaks_for_all_replaces_it(tmp_path: Path) -> None:
     for rank in (1, 2):
-        stop.write(tmp_path, f"rank {rank}", 76, replace=False, waits=False, rank=rank, lost=rank)
+        stop.write(tmp_path, f"rank {rank}", 76, replace=False, fsync=False, rank=rank, lost=rank)
     facts = {"cause": "rank 1", "exit_code": 76, "requeue": True, "rank": 1, "lost": 1, "resume": None}
     assert written(tmp_path) == facts
     stop.write(tmp_path, "done", 0, replace=True, step=7)

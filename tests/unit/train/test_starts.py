@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import DataError, OutOfMemoryError, PeerLostError
-from lmtrain.runfolder.names import STARTS
+from lmtrain.runfolder.names import FAILED_STARTS
 from lmtrain.runtime.files.files import write_json
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.in_loop.starts import Starts, counted
@@ -36,7 +36,7 @@ def ends(folder: Path, exit_code: int, cause: str = "why") -> None:
 def test_a_start_that_says_nothing_was_killed(tmp_path: Path) -> None:
     begun(tmp_path, 2)
     assert ["how" in one for one in starts(tmp_path).lost] == [False, False]
-    (one, _) = json.loads((tmp_path / STARTS).read_text())["lost"]
+    (one, _) = json.loads((tmp_path / FAILED_STARTS).read_text())["lost"]
     assert (one["host"], one["job"], one["restart"], one["processes"]) == ("here", "7", 1, 1)
 
 
@@ -48,7 +48,7 @@ def test_another_step_or_other_settings_begin_a_new_count(tmp_path: Path, other:
 
 @pytest.mark.parametrize("text", ["", "[]", '{"step": 4, "of": "settings", "lost": 3}', '{"step": 4, "lost": [1]}'])
 def test_a_damaged_count_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / STARTS).write_text(text)
+    (tmp_path / FAILED_STARTS).write_text(text)
     assert starts(tmp_path).lost == []
 
 
@@ -98,10 +98,10 @@ def test_a_refusal_leaves_nothing_behind(tmp_path: Path, error: BaseException) -
 def test_a_start_that_comes_to_its_end_clears_the_count(tmp_path: Path) -> None:
     with counted(begun(tmp_path, 3)):
         pass
-    assert not (tmp_path / STARTS).exists()
+    assert not (tmp_path / FAILED_STARTS).exists()
 
 
 def test_a_count_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / STARTS).mkdir()
+    (tmp_path / FAILED_STARTS).mkdir()
     begun(tmp_path)
     assert "This start is not counted: " in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 
 from lmtrain.observe.watch.hub import Hub, Lines
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND
-from lmtrain.runfolder.names import TIMES
+from lmtrain.runfolder.names import PHASE_TIMES
 
 
 @pytest.fixture
@@ -105,13 +105,13 @@ def test_only_who_knows_the_secret_is_heard(hub: Hub) -> None:
 def test_times_are_for_the_next_start_with_as_many(hub: Hub, tmp_path: Path) -> None:
     hub.hear(1, beat(longest={"save": 41.0, "nonsense": "x", "forward": -1}))
     hub.save_times()
-    assert json.loads((tmp_path / TIMES).read_text()) == {"processes": 2, "longest_s": {"save": 41.0}}
+    assert json.loads((tmp_path / PHASE_TIMES).read_text()) == {"processes": 2, "longest_s": {"save": 41.0}}
     for world_size, known in ((2, {"save": 41.0}), (3, {})):
         other = Hub(0, "secret", str(tmp_path), 20.0, world_size, on_node=True)
         other.listener.close()
         assert (other.limits.before, other.limits.longest) == (known, {})
         other.save_times()
-        assert json.loads((tmp_path / TIMES).read_text())["longest_s"] == known
+        assert json.loads((tmp_path / PHASE_TIMES).read_text())["longest_s"] == known
 
 
 def test_limits_are_in_force_once_a_step_is_done(hub: Hub) -> None:
@@ -124,7 +124,7 @@ def test_limits_are_in_force_once_a_step_is_done(hub: Hub) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"processes": 2, "longest_s": 7}', "[" * 30_000])
 def test_times_that_are_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / TIMES).write_text(text)
+    (tmp_path / PHASE_TIMES).write_text(text)
     hub = Hub(0, "secret", str(tmp_path), 20.0, 2, on_node=True)
     hub.listener.close()
     assert hub.limits.before == {}
