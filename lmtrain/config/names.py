@@ -207,7 +207,7 @@ def near_value(value: str, known: typing.Iterable[str]) -> str | None:
 
 
 def nearest_value(value: str, known: typing.Iterable[str]) -> str:
-    """Return a suggestion sentence like `nearest`, and translate other tools' values as well."""
+    """Return a suggestion sentence like `spelling_hint`, and translate other tools' values as well."""
     known = list(known)
     found = near_value(value, known)
     return f"Did you mean {found}?" if found else spelling_hint(value, known)
