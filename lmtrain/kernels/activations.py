@@ -12,20 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.kernels.on_gpu import runs_kernel
+from lmtrain.kernels.kernel_support import can_run_kernel
 
 Activation = Literal["gelu", "gelu_tanh", "swiglu"]
 _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
-def activated(product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
-    """Return f(product + bias) over the last dim; for swiglu, silu(gate) * up of [gate | up]."""
-    y: Tensor = _Activated.apply(product, bias, kind)  # type: ignore[no-untyped-call]
+def activate_with_bias(product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
+    """Return f(product + bias), f the activation `kind`; for swiglu, silu(gate) * up of [gate | up] in the last dim."""
+    y: Tensor = _ActivateWithBias.apply(product, bias, kind)  # type: ignore[no-untyped-call]
     return y
 
 
-class _Activated(torch.autograd.Function):
-    """The autograd function of `activated`."""
+class _ActivateWithBias(torch.autograd.Function):
+    """The autograd function of `activate_with_bias`."""
 
     @staticmethod
     def forward(ctx: Any, product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
@@ -36,13 +36,14 @@ class _Activated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         product, bias = ctx.saved_tensors
-        of = _backward_in_graph if torch.compiler.is_compiling() else backward
-        grad, grad_bias = of(grads[0].contiguous(), product, bias, ctx.kind)
+        function = _backward_in_graph if torch.compiler.is_compiling() else backward
+        grad, grad_bias = function(grads[0].contiguous(), product, bias, ctx.kind)
         return grad, None if bias is None else grad_bias, None
 
 
 def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    if runs_kernel(product):
+    """Return the activation of product + bias, by the GPU kernel if it can run, else in torch."""
+    if can_run_kernel(product):
         from lmtrain.kernels import triton_activations  # because: Triton is installed only with a CUDA torch
 
         return triton_activations.forward(product, bias, kind)
@@ -50,8 +51,11 @@ def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
 
 
 def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the product and of the bias; the latter is empty if there is no bias."""
-    if runs_kernel(product):
+    """Return the gradients of the product and of the bias, from the output's `grad`.
+
+    The gradient of the bias is empty if there is no bias.
+    """
+    if can_run_kernel(product):
         from lmtrain.kernels import triton_activations  # because: Triton is installed only with a CUDA torch
 
         return triton_activations.backward(grad, product, bias, kind)
@@ -59,7 +63,8 @@ def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> t
 
 
 def forward_twin(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    x = _with_bias(product, bias)
+    """Do the work of `forward` in torch, on any device."""
+    x = _add_bias(product, bias)
     if kind == "swiglu":
         gate, up = x.chunk(2, dim=-1)
         return (F.silu(gate) * up).to(product.dtype)
@@ -67,7 +72,8 @@ def forward_twin(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
 
 
 def backward_twin(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
-    x = _with_bias(product, bias)
+    """Do the work of `backward` in torch, on any device."""
+    x = _add_bias(product, bias)
     grad = grad.to(x.dtype)
     if kind == "swiglu":
         gate, up = x.chunk(2, dim=-1)
@@ -78,7 +84,8 @@ def backward_twin(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str)
     return grad_x.to(product.dtype), grad_bias
 
 
-def _with_bias(product: Tensor, bias: Tensor | None) -> Tensor:
+def _add_bias(product: Tensor, bias: Tensor | None) -> Tensor:
+    """Return product + bias in at least fp32."""
     x = product.to(torch.promote_types(product.dtype, torch.float32))
     return x if bias is None else x + bias
 

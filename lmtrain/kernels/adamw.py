@@ -11,57 +11,60 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lmtrain.kernels.moved import Moved, Rates
-from lmtrain.kernels.on_gpu import runs_kernel
+from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
+from lmtrain.kernels.kernel_support import can_run_kernel
 
 
 @torch.no_grad()
-def step(moved: Sequence[Moved], rates: Rates, factor: Tensor | None) -> None:
-    """Update weights, averages and half-precision copies in place.
+def step(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor | None) -> None:
+    """Run an AdamW step in place: update weights, averages and half-precision copies.
 
-    Gradients are scaled by `factor` but not overwritten.
+    Gradients are multiplied by `gradient_factor`, a scalar on the device (None: 1), but not overwritten.
     """
-    if moved and runs_kernel(moved[0].weight):
+    if entries and can_run_kernel(entries[0].weight):
         from lmtrain.kernels import triton_adamw  # because: Triton is installed only with a CUDA torch
 
-        triton_adamw.step(moved, rates, factor)
+        triton_adamw.step(entries, rates, gradient_factor)
     else:
-        step_twin(moved, rates, factor)
+        step_twin(entries, rates, gradient_factor)
 
 
 @torch.no_grad()
-def directions(moved: Sequence[Moved], rates: Rates) -> None:
-    """Update the averages and overwrite each weight tensor with `step_size * first / (root of second + eps)`.
+def write_directions(entries: Sequence[AdamWTensors], rates: Rates) -> None:
+    """Update the averages and write Adam's direction into each `weight` tensor, whose previous content is ignored.
 
-    The previous content of the weight tensor is ignored. The caller subtracts the direction.
+    The direction is `step_size * first_average / (corrected root of second_average + eps)`; the caller subtracts it.
     """
-    if moved and runs_kernel(moved[0].weight):
+    if entries and can_run_kernel(entries[0].weight):
         from lmtrain.kernels import triton_adamw  # because: Triton is installed only with a CUDA torch
 
-        triton_adamw.step(moved, rates, None, directs=True)
+        triton_adamw.step(entries, rates, None, as_directions=True)
     else:
-        directions_twin(moved, rates)
+        write_directions_twin(entries, rates)
 
 
 @torch.no_grad()
-def directions_twin(moved: Sequence[Moved], rates: Rates) -> None:
-    for one in moved:
-        root = _averaged(one, one.gradient, rates)
-        one.weight.copy_(one.first).mul_(rates.step_size).div_(root)
+def write_directions_twin(entries: Sequence[AdamWTensors], rates: Rates) -> None:
+    """Do the work of `write_directions` in torch, on any device."""
+    for entry in entries:
+        divisor = _update_averages(entry, entry.gradient, rates)
+        entry.weight.copy_(entry.first_average).mul_(rates.step_size).div_(divisor)
 
 
 @torch.no_grad()
-def step_twin(moved: Sequence[Moved], rates: Rates, factor: Tensor | None) -> None:
-    for one in moved:
-        root = _averaged(one, one.gradient if factor is None else one.gradient * factor, rates)
-        one.weight.mul_(rates.kept).addcdiv_(one.first, root, value=-rates.step_size)
-        if one.rounded is not None:
-            one.rounded.copy_(one.weight)
+def step_twin(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor | None) -> None:
+    """Do the work of `step` in torch, on any device."""
+    for entry in entries:
+        gradient = entry.gradient if gradient_factor is None else entry.gradient * gradient_factor
+        divisor = _update_averages(entry, gradient, rates)
+        entry.weight.mul_(rates.decay_factor).addcdiv_(entry.first_average, divisor, value=-rates.step_size)
+        if entry.compute_copy is not None:
+            entry.compute_copy.copy_(entry.weight)
 
 
-def _averaged(one: Moved, gradient: Tensor, rates: Rates) -> Tensor:
+def _update_averages(entry: AdamWTensors, gradient: Tensor, rates: Rates) -> Tensor:
     """Update both averages in place and return the divisor of the first average."""
     first, second = rates.betas
-    one.first.lerp_(gradient, 1.0 - first)
-    one.second.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
-    return one.second.sqrt().div_(rates.root).add_(rates.eps)
+    entry.first_average.lerp_(gradient, 1.0 - first)
+    entry.second_average.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
+    return entry.second_average.sqrt().div_(rates.root_correction).add_(rates.eps)

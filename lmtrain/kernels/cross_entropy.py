@@ -12,68 +12,75 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from lmtrain.kernels.on_gpu import runs_kernel
+from lmtrain.kernels.kernel_support import can_run_kernel
 
 # because: 64M fp32 numbers are 256 MiB, small beside the logits and still large enough to fill a GPU
 CHUNK_ELEMENTS = 64 << 20
-NOWHERE = -1  # column index of a label outside these columns
+NO_COLUMN = -1  # column index of a label outside these columns
 
 
-def row_sums(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None = None) -> Tensor:
-    """Return [3, N]: a row's maximum logit, its sum of exp(logit - maximum), and its label's logit (0 at NOWHERE).
+def row_statistics(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return [3, N]: a row's maximum logit, its sum of exp(logit - maximum), and its label's logit (0 at NO_COLUMN).
+
+    `column_N` holds the column of each row's label. `dtype` overrides the dtype of the sums and the result.
 
     because: the maximum and the sum are separate since the rounding error of log(sum(exp)) grows with the logits' size.
-    `sums` overrides the dtype of the result; the errors of single exponentials have either sign and nearly cancel in a
-    sum.
+    The errors of single exponentials have either sign and nearly cancel in a sum.
     """
-    if sums is None and runs_kernel(logits_NV):
+    if dtype is None and can_run_kernel(logits_NV):
         from lmtrain.kernels import triton_cross_entropy  # because: Triton is installed only with a CUDA torch
 
-        return triton_cross_entropy.row_sums(logits_NV, column_N)
-    return row_sums_twin(logits_NV, column_N, sums)
+        return triton_cross_entropy.row_statistics(logits_NV, column_N)
+    return row_statistics_twin(logits_NV, column_N, dtype)
 
 
-def gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
-    """Return (exp(logit - top) / sum - onehot(column)) * weight. The GPU kernel overwrites the logits with it."""
-    if runs_kernel(logits_NV):
+def logits_gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
+    """Return the loss's gradient: (exp(logit - top) / sum - onehot(column)) * weight.
+
+    `top_N` and `sum_N` are from `row_statistics`, over the whole vocabulary. `weight_N` is the gradient of each row's
+    loss. The GPU kernel overwrites the logits with the result.
+    """
+    if can_run_kernel(logits_NV):
         from lmtrain.kernels import triton_cross_entropy  # because: Triton is installed only with a CUDA torch
 
-        return triton_cross_entropy.write_gradient(logits_NV, column_N, top_N, sum_N, weight_N)
-    return gradient_twin(logits_NV, column_N, top_N, sum_N, weight_N)
+        return triton_cross_entropy.overwrite_with_gradient(logits_NV, column_N, top_N, sum_N, weight_N)
+    return logits_gradient_twin(logits_NV, column_N, top_N, sum_N, weight_N)
 
 
-def row_sums_twin(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None = None) -> Tensor:
-    return torch.cat([_row_sums(logits_NV[rows], column_N[rows], sums) for rows in chunks(logits_NV)], 1)
+def row_statistics_twin(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Do the work of `row_statistics` in torch, on any device."""
+    return torch.cat([_chunk_statistics(logits_NV[rows], column_N[rows], dtype) for rows in row_chunks(logits_NV)], 1)
 
 
-def gradient_twin(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
-    parts = list(chunks(logits_NV))
-    if len(parts) == 1:
-        return _gradient(logits_NV, column_N, top_N, sum_N, weight_N).to(logits_NV.dtype)
+def logits_gradient_twin(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
+    """Do the work of `logits_gradient` in torch, on any device; the logits are left unchanged."""
+    chunks = list(row_chunks(logits_NV))
+    if len(chunks) == 1:
+        return _chunk_gradient(logits_NV, column_N, top_N, sum_N, weight_N).to(logits_NV.dtype)
     grad_NV = torch.empty_like(logits_NV)
-    for rows in parts:
-        grad_NV[rows] = _gradient(logits_NV[rows], column_N[rows], top_N[rows], sum_N[rows], weight_N[rows])
+    for rows in chunks:
+        grad_NV[rows] = _chunk_gradient(logits_NV[rows], column_N[rows], top_N[rows], sum_N[rows], weight_N[rows])
     return grad_NV
 
 
-def _gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
+def _chunk_gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
     p_NV = (logits_NV - top_N.unsqueeze(-1)).exp_().div_(sum_N.unsqueeze(-1))
-    here_N1 = (column_N != NOWHERE).unsqueeze(-1)
-    p_NV.scatter_add_(-1, column_N.clamp(min=0).unsqueeze(-1), here_N1.to(p_NV.dtype).neg_())
+    has_column_N1 = (column_N != NO_COLUMN).unsqueeze(-1)
+    p_NV.scatter_add_(-1, column_N.clamp(min=0).unsqueeze(-1), has_column_N1.to(p_NV.dtype).neg_())
     return p_NV.mul_(weight_N.unsqueeze(-1))
 
 
-def _row_sums(logits_NV: Tensor, column_N: Tensor, sums: torch.dtype | None) -> Tensor:
+def _chunk_statistics(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | None) -> Tensor:
     logits_NV = logits_NV.to(sum_dtype(logits_NV))
-    sums = sums or logits_NV.dtype
+    dtype = dtype or logits_NV.dtype
     # because: if all columns are padding, -inf - -inf would be NaN
     top_N = logits_NV.amax(-1).clamp(min=torch.finfo(logits_NV.dtype).min)
-    sum_N = (logits_NV - top_N.unsqueeze(-1)).exp_().sum(-1, dtype=sums)
+    sum_N = (logits_NV - top_N.unsqueeze(-1)).exp_().sum(-1, dtype=dtype)
     label_N = logits_NV.gather(-1, column_N.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-    return torch.stack((top_N.to(sums), sum_N, label_N.masked_fill(column_N == NOWHERE, 0.0).to(sums)))
+    return torch.stack((top_N.to(dtype), sum_N, label_N.masked_fill(column_N == NO_COLUMN, 0.0).to(dtype)))
 
 
-def chunks(logits_NV: Tensor) -> Iterator[slice]:
+def row_chunks(logits_NV: Tensor) -> Iterator[slice]:
     """Yield slices of rows of at most CHUNK_ELEMENTS logits, at least one slice even without rows.
 
     Under a compiler the only slice is all rows, because the compiler fuses the fp32 copies away.
@@ -86,4 +93,5 @@ def chunks(logits_NV: Tensor) -> Iterator[slice]:
 
 
 def sum_dtype(logits: Tensor) -> torch.dtype:
+    """Return the dtype in which losses of these logits are summed: fp32, or the logits' own if it is wider."""
     return torch.promote_types(logits.dtype, torch.float32)

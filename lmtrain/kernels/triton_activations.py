@@ -22,6 +22,7 @@ _CUBIC = tl.constexpr(0.044715)
 
 
 def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    """Return the activation of product + bias, as activations.forward does."""
     product = product.contiguous()
     parts = 2 if kind == "swiglu" else 1
     num_columns = product.shape[-1] // parts
@@ -36,6 +37,7 @@ def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
 
 
 def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the product and of the bias, as activations.backward does."""
     grad, product = grad.contiguous(), product.contiguous()
     num_columns = grad.shape[-1]
     num_rows = grad.numel() // num_columns

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lmtrain.kernels.moved import Moved, Rates
+from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
 
 BLOCK = 1024
 CHUNK = 16 * BLOCK  # elements of a tensor that a program processes
@@ -25,50 +25,54 @@ NUM_WARPS = 4
 _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
 
 
-def step(moved: Sequence[Moved], rates: Rates, factor: Tensor | None, *, directs: bool = False) -> None:
-    """Launch a kernel for each combination of `rounded` dtype and alignment, usually one or two.
+def step(
+    entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor | None, *, as_directions: bool = False
+) -> None:
+    """Launch a kernel for each combination of `compute_copy` dtype and alignment: usually one or two launches.
 
-    `directs` selects the behaviour of adamw.directions.
+    `as_directions` selects the behaviour of adamw.write_directions, else that of adamw.step.
     """
-    kinds: dict[tuple[torch.dtype | None, int], list[Moved]] = defaultdict(list)
-    for one in moved:
-        assert all(x is None or (x.is_contiguous() and x.shape == one.weight.shape) for x in one.tensors)
-        assert all(x.dtype is torch.float32 for x in one.tensors[:4] if x is not None)
-        rounded = None if one.rounded is None else one.rounded.dtype
-        kinds[rounded, one.divisor].append(one)
-    for (rounded, divisor), alike in kinds.items():
-        _launch(alike, rates, factor, rounded, divisor, directs)
+    kinds: dict[tuple[torch.dtype | None, int], list[AdamWTensors]] = defaultdict(list)
+    for entry in entries:
+        assert all(x is None or (x.is_contiguous() and x.shape == entry.weight.shape) for x in entry.tensors)
+        assert all(x.dtype is torch.float32 for x in entry.tensors[:4] if x is not None)
+        copy_dtype = None if entry.compute_copy is None else entry.compute_copy.dtype
+        kinds[copy_dtype, entry.alignment].append(entry)
+    for (copy_dtype, alignment), group in kinds.items():
+        _launch(group, rates, gradient_factor, copy_dtype, alignment, as_directions)
 
 
 def _launch(
-    moved: list[Moved], rates: Rates, factor: Tensor | None, rounded: torch.dtype | None, divisor: int, directs: bool
-) -> None:
-    device = moved[0].weight.device
-    tensor_of, start_of, size_of = _chunks(tuple(one.weight.numel() for one in moved), CHUNK, device)
+    entries: list[AdamWTensors], rates: Rates, gradient_factor: Tensor | None, copy_dtype: torch.dtype | None,
+    alignment: int, as_directions: bool,
+) -> None:  # fmt: skip
+    """Launch the kernel over tensors that have the same copy dtype and the same alignment."""
+    device = entries[0].weight.device
+    tensor_of, start_of, size_of = _split_into_chunks(tuple(entry.weight.numel() for entry in entries), CHUNK, device)
     if not len(tensor_of):
         return
     first, second = rates.betas
-    addresses = torch.tensor([one.addresses for one in moved], device="cpu")
+    addresses = torch.tensor([entry.addresses for entry in entries], device="cpu")
     _adamw_step[(len(tensor_of),)](
-        _on_device(addresses, device), tensor_of, start_of, size_of, factor,
-        rates.kept, rates.step_size, rates.root, rates.eps, first, 1.0 - first, second, 1.0 - second,
-        HAS_FACTOR=factor is not None, ROUNDED=None if rounded is None else _DTYPES[rounded],
-        DIRECTS=directs, DIVISOR=divisor, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=NUM_WARPS,
+        _copy_to_device(addresses, device), tensor_of, start_of, size_of, gradient_factor,
+        rates.decay_factor, rates.step_size, rates.root_correction, rates.eps, first, 1.0 - first, second, 1.0 - second,
+        HAS_FACTOR=gradient_factor is not None, ROUNDED=None if copy_dtype is None else _DTYPES[copy_dtype],
+        DIRECTS=as_directions, DIVISOR=alignment, BLOCK=BLOCK, CHUNK=CHUNK, num_warps=NUM_WARPS,
     )  # fmt: skip
 
 
 @lru_cache(maxsize=8)
-def _chunks(sizes: tuple[int, ...], chunk: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _split_into_chunks(sizes: tuple[int, ...], chunk: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Return each program's tensor index, each program's start offset in its tensor, and each tensor's size."""
     counts = [-(-size // chunk) for size in sizes]
     tensor_of = np.repeat(np.arange(len(sizes), dtype=np.int64), counts)
     start_of = np.concatenate([np.arange(count, dtype=np.int64) * chunk for count in counts])
-    found = (tensor_of, start_of, np.array(sizes, np.int64))
-    first, second, third = (_on_device(torch.from_numpy(array), device) for array in found)
-    return first, second, third
+    arrays = (tensor_of, start_of, np.array(sizes, np.int64))
+    tensors, starts, lengths = (_copy_to_device(torch.from_numpy(array), device) for array in arrays)
+    return tensors, starts, lengths
 
 
-def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
+def _copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     # because: a copy from unpinned memory synchronizes with the device
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 

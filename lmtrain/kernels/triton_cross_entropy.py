@@ -12,7 +12,8 @@ NUM_WARPS = 4
 _LEAST = tl.constexpr(torch.finfo(torch.float32).min)
 
 
-def row_sums(logits_NV: Tensor, column_N: Tensor) -> Tensor:
+def row_statistics(logits_NV: Tensor, column_N: Tensor) -> Tensor:
+    """Return [3, N], as cross_entropy.row_statistics does."""
     num_rows, num_columns = logits_NV.shape
     assert logits_NV.stride(1) == 1
     sums_3N = torch.empty(3, num_rows, dtype=torch.float32, device=logits_NV.device)
@@ -23,8 +24,10 @@ def row_sums(logits_NV: Tensor, column_N: Tensor) -> Tensor:
     return sums_3N
 
 
-def write_gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
-    """Overwrite the logits with their gradient and return them."""
+def overwrite_with_gradient(
+    logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor
+) -> Tensor:
+    """Overwrite the logits with their gradient and return them. Arguments as in cross_entropy.logits_gradient."""
     num_rows, num_columns = logits_NV.shape
     assert logits_NV.stride(1) == 1
     if num_rows:

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.batch import IGNORED
-from lmtrain.kernels.cross_entropy import NOWHERE, chunks, gradient, row_sums, sum_dtype
-from lmtrain.kernels.on_gpu import fuses
+from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_chunks, row_statistics, sum_dtype
+from lmtrain.kernels.kernel_support import uses_fused_kernels
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
     On a GPU backward overwrites the logits with their gradient.
     """
-    kind = _OverLogits if fuses(logits.device) else _CrossEntropySum
+    kind = _OverLogits if uses_fused_kernels(logits.device) else _CrossEntropySum
     total: Tensor = kind.apply(logits.flatten(0, -2), labels.flatten())  # type: ignore[no-untyped-call]
     return total
 
@@ -47,7 +47,7 @@ class _CrossEntropySum(torch.autograd.Function):
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
         ctx.save_for_backward(logits_NV, labels_N)
         total = torch.zeros((), dtype=sum_dtype(logits_NV), device=logits_NV.device)
-        for rows in chunks(logits_NV):
+        for rows in row_chunks(logits_NV):
             log_p = F.log_softmax(logits_NV[rows], dim=-1, dtype=total.dtype)
             total = total + F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="sum")
         return total
@@ -57,7 +57,7 @@ class _CrossEntropySum(torch.autograd.Function):
         """Return the gradient of the logits: (softmax - onehot(label)) * grad, and 0 for ignored rows."""
         logits_NV, labels_N = ctx.saved_tensors
         grad_NV, dtype = torch.empty_like(logits_NV), sum_dtype(logits_NV)
-        for rows in chunks(logits_NV):
+        for rows in row_chunks(logits_NV):
             label_N, grad_rows = labels_N[rows], grad_NV[rows]
             counts_N = label_N != IGNORED
             # because: with equal dtypes the softmax can be written straight into the gradient, without a copy
@@ -75,13 +75,13 @@ class _OverLogits(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor) -> Tensor:
-        column_N = labels_N.masked_fill(labels_N == IGNORED, NOWHERE)
-        top_N, sum_N, label_N = row_sums(logits_NV, column_N).unbind()
+        column_N = labels_N.masked_fill(labels_N == IGNORED, NO_COLUMN)
+        top_N, sum_N, label_N = row_statistics(logits_NV, column_N).unbind()
         ctx.save_for_backward(logits_NV, column_N, top_N, sum_N)
         # because: 0 times NaN is NaN, so ignored rows are masked out rather than multiplied by 0
-        return (sum_N.log() + (top_N - label_N)).masked_fill(column_N == NOWHERE, 0.0).sum()
+        return (sum_N.log() + (top_N - label_N)).masked_fill(column_N == NO_COLUMN, 0.0).sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         logits_NV, column_N, top_N, sum_N = ctx.saved_tensors
-        return gradient(logits_NV, column_N, top_N, sum_N, grads[0] * (column_N != NOWHERE)), None
+        return logits_gradient(logits_NV, column_N, top_N, sum_N, grads[0] * (column_N != NO_COLUMN)), None

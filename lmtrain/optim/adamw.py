@@ -1,6 +1,6 @@
 """AdamW: a single fused pass where kernels can run, otherwise torch's own, fused if the device supports it.
 
-Found by train through the settings' kind.
+Train imports this module by the settings' `kind` and calls `build`.
 """
 
 from __future__ import annotations
@@ -11,21 +11,27 @@ import torch
 from torch import Tensor
 
 from lmtrain.kernels import adamw as kernel
-from lmtrain.kernels.moved import Moved, Rates
-from lmtrain.kernels.on_gpu import fuses
+from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
+from lmtrain.kernels.kernel_support import uses_fused_kernels
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.groups import Groups
-from lmtrain.optim.moments import SLOTS, UncompiledAdamW, UncompiledOptimizer, count_update, with_gradients
+from lmtrain.optim.moments import (
+    SLOTS,
+    UncompiledAdamW,
+    UncompiledOptimizer,
+    increment_update_count,
+    parameters_with_gradients,
+)
 from lmtrain.optim.state import apply_empty_state
-from lmtrain.optim.whole import Alone, Whole
+from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 
-_FUSED = {"cpu", "cuda"}
+_TORCH_FUSED_DEVICES = {"cpu", "cuda"}
 
 
-def build(settings: AdamWSettings, groups: Groups, whole: Whole = Alone()) -> torch.optim.Optimizer:
-    """Build AdamW. `whole` is unused, because AdamW is elementwise and works on shards alone."""
+def build(settings: AdamWSettings, groups: Groups, whole: WholeTensors = LocalTensors()) -> torch.optim.Optimizer:
+    """Build AdamW. `whole` is unused, because AdamW is elementwise and needs only local shards."""
     devices = {parameter.device for group in groups for parameter in group["params"]}
-    if devices and all(map(fuses, devices)):
+    if devices and all(map(uses_fused_kernels, devices)):
         return OnePassAdamW(settings, groups)
     first, second = settings.betas
     return UncompiledAdamW(
@@ -34,35 +40,36 @@ def build(settings: AdamWSettings, groups: Groups, whole: Whole = Alone()) -> to
         betas=(first, second),
         eps=settings.eps,
         weight_decay=settings.weight_decay,
-        fused={device.type for device in devices} <= _FUSED,
+        fused={device.type for device in devices} <= _TORCH_FUSED_DEVICES,
     )
 
 
 class OnePassAdamW(UncompiledOptimizer):
     """AdamW in a single fused pass, including clipping and the half-precision copies.
 
-    Gradients are scaled by `factor`, which clips them; `rounded` maps each fp32 master weight to its half-precision
-    copy. Both are set by parallel.
+    Parallel sets `gradient_factor`, a multiplier that clips gradients, and `compute_copies`, which maps each fp32
+    master weight to its half-precision copy.
     """
 
     def __init__(self, settings: AdamWSettings, groups: Groups) -> None:
         super().__init__([{**group, "slots": SLOTS} for group in groups], {"lr": settings.lr})
         self.settings = settings
-        self.factor: Tensor | None = None
-        self.rounded: Mapping[Tensor, Tensor] = {}
+        self.gradient_factor: Tensor | None = None
+        self.compute_copies: Mapping[Tensor, Tensor] = {}
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         apply_empty_state(self)
         for group in self.param_groups:
-            _, parameters = with_gradients(group)
+            _, parameters = parameters_with_gradients(group)
             if parameters:
-                count, settings = count_update(self, parameters), self.settings
+                count, settings = increment_update_count(self, parameters), self.settings
                 rates = Rates(group["lr"], settings.betas, settings.eps, group["weight_decay"], count)
-                kernel.step([self._moved(parameter) for parameter in parameters], rates, self.factor)
+                kernel.step([self._tensors_of(parameter) for parameter in parameters], rates, self.gradient_factor)
 
-    def _moved(self, parameter: Tensor) -> Moved:
+    def _tensors_of(self, parameter: Tensor) -> AdamWTensors:
+        """Return the kernel's inputs for a parameter."""
         state, gradient = self.state[parameter], parameter.grad
         assert gradient is not None
         first, second = (state[slot] for slot in SLOTS)
-        return Moved(parameter, gradient.contiguous(), first, second, self.rounded.get(parameter))
+        return AdamWTensors(parameter, gradient.contiguous(), first, second, self.compute_copies.get(parameter))

@@ -15,10 +15,11 @@ def build_groups(parameters: Mapping[str, Tensor], weight_decay: float) -> Group
     """Build two groups: matrices and embeddings decay, as in GPT-2; biases and norms, which have 1 dim, do not."""
     matrices = {name: p for name, p in parameters.items() if p.ndim >= 2}
     vectors = {name: p for name, p in parameters.items() if p.ndim < 2}
-    return [group_of(part, decay) for part, decay in ((matrices, weight_decay), (vectors, 0.0)) if part]
+    return [build_group(part, decay) for part, decay in ((matrices, weight_decay), (vectors, 0.0)) if part]
 
 
-def group_of(parameters: Mapping[str, Tensor], weight_decay: float) -> dict[str, Any]:
+def build_group(parameters: Mapping[str, Tensor], weight_decay: float) -> dict[str, Any]:
+    """Return a parameter group of torch's form, plus the parameters' names."""
     return {"params": list(parameters.values()), "names": list(parameters), "weight_decay": weight_decay}
 
 

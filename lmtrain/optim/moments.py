@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lmtrain.kernels import adamw
-from lmtrain.kernels.moved import Moved, Rates
-from lmtrain.kernels.on_gpu import fuses
+from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
+from lmtrain.kernels.kernel_support import uses_fused_kernels
 
 
 class UncompiledOptimizer(torch.optim.Optimizer):
@@ -29,6 +29,8 @@ class UncompiledOptimizer(torch.optim.Optimizer):
 
 
 class UncompiledAdamW(UncompiledOptimizer, torch.optim.AdamW):
+    """torch's AdamW without torch's compile wrapper around `step`."""
+
     step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
@@ -38,13 +40,13 @@ UncompiledAdamW.__name__ = "AdamW"  # because: a profiler names the span of a st
 SLOTS = ("exp_avg", "exp_avg_sq")
 
 
-def with_gradients(group: dict[str, Any]) -> tuple[list[str], list[Tensor]]:
-    """Return the names and parameters of a group that have a gradient."""
+def parameters_with_gradients(group: dict[str, Any]) -> tuple[list[str], list[Tensor]]:
+    """Return the names of a group's parameters that have a gradient, and these parameters."""
     pairs = [(name, p) for name, p in zip(group["names"], group["params"], strict=True) if p.grad is not None]
     return [name for name, _ in pairs], [p for _, p in pairs]
 
 
-def count_update(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
+def increment_update_count(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
     """Increment the parameters' update counts and return the new count, from 1."""
     counts = [optimizer.state[p]["step"] for p in parameters]
     torch._foreach_add_(counts, 1)
@@ -58,14 +60,16 @@ def adam_directions(
     if not parameters:
         return []
     first, second = betas
-    count = count_update(optimizer, parameters)
+    count = increment_update_count(optimizer, parameters)
     gradients = [p.grad for p in parameters if p.grad is not None]
     m, v = ([optimizer.state[p][slot] for p in parameters] for slot in SLOTS)
-    if fuses(parameters[0].device):
-        found = [torch.empty_like(p) for p in parameters]
-        moved = [Moved(*each, None) for each in zip(found, [g.contiguous() for g in gradients], m, v, strict=True)]
-        adamw.directions(moved, Rates(1.0, betas, eps, 0.0, count))
-        return found
+    if uses_fused_kernels(parameters[0].device):
+        buffers = [torch.empty_like(p) for p in parameters]
+        columns = (buffers, [g.contiguous() for g in gradients], m, v)
+        adamw.write_directions(
+            [AdamWTensors(*row, None) for row in zip(*columns, strict=True)], Rates(1.0, betas, eps, 0.0, count)
+        )
+        return buffers
     torch._foreach_lerp_(m, gradients, 1 - first)
     torch._foreach_mul_(v, second)
     torch._foreach_addcmul_(v, gradients, gradients, value=1 - second)

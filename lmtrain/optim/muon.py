@@ -1,9 +1,9 @@
 """Muon (Jordan et al. 2024): a hidden matrix moves by its orthogonalized momentum; other parameters use AdamW.
 
-Found by train through the settings' kind. A hidden matrix is a matrix inside a block. Queries, keys and values, and the
-two halves of SwiGLU, count as separate matrices, however they are stored. Orthogonalization needs the whole matrix:
-each matrix is gathered, orthogonalized by one of the processes that share it, broadcast, and sharded again. The
-processes take turns, so that each does an equal share of the work.
+Train imports this module by the settings' `kind` and calls `build`. A hidden matrix is a matrix inside a block.
+Queries, keys and values, and the two halves of SwiGLU, count as separate matrices, however they are stored.
+Orthogonalization needs the whole matrix: each matrix is gathered, orthogonalized by one of the processes that share it,
+broadcast, and sharded again. The processes take turns, so that each does an equal share of the work.
 
 An orthogonal n x m matrix has entries with a root mean square of 1/sqrt(max(n, m)). Times 0.2 sqrt(max(n, m)) it moves
 a weight as far as AdamW does (Liu et al. 2025), so the same learning rate and weight decay suit both.
@@ -18,11 +18,16 @@ import torch
 from torch import Tensor
 
 from lmtrain.optim import moments
-from lmtrain.optim.groups import Groups, group_of
-from lmtrain.optim.moments import UncompiledOptimizer, adam_directions, count_update, with_gradients
+from lmtrain.optim.groups import Groups, build_group
+from lmtrain.optim.moments import (
+    UncompiledOptimizer,
+    adam_directions,
+    increment_update_count,
+    parameters_with_gradients,
+)
 from lmtrain.optim.muon_settings import MuonSettings, is_hidden_matrix
 from lmtrain.optim.state import apply_empty_state
-from lmtrain.optim.whole import Alone, Whole
+from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 
 SLOTS = ("momentum",)
 # because: Jordan's quintic brings singular values to 0.7 .. 1.2 in five rounds, and more precision does not help
@@ -30,19 +35,23 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ADAM_RMS = 0.2  # because: the root mean square of AdamW's usual update, measured by Liu et al. 2025
 
 
-def build(settings: MuonSettings, groups: Groups, whole: Whole = Alone()) -> Muon:
+def build(settings: MuonSettings, groups: Groups, whole: WholeTensors = LocalTensors()) -> Muon:
+    """Build Muon. `whole` gathers matrices from their shards, and shards them again."""
     return Muon(settings, groups, whole)
 
 
 class Muon(UncompiledOptimizer):
-    def __init__(self, settings: MuonSettings, groups: Groups, whole: Whole) -> None:
+    """The Muon optimizer. Each of `groups` is split into hidden matrices and parameters that AdamW updates."""
+
+    def __init__(self, settings: MuonSettings, groups: Groups, whole: WholeTensors) -> None:
         split: Groups = []
         for group in groups:
-            named = dict(zip(group["names"], group["params"], strict=True))
+            by_name = dict(zip(group["names"], group["params"], strict=True))
             for hidden, slots in ((True, SLOTS), (False, moments.SLOTS)):
-                part = {name: p for name, p in named.items() if is_hidden_matrix(name, p.ndim) == hidden}
+                part = {name: p for name, p in by_name.items() if is_hidden_matrix(name, p.ndim) == hidden}
                 if part:
-                    split.append({**group, **group_of(part, group["weight_decay"]), "hidden": hidden, "slots": slots})
+                    subgroup = build_group(part, group["weight_decay"])
+                    split.append({**group, **subgroup, "hidden": hidden, "slots": slots})
         super().__init__(split, {"lr": settings.lr})
         self.settings, self.whole = settings, whole
 
@@ -50,57 +59,58 @@ class Muon(UncompiledOptimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         apply_empty_state(self)
         for group in self.param_groups:
-            names, parameters = with_gradients(group)
+            names, parameters = parameters_with_gradients(group)
             if parameters:
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
                 if group["hidden"]:
-                    self._move_hidden(group, names, parameters)
+                    self._update_hidden(group, names, parameters)
                 else:
                     directions = adam_directions(self, parameters, betas=self.settings.betas, eps=self.settings.eps)
                     torch._foreach_add_(parameters, directions, alpha=-group["lr"])
 
-    def _move_hidden(self, group: dict[str, Any], names: list[str], parameters: list[Tensor]) -> None:
-        keep = self.settings.momentum
-        count_update(self, parameters)
+    def _update_hidden(self, group: dict[str, Any], names: list[str], parameters: list[Tensor]) -> None:
+        """Update the momenta of a group of hidden matrices, and move the matrices by them."""
+        momentum = self.settings.momentum
+        increment_update_count(self, parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
         momenta = [self.state[p]["momentum"] for p in parameters]
-        torch._foreach_lerp_(momenta, gradients, 1 - keep)
+        torch._foreach_lerp_(momenta, gradients, 1 - momentum)
         # Nesterov: use the momentum of the next step. Its norm is irrelevant, because the matrix is orthogonalized
-        ahead = torch._foreach_lerp(gradients, momenta, keep)
-        each = list(zip(names, parameters, ahead, strict=True))
-        for first in range(0, len(each), self.whole.sharers):
-            self._move_some(each[first : first + self.whole.sharers], group["lr"])
+        ahead = torch._foreach_lerp(gradients, momenta, momentum)
+        items = list(zip(names, parameters, ahead, strict=True))
+        for first in range(0, len(items), self.whole.num_sharers):
+            self._update_matrices(items[first : first + self.whole.num_sharers], group["lr"])
 
-    def _move_some(self, some: list[tuple[str, Tensor, Tensor]], lr: float) -> None:
-        """Update up to `sharers` matrices; each process orthogonalizes one of them while the others do theirs.
+    def _update_matrices(self, matrices: list[tuple[str, Tensor, Tensor]], lr: float) -> None:
+        """Update up to `num_sharers` matrices (name, parameter, momentum); process i orthogonalizes the i-th of them.
 
         Collective: all processes that share the matrices gather and broadcast them in the same order.
         """
         shapes: list[list[torch.Size]] = []
         mine: list[Tensor] = []
-        for turn, (name, _, direction) in enumerate(some):
+        for owner, (name, _, direction) in enumerate(matrices):
             # collective: this matrix's shards are gathered over the processes that share it
-            sections = self.whole.gather(name, direction)
+            sections = self.whole.gather_sections(name, direction)
             shapes.append([x.shape for x in sections])
-            if turn == self.whole.number:
+            if owner == self.whole.sharer_index:
                 mine = sections
         # because: orthogonalizing between two gathers would stall all other processes, once for each matrix
-        made = [orthogonal(x, self.settings.newton_schulz_rounds) for x in mine]
-        for turn, (name, parameter, direction) in enumerate(some):
-            rows, width = [shape[0] for shape in shapes[turn]], shapes[turn][0][1]
-            if turn == self.whole.number:
-                whole = torch.cat(made).contiguous()
+        orthogonal_sections = [orthogonalize(x, self.settings.newton_schulz_rounds) for x in mine]
+        for owner, (name, parameter, direction) in enumerate(matrices):
+            rows, width = [shape[0] for shape in shapes[owner]], shapes[owner][0][1]
+            if owner == self.whole.sharer_index:
+                whole = torch.cat(orthogonal_sections).contiguous()
             else:
                 whole = direction.new_empty(sum(rows), width, dtype=_work_dtype(direction))
             # collective: broadcasts a process's matrix, without a sum, to all processes that share it
-            moved = torch.split(self.whole.handed(turn, whole).to(direction.dtype), rows)
-            parameter.add_(self.whole.part(name, [scaled(x) for x in moved]), alpha=-lr)
+            updates = torch.split(self.whole.broadcast(owner, whole).to(direction.dtype), rows)
+            parameter.add_(self.whole.local_shard(name, [scale_to_adam_rms(x) for x in updates]), alpha=-lr)
 
 
-def orthogonal(x: Tensor, rounds: int) -> Tensor:
-    """Return U V of x = U S V approximately, by Newton-Schulz rounds: all singular values near 1.
+def orthogonalize(x: Tensor, rounds: int) -> Tensor:
+    """Return the orthogonal factor U V of x = U S V, approximated by Newton-Schulz rounds: singular values near 1.
 
-    The products use the shorter side.
+    The products use the shorter side of the matrix.
     """
     a, b, c = COEFFICIENTS
     y: Tensor = x.mT if x.shape[0] > x.shape[1] else x
@@ -117,6 +127,6 @@ def _work_dtype(x: Tensor) -> torch.dtype:
     return torch.bfloat16 if x.is_cuda else x.dtype
 
 
-def scaled(x: Tensor) -> Tensor:
+def scale_to_adam_rms(x: Tensor) -> Tensor:
     """Return the matrix scaled so that its root mean square equals that of a usual AdamW update."""
     return x * (ADAM_RMS * math.sqrt(max(x.shape)))

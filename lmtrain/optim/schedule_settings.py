@@ -24,6 +24,7 @@ class ScheduleSettings(Choice):
     warmup_steps: int = quantity("count", default=0)
 
     def factor(self, step: int, total_steps: int) -> float:
+        """Return the factor of the peak learning rate at this step, in [0, 1]."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         return self.after_warmup(step, total_steps)
@@ -63,7 +64,7 @@ class LinearSettings(ScheduleSettings):
     min_ratio: float = 0.0
 
     def after_warmup(self, step: int, total_steps: int) -> float:
-        return _between(self.min_ratio, 1.0 - self.progress(step, total_steps))
+        return _interpolate_to_1(self.min_ratio, 1.0 - self.progress(step, total_steps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class CosineSettings(ScheduleSettings):
     min_ratio: float = 0.1
 
     def after_warmup(self, step: int, total_steps: int) -> float:
-        return _between(self.min_ratio, 0.5 * (1.0 + math.cos(math.pi * self.progress(step, total_steps))))
+        return _interpolate_to_1(self.min_ratio, 0.5 * (1.0 + math.cos(math.pi * self.progress(step, total_steps))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +98,13 @@ class WSDSettings(ScheduleSettings):
     min_ratio: float = 0.0
 
     def decay_start(self, total_steps: int) -> int:
+        """Return the step at which the decay begins."""
         return total_steps - round(self.decay_fraction * total_steps)
 
     def after_warmup(self, step: int, total_steps: int) -> float:
         start = self.decay_start(total_steps)
-        gone = min(1.0, max(0.0, (step - start) / max(1, total_steps - start)))
-        return _between(self.min_ratio, 1.0 - (math.sqrt(gone) if self.decay == "sqrt" else gone))
+        decayed = min(1.0, max(0.0, (step - start) / max(1, total_steps - start)))
+        return _interpolate_to_1(self.min_ratio, 1.0 - (math.sqrt(decayed) if self.decay == "sqrt" else decayed))
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
@@ -120,6 +122,6 @@ class WSDSettings(ScheduleSettings):
         )
 
 
-def _between(floor: float, share: float) -> float:
+def _interpolate_to_1(floor: float, share: float) -> float:
     """Return the value at `share` of the way from `floor` to 1."""
     return floor + (1.0 - floor) * share

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 @torch.no_grad()
 def apply_empty_state(optimizer: Optimizer) -> None:
-    """Create every parameter's initial state where it is missing, so that a checkpoint can be loaded into it."""
+    """Create the initial state of every parameter that has none yet, so that a checkpoint can be loaded into it."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
@@ -48,6 +48,7 @@ def num_updates(optimizer: Optimizer) -> int:
 
 @torch.no_grad()
 def apply_num_updates(optimizer: Optimizer, count: int) -> None:
+    """Set the number of updates that the optimizer has made, as read from a checkpoint."""
     apply_empty_state(optimizer)
     for state in optimizer.state.values():
         state["step"].fill_(count)

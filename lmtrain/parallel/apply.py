@@ -13,7 +13,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-from lmtrain.kernels.on_gpu import fuses
+from lmtrain.kernels.kernel_support import uses_fused_kernels
 from lmtrain.layout import Layout
 from lmtrain.models.init import apply_memory, apply_ties
 from lmtrain.models.model_settings import ModelSettings
@@ -98,7 +98,7 @@ def build_parallel(
         model.train(training)
         stages[stage.number] = model
         applied += _lines(stage, mesh.layout.pp * mesh.layout.vp, done)
-    if fuses(device):
+    if uses_fused_kernels(device):
         applied.append("kernels of our own: the loss, and biases of MLPs with their activations")
     elif compiled:
         applied.append(compile_loss(objective, deterministic=compute.deterministic))

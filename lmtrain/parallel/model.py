@@ -13,13 +13,13 @@ from lmtrain.layout import Piece
 from lmtrain.objectives.objective import CausalLM
 from lmtrain.observe.measure import phases
 from lmtrain.optim.adamw import OnePassAdamW
-from lmtrain.optim.whole import Alone, Whole
+from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.inference import Inference, chunks
 from lmtrain.parallel.pipeline.executor import Begun
 from lmtrain.parallel.shards import owned, pieces_of
-from lmtrain.parallel.weights.gathered_weights import Spread
+from lmtrain.parallel.weights.gathered_weights import ShardedTensors
 from lmtrain.parallel.weights.grads import (
     TiedSums,
     Weights,
@@ -49,7 +49,7 @@ class ParallelModel(Inference):
     noise: Noise
     applied: Sequence[str]  # log lines of the applied transformations
     compiled: bool
-    one_pass: OnePassAdamW | None = None  # an optimizer that clips and rounds within its update
+    one_pass_optimizer: OnePassAdamW | None = None  # an optimizer that clips and rounds within its update
 
     @property
     def model(self) -> LanguageModel:
@@ -73,11 +73,11 @@ class ParallelModel(Inference):
         return self.objective.terms
 
     @property
-    def whole(self) -> Whole:
+    def whole_tensors(self) -> WholeTensors:
         """An optimizer's access to whole weights."""
         if self.mesh.world.size > 1:
-            return Spread(self.places, self.mesh)
-        return Alone({name: place.sections for name, place in self.places.items() if place.cut.sections})
+            return ShardedTensors(self.places, self.mesh)
+        return LocalTensors({name: place.sections for name, place in self.places.items() if place.cut.sections})
 
     def forward_backward(self, batches: StepBatches) -> Tensor:
         """Compute the gradients of the step's mean loss; return [micro-batches, terms], shares of each term's mean.
@@ -112,21 +112,21 @@ class ParallelModel(Inference):
             sum_partial_gradients(gradients, self.places, self.mesh.tp)
         sum_gradients(gradients, self.settings.ties(), self.tied)
         norm = gradient_norm(gradients, self.places, self.mesh.world, self.device)
-        if self.one_pass is None:
+        if self.one_pass_optimizer is None:
             apply_clip(list(gradients.values()), norm, clip_norm, self.loss_scale.value)
         else:
-            self.one_pass.factor = clip_factor(norm, clip_norm, self.loss_scale.value)
+            self.one_pass_optimizer.gradient_factor = clip_factor(norm, clip_norm, self.loss_scale.value)
         return norm / self.loss_scale.value
 
-    def meet(self, optimizer: torch.optim.Optimizer) -> None:
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Attach the optimizer before its first step: a one-pass optimizer receives the half-precision copies."""
         if isinstance(optimizer, OnePassAdamW):
-            self.one_pass, optimizer.rounded = optimizer, self.masters.rounded
+            self.one_pass_optimizer, optimizer.compute_copies = optimizer, self.masters.compute_copies
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Run an optimizer step and publish the new weights to the model."""
         optimizer.step()
-        self.masters.publish(written=optimizer is self.one_pass)
+        self.masters.publish(written=optimizer is self.one_pass_optimizer)
 
     def load(self, fill: Callable[[list[Piece]], None], also: Sequence[Piece] = ()) -> None:
         """Call `fill` with the weights' pieces and those of `also`, then publish the new weights to the model."""

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from lmtrain.batch import IGNORED
 from lmtrain.errors import LayoutError
-from lmtrain.kernels.cross_entropy import NOWHERE, gradient, row_sums
+from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_statistics
 from lmtrain.layout import divisors, words
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.heads import Head, OfFirst, added_to_scores
@@ -231,7 +231,7 @@ def label_scores(logits_of: Callable[[Tensor], Tensor], hidden_KD: Tensor, label
         column_N = _column(labels, logits_NV.shape[-1], axis)
         split = zip(*(torch.split(x, EXP_ROWS) for x in (logits_NV, column_N)), strict=True)
         best_N = logits_NV.argmax(-1) + axis.index * logits_NV.shape[-1]
-        exact_3N = torch.cat([row_sums(rows, column, torch.float64) for rows, column in split], 1)
+        exact_3N = torch.cat([row_statistics(rows, column, torch.float64) for rows, column in split], 1)
         here.append(torch.cat([exact_3N, best_N[None].double()]))
     here_4K = torch.cat(here, 1)
     # collective: gathers four numbers per label from every tp rank; each rank then combines them
@@ -249,7 +249,7 @@ class _CrossEntropySum(torch.autograd.Function):
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, axis: Axis) -> Tensor:
         column_N = _column(labels_N, logits_NV.shape[-1], axis)
         # collective: gathers three fp32 numbers per row from every tp rank; each rank then combines them
-        top_RN, sum_RN, label_RN = gather_stack(row_sums(logits_NV, column_N), axis).unbind(1)
+        top_RN, sum_RN, label_RN = gather_stack(row_statistics(logits_NV, column_N), axis).unbind(1)
         top_N = top_RN.amax(0)
         sum_N = (sum_RN * (top_RN - top_N).exp()).sum(0)
         ctx.save_for_backward(logits_NV, labels_N, column_N, top_N, sum_N)
@@ -261,13 +261,13 @@ class _CrossEntropySum(torch.autograd.Function):
         """Return (softmax - onehot(label)) * grad for this rank's columns, 0 for ignored rows; no communication."""
         logits_NV, labels_N, column_N, top_N, sum_N = ctx.saved_tensors
         weight_N = grads[0] * (labels_N != IGNORED)
-        return gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None
+        return logits_gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None
 
 
 def _column(labels_N: Tensor, num_rows: int, axis: Axis) -> Tensor:
     """Return each label's column among this rank's columns, or NOWHERE."""
     row_N, mine_N = _find(labels_N, num_rows, axis)
-    return row_N.masked_fill(~mine_N, NOWHERE)
+    return row_N.masked_fill(~mine_N, NO_COLUMN)
 
 
 def _find(ids: Tensor, num_rows: int, axis: Axis) -> tuple[Tensor, Tensor]:

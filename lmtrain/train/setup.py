@@ -125,6 +125,6 @@ def build_optimizer(settings: OptimSettings, model: ParallelModel) -> torch.opti
     here.
     """
     groups = build_groups(model.parameters, settings.weight_decay)
-    optimizer: torch.optim.Optimizer = settings.component().build(settings, groups, model.whole)
-    model.meet(optimizer)
+    optimizer: torch.optim.Optimizer = settings.component().build(settings, groups, model.whole_tensors)
+    model.attach(optimizer)
     return optimizer

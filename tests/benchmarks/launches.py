@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lmtrain.batch import Batch
-from lmtrain.kernels import on_gpu
+from lmtrain.kernels import kernel_support
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.blocks.recompute import apply_compile
@@ -155,7 +155,7 @@ def compiled(settings: Any, *, sums: bool = False) -> Counted:
 
 
 def as_on_a_gpu(settings: Any) -> Counted:
-    with replaced(on_gpu, "FUSES_ON", {DEVICE}):
+    with replaced(kernel_support, "FUSED_DEVICES", {DEVICE}):
         return compiled(settings, sums=True)
 
 
@@ -208,7 +208,7 @@ def main() -> None:
     laws = {}
     for name, settings in MODELS.items():
         least = bound(settings.shape, ROWS * LENGTH)
-        with replaced(on_gpu, "FUSES_ON", set()):
+        with replaced(kernel_support, "FUSED_DEVICES", set()):
             found = {"eager": eager(settings), "compiled": compiled(settings)}
         found |= {"as on GPU": as_on_a_gpu(settings), "bound": least}
         laws[name] = Law.of(found["as on GPU"], settings.shape)

@@ -38,7 +38,7 @@ SWITCHES = {
     # products that add a weight's gradient to its fp32 sum by themselves
     "summed_products": Switch("lmtrain.parallel.products", "SUMMED_ON", set),
     # the kernels of lmtrain/kernels; their twins run in their place
-    "kernels": Switch("lmtrain.kernels.on_gpu", "FUSES_ON", set),
+    "kernels": Switch("lmtrain.kernels.kernel_support", "FUSED_DEVICES", set),
     # masks of blocks, for flex_attention; masks of all positions in their place
     "block_masks": Switch(
         "lmtrain.parallel.blocks.masks", "apply_block_masks", lambda: lambda *_, **__: None, "lmtrain.parallel.apply"

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.kernels import on_gpu
+from lmtrain.kernels import kernel_support
 from lmtrain.layout import Coordinate
 from lmtrain.models import stack
 from lmtrain.models.layers import attention
@@ -45,7 +45,7 @@ Gradients = dict[str, Tensor]
 
 def exact(case: Case) -> Gradients:
     """All in fp64, the angles too; where rounding would be is nothing."""
-    with _in_fp64(), replaced(on_gpu, "FUSES_ON", set()):
+    with _in_fp64(), replaced(kernel_support, "FUSED_DEVICES", set()):
         return _by_plain_torch(case, torch.float64, CPU)
 
 
@@ -54,7 +54,7 @@ def by_plain_torch(case: Case, device: torch.device) -> Gradients:
 
     And without kernels of ours: a yardstick made of them would be off as far as what it measures.
     """
-    with replaced(on_gpu, "FUSES_ON", set()):
+    with replaced(kernel_support, "FUSED_DEVICES", set()):
         return _by_plain_torch(case, WORK_DTYPE[case.precision], device)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lmtrain.kernels import activations, on_gpu
-from lmtrain.kernels.cross_entropy import gradient as right_gradient
+from lmtrain.kernels import activations, kernel_support
+from lmtrain.kernels.cross_entropy import logits_gradient as right_gradient
 from lmtrain.models.layers import attention
 from lmtrain.models.layers.attention import Rotation
 from lmtrain.objectives import cross_entropy
@@ -142,7 +142,7 @@ right_backward, right_add = activations.backward, products._add_product
     [
         (activations, "backward", bias_twice, "tied-fp32-micro4"),
         *wide(
-            (cross_entropy, "gradient", label_of_the_next_row, "gqa-fp32-micro4"),
+            (cross_entropy, "logits_gradient", label_of_the_next_row, "gqa-fp32-micro4"),
             (products, "_add_product", product_over_the_sum, "tied-bf16-micro4"),
         ),
     ],
@@ -152,7 +152,7 @@ def test_what_is_measured_with_takes_no_kernel(
 ) -> None:
     """Nothing is known from before: what is compared with is worked out with the bug at hand."""
     case, here = Case.named(name), {device.type}
-    with replaced(on_gpu, "FUSES_ON", here), replaced(products, "SUMMED_ON", here):
+    with replaced(kernel_support, "FUSED_DEVICES", here), replaced(products, "SUMMED_ON", here):
         assert not Limits().wrong(case, device, by_lmtrain(case, device)), "without the bug"
         with replaced(owner, attribute, bug):
             assert Limits().wrong(case, device, by_lmtrain(case, device))

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmtrain.kernels import on_gpu
+from lmtrain.kernels import kernel_support
 from lmtrain.models.layers.block import MLP
 from tests.unit.kernels.interpreted import DTYPES, KERNELS, LIMITS, SIZES, compare_far_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-LARGE = {"row_sums": (64, 50304), "write_gradient": (64, 50304), "forward": (300, 4096), "backward": (300, 4096),
-         "update": (1024, 3072), "direction": (1024, 3072)}  # fmt: skip
+LARGE = {"row_statistics": (64, 50304), "overwrite_with_gradient": (64, 50304), "forward": (300, 4096),
+         "backward": (300, 4096), "update": (1024, 3072), "direction": (1024, 3072)}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_kernel_equals_its_twin(kernel: str, dtype: str) -> None:
-    assert on_gpu.HAS_TRITON
+    assert kernel_support.HAS_TRITON
     for rows, columns in (*SIZES, LARGE[kernel]):
         with torch.device("cuda"):
             found = KERNELS[kernel](rows, columns, DTYPES[dtype])
@@ -38,7 +38,7 @@ def test_an_mlp_equals_the_plain_one(kind: str, compiled: bool, monkeypatch: pyt
     x, grad = torch.randn(2, 8, 64, 256, device="cuda")
     forward = torch.compile(mlp, fullgraph=True, dynamic=False) if compiled else mlp
     found = torch.autograd.grad(forward(x), list(mlp.parameters()), grad)
-    monkeypatch.setattr(on_gpu, "FUSES_ON", set())
+    monkeypatch.setattr(kernel_support, "FUSED_DEVICES", set())
     right = torch.autograd.grad(mlp(x), list(mlp.parameters()), grad)
     for one, other in zip(found, right, strict=True):
         assert float((one - other).norm() / other.norm()) < 1e-4

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lmtrain.kernels import on_gpu
+from lmtrain.kernels import kernel_support
 from lmtrain.layout import Piece
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.optim_settings import OptimSettings
@@ -60,7 +60,7 @@ def train(name: str, folder: str, steps: int, optim: OptimSettings = OPTIM, bug:
     case = Case.named(name)
     with (
         planted(bug) if bug else nullcontext(),
-        replaced(on_gpu, "FUSES_ON", {device().type} if case.summed else set()),
+        replaced(kernel_support, "FUSED_DEVICES", {device().type} if case.summed else set()),
         block_masks_everywhere() if case.blocks else nullcontext(),
     ):
         model = build(case)
@@ -70,7 +70,7 @@ def train(name: str, folder: str, steps: int, optim: OptimSettings = OPTIM, bug:
 
         def keep_first(*_: Any) -> None:
             if not first:
-                factor = model.one_pass.factor if model.one_pass else None
+                factor = model.one_pass_optimizer.gradient_factor if model.one_pass_optimizer else None
                 given = {n: p.grad for n, p in model.parameters.items() if p.grad is not None}
                 first.update({n: grad.clone() if factor is None else grad * factor for n, grad in given.items()})
 

@@ -6,11 +6,11 @@ import torch
 
 from lmtrain.optim.groups import Groups
 from lmtrain.optim.state import apply_empty_state
-from lmtrain.optim.whole import Alone, Whole
+from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 from tests.plugin_example.heavy_ball_settings import HeavyBallSettings
 
 
-def build(settings: HeavyBallSettings, groups: Groups, whole: Whole = Alone()) -> HeavyBall:
+def build(settings: HeavyBallSettings, groups: Groups, whole: WholeTensors = LocalTensors()) -> HeavyBall:
     return HeavyBall(settings, groups)
 
 

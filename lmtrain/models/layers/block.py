@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.kernels.activations import Activation, activated
-from lmtrain.kernels.on_gpu import fuses
+from lmtrain.kernels.activations import Activation, activate_with_bias
+from lmtrain.kernels.kernel_support import uses_fused_kernels
 from lmtrain.models.layers.attention import Rotation, at
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class MLP(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         hidden_BTF = (
-            activated(self.up(x_BTD, biased=False), self.up.bias, self.activation)
-            if fuses(x_BTD.device)
+            activate_with_bias(self.up(x_BTD, biased=False), self.up.bias, self.activation)
+            if uses_fused_kernels(x_BTD.device)
             else ACTIVATIONS[self.activation](self.up(x_BTD))
         )
         y: Tensor = self.dropout(self.down(hidden_BTF))

@@ -1,7 +1,7 @@
 """Whole weights for optimizers that need them, gathered from a layout's shards and sharded again.
 
-Created by ParallelModel, called by LAMB (sums) and Muon (whole matrices) through optim.whole.Whole. Collective: every
-rank of a tensor- and data-parallel plane calls in the same order, whatever shards it holds.
+Created by ParallelModel, called by LAMB (sums) and Muon (whole matrices) through optim.whole_tensors.WholeTensors.
+Collective: every rank of a tensor- and data-parallel plane calls in the same order, whatever shards it holds.
 """
 
 from __future__ import annotations
@@ -18,48 +18,49 @@ from lmtrain.placement.places import Place
 from lmtrain.spec import Split
 
 
-class Spread:
+class ShardedTensors:
     """Access to weights in row shards (dp_shard) of parts (tp), with dp_replicate copies of each."""
 
     def __init__(self, places: Mapping[str, Place], mesh: Mesh) -> None:
         self.places, self.mesh = places, mesh
-        self._held: dict[tuple[str, ...], Tensor] = {}
+        self._num_holders: dict[tuple[str, ...], Tensor] = {}  # names -> column of their numbers of holders
 
     @property
-    def sharers(self) -> int:
+    def num_sharers(self) -> int:
         return self.mesh.plane.size
 
     @property
-    def number(self) -> int:
+    def sharer_index(self) -> int:
         return self.mesh.plane.index
 
-    def handed(self, owner: int, tensor: Tensor) -> Tensor:
-        return broadcast(tensor, self.mesh.plane, owner, "what one has worked out")
+    def broadcast(self, owner: int, tensor: Tensor) -> Tensor:
+        return broadcast(tensor, self.mesh.plane, owner, "a sharer's matrix")
 
-    def sum(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
-        held_P1 = self._held.get(tuple(names))
-        if held_P1 is None:  # cached, because it is copied from the host
-            held_P1 = values_PN.new_tensor([[self.places[name].num_holders] for name in names])
-            self._held[tuple(names)] = held_P1
+    def sum_over_shards(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
+        holders_P1 = self._num_holders.get(tuple(names))
+        if holders_P1 is None:  # cached, because it is copied from the host
+            holders_P1 = values_PN.new_tensor([[self.places[name].num_holders] for name in names])
+            self._num_holders[tuple(names)] = holders_P1
         # collective: sums over the plane; values that several ranks hold are divided by the number of holders
-        return all_reduce(values_PN / held_P1, self.mesh.plane, what="sums over whole weights")
+        return all_reduce(values_PN / holders_P1, self.mesh.plane, what="sums over whole weights")
 
-    def gather(self, name: str, local: Tensor) -> list[Tensor]:
+    def gather_sections(self, name: str, shard: Tensor) -> list[Tensor]:
         place = self.places[name]
-        part = _gather_rows(local, place, self.mesh.dp_shard)
+        tp_part = _gather_rows(shard, place, self.mesh.dp_shard)
         if place.cut.split is Split.NONE or self.mesh.tp.size == 1:
-            return list(torch.split(part[: place.global_shape[0]], list(place.sections)))
+            return list(torch.split(tp_part[: place.global_shape[0]], list(place.sections)))
         # collective: gathers the tp ranks' parts of a weight
-        parts = gather_stack(part, self.mesh.tp, "whole weights").unbind()
+        tp_parts = gather_stack(tp_part, self.mesh.tp, "whole weights").unbind()
         match place.cut.split:
             case Split.ROW:
-                return list(torch.split(torch.cat(parts, dim=1), list(place.sections)))
+                return list(torch.split(torch.cat(tp_parts, dim=1), list(place.sections)))
             case Split.VOCAB:
-                return [torch.cat(parts)[: place.global_shape[0]]]
-        cut = [torch.split(part, [size // self.mesh.tp.size for size in place.sections]) for part in parts]
-        return [torch.cat(section) for section in zip(*cut, strict=True)]
+                return [torch.cat(tp_parts)[: place.global_shape[0]]]
+        sizes = [size // self.mesh.tp.size for size in place.sections]
+        sections_of_parts = [torch.split(tp_part, sizes) for tp_part in tp_parts]
+        return [torch.cat(section) for section in zip(*sections_of_parts, strict=True)]
 
-    def part(self, name: str, sections: list[Tensor]) -> Tensor:
+    def local_shard(self, name: str, sections: list[Tensor]) -> Tensor:
         place, tp = self.places[name], self.mesh.tp
         match place.cut.split:
             case Split.ROW:

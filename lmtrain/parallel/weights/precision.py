@@ -48,7 +48,7 @@ class MasterWeights:
         self.summing = [(self.master[names[module.weight]], module) for module in summing]
 
     @property
-    def rounded(self) -> dict[Tensor, Tensor]:
+    def compute_copies(self) -> dict[Tensor, Tensor]:
         """Master -> compute weight; empty if they are the same tensors."""
         return {} if self.master is self.work else {self.master[name]: work for name, work in self.work.items()}
 

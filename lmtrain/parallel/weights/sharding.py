@@ -198,7 +198,7 @@ class ShardedWeights:
                 parameter.grad = None
 
     @property
-    def rounded(self) -> dict[Tensor, Tensor]:
+    def compute_copies(self) -> dict[Tensor, Tensor]:
         """An empty mapping: shards are rounded when they are gathered."""
         return {}
 

@@ -231,7 +231,8 @@ def histograms(model: ParallelModel) -> dict[str, Histogram]:
     sums = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
     ends = torch.full((len(names), 2), -torch.inf, dtype=torch.float64, device=device)  # maxima of -x and of x
     gradients = {name: p.grad for name, p in model.parameters.items() if p.grad is not None}
-    clipped = None if model.one_pass is None else model.one_pass.factor  # the update's factor on the gradients
+    # the update's factor on the gradients
+    clipped = None if model.one_pass_optimizer is None else model.one_pass_optimizer.gradient_factor
     for what, tensors, factor in ((WEIGHTS, model.parameters, None), (GRADIENTS, gradients, clipped)):
         for piece in model.owned(model.place(tensors, what)):
             row = row_of[piece.name.replace(".", "/", 1)]

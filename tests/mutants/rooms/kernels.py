@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         name="row_of_nothing_but_padding_is_nan",
         file="lmtrain/kernels/cross_entropy.py",
-        function="_row_sums",
+        function="_chunk_statistics",
         old="top_N = logits_NV.amax(-1).clamp(min=torch.finfo(logits_NV.dtype).min)",
         new="top_N = logits_NV.amax(-1)",
         breaks="A tensor-parallel rank whose rows of the vocabulary are all padding makes the loss nan on all ranks.",
@@ -15,7 +15,7 @@ MUTANTS = [
     Mutant(
         name="last_partial_chunk_of_rows_is_left_out",
         file="lmtrain/kernels/cross_entropy.py",
-        function="chunks",
+        function="row_chunks",
         old="for start in range(0, max(1, num_rows), step))",
         new="for start in range(0, max(1, num_rows - num_rows % step), step))",
         breaks="The last rows of a microbatch have no part in the loss, and their gradient is whatever lay in memory.",
@@ -23,8 +23,8 @@ MUTANTS = [
     ),
     Mutant(
         name="adamw_takes_odd_sizes_for_aligned",
-        file="lmtrain/kernels/moved.py",
-        function="Moved.divisor",
+        file="lmtrain/kernels/adamw_inputs.py",
+        function="AdamWTensors.alignment",
         old="reduce(or_, self.addresses, self.weight.numel())",
         new="reduce(or_, self.addresses)",
         breaks="The kernel is promised a size that is a multiple of 16, so its wide stores may run over the end of a "

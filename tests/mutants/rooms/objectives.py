@@ -39,14 +39,14 @@ MUTANTS = [
         function="_CrossEntropySum.forward",
         old="""\
         total = torch.zeros((), dtype=sum_dtype(logits_NV), device=logits_NV.device)
-        for rows in chunks(logits_NV):
+        for rows in row_chunks(logits_NV):
             log_p = F.log_softmax(logits_NV[rows], dim=-1, dtype=total.dtype)
             total = total + F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="sum")
         return total
 """,
         new="""\
         total = torch.zeros((), dtype=logits_NV.dtype, device=logits_NV.device)
-        for rows in chunks(logits_NV):
+        for rows in row_chunks(logits_NV):
             log_p = F.log_softmax(logits_NV[rows], dim=-1, dtype=total.dtype)
             total = total + F.nll_loss(log_p, labels_N[rows], ignore_index=IGNORED, reduction="sum")
         return total.to(sum_dtype(logits_NV))

@@ -6,9 +6,9 @@ MUTANTS = [
     Mutant(
         name="lamb_adds_up_norms_and_not_squares",
         file="lmtrain/optim/lamb.py",
-        function="LAMB._adapt",
-        old="self.whole.sum(names, torch.stack(norms, dim=1).square()).sqrt().unbind(dim=1)",
-        new="self.whole.sum(names, torch.stack(norms, dim=1)).unbind(dim=1)",
+        function="LAMB._scale_to_weight_norms",
+        old="self.whole.sum_over_shards(names, torch.stack(norms, dim=1).square()).sqrt().unbind(dim=1)",
+        new="self.whole.sum_over_shards(names, torch.stack(norms, dim=1)).unbind(dim=1)",
         breaks="Norms of shards are added up where their squares should be, so the ratio of weight to step depends on "
         "the layout.",
         only_for="LAMB on weights that are cut or sharded, more so the less alike the shards are",
@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant(
         name="lamb_never_moves_a_zero_matrix",
         file="lmtrain/optim/lamb.py",
-        function="LAMB._adapt",
+        function="LAMB._scale_to_weight_norms",
         old="torch.where((w_P > 0) & (u_P > 0), w_P / u_P, 1.0)",
         new="torch.where(u_P > 0, w_P / u_P, 1.0)",
         breaks="A matrix whose numbers are all 0 has a step of length 0 and stays as it is for ever.",
@@ -25,13 +25,13 @@ MUTANTS = [
     Mutant(
         name="muon_scales_fused_matrices_as_one",
         file="lmtrain/optim/muon.py",
-        function="Muon._move_some",
+        function="Muon._update_matrices",
         old="""\
-            moved = torch.split(self.whole.handed(turn, whole).to(direction.dtype), rows)
-            parameter.add_(self.whole.part(name, [scaled(x) for x in moved]), alpha=-lr)""",
+            updates = torch.split(self.whole.broadcast(owner, whole).to(direction.dtype), rows)
+            parameter.add_(self.whole.local_shard(name, [scale_to_adam_rms(x) for x in updates]), alpha=-lr)""",
         new="""\
-            moved = torch.split(scaled(self.whole.handed(turn, whole).to(direction.dtype)), rows)
-            parameter.add_(self.whole.part(name, list(moved)), alpha=-lr)""",
+            updates = torch.split(scale_to_adam_rms(self.whole.broadcast(owner, whole).to(direction.dtype)), rows)
+            parameter.add_(self.whole.local_shard(name, list(updates)), alpha=-lr)""",
         breaks="Queries, keys and values, and the halves of SwiGLU, move further than AdamW would move them, since the "
         "step is scaled by the rows of all sections together.",
         only_for="matrices that are several: query-key-value, and gate and up",

@@ -165,7 +165,7 @@ MUTANTS = [
     Mutant(
         name="muon_cuts_fused_rows_as_one_matrix",
         file="lmtrain/parallel/weights/gathered_weights.py",
-        function="Spread.part",
+        function="ShardedTensors.local_shard",
         old="part = torch.cat([section.chunk(tp.size)[tp.index] for section in sections])",
         new="part = torch.cat(sections).chunk(tp.size)[tp.index]",
         breaks="Queries, keys and values, or gate and up, of a rank are moved by rows of the update that belong to "

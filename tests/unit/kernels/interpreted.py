@@ -21,9 +21,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from lmtrain.kernels import activations, adamw, cross_entropy, on_gpu
-from lmtrain.kernels.cross_entropy import NOWHERE
-from lmtrain.kernels.moved import Moved, Rates
+from lmtrain.kernels import activations, adamw, cross_entropy, kernel_support
+from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
+from lmtrain.kernels.cross_entropy import NO_COLUMN
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp16Settings
@@ -64,7 +64,7 @@ def logits_of(rows: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tens
     if rows > 3:
         logits[2] = -math.inf
     column = torch.randint(columns - columns // 5, (rows,))
-    column[1::2] = NOWHERE
+    column[1::2] = NO_COLUMN
     return logits.to(dtype), column
 
 
@@ -74,16 +74,16 @@ def compare_cross_entropy(rows: int, columns: int, dtype: torch.dtype) -> Off:
     logits, column = logits_of(rows, columns, dtype)
     # because: a part of a wider tensor has rows that do not lie one behind the other
     logits = torch.cat([logits, torch.full_like(logits, 7.0)], 1)[:, :columns]
-    right, found = cross_entropy.row_sums_twin(logits, column), kernels.row_sums(logits, column)
+    right, found = cross_entropy.row_statistics_twin(logits, column), kernels.row_statistics(logits, column)
     top, total, _ = right
-    weight = torch.linspace(0.5, 2.0, rows) * (column != NOWHERE)
+    weight = torch.linspace(0.5, 2.0, rows) * (column != NO_COLUMN)
     total = total.masked_fill(total == 0, 1.0)  # of a row of padding alone, to which other ranks add
-    exact = cross_entropy.gradient_twin(logits, column, top, total, weight)
-    written = kernels.write_gradient(logits, column, top, total, weight)
+    exact = cross_entropy.logits_gradient_twin(logits, column, top, total, weight)
+    written = kernels.overwrite_with_gradient(logits, column, top, total, weight)
     assert written.data_ptr() == logits.data_ptr()
     neighbours = logits.as_strided((rows, columns), logits.stride(), logits.storage_offset() + columns)
     spilled = 0.0 if bool((neighbours == 7.0).all()) else math.inf
-    return {"row_sums": max(map(off, found, right)), "write_gradient": max(off(written, exact), spilled)}
+    return {"row_statistics": max(map(off, found, right)), "overwrite_with_gradient": max(off(written, exact), spilled)}
 
 
 def compare_far_rows() -> Off:
@@ -95,10 +95,10 @@ def compare_far_rows() -> Off:
 
     (near, column), stride = logits_of(3, 67, torch.bfloat16), 2**30 + 8
     far = torch.empty(2 * stride + 67, dtype=torch.bfloat16).as_strided((3, 67), (stride, 1)).copy_(near)
-    right, found = cross_entropy.row_sums_twin(near, column), kernels.row_sums(far, column)
+    right, found = cross_entropy.row_statistics_twin(near, column), kernels.row_statistics(far, column)
     given = (*right[:2], torch.ones(3))
-    pairs = zip((*found, kernels.write_gradient(far, column, *given)),
-                (*right, cross_entropy.gradient_twin(near, column, *given)), strict=True)  # fmt: skip
+    pairs = zip((*found, kernels.overwrite_with_gradient(far, column, *given)),
+                (*right, cross_entropy.logits_gradient_twin(near, column, *given)), strict=True)  # fmt: skip
     return {"far": max(off(*pair) for pair in pairs)}
 
 
@@ -127,7 +127,7 @@ def compare_updates(rows: int, columns: int, dtype: torch.dtype) -> Off:
     found = [0.0]
     for factor in (torch.tensor(0.3), None):
         ours = [_moved(shape, dtype) for shape in ((rows, columns), (columns,), (16 * columns,), (0,))]
-        theirs = [Moved(*(_cloned(x) for x in one.tensors)) for one in ours]  # type: ignore[arg-type]
+        theirs = [AdamWTensors(*(_cloned(x) for x in one.tensors)) for one in ours]  # type: ignore[arg-type]
         for count in (1, 2, 3):
             rates = Rates(lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.5, count=count)
             kernels.step(ours, rates, factor)
@@ -144,21 +144,21 @@ def compare_directions(rows: int, columns: int, dtype: torch.dtype) -> Off:
 
     torch.manual_seed(rows * columns)
     ours = [_moved(shape, torch.float32) for shape in ((rows, columns), (columns,), (16 * columns,))]
-    theirs = [Moved(*(_cloned(x) for x in one.tensors)) for one in ours]  # type: ignore[arg-type]
+    theirs = [AdamWTensors(*(_cloned(x) for x in one.tensors)) for one in ours]  # type: ignore[arg-type]
     for count in (1, 2, 3):
         rates = Rates(lr=1.0, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.0, count=count)
-        kernels.step(ours, rates, None, directs=True)
-        adamw.directions_twin(theirs, rates)
+        kernels.step(ours, rates, None, as_directions=True)
+        adamw.write_directions_twin(theirs, rates)
     found, right = ([x for one in moved for x in one.tensors if x is not None] for moved in (ours, theirs))
     return {"direction": max(map(off, found, right))}
 
 
-def _moved(shape: tuple[int, ...], dtype: torch.dtype) -> Moved:
+def _moved(shape: tuple[int, ...], dtype: torch.dtype) -> AdamWTensors:
     weight, gradient, first = (torch.randn(shape) for _ in range(3))
     if len(shape) == 1 and shape[0] % 16:
         gradient = torch.cat([gradient[:1], gradient])[1:]
     rounded = None if dtype is torch.float32 else torch.zeros(shape, dtype=dtype)
-    return Moved(weight, gradient, first, torch.rand(shape), rounded)
+    return AdamWTensors(weight, gradient, first, torch.rand(shape), rounded)
 
 
 def _cloned(x: Tensor | None) -> Tensor | None:
@@ -166,7 +166,7 @@ def _cloned(x: Tensor | None) -> Tensor | None:
 
 
 KERNELS: dict[str, Callable[[int, int, torch.dtype], Off]] = {
-    "row_sums": compare_cross_entropy, "write_gradient": compare_cross_entropy,
+    "row_statistics": compare_cross_entropy, "overwrite_with_gradient": compare_cross_entropy,
     "forward": compare_activations, "backward": compare_activations,
     "update": compare_updates, "direction": compare_directions,
 }  # fmt: skip
@@ -175,10 +175,10 @@ _SUMS, _GRADIENT = (f"triton_cross_entropy._cross_entropy_{name}" for name in ("
 _AHEAD, _BACK = (f"triton_activations._activation_{name}" for name in ("forward", "backward"))
 _SLOPE, _STEP = "triton_activations._gelu_slope", "triton_adamw._adamw_step"
 BUGS = [
-    ("row_sums", "the sum is not moved to a higher top", _SUMS, "total * tl.exp(top - higher)", "total"),
-    ("row_sums", "what lies behind the last column counts", _SUMS, 'other=float("-inf")', "other=0.0"),
-    ("write_gradient", "the label's column is like the others", _GRADIENT, "p - 1.0", "p"),
-    ("write_gradient", "another row's weight", _GRADIENT, "tl.load(weight + row)", "tl.load(weight)"),
+    ("row_statistics", "the sum is not moved to a higher top", _SUMS, "total * tl.exp(top - higher)", "total"),
+    ("row_statistics", "what lies behind the last column counts", _SUMS, 'other=float("-inf")', "other=0.0"),
+    ("overwrite_with_gradient", "the label's column is like the others", _GRADIENT, "p - 1.0", "p"),
+    ("overwrite_with_gradient", "another row's weight", _GRADIENT, "tl.load(weight + row)", "tl.load(weight)"),
     ("forward", "the second half has the first half's bias", _AHEAD, "bias + num_columns + at", "bias + at"),
     ("forward", "a gate without its slope", _AHEAD, "x * tl.sigmoid(x) * up", "tl.sigmoid(x) * up"),
     ("backward", "the slope of a gate is that of a sigmoid", _BACK, "(1.0 + x * (1.0 - gate))", "(1.0 - gate)"),
@@ -229,9 +229,9 @@ def trained(*, by_kernels: bool) -> list[float]:
     """Losses and norms of three steps of a small GPT on the way that a GPU takes, by kernels or by their twins."""
     rooms = (activations, adamw, cross_entropy) if by_kernels else ()
     with ExitStack() as stack:
-        stack.enter_context(patch.object(on_gpu, "FUSES_ON", {"cpu"}))
+        stack.enter_context(patch.object(kernel_support, "FUSED_DEVICES", {"cpu"}))
         for room in rooms:
-            stack.enter_context(patch.object(room, "runs_kernel", lambda tensor: True))
+            stack.enter_context(patch.object(room, "can_run_kernel", lambda tensor: True))
         precision = Fp16Settings(initial_scale=64.0)
         model = build_parallel(SETTINGS, precision, ComputeSettings(), CPU, seed=1, training=True)
         optimizer = build_optimizer(AdamWSettings(lr=0.01), model)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lmtrain.kernels import on_gpu
-from lmtrain.kernels.activations import Activation, activated
+from lmtrain.kernels import kernel_support
+from lmtrain.kernels.activations import Activation, activate_with_bias
 from lmtrain.models.layers.block import ACTIVATIONS, MLP, Up
 from lmtrain.parallel.products import OwnLinear, apply_own_linears
 
@@ -28,11 +28,11 @@ def gradients(y: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_torch(kind: Activation) -> None:
     product, bias = drawn(3, 5, 14).requires_grad_(), drawn(14, seed=1).requires_grad_()
-    ours, right = activated(product, bias, kind), ACTIVATIONS[kind](product + bias)
+    ours, right = activate_with_bias(product, bias, kind), ACTIVATIONS[kind](product + bias)
     pairs = zip((ours, *gradients(ours, product, bias)), (right, *gradients(right, product, bias)), strict=True)
     for found, expected in pairs:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    bare = activated(product, None, kind)
+    bare = activate_with_bias(product, None, kind)
     torch.testing.assert_close(bare, ACTIVATIONS[kind](product), rtol=1e-12, atol=1e-12)
     assert torch.equal(gradients(bare, product)[0], gradients(ACTIVATIONS[kind](product), product)[0])
 
@@ -40,9 +40,9 @@ def test_equals_torch(kind: Activation) -> None:
 def test_half_precision_is_rounded_once() -> None:
     product, bias = drawn(64, 32, dtype=torch.bfloat16), drawn(32, dtype=torch.bfloat16, seed=1).requires_grad_()
     exact = F.gelu(product.double() + bias.double())
-    assert is_close(activated(product, bias, "gelu"), exact)
+    assert is_close(activate_with_bias(product, bias, "gelu"), exact)
     assert not is_close(F.gelu(product + bias), exact)  # the sum, and what is made of it
-    (of_bias,) = gradients(activated(product, bias, "gelu"), bias)
+    (of_bias,) = gradients(activate_with_bias(product, bias, "gelu"), bias)
     twin = bias.detach().double().requires_grad_()
     (right,) = torch.autograd.grad(F.gelu(product.double() + twin), twin, drawn(64, 32, dtype=torch.bfloat16, seed=9))
     assert is_close(of_bias, right)
@@ -68,10 +68,10 @@ def test_an_mlp_takes_this_way_where_kernels_run(
     x = drawn(3, 5, 8, dtype=torch.float32).requires_grad_()
     expected = plain(x)
     right = gradients(expected, x, *plain.parameters())
-    monkeypatch.setattr(on_gpu, "FUSES_ON", {"cpu"})
+    monkeypatch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
     found = fused(x)
-    assert "_ActivatedBackward" in names_of(found)
-    assert "_ActivatedBackward" not in names_of(expected)
+    assert "_ActivateWithBiasBackward" in names_of(found)
+    assert "_ActivateWithBiasBackward" not in names_of(expected)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     order = [name for name, _ in plain.named_parameters()]
     ours = dict(fused.named_parameters())
@@ -93,8 +93,8 @@ def names_of(tensor: Tensor) -> set[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiles_to_one_graph(kind: Activation) -> None:
     product, bias = drawn(6, 14).requires_grad_(), drawn(14, seed=1).requires_grad_()
-    compiled = torch.compile(activated, fullgraph=True, dynamic=False, backend="aot_eager")
-    ours, right = compiled(product, bias, kind), activated(product, bias, kind)
+    compiled = torch.compile(activate_with_bias, fullgraph=True, dynamic=False, backend="aot_eager")
+    ours, right = compiled(product, bias, kind), activate_with_bias(product, bias, kind)
     assert torch.equal(ours, right)
     for found, expected in zip(gradients(ours, product, bias), gradients(right, product, bias), strict=True):
         assert torch.equal(found, expected)
@@ -103,12 +103,12 @@ def test_compiles_to_one_graph(kind: Activation) -> None:
 def test_a_wrong_bias_is_noticed() -> None:
     """What the tests above compare with sees a bias that is left out, and its gradient."""
     product, bias = drawn(3, 14), drawn(14, seed=1)
-    assert not torch.allclose(activated(product, None, "gelu"), F.gelu(product + bias), rtol=1e-3)
+    assert not torch.allclose(activate_with_bias(product, None, "gelu"), F.gelu(product + bias), rtol=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_mlp_compiles_to_one_graph(kind: Activation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_gpu, "FUSES_ON", {"cpu"})
+    monkeypatch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
     torch.manual_seed(0)
     mlp, x = MLP(8, 12, kind, bias=True, dropout=0.0), drawn(3, 5, 8, dtype=torch.float32)
     compiled = torch.compile(mlp, fullgraph=True, dynamic=False, backend="aot_eager")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.kernels.on_gpu import HAS_TRITON
+from lmtrain.kernels.kernel_support import HAS_TRITON
 
 pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed")
 WIDE = "global.v4.b32"
@@ -114,11 +114,11 @@ def test_what_is_launched_with_one_row_of_one_column(launched: list[str]) -> Non
     import torch
 
     from lmtrain.kernels import triton_activations, triton_adamw, triton_cross_entropy
-    from lmtrain.kernels.moved import Moved, Rates
+    from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
 
     logits_NV, column_N = torch.zeros(1, 1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int64)
-    sums_3N = triton_cross_entropy.row_sums(logits_NV, column_N)
-    triton_cross_entropy.write_gradient(logits_NV, column_N, *sums_3N.unbind())
+    sums_3N = triton_cross_entropy.row_statistics(logits_NV, column_N)
+    triton_cross_entropy.overwrite_with_gradient(logits_NV, column_N, *sums_3N.unbind())
     assert launched == ["_cross_entropy_sums", "_cross_entropy_gradient"]
     launched.clear()
     for kind in KINDS:
@@ -131,7 +131,7 @@ def test_what_is_launched_with_one_row_of_one_column(launched: list[str]) -> Non
     weight, gradient, first, second = torch.zeros(4, 1, 1).unbind()
     rates = Rates(lr=0.1, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1, count=1)
     for rounded in (logits_NV, None):
-        moved = [Moved(weight, gradient, first, second, rounded)]
+        moved = [AdamWTensors(weight, gradient, first, second, rounded)]
         triton_adamw.step(moved, rates, torch.ones(()))
-    triton_adamw.step(moved, rates, None, directs=True)
+    triton_adamw.step(moved, rates, None, as_directions=True)
     assert launched == 3 * ["_adamw_step"]

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from lmtrain.kernels import adamw, on_gpu
-from lmtrain.kernels.moved import Moved, Rates
+from lmtrain.kernels import adamw, kernel_support
+from lmtrain.kernels.adamw_inputs import AdamWTensors, Rates
 
 
 def asked_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """From now on; grows by the number of tensors at each call for directions."""
     asked: list[int] = []
 
-    def counted(moved: Sequence[Moved], rates: Rates) -> None:
+    def counted(moved: Sequence[AdamWTensors], rates: Rates) -> None:
         asked.append(len(moved))
-        adamw.directions_twin(moved, rates)
+        adamw.write_directions_twin(moved, rates)
 
-    monkeypatch.setattr(on_gpu, "FUSES_ON", {"cpu"})
-    monkeypatch.setattr(adamw, "directions", counted)
+    monkeypatch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
+    monkeypatch.setattr(adamw, "write_directions", counted)
     return asked

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from lmtrain.optim.whole import Whole
+from lmtrain.optim.whole_tensors import WholeTensors
 
 TIMEOUT_S = 120
 
@@ -29,34 +29,34 @@ class Board:
         return found
 
 
-class PretendedWhole:
+class PretendedTensors:
     """Rank r of `copies` x `shards` holds rows chunk(shards)[r % shards] of each weight, as another copy does too."""
 
     def __init__(self, board: Board, rank: int, shards: int, sections: Mapping[str, tuple[int, ...]]) -> None:
         self.board, self.rank, self.shards, self.sections = board, rank, shards, sections
 
     @property
-    def sharers(self) -> int:
+    def num_sharers(self) -> int:
         return self.board.size
 
     @property
-    def number(self) -> int:
+    def sharer_index(self) -> int:
         return self.rank
 
-    def handed(self, owner: int, tensor: Tensor) -> Tensor:
+    def broadcast(self, owner: int, tensor: Tensor) -> Tensor:
         return self.board.all(self.rank, tensor)[owner]
 
-    def sum(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
+    def sum_over_shards(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
         assert values_PN.shape[0] == len(names)
         self.board.num_sums += self.rank == 0
         copies = self.board.size // self.shards
         return torch.stack(self.board.all(self.rank, values_PN)).sum(0) / copies
 
-    def gather(self, name: str, local: Tensor) -> list[Tensor]:
+    def gather_sections(self, name: str, local: Tensor) -> list[Tensor]:
         whole = torch.cat(self.board.all(self.rank, local)[: self.shards])
         return list(torch.split(whole, list(self.sections.get(name, whole.shape[:1]))))
 
-    def part(self, name: str, sections: list[Tensor]) -> Tensor:
+    def local_shard(self, name: str, sections: list[Tensor]) -> Tensor:
         return shard(torch.cat(sections), self.shards, self.rank % self.shards)
 
 
@@ -69,7 +69,7 @@ def shard(whole: Tensor, shards: int, index: int) -> Tensor:
 def stepped(
     weights: Mapping[str, Tensor],
     gradients: Sequence[Mapping[str, Tensor]],
-    optimizer_of: Callable[[dict[str, nn.Parameter], Whole], torch.optim.Optimizer],
+    optimizer_of: Callable[[dict[str, nn.Parameter], WholeTensors], torch.optim.Optimizer],
     *,
     copies: int,
     shards: int,
@@ -81,7 +81,7 @@ def stepped(
     def work(rank: int) -> None:
         mine = {name: nn.Parameter(shard(w, shards, rank % shards).clone()) for name, w in weights.items()}
         held[rank] = mine
-        optimizer = optimizer_of(mine, PretendedWhole(board, rank, shards, sections))
+        optimizer = optimizer_of(mine, PretendedTensors(board, rank, shards, sections))
         try:
             for step in gradients:
                 for name, parameter in mine.items():

@@ -15,7 +15,7 @@ from lmtrain.optim.groups import build_groups
 from lmtrain.optim.lamb import LAMB, build
 from lmtrain.optim.lamb_settings import LAMBSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.optim.whole import Alone, Whole
+from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 from tests.unit.optim.fused import asked_of_kernels
 from tests.unit.optim.pretended import stepped
 
@@ -28,7 +28,7 @@ def draws(seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def optimizer_of(weights: dict[str, nn.Parameter], whole: Whole = Alone(), **changes: Any) -> LAMB:
+def optimizer_of(weights: dict[str, nn.Parameter], whole: WholeTensors = LocalTensors(), **changes: Any) -> LAMB:
     settings = build_settings(LAMBSettings, SETTINGS.to_dict() | changes)
     return build(settings, build_groups(weights, settings.weight_decay), whole)
 

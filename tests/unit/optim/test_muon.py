@@ -13,10 +13,10 @@ from lmtrain.config.build import build_settings
 from lmtrain.errors import SettingsError
 from lmtrain.optim import muon
 from lmtrain.optim.groups import build_groups
-from lmtrain.optim.muon import Muon, build, orthogonal
+from lmtrain.optim.muon import Muon, build, orthogonalize
 from lmtrain.optim.muon_settings import MuonSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.optim.whole import Alone, Whole
+from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 from tests.unit.optim.fused import asked_of_kernels
 from tests.unit.optim.pretended import stepped
 
@@ -34,13 +34,13 @@ def draws(seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
 
 
-def optimizer_of(weights: dict[str, nn.Parameter], whole: Whole) -> Muon:
+def optimizer_of(weights: dict[str, nn.Parameter], whole: WholeTensors) -> Muon:
     return build(SETTINGS, build_groups(weights, SETTINGS.weight_decay), whole)
 
 
 def updated(weights: dict[str, Tensor], num_steps: int) -> dict[str, Tensor]:
     parameters = {name: nn.Parameter(w.clone()) for name, w in weights.items()}
-    optimizer = optimizer_of(parameters, Alone(SECTIONS))
+    optimizer = optimizer_of(parameters, LocalTensors(SECTIONS))
     for step in range(num_steps):
         for name, gradient in draws(100 + step).items():
             parameters[name].grad = gradient
@@ -80,7 +80,7 @@ def test_the_step_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
     """Singular values near 1 and singular vectors those of the input, however unlike its own values are."""
     torch.manual_seed(0)
     x = torch.randn(shape) * torch.logspace(0, 1, shape[1])
-    y = orthogonal(x, 5)
+    y = orthogonalize(x, 5)
     values = torch.linalg.svdvals(y)
     assert values.min() > 0.6
     assert values.max() < 1.25
@@ -89,7 +89,7 @@ def test_the_step_is_nearly_orthogonal(shape: tuple[int, int]) -> None:
 
 
 def test_nothing_becomes_nothing() -> None:
-    assert torch.equal(orthogonal(torch.zeros(3, 4), 5), torch.zeros(3, 4))
+    assert torch.equal(orthogonalize(torch.zeros(3, 4), 5), torch.zeros(3, 4))
 
 
 def test_hidden_matrices_equal_a_plain_loop() -> None:
@@ -140,13 +140,13 @@ def test_each_matrix_is_made_orthogonal_by_one_process(monkeypatch: pytest.Monke
 
     def counted(x: Tensor, rounds: int) -> Tensor:
         done.append(tuple(x.shape))
-        return orthogonal(x, rounds)
+        return orthogonalize(x, rounds)
 
     weights, gradients = draws(2), [draws(100)]
     for copies, shards in ((1, 1), (1, 3), (2, 2)):
         done.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(muon, "orthogonal", counted)
+            patch.setattr(muon, "orthogonalize", counted)
             stepped(weights, gradients, optimizer_of, copies=copies, shards=shards, sections=SECTIONS)
         assert sorted(done) == [(3, 6), (3, 6), (6, 6), (6, 16), (8, 6), (8, 6)]
 

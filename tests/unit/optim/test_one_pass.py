@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from lmtrain.kernels import adamw as kernel
-from lmtrain.kernels import on_gpu
-from lmtrain.kernels.moved import Moved
+from lmtrain.kernels import kernel_support
+from lmtrain.kernels.adamw_inputs import AdamWTensors
 from lmtrain.optim.adamw import OnePassAdamW, build
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.optim.groups import apply_learning_rate, build_groups
@@ -40,7 +40,7 @@ def set_gradients(parameters: dict[str, nn.Parameter], step: int) -> None:
 
 def one_pass_of(parameters: dict[str, nn.Parameter], monkeypatch: pytest.MonkeyPatch) -> OnePassAdamW:
     with monkeypatch.context() as patch:
-        patch.setattr(on_gpu, "FUSES_ON", {"cpu"})
+        patch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
         optimizer = build(ADAMW, build_groups(parameters, ADAMW.weight_decay))
     assert isinstance(optimizer, OnePassAdamW)
     return optimizer
@@ -51,14 +51,14 @@ def test_equals_three_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     three, one = build(ADAMW, build_groups(plain, ADAMW.weight_decay)), one_pass_of(ours, monkeypatch)
     assert not isinstance(three, OnePassAdamW)
     copies: dict[torch.Tensor, torch.Tensor] = {p: torch.zeros_like(p, dtype=torch.bfloat16) for p in ours.values()}
-    one.rounded = copies
+    one.compute_copies = copies
     for step in range(4):
         for parameters, optimizer in ((plain, three), (ours, one)):
             set_gradients(parameters, step)
             apply_learning_rate(optimizer, 0.1 / (step + 1))
         norm = torch.tensor(3.0)
         apply_clip([p.grad for p in plain.values() if p.grad is not None], norm, 0.5, 2.0)
-        one.factor = clip_factor(norm, 0.5, 2.0)
+        one.gradient_factor = clip_factor(norm, 0.5, 2.0)
         three.step()
         one.step()
     for name, right in plain.items():
@@ -88,13 +88,13 @@ def test_goes_on_from_what_the_other_remembers(monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(ours[name], right, rtol=1e-5, atol=1e-6)
 
 
-def trained(fuses: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[ParallelModel, list[float]]:
+def trained(uses_fused_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[ParallelModel, list[float]]:
     with monkeypatch.context() as patch:
-        patch.setattr(on_gpu, "FUSES_ON", {"cpu"} if fuses else set())
+        patch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"} if uses_fused_kernels else set())
         model = build_parallel(SETTINGS, Bf16Settings(), ComputeSettings(), CPU, seed=1, training=True)
         optimizer = build_optimizer(ADAMW, model)
-        assert isinstance(optimizer, OnePassAdamW) is fuses
-        assert any(line.startswith("kernels") for line in model.applied) is fuses
+        assert isinstance(optimizer, OnePassAdamW) is uses_fused_kernels
+        assert any(line.startswith("kernels") for line in model.applied) is uses_fused_kernels
         results = [train_step(model, optimizer, step_of(2), 1e-3, 0.1) for _ in range(3)]
     return model, [number for result in results for number in (result.loss, result.grad_norm)]
 
@@ -103,7 +103,7 @@ def test_a_model_computes_with_what_the_pass_has_written(monkeypatch: pytest.Mon
     model, found = trained(True, monkeypatch)
     _, right = trained(False, monkeypatch)
     assert found == pytest.approx(right, rel=2e-2)
-    for master, work in model.masters.rounded.items():
+    for master, work in model.masters.compute_copies.items():
         assert torch.equal(work, master.bfloat16())
 
 
@@ -111,8 +111,8 @@ def test_a_planted_bug_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pass forgets the weights that compute."""
     right = kernel.step
 
-    def forgets(moved: list[Moved], *rest: object) -> None:
-        right([replace(one, rounded=None) for one in moved], *rest)  # type: ignore[arg-type]
+    def forgets(moved: list[AdamWTensors], *rest: object) -> None:
+        right([replace(one, compute_copy=None) for one in moved], *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(kernel, "step", forgets)
     with pytest.raises(AssertionError):

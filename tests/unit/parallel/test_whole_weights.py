@@ -19,16 +19,17 @@ LAYOUTS: list[dict[str, Any]] = [
 def gather(parallel: dict[str, Any]) -> dict[str, Any]:
     """Whole weights' sizes and sums of squares as this rank is given them; and that cutting again gives the shards."""
     built = build(parallel)
-    whole, names = built.whole, sorted(built.parameters)
-    wholes = {name: whole.gather(name, built.parameters[name].detach()) for name in names}
+    whole, names = built.whole_tensors, sorted(built.parameters)
+    wholes = {name: whole.gather_sections(name, built.parameters[name].detach()) for name in names}
     for name in names:
-        assert torch.equal(whole.part(name, wholes[name])[: len(built.parameters[name])], built.parameters[name]), name
+        parameter = built.parameters[name]
+        assert torch.equal(whole.local_shard(name, wholes[name])[: len(parameter)], parameter), name
     squares = torch.stack([built.parameters[name].detach().square().sum() for name in names])
     return {
         "rows": {name: [len(section) for section in sections] for name, sections in wholes.items()},
         "exact": {name: torch.cat(sections).double().square().sum().item() for name, sections in wholes.items()},
         "numbers": {name: torch.cat(sections)[:3].tolist() for name, sections in wholes.items()},
-        "summed": dict(zip(names, whole.sum(names, squares.unsqueeze(1)).flatten().tolist(), strict=True)),
+        "summed": dict(zip(names, whole.sum_over_shards(names, squares.unsqueeze(1)).flatten().tolist(), strict=True)),
     }
 
 
@@ -46,4 +47,5 @@ def test_every_rank_sees_the_whole_of_one_process(pool: Pool, parallel: dict[str
 def test_fused_weights_are_given_apart() -> None:
     built = build({})
     qkv = built.parameters["blocks.0.attention.qkv.weight"]
-    assert [len(section) for section in built.whole.gather("blocks.0.attention.qkv.weight", qkv)] == [12, 6, 6]
+    sections = built.whole_tensors.gather_sections("blocks.0.attention.qkv.weight", qkv)
+    assert [len(section) for section in sections] == [12, 6, 6]

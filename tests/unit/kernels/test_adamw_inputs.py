@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmtrain.kernels.moved import Moved
+from lmtrain.kernels.adamw_inputs import AdamWTensors
 
 
 def numbers(size: int, begin: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -16,9 +16,9 @@ def numbers(size: int, begin: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return whole[begin : begin + size]
 
 
-def moved(size: int, *, gradient: int = 0, rounded: int | None = None) -> Moved:
+def moved(size: int, *, gradient: int = 0, rounded: int | None = None) -> AdamWTensors:
     copy = None if rounded is None else numbers(size, rounded, torch.bfloat16)
-    return Moved(numbers(size), numbers(size, gradient), numbers(size), numbers(size), copy)
+    return AdamWTensors(numbers(size), numbers(size, gradient), numbers(size), numbers(size), copy)
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def moved(size: int, *, gradient: int = 0, rounded: int | None = None) -> Moved:
     ids=["even", "behind another", "a copy behind another", "odd size", "half a load too many", "odd address",
          "odd address of the copy"],
 )  # fmt: skip
-def test_loads_are_wide_where_all_addresses_and_the_size_allow_it(one: Moved, wide: bool) -> None:
-    assert one.divisor == (16 if wide else 1)
+def test_loads_are_wide_where_all_addresses_and_the_size_allow_it(one: AdamWTensors, wide: bool) -> None:
+    assert one.alignment == (16 if wide else 1)
