@@ -46,7 +46,7 @@ from data_tools.read.content import OnError
 from data_tools.read.sources import Inputs
 from lmtrain.config.base import Problem, Settings
 from lmtrain.config.build import build_settings
-from lmtrain.config.names import Names
+from lmtrain.config.names import SettingNames
 from lmtrain.config.yaml_file import read_yaml
 from lmtrain.runtime.files.files import read_json, storage_errors, write_json
 
@@ -113,7 +113,7 @@ class BuildSettings(Settings):
 
 def read_recipe(path: Path) -> BuildSettings:
     """Read the settings from a YAML file. The file is data only: no interpolation is resolved and nothing is called."""
-    return build_settings(BuildSettings, read_yaml(path).data, names=Names(BuildSettings))
+    return build_settings(BuildSettings, read_yaml(path).data, names=SettingNames(BuildSettings))
 
 
 @dataclass(frozen=True)

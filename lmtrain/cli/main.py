@@ -52,9 +52,9 @@ def explained(error: Any, words: Sequence[str]) -> LmtrainError:
         verbs = getattr(getattr(context, "command", None), "commands", {})
         return UsageError(f"{command} {match[1]} is not a command. {spelling_hint(match[1], verbs)}")
     if match := re.search(r"['\"](\S*)['\"] is not one of (.+?)\.?$", message):
-        from lmtrain.config.names import near_value
+        from lmtrain.config.names import closest_value
 
-        near = near_value(match[1], re.findall(r"['\"](\S+?)['\"]", match[2]))
+        near = closest_value(match[1], re.findall(r"['\"](\S+?)['\"]", match[2]))
         return UsageError(f"{_stopped(message)} {f'Did you mean {near}?' if near else help_}")
     if match := re.match(r"Invalid value for ['\"](--?[\w-]+).*?['\"]: (.*)", message):
         rule = next((said for sign, said in _RULES.items() if sign in match[2]), f"is refused: {match[2]}")
@@ -102,12 +102,12 @@ def _option_meant(option: str, command: str, error: Any, words: Sequence[str], t
     surely = difflib.get_close_matches(option, near, n=1, cutoff=0.8)
     if takes_settings and not surely:
         from lmtrain.cli.keys.foreign import PROCESSES
-        from lmtrain.config.names import NOT_HERE
+        from lmtrain.config.names import UNSUPPORTED_SETTINGS
 
         if name in PROCESSES and any("--nproc" in param.opts for param in error.ctx.command.params):
             return "Did you mean --nproc?"
-        if name in NOT_HERE:
-            return NOT_HERE[name]
+        if name in UNSUPPORTED_SETTINGS:
+            return UNSUPPORTED_SETTINGS[name]
         if typed := _settings_meant(option, name, words):
             return f"Settings are words without dashes: type {' or '.join(typed)}."
     return f"Did you mean {' or '.join(surely or near)}?" if near else f"`{command} --help` lists its options."
@@ -124,13 +124,13 @@ def _value_of(option: str, words: Sequence[str]) -> str:
 
 def _settings_meant(option: str, name: str, words: Sequence[str]) -> list[str]:
     from lmtrain.config.compose import group_choices
-    from lmtrain.config.names import Names
+    from lmtrain.config.names import SettingNames
     from lmtrain.train.config import RunConfig
 
     value = _value_of(option, words) or "true"
     groups = group_choices()
     chosen = [f"{group}={name}" for group, choices in groups.items() if name in choices]
-    return chosen or Names(RunConfig, groups).meant(name, value)
+    return chosen or SettingNames(RunConfig, groups).suggest_overrides(name, value)
 
 
 app = typer.Typer(

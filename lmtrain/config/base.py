@@ -36,22 +36,24 @@ class Problem:
     of_layout: bool = False  # True if each key is right by itself, but together they make an impossible layout
 
     def text(self, prefix: str = "") -> str:
+        """Return the message. `prefix` is the path of the group that holds the key."""
         key = f"{prefix}.{self.key}" if prefix else self.key
-        said = f"{key}={show(self.value)} {self.rule}. {self.way_out}"
-        return LayoutProblem(said) if self.of_layout else said
+        message = f"{key}={show(self.value)} {self.rule}. {self.way_out}"
+        return LayoutProblem(message) if self.of_layout else message
 
 
 @dataclass(frozen=True)
-class GaveWay:
-    """A setting absent from the command line that was changed to fit the settings given there."""
+class AdjustedDefault:
+    """A default that was changed because it conflicts with settings typed on the command line."""
 
     key: str
     value: object
-    before: object
+    previous: object
     cause: str
 
     def text(self) -> str:
-        return f"{self.key}={show(self.value)} instead of {show(self.before)}, to fit {self.cause}."
+        """Return the message that reports the change."""
+        return f"{self.key}={show(self.value)} instead of {show(self.previous)}, to fit {self.cause}."
 
 
 def show(value: object) -> str:
@@ -63,7 +65,7 @@ def show(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(show, value))}]"
     if isinstance(value, dict):
-        return f"{{{','.join(f'{key}: {show(one)}' for key, one in value.items())}}}"
+        return f"{{{','.join(f'{key}: {show(item)}' for key, item in value.items())}}}"
     return str(value)
 
 
@@ -79,6 +81,7 @@ class Settings:
         return iter(())
 
     def problem_if(self, wrong: bool, key: str, rule: str, way_out: str) -> Iterator[Problem]:
+        """Yield a Problem about this field's own value if `wrong`."""
         value = getattr(self, key)
         return problem_if(wrong, key, list(value) if isinstance(value, tuple) else value, rule, way_out)
 
@@ -90,16 +93,23 @@ class Settings:
         for wrong, key, rule, way_out in checks:
             yield from self.problem_if(wrong, key, rule, way_out)
 
-    def at_least(self, least: int, key: str, way_out: str) -> Check:
-        """Build a check of a minimum. A null value passes."""
+    def at_least(self, minimum: int, key: str, way_out: str) -> Check:
+        """Build a check, for `checked`, that the field is `minimum` or more. A null value passes."""
         value = getattr(self, key)
-        return value is not None and value < least, key, f"must be at least {least}", way_out
+        return value is not None and value < minimum, key, f"must be at least {minimum}", way_out
 
-    def at_most(self, most: int, key: str, way_out: str = "") -> Check:
+    def at_most(self, maximum: int, key: str, way_out: str = "") -> Check:
+        """Build a check, for `checked`, that the field is `maximum` or less. A null value passes."""
         value = getattr(self, key)
-        return value is not None and value > most, key, f"must be at most {most}", way_out or f"Use {most} or less."
+        return (
+            value is not None and value > maximum,
+            key,
+            f"must be at most {maximum}",
+            way_out or f"Use {maximum} or less.",
+        )
 
     def above_0(self, key: str, way_out: str) -> Check:
+        """Build a check, for `checked`, that the field is above 0. A null value passes."""
         value = getattr(self, key)
         return value is not None and value <= 0, key, "must be above 0", way_out
 
@@ -112,8 +122,8 @@ class Settings:
         return iter(())
 
     @classmethod
-    def give_way(cls, tree: dict[str, Any], typed: Mapping[str, str]) -> list[GaveWay]:
-        """Change `tree` in place: settings absent from `typed` that conflict with the typed ones. Return the changes.
+    def adjust_defaults(cls, tree: dict[str, Any], typed: Mapping[str, str]) -> list[AdjustedDefault]:
+        """Change defaults in `tree` in place that conflict with settings typed on the command line. Return the changes.
 
         `tree` is the composed plain data; `typed` maps each key on the command line to its text.
         """
@@ -138,11 +148,11 @@ class Settings:
 class Choice(Settings):
     """Base of settings that come in kinds.
 
-    `room` is the package to search for kinds, `files` the ending of its files.
+    `package` is the package to search for kinds; its files whose names end with `file_ending` are imported.
     """
 
-    room: ClassVar[str]
-    files: ClassVar[str] = "_settings"
+    package: ClassVar[str]
+    file_ending: ClassVar[str] = "_settings"
     kind: ClassVar[str] = ""
 
     def component(self) -> Any:
@@ -150,7 +160,7 @@ class Choice(Settings):
         return importlib.import_module(type(self).__module__.removesuffix("_settings"))
 
 
-FROM_A_PLUGIN = "If it is a plugin's, add --plugin PACKAGE."  # second way out in the message about an unknown kind
+PLUGIN_WAY_OUT = "If it is a plugin's, add --plugin PACKAGE."  # second way out in the message about an unknown kind
 plugins: dict[str, list[ModuleType]] = {}  # package named by --plugin -> the package and its imported files
 
 
@@ -162,7 +172,7 @@ def add_plugin(name: str) -> None:
     """
     try:
         package = importlib.import_module(name)
-        inside = [f"{name}.{found.name}" for found in pkgutil.iter_modules(getattr(package, "__path__", ()))]
+        inside = [f"{name}.{info.name}" for info in pkgutil.iter_modules(getattr(package, "__path__", ()))]
         plugins[name] = [package, *(importlib.import_module(file) for file in inside if file.endswith(PLUGIN_FILES))]
     except ImportError as error:
         raise UsageError(
@@ -170,17 +180,17 @@ def add_plugin(name: str) -> None:
         ) from error
 
 
-def modules(room: str, ending: str = "") -> Iterator[ModuleType]:
-    """Yield the modules of a package whose names end with `ending`, then the modules of all plugins."""
-    yield from _room_modules(room, ending)
+def load_modules(package: str, ending: str = "") -> Iterator[ModuleType]:
+    """Import and yield the modules of a package whose names end with `ending`, then the modules of all plugins."""
+    yield from _package_modules(package, ending)
     for files in plugins.values():
         yield from files
 
 
 @cache
-def _room_modules(room: str, ending: str) -> list[ModuleType]:
-    found = pkgutil.iter_modules(importlib.import_module(room).__path__)
-    return [importlib.import_module(f"{room}.{one.name}") for one in found if one.name.endswith(ending)]
+def _package_modules(package: str, ending: str) -> list[ModuleType]:
+    infos = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    return [importlib.import_module(f"{package}.{info.name}") for info in infos if info.name.endswith(ending)]
 
 
 def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
@@ -188,18 +198,18 @@ def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
 
     Raise SettingsError if two classes have the same kind.
     """
-    homes = {module.__name__ for module in modules(base.room, base.files)}
-    found: dict[str, type[Choice]] = {}
+    homes = {module.__name__ for module in load_modules(base.package, base.file_ending)}
+    classes: dict[str, type[Choice]] = {}
     todo = [base]
     while todo:
         cls = todo.pop()
         todo.extend(cls.__subclasses__())
         if "kind" in vars(cls) and cls.__module__ in homes:
-            other = found.setdefault(cls.kind, cls)
-            if other is not cls:
-                both = " and ".join(sorted((other.__module__, cls.__module__)))
+            first = classes.setdefault(cls.kind, cls)
+            if first is not cls:
+                both = " and ".join(sorted((first.__module__, cls.__module__)))
                 raise SettingsError([f"kind={cls.kind} is both in {both}. Give the plugin's another word."])
-    return dict(sorted(found.items()))
+    return dict(sorted(classes.items()))
 
 
 def problem_if(wrong: bool, key: str, value: object, rule: str, way_out: str) -> Iterator[Problem]:

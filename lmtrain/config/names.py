@@ -18,7 +18,7 @@ from lmtrain.config.base import Choice, Settings, kinds
 from lmtrain.errors import spelling_hint
 
 # our key -> its names in Megatron-LM, Hugging Face's Trainer, DeepSpeed and nanoGPT; a key without a dot is a group
-ELSEWHERE = {
+FOREIGN_NAMES = {
     "optim.lr": "learning_rate max_lr peak_lr",
     "optim.clip_norm": "clip_grad max_grad_norm gradient_clip_val grad_clip gradient_clipping max_norm",
     "optim.eps": "adam_eps adam_epsilon epsilon",
@@ -86,7 +86,7 @@ ELSEWHERE = {
     "compute.compile": "torch_compile",
 }
 # settings of other tools that lmtrain lacks or handles automatically -> the sentence to show
-NOT_HERE = {
+UNSUPPORTED_SETTINGS = {
     name: said
     for said, names in {
         "There is no context parallelism here; parallel.tp and parallel.sequence_parallel=true share a long sequence.":
@@ -119,8 +119,8 @@ NOT_HERE = {
     }.items()
     for name in names.split()
 }  # fmt: skip
-_KEY_OF = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
-_VALUES = {
+_KEY_BY_FOREIGN_NAME = {name: key for key, names in FOREIGN_NAMES.items() for name in names.split()}
+_VALUE_BY_FOREIGN_VALUE = {
     "gpt2": "gpt2_small", "bert": "bert_base", "adamw_torch": "adamw", "silu": "swiglu", "wandb": "online",
     "gpu": "cuda", "nvidia": "cuda", "half": "fp16", "float16": "fp16", "16": "fp16", "16-mixed": "fp16",
     "bfloat16": "bf16", "float32": "fp32", "float": "fp32", "32": "fp32", "rope": "rotary", "absolute": "learned",
@@ -129,110 +129,124 @@ _VALUES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Names:
+class SettingNames:
     """All setting keys of a root class, and the choices of its groups."""
 
     root: type[Settings]
     groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
     typed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # key -> value as typed on the command line
 
-    def meant(self, path: str, value: str) -> list[str]:
+    def suggest_overrides(self, path: str, value: str) -> list[str]:
         """Return overrides `key=value` that this unknown key may have been meant for: at most three, or none."""
         parent, _, name = path.rpartition(".")
         word = name.lower().replace("-", "_")
-        known = keys_of(self.root)
+        known_keys = types_by_key(self.root)
         if parent in self.groups and value in self.groups[parent]:
             return [f"{parent}={value}"]
         if word in self.groups and not parent:
-            return [self._choice(word, value)]
-        once = ".".join(part for part, _ in groupby(path.split(".")))  # files may repeat their group's name
-        if once in known:
-            return [self._word(once, value)]
-        same = [key for key in known if key.rpartition(".")[2] == word]
-        if len(same) > 3:
-            same = [key for key in same if key.startswith(f"{parent}.")] or same[:3]
+            return [self._suggested_choice(word, value)]
+        without_repeats = ".".join(part for part, _ in groupby(path.split(".")))  # files may repeat their group's name
+        if without_repeats in known_keys:
+            return [self._suggested_override(without_repeats, value)]
+        matches = [key for key in known_keys if key.rpartition(".")[2] == word]
+        if len(matches) > 3:
+            matches = [key for key in matches if key.startswith(f"{parent}.")] or matches[:3]
         # because: a user who types `train.batch_size` does not mean the batch size of evaluations
-        if word in _KEY_OF and not (parent and any(key.startswith(f"{parent}.") for key in same)):
-            same = [_KEY_OF[word]]
-        if not same:
-            beside = [key for key in known if key.rpartition(".")[0] == parent]
-            same = [key for key in beside if key.rpartition(".")[2] in _close(name, beside, 0.6)][:1]
-        if not same:
-            same = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
-        if not same:
-            last = _close(word, known, 0.75)
-            same = [key for key in known if key.rpartition(".")[2] in last][:3]
-        return [self._word(key, value) for key in same]
+        if word in _KEY_BY_FOREIGN_NAME and not (parent and any(key.startswith(f"{parent}.") for key in matches)):
+            matches = [_KEY_BY_FOREIGN_NAME[word]]
+        if not matches:
+            siblings = [key for key in known_keys if key.rpartition(".")[0] == parent]
+            matches = [key for key in siblings if key.rpartition(".")[2] in _closest_names(name, siblings, 0.6)][:1]
+        if not matches:
+            matches = difflib.get_close_matches(path, known_keys, n=1, cutoff=0.8)
+        if not matches:
+            last_parts = _closest_names(word, known_keys, 0.75)
+            matches = [key for key in known_keys if key.rpartition(".")[2] in last_parts][:3]
+        return [self._suggested_override(key, value) for key in matches]
 
-    def way_out(self, path: str, value: str, beside: typing.Iterable[str]) -> str:
-        """Return the last sentence of the message about an unknown key; `beside` holds the valid keys of its level."""
-        if said := NOT_HERE.get(path.rpartition(".")[2].lower().replace("-", "_")):
-            return said
-        if path in keys_of(self.root):  # the key belongs to another kind of its group
+    def way_out(self, path: str, value: str, known_keys: typing.Iterable[str]) -> str:
+        """Return the last sentence of the message on an unknown key; `known_keys` are the valid keys at its level."""
+        if sentence := UNSUPPORTED_SETTINGS.get(path.rpartition(".")[2].lower().replace("-", "_")):
+            return sentence
+        if path in types_by_key(self.root):  # the key belongs to another kind of its group
             group = path.partition(".")[0]
             return f"Leave it out, or choose another {group}; `lmtrain config explain {path}` says which have it."
-        words = self.meant(path, value)
-        return f"Did you mean {' or '.join(words)}?" if words else spelling_hint(path.rpartition(".")[2], beside)
+        words = self.suggest_overrides(path, value)
+        return f"Did you mean {' or '.join(words)}?" if words else spelling_hint(path.rpartition(".")[2], known_keys)
 
-    def _word(self, key: str, value: str) -> str:
+    def _suggested_override(self, key: str, value: str) -> str:
+        """Return `key=value` to type, with the value corrected if the key has fixed choices."""
         if "." not in key:
-            return self._choice(key, value)
-        options = options_of(keys_of(self.root).get(key))
-        if float in options and (share := of_percent(value)):
+            return self._suggested_choice(key, value)
+        options = union_members(types_by_key(self.root).get(key))
+        if float in options and (share := percent_as_fraction(value)):
             return f"{key}={share}"
         literals = [option for option in options if get_origin(option) is Literal]
         choices = [str(choice) for option in literals for choice in get_args(option)]
-        return f"{key}={near_value(value, choices) or value if choices else value}"
+        return f"{key}={closest_value(value, choices) or value if choices else value}"
 
-    def _choice(self, group: str, value: str) -> str:
-        known = self.groups.get(group, ())
-        return f"{group}={value if value in known else near_value(value, known) or 'NAME'}"
+    def _suggested_choice(self, group: str, value: str) -> str:
+        """Return `group=choice` to type, with the choice corrected, or NAME if none is close."""
+        choices = self.groups.get(group, ())
+        return f"{group}={value if value in choices else closest_value(value, choices) or 'NAME'}"
 
 
-def of_percent(value: object) -> str | None:
+def percent_as_fraction(value: object) -> str | None:
     """Return `10%` as the text `0.1`; None if the value is not a percentage."""
     number = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value))
     return f"{float(number[1]) / 100:g}" if number else None
 
 
-def near_value(value: str, known: typing.Iterable[str]) -> str | None:
-    """Return the known value that `value` means (another tool's name for it, or the nearest spelling), or None."""
-    known = list(known)
+def closest_value(value: str, known_values: typing.Iterable[str]) -> str | None:
+    """Return the one of `known_values` that `value` probably means, or None.
+
+    That is the value itself, our word for another tool's value, or the nearest spelling.
+    """
+    known_values = list(known_values)
     for word in (value, value.lower()):
-        if (found := _VALUES.get(word, word)) in known:
-            return found
-    family = [one for one in known if one.startswith(f"{value}_")]
-    parts = [one for one in known if value and (value.startswith(one) or one.startswith(value))]
-    return next(iter([*family, *difflib.get_close_matches(value, known, n=1, cutoff=0.6), *parts]), None)
+        if (translated := _VALUE_BY_FOREIGN_VALUE.get(word, word)) in known_values:
+            return translated
+    extensions = [known_value for known_value in known_values if known_value.startswith(f"{value}_")]
+    prefixes = [
+        known_value
+        for known_value in known_values
+        if value and (value.startswith(known_value) or known_value.startswith(value))
+    ]
+    return next(iter([*extensions, *difflib.get_close_matches(value, known_values, n=1, cutoff=0.6), *prefixes]), None)
 
 
-def nearest_value(value: str, known: typing.Iterable[str]) -> str:
-    """Return a suggestion sentence like `spelling_hint`, and translate other tools' values as well."""
-    known = list(known)
-    found = near_value(value, known)
-    return f"Did you mean {found}?" if found else spelling_hint(value, known)
+def suggest_value(value: str, known_values: typing.Iterable[str]) -> str:
+    """Return a suggestion sentence like `spelling_hint`, and also translate other tools' values."""
+    known_values = list(known_values)
+    closest = closest_value(value, known_values)
+    return f"Did you mean {closest}?" if closest else spelling_hint(value, known_values)
 
 
-def _close(name: str, keys: typing.Iterable[str], cutoff: float) -> list[str]:
+def _closest_names(name: str, keys: typing.Iterable[str], cutoff: float) -> list[str]:
+    """Return the last part of a key that is spelled most like `name`, in a list; empty below `cutoff` (0 to 1)."""
     return difflib.get_close_matches(name, {key.rpartition(".")[2] for key in keys}, n=1, cutoff=cutoff)
 
 
-def keys_of(root: type[Settings]) -> dict[str, Any]:
+def types_by_key(root: type[Settings]) -> dict[str, Any]:
     """Return the dotted key of every setting that holds a value -> its type; a choice contributes all of its kinds."""
-    return dict(_walk(root, ""))
+    return dict(_iter_key_types(root, ""))
 
 
-def _walk(cls: type[Settings], path: str) -> Iterator[tuple[str, Any]]:
-    for one in kinds(cls).values() if issubclass(cls, Choice) and not cls.kind else [cls]:
-        hints = typing.get_type_hints(one)
-        for field in dataclasses.fields(one):
+def _iter_key_types(cls: type[Settings], path: str) -> Iterator[tuple[str, Any]]:
+    """Yield each dotted key and its type; `path` is the key of `cls` itself."""
+    for kind_class in kinds(cls).values() if issubclass(cls, Choice) and not cls.kind else [cls]:
+        hints = typing.get_type_hints(kind_class)
+        for field in dataclasses.fields(kind_class):
             key, hint = f"{path}.{field.name}" if path else field.name, hints[field.name]
-            inner = [option for option in options_of(hint) if isinstance(option, type) and issubclass(option, Settings)]
-            for option in inner:
-                yield from _walk(option, key)
-            if not inner:
+            nested = [
+                option for option in union_members(hint) if isinstance(option, type) and issubclass(option, Settings)
+            ]
+            for option in nested:
+                yield from _iter_key_types(option, key)
+            if not nested:
                 yield key, hint
 
 
-def options_of(hint: Any) -> tuple[Any, ...]:
+def union_members(hint: Any) -> tuple[Any, ...]:
+    """Return the members of a union type; for any other type, the type alone."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)

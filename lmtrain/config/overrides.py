@@ -16,16 +16,16 @@ from typing import Any
 from lmtrain.config import references
 from lmtrain.errors import SettingsError
 
-MAX_WORD = 20_000
+MAX_CHARACTERS = 20_000
 MAX_DEPTH = 20
 MAX_DIGITS = 100
 _LONG_NUMBER = re.compile(rf"(?<![\w.'\"])[+-]?[0-9][0-9_]{{{MAX_DIGITS},}}(?![\w.'\"])")
 _KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w$/-]*(?:\.[\w$-]+)*", re.ASCII)
 _HYDRA = re.compile(r"[~+]*hydra(?:[./]|$)")
-_SIGNS = ",[]{}()'\""
-_BLENDS = {"data.path": "data.datasets", "data.valid_path": "data.valid_datasets"}  # one dataset -> several
-_CLOSE = {"[": "]", "{": "}", "(": ")"}
-_INSTEAD = {
+_SPECIAL_CHARACTERS = ",[]{}()'\""
+_BLEND_KEYS = {"data.path": "data.datasets", "data.valid_path": "data.valid_datasets"}  # one dataset -> several
+_CLOSING_BRACKETS = {"[": "]", "{": "}", "(": ")"}
+_HYDRA_WAYS_OUT = {
     "hydra.run.dir": "Use run.dir=FOLDER.",
     "hydra.sweep.dir": "Use -m with run.dir=FOLDER, in which each run gets a folder of its own.",
     "hydra.sweep.subdir": "Use -m with run.dir=FOLDER, in which each run gets a folder of its own.",
@@ -33,84 +33,91 @@ _INSTEAD = {
 }
 
 
-class WrongWords(SettingsError):
+class RefusedOverrides(SettingsError):
     """Overrides that are refused before values are checked.
 
-    `wrong` lists the refused words, `others` the rest, which may have wrong values.
+    `refused` lists the refused overrides, `remaining` the rest, whose values are not checked yet.
     """
 
-    def __init__(self, problems: Sequence[str], wrong: Sequence[str], words: Sequence[str]) -> None:
+    def __init__(self, problems: Sequence[str], refused: Sequence[str], overrides: Sequence[str]) -> None:
         super().__init__(problems)
-        self.wrong, self.others = wrong, [word for word in words if word not in wrong]
+        self.refused, self.remaining = refused, [override for override in overrides if override not in refused]
 
 
-def key_of(word: str) -> str:
-    return word.lstrip("~+").partition("=")[0]
+def override_key(override: str) -> str:
+    """Return the key of an override: `+optim.lr=1` -> `optim.lr`."""
+    return override.lstrip("~+").partition("=")[0]
 
 
-def parse(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any]:
+def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any]:
     """Return Hydra's override objects for these words. Raise WrongWords with the problems of all malformed words."""
     # because: hydra is slow to import
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parser, parsed, problems, said = OverridesParser.create(), list[Any](), list[str](), dict[str, str]()
-    bad = list[str]()
+    parser, parsed, problems, text_by_key = OverridesParser.create(), list[Any](), list[str](), dict[str, str]()
+    refused = list[str]()
     for index, text in enumerate(words):
-        if (problem := _refused(text) or _is_no_pair(words, index, groups)) is not None:
+        if (problem := _limit_problem(text) or _pair_problem(words, index, groups)) is not None:
             problems += [problem] if problem else []
-            bad.append(text)
+            refused.append(text)
             continue
         key, _, value = text.partition("=")
         override = None
         # because: characters outside Hydra's grammar, such as non-ASCII letters, can only be part of a text
-        as_text = [f"{key}={quoted(value)}"] if not (value.startswith("=") or set(_SIGNS) & set(value)) else []
-        for one in (text, *as_text):
+        as_text = (
+            [f"{key}={hydra_quoted(value)}"]
+            if not (value.startswith("=") or set(_SPECIAL_CHARACTERS) & set(value))
+            else []
+        )
+        for candidate in (text, *as_text):
             with suppress(HydraException, RecursionError, ValueError):
-                override = override or parser.parse_override(one)
+                override = override or parser.parse_override(candidate)
         if override is None:
-            problems.append(_unreadable(text))
-            bad.append(text)
+            problems.append(_syntax_problem(text))
+            refused.append(text)
         else:
             key = override.key_or_group
-            if (before := said.get(key)) == text:
+            if (previous := text_by_key.get(key)) == text:
                 continue
             # because: `~key` first removes the old value, which a new mapping would otherwise be merged into
-            if before and (key in groups or not before.startswith("~")):
-                problems.append(f"{text} sets {key} again, after {before}. Leave one out.")
-                bad.append(text)
-            said[key] = text
+            if previous and (key in groups or not previous.startswith("~")):
+                problems.append(f"{text} sets {key} again, after {previous}. Leave one out.")
+                refused.append(text)
+            text_by_key[key] = text
             parsed.append(override)
             if not override.is_sweep_override():
-                values = [value for _, value in references.values_of([override.value()])]
-                wrong = [references.problem_of(value) for value in values if isinstance(value, str)]
-                problems += [f"{text} {problem}" for problem in wrong if problem]
-                bad += [text] * any(wrong)
+                values = [value for _, value in references.iter_values([override.value()])]
+                reference_problems = [references.reference_problem(value) for value in values if isinstance(value, str)]
+                problems += [f"{text} {problem}" for problem in reference_problems if problem]
+                refused += [text] * any(reference_problems)
     if problems:
-        raise WrongWords(problems, bad, words)
+        raise RefusedOverrides(problems, refused, words)
     return parsed
 
 
-def several(override: Any) -> str:
+def sweep_refusal(override: Any) -> str:
     """Return the message for a sweep such as `a=1,2` where a single run is expected."""
     text = str(override.input_line)
     key, _, value = text.partition("=")
-    ways = blended(key, value)
-    if not ways and "," in value and not set(_SIGNS[1:]) & set(value):
-        ways = f" A list is {shell(f'{key}=[{value}]')}, one text {shell(f'{key}={quoted(value)}')}."
-    return f"{text} names several values. Add -m to run each of them.{ways}"
+    hint = blend_hint(key, value)
+    if not hint and "," in value and not set(_SPECIAL_CHARACTERS[1:]) & set(value):
+        hint = (
+            f" A list is {shell_quoted(f'{key}=[{value}]')}, one text {shell_quoted(f'{key}={hydra_quoted(value)}')}."
+        )
+    return f"{text} names several values. Add -m to run each of them.{hint}"
 
 
-def blended(key: str, value: str) -> str:
-    """Return a hint how to mix datasets if several are given where one is expected; else ""."""
+def blend_hint(key: str, value: str) -> str:
+    """Return a hint, to append to a message, how to mix the datasets if a list was given for one path; else ""."""
     names = [name.strip() for name in value.removeprefix("[").removesuffix("]").split(",")]
-    if key not in _BLENDS or len(names) == 1 or set(_SIGNS) & set("".join(names)):
+    if key not in _BLEND_KEYS or len(names) == 1 or set(_SPECIAL_CHARACTERS) & set("".join(names)):
         return ""
     parts = ", ".join(f"{{path: {name}, weight: 1}}" for name in names)
-    return f" To mix them in one run, type data=blend {shell(f'{_BLENDS[key]}=[{parts}]')}."
+    return f" To mix them in one run, type data=blend {shell_quoted(f'{_BLEND_KEYS[key]}=[{parts}]')}."
 
 
-def change(tree: dict[str, Any], override: Any) -> str | None:
+def apply_override(tree: dict[str, Any], override: Any) -> str | None:
     """Set, add or remove one key of `tree` in place. Return a message if that is impossible, else None."""
     key, text = str(override.key_or_group), override.input_line
     *path, last = key.split(".")
@@ -119,13 +126,13 @@ def change(tree: dict[str, Any], override: Any) -> str | None:
         if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
             node = node[int(part)]
             continue
-        below = node.get(part) if isinstance(node, dict) else part  # a list without this entry counts as one value
-        if override.is_delete() and not isinstance(below, (dict, list)):
+        child = node.get(part) if isinstance(node, dict) else part  # a list without this entry counts as one value
+        if override.is_delete() and not isinstance(child, (dict, list)):
             return f"{text} removes what is not there. Leave it out."
-        if not (below is None or isinstance(below, (dict, list))):
-            above = ".".join(path[: depth + isinstance(node, dict)])
-            return f"{text} goes below {above}, which is one value. Write {above}=VALUE."
-        if below is None:
+        if not (child is None or isinstance(child, (dict, list))):
+            parent = ".".join(path[: depth + isinstance(node, dict)])
+            return f"{text} goes below {parent}, which is one value. Write {parent}=VALUE."
+        if child is None:
             node[part] = {}
         node = node[part]
     if override.is_delete():
@@ -141,7 +148,7 @@ def change(tree: dict[str, Any], override: Any) -> str | None:
     return None
 
 
-def quoted(text: str) -> str:
+def hydra_quoted(text: str) -> str:
     """Return a text quoted so that Hydra's grammar reads it as one string."""
     # because: hydra is slow to import
     from hydra.core.override_parser.types import Quote, QuotedString
@@ -149,7 +156,7 @@ def quoted(text: str) -> str:
     return QuotedString(text, Quote.double if "'" in text and '"' not in text else Quote.single).with_quotes()
 
 
-def shell(word: str) -> str:
+def shell_quoted(word: str) -> str:
     """Return a word quoted for a shell, if it needs quotes."""
     if re.fullmatch(r"[\w@%+=:,./-]+", word):
         return word
@@ -163,10 +170,11 @@ def _merged(old: Any, new: Any) -> Any:
     return new
 
 
-def _refused(text: str) -> str | None:
+def _limit_problem(text: str) -> str | None:
+    """Return the message for an override that is too long, nests too deeply or sets Hydra; else None."""
     key = text.partition("=")[0]
     depths = accumulate((sign in "[{(") - (sign in "]})") for sign in text)
-    if len(text) > MAX_WORD or max(depths, default=0) > MAX_DEPTH:
+    if len(text) > MAX_CHARACTERS or max(depths, default=0) > MAX_DEPTH:
         return f"{text[:40]}... is too long or nests too deeply. Put it into a file of --config-dir."
     if number := _LONG_NUMBER.search(text, len(key)):
         return (
@@ -174,12 +182,12 @@ def _refused(text: str) -> str | None:
             f"{MAX_DIGITS}. Write {key}='TEXT' if it is a text."
         )
     if _HYDRA.match(key):
-        way_out = _INSTEAD.get(key.lstrip("~+"), "Leave it out; -m runs every combination of values.")
+        way_out = _HYDRA_WAYS_OUT.get(key.lstrip("~+"), "Leave it out; -m runs every combination of values.")
         return f"{text} sets Hydra itself, which only composes settings here. {way_out}"
     return None
 
 
-def _is_no_pair(words: Sequence[str], index: int, groups: Mapping[str, Sequence[str]]) -> str | None:
+def _pair_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequence[str]]) -> str | None:
     """Return the message for a word without a key or a value; None if the word is fine.
 
     Return "" if the message about the previous word covers this one.
@@ -188,14 +196,14 @@ def _is_no_pair(words: Sequence[str], index: int, groups: Mapping[str, Sequence[
     key, sign, value = text.partition("=")
     bare = key.lstrip("~+")
     if not sign and after and after[0].startswith("="):
-        joined = shell(f"{text}{''.join(after) if after[0] == '=' else after[0]}")
+        joined = shell_quoted(f"{text}{''.join(after) if after[0] == '=' else after[0]}")
         return f"{text!r} has a space before its value. Type {joined}."
     if (not bare and before and "=" not in before) or (index > 1 and before == "=" and not sign):
         return ""
     if not bare:
         return f"{text!r} is not an override, since it names no key. Write key=value."
     if bare != bare.strip() and _KEY.fullmatch(bare.strip()):
-        return f"{text!r} has a space beside its key. Type {shell(f'{key.strip()}={value.strip()}')}."
+        return f"{text!r} has a space beside its key. Type {shell_quoted(f'{key.strip()}={value.strip()}')}."
     if "@" in bare:
         return f"{text!r} is not an override, since @ has no meaning here. Write key=value or group=choice."
     if match := re.match(r"([\w.]+)\[", bare):
@@ -204,41 +212,46 @@ def _is_no_pair(words: Sequence[str], index: int, groups: Mapping[str, Sequence[
         return f"{text!r} is not an override ({bare!r} is no name of a key). Write key=value or group=choice."
     if sign or key.startswith("~"):
         return None
-    if found := [group for group, choices in groups.items() if text in choices]:
-        return f"{text!r} is not an override, since it names no key. Did you mean {found[0]}={text}?"
+    if matching_groups := [group for group, choices in groups.items() if text in choices]:
+        return f"{text!r} is not an override, since it names no key. Did you mean {matching_groups[0]}={text}?"
     if text.endswith((".yaml", ".yml")):
         return f"{text!r} is a file. Type --config-dir FOLDER --config-name NAME, without the .yaml."
     if text.endswith(".py"):
         return f"{text!r} is a program, and settings are none here. Type them as key=value, or in a YAML file."
     if Path(f"{text}.idx").is_file():
-        return f"{text!r} is a dataset. Write data.path={shell(text)}."
-    if "=" in before and not set(_SIGNS) & set(before):
+        return f"{text!r} is a dataset. Write data.path={shell_quoted(text)}."
+    if "=" in before and not set(_SPECIAL_CHARACTERS) & set(before):
         key, _, value = before.partition("=")
-        joined = shell(f"{key}={quoted(f'{value} {text}')}")
+        joined = shell_quoted(f"{key}={hydra_quoted(f'{value} {text}')}")
         return f"{text!r} is not an override, since it names no key. If it belongs to the word before, type {joined}."
     return f"{text!r} is not an override, since it gives no value. Write {text}=VALUE."
 
 
-def _unreadable(text: str) -> str:
+def _syntax_problem(text: str) -> str:
+    """Return the message for an override that Hydra's grammar does not accept."""
     key, _, value = text.partition("=")
     if value.startswith("="):
-        return f"{text!r} is not an override, since it has = twice. Write {shell(key + value)}."
-    as_text = f"type {shell(f'{key}={quoted(value)}')}"
-    opened = _first_open(value)
-    if opened in _CLOSE and value.startswith(opened):
-        closed = shell(f"{text}{_CLOSE[opened]}")
-        return f"{text} opens a {opened} that is not closed. Type {closed}, or, if it is one text, {as_text}."
-    if opened:
-        what = "a quote" if opened in "'\"" else f"a {opened}"
-        wrong = f"closes {what} that is not open" if opened in _CLOSE.values() else f"has {what} that is not closed"
-        return f"{text} {wrong}. If it belongs to the text, {as_text}."
-    signs = " ".join(sorted({sign for sign in value if sign in _SIGNS}))
-    if not signs:
+        return f"{text!r} is not an override, since it has = twice. Write {shell_quoted(key + value)}."
+    as_text = f"type {shell_quoted(f'{key}={hydra_quoted(value)}')}"
+    unmatched = _first_unmatched(value)
+    if unmatched in _CLOSING_BRACKETS and value.startswith(unmatched):
+        closed = shell_quoted(f"{text}{_CLOSING_BRACKETS[unmatched]}")
+        return f"{text} opens a {unmatched} that is not closed. Type {closed}, or, if it is one text, {as_text}."
+    if unmatched:
+        sign_words = "a quote" if unmatched in "'\"" else f"a {unmatched}"
+        fault = (
+            f"closes {sign_words} that is not open"
+            if unmatched in _CLOSING_BRACKETS.values()
+            else f"has {sign_words} that is not closed"
+        )
+        return f"{text} {fault}. If it belongs to the text, {as_text}."
+    special = " ".join(sorted({sign for sign in value if sign in _SPECIAL_CHARACTERS}))
+    if not special:
         return f"{text!r} is not an override ({key!r} is no name of a key). Write key=value or group=choice."
-    return f"{text} cannot be read, since {signs} must be quoted within a value. If it is one text, {as_text}."
+    return f"{text} cannot be read, since {special} must be quoted within a value. If it is one text, {as_text}."
 
 
-def _first_open(value: str) -> str:
+def _first_unmatched(value: str) -> str:
     """Return the first unmatched bracket or quote, or ""."""
     stack: list[str] = []
     quote = ""
@@ -247,8 +260,8 @@ def _first_open(value: str) -> str:
             quote = "" if sign == quote and value[position - 1] != "\\" else quote
         elif sign in "'\"":
             quote = sign
-        elif sign in _CLOSE:
+        elif sign in _CLOSING_BRACKETS:
             stack.append(sign)
-        elif sign in _CLOSE.values() and (not stack or _CLOSE[stack.pop()] != sign):
+        elif sign in _CLOSING_BRACKETS.values() and (not stack or _CLOSING_BRACKETS[stack.pop()] != sign):
             return sign
     return quote or (stack[-1] if stack else "")

@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 18
 MAX_DEPTH = 32
 MAX_VALUES = 10_000  # because: nested aliases can expand a hundred bytes to a gigabyte
 MAX_DIGITS = 100  # because: Python takes minutes to parse a million digits and refuses to print 5,000
-_TEXT = "tag:yaml.org,2002:str"
+_STRING_TAG = "tag:yaml.org,2002:str"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # because: YAML 1.1 reads 1e-3 as a text, while every user means the number
 _FLOAT = re.compile(
@@ -39,7 +39,7 @@ class YamlFile:
     header: str  # the comment lines at the top of the file
     lines: dict[tuple[str | int, ...], int] = field(repr=False)  # path of each value -> its first line, counted from 1
 
-    def at(self, *keys: str | int) -> str:
+    def location(self, *keys: str | int) -> str:
         """Return the file and line of a value, for messages; the file alone if the line is unknown."""
         line = self.lines.get(keys)
         return f"{self.path} line {line}" if line else str(self.path)
@@ -50,22 +50,22 @@ def read_yaml(path: Path) -> YamlFile:
 
     Raise MissingInputError if the file cannot be read, SettingsError if its content is wrong.
     """
-    text = _text(path)
+    text = _read_text(path)
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
-            raise _Wrong(1, "holds nothing", "Write lines of `key: value` into it, or leave it out")
+            raise _FileProblem(1, "holds nothing", "Write lines of `key: value` into it, or leave it out")
         if not isinstance(node, yaml.MappingNode):
             kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
-            raise _Wrong(node.start_mark.line + 1, f"begins with {kind}", "A config is lines of `key: value`")
-        lines = dict(_lines(node))
+            raise _FileProblem(node.start_mark.line + 1, f"begins with {kind}", "A config is lines of `key: value`")
+        lines = dict(_iter_lines(node))
         data = loader.construct_document(node)
-    except _Wrong as error:
-        raise SettingsError([f"{path} line {error.line} {error.what}. {error.way_out}."]) from error
+    except _FileProblem as error:
+        raise SettingsError([f"{path} line {error.line} {error.fault}. {error.way_out}."]) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        line, what, way_out = _explain(error, text, loader.line)
-        raise SettingsError([f"{path} line {line} {what}. {way_out}."]) from error
+        line, fault, way_out = _explain(error, text, loader.line)
+        raise SettingsError([f"{path} line {line} {fault}. {way_out}."]) from error
     finally:
         loader.dispose()
     # the header: comments and empty lines
@@ -73,9 +73,11 @@ def read_yaml(path: Path) -> YamlFile:
     return YamlFile(path, data, "\n".join(header), lines)
 
 
-class _Wrong(Exception):
-    def __init__(self, line: int, what: str, way_out: str) -> None:
-        self.line, self.what, self.way_out = line, what, way_out
+class _FileProblem(Exception):
+    """A fault found while parsing, with its line and a way out."""
+
+    def __init__(self, line: int, fault: str, way_out: str) -> None:
+        self.line, self.fault, self.way_out = line, fault, way_out
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: PyYAML has no type annotations
@@ -89,34 +91,36 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: PyYAML has no 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         line = event.start_mark.line + 1
-        if getattr(event, "tag", None) not in (None, _TEXT):
-            raise _Wrong(line, "has a tag (a word with `!`), and settings are plain data", "Take the tag out")
+        if getattr(event, "tag", None) not in (None, _STRING_TAG):
+            raise _FileProblem(line, "has a tag (a word with `!`), and settings are plain data", "Take the tag out")
         self.count += 1
         if self.count > MAX_VALUES:
-            raise _Wrong(line, f"holds more than {MAX_VALUES} values", "Divide it, or leave some out")
+            raise _FileProblem(line, f"holds more than {MAX_VALUES} values", "Divide it, or leave some out")
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise _Wrong(line, f"nests deeper than {MAX_DEPTH} levels", "Nothing in a config is that deep")
+            raise _FileProblem(line, f"nests deeper than {MAX_DEPTH} levels", "Nothing in a config is that deep")
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         self.depth -= 1
         if is_alias and id(node) not in self.sizes:
-            raise _Wrong(line, "refers to a value from within it", "Write the value out")
-        self.sizes[id(node)] = size = 1 + sum(self.sizes.get(id(child), 0) for child in _children(node))
+            raise _FileProblem(line, "refers to a value from within it", "Write the value out")
+        self.sizes[id(node)] = size = 1 + sum(self.sizes.get(id(child), 0) for child in _child_nodes(node))
         if size > MAX_VALUES:
-            raise _Wrong(line, f"makes more than {MAX_VALUES} values", "Write out what its `*` stand for")
+            raise _FileProblem(line, f"makes more than {MAX_VALUES} values", "Write out what its `*` stand for")
         return node
 
     def compose_scalar_node(self, anchor: Any) -> Any:
         node = super().compose_scalar_node(anchor)
         line = node.start_mark.line + 1
-        if node.tag != _TEXT and len(node.value) > MAX_DIGITS:
-            raise _Wrong(
+        if node.tag != _STRING_TAG and len(node.value) > MAX_DIGITS:
+            raise _FileProblem(
                 line, f"has a number of {len(node.value)} digits, and none has more than {MAX_DIGITS}",
                 "Put it in quotes if it is a text",
             )  # fmt: skip
         if half := _SURROGATE.search(node.value):
-            raise _Wrong(line, f"has the escape \\u{ord(half[0]):04x}, half a character", "Write the character itself")
+            raise _FileProblem(
+                line, f"has the escape \\u{ord(half[0]):04x}, half a character", "Write the character itself"
+            )
         return node
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
@@ -124,22 +128,24 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: PyYAML has no 
             return super().construct_object(node, deep)
         except ValueError as error:
             line = node.start_mark.line + 1
-            raise _Wrong(line, f"has {node.value}, which is no number", "Put it in quotes if it is a text") from error
+            raise _FileProblem(
+                line, f"has {node.value}, which is no number", "Put it in quotes if it is a text"
+            ) from error
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         node = super().compose_mapping_node(anchor)
-        seen: dict[str, int] = {}
+        line_by_key: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
-            if key.tag != _TEXT:
-                shown = f"the key {key.value}" if isinstance(key, yaml.ScalarNode) else "a key"
-                raise _Wrong(line, f"has {shown}, which is not a word", "Put it in quotes if it is a name")
-            if key.value in seen:
-                where = f"line {seen[key.value]}" if seen[key.value] != line else "the same line"
-                raise _Wrong(line, f"gives {key.value} again, after {where}", "Keep one of the two")
-            seen[key.value] = line
+            if key.tag != _STRING_TAG:
+                key_words = f"the key {key.value}" if isinstance(key, yaml.ScalarNode) else "a key"
+                raise _FileProblem(line, f"has {key_words}, which is not a word", "Put it in quotes if it is a name")
+            if key.value in line_by_key:
+                first_place = f"line {line_by_key[key.value]}" if line_by_key[key.value] != line else "the same line"
+                raise _FileProblem(line, f"gives {key.value} again, after {first_place}", "Keep one of the two")
+            line_by_key[key.value] = line
         return node
 
 
@@ -150,55 +156,57 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
+    """Read a file of bounded size as UTF-8; raise MissingInputError or SettingsError."""
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
             raise MissingInputError(
-                f"{path} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no plain file'}, and a config is a file. "
+                f"{path} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'no plain file'}, and a config is a file. "
                 "Give another name."
             )
-        if found.st_size > MAX_BYTES:
+        if status.st_size > MAX_BYTES:
             raise SettingsError(
-                [f"{path} has {found.st_size} bytes, and no config has more than {MAX_BYTES}. Shorten it."]
+                [f"{path} has {status.st_size} bytes, and no config has more than {MAX_BYTES}. Shorten it."]
             )
         data = path.read_bytes()
     except OSError as error:
         missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-        what = "does not exist" if missing else f"cannot be read: {error.strerror}"
+        fault = "does not exist" if missing else f"cannot be read: {error.strerror}"
         way_out = "Check the name." if missing else "Make it readable, or give another one."
-        raise MissingInputError(f"{path} {what}. {way_out}") from error
+        raise MissingInputError(f"{path} {fault}. {way_out}") from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise SettingsError([f"{path} line {line} is not UTF-8 text. Save the file as UTF-8."]) from error
-    if wrong := yaml.reader.Reader.NON_PRINTABLE.search(text):
-        line, sign = text.count("\n", 0, wrong.start()) + 1, f"U+{ord(wrong[0]):04X}"
+    if unprintable := yaml.reader.Reader.NON_PRINTABLE.search(text):
+        line, sign = text.count("\n", 0, unprintable.start()) + 1, f"U+{ord(unprintable[0]):04X}"
         raise SettingsError([f"{path} line {line} holds the character {sign}, which no text has. Take it out."])
     return text
 
 
-def _children(node: Any) -> Iterator[Any]:
+def _child_nodes(node: Any) -> Iterator[Any]:
+    """Yield a collection's child nodes, for a mapping both keys and values."""
     for child in node.value if isinstance(node, yaml.CollectionNode) else ():
         yield from child if isinstance(child, tuple) else (child,)
 
 
-def _lines(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], int]]:
+def _iter_lines(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], int]]:
     """Yield the path and line of every value. A value behind an alias gets the line of its anchor."""
-    inside: list[tuple[str | int, Any, Any]] = []  # each key, the node whose line counts, and its value
+    children: list[tuple[str | int, Any, Any]] = []  # each key, the node whose line counts, and its value
     if isinstance(node, yaml.MappingNode):
-        inside = [(key.value, key, value) for key, value in node.value]
+        children = [(key.value, key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        inside = [(index, value, value) for index, value in enumerate(node.value)]
-    for key, mark, value in inside:
+        children = [(index, value, value) for index, value in enumerate(node.value)]
+    for key, mark, value in children:
         yield (*path, key), mark.start_mark.line + 1
-        yield from _lines(value, (*path, key))
+        yield from _iter_lines(value, (*path, key))
 
 
 # a pattern in PyYAML's message, whether our message names the line where the construct began, the problem (the line's
 # text follows a final colon), and the way out
-_MEANT: tuple[tuple[str, bool, str, str], ...] = (
+_EXPLANATIONS: tuple[tuple[str, bool, str, str], ...] = (
     ("quoted scalar.*escape", False, "has a backslash that means nothing within double quotes",
      "Use single quotes around the text"),
     ("quoted scalar", True, "opens a quote that is not closed", "Close it, or take it out"),
@@ -218,28 +226,33 @@ _MEANT: tuple[tuple[str, bool, str, str], ...] = (
 )  # fmt: skip
 
 
-def _explain(error: Exception, text: str, read: int) -> tuple[int, str, str]:
-    """Return the line, the problem and the way out for a PyYAML error; `read` is the last line that the loader read."""
+def _explain(error: Exception, text: str, last_read_line: int) -> tuple[int, str, str]:
+    """Return the line, the fault and the way out for a PyYAML error.
+
+    `last_read_line` counts the lines that the loader had read, for errors without a position.
+    """
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    begin = getattr(error, "context_mark", None) or mark
-    said = f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}"
+    context = getattr(error, "context_mark", None) or mark
+    message = f"{getattr(error, 'context', '')} {getattr(error, 'problem', '')}"
     lines = text.splitlines() or [""]
-    line = min(mark.line + 1 if mark else read + 1, len(lines))
-    first = min(begin.line + 1 if begin else line, len(lines))
+    line = min(mark.line + 1 if mark else last_read_line + 1, len(lines))
+    first = min(context.line + 1 if context else line, len(lines))
     for number in (line, first):
         if "\t" in lines[number - 1][: len(lines[number - 1]) - len(lines[number - 1].lstrip())]:
             return number, "is indented with a tab", "Use spaces"
     if isinstance(error, (ValueError, OverflowError)):
         return line, "has an escape for a character that there is not", "Write the character, or use single quotes"
-    if "mapping values are not allowed" in said:
+    if "mapping values are not allowed" in message:
         before = lines[line - 2].strip() if line > 1 else ""
         if before and not before.startswith(("#", "-")) and not re.search(r":(\s|$)", before):
-            return line - 1, f"has no colon with a space after it: {_shown(before)}", "Write `key: value`"
-    _, at_begin, what, way_out = next(meant for meant in _MEANT if re.search(meant[0], said))
+            return line - 1, f"has no colon with a space after it: {_shortened(before)}", "Write `key: value`"
+    _, at_begin, fault, way_out = next(
+        explanation for explanation in _EXPLANATIONS if re.search(explanation[0], message)
+    )
     number = first if at_begin else line
-    return number, what + (f" {_shown(lines[number - 1])}" if what.endswith(":") else ""), way_out
+    return number, fault + (f" {_shortened(lines[number - 1])}" if fault.endswith(":") else ""), way_out
 
 
-def _shown(line: str) -> str:
+def _shortened(line: str) -> str:
     line = line.strip()
     return line if len(line) <= 60 else f"{line[:57]}..."

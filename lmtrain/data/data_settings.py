@@ -22,7 +22,7 @@ _VALIDATE = "Leave it out, or add train.valid_interval_steps=200."
 class DataChoice(Choice):
     """Settings that every kind of data has."""
 
-    room = "lmtrain.data"
+    package = "lmtrain.data"
 
     @property
     def terms(self) -> tuple[str, ...]:

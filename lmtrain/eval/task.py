@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import __version__
-from lmtrain.config.base import FROM_A_PLUGIN, modules
+from lmtrain.config.base import PLUGIN_WAY_OUT, load_modules
 from lmtrain.errors import DataError, UsageError, spelling_hint
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request, Tokens
@@ -195,7 +195,7 @@ def all_tasks() -> dict[str, Task]:
     """Return every published task by its id: `TASK` or `TASKS` of the folder's files and of a plugin's `*_task.py`."""
     return {
         task.id: task
-        for module in modules(TASK_ROOM)
+        for module in load_modules(TASK_ROOM)
         for task in getattr(module, "TASKS", [module.TASK] if hasattr(module, "TASK") else [])
     }
 
@@ -208,7 +208,7 @@ def find_task(name: str) -> Task:
     tasks = all_tasks()
     if name in tasks:
         return tasks[name]
-    for module in modules(TASK_ROOM):
+    for module in load_modules(TASK_ROOM):
         if hasattr(module, "named") and (task := module.named(name)) is not None:
             return cast(Task, task)
     windowed = _WINDOWED.fullmatch(name)
@@ -218,7 +218,7 @@ def find_task(name: str) -> Task:
         return task
     if family := [one for one in tasks if one.startswith(f"{name}/")]:
         raise UsageError(f"--task={name} is measured in several ways. Choose one: {', '.join(family)}.")
-    raise UsageError(f"--task={name} is not an evaluation task. {spelling_hint(name, tasks)} {FROM_A_PLUGIN}")
+    raise UsageError(f"--task={name} is not an evaluation task. {spelling_hint(name, tasks)} {PLUGIN_WAY_OUT}")
 
 
 def window_of(task: Task, sees: int, asked: int | None) -> int:

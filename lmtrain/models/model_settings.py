@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(Choice):
-    room: ClassVar[str] = "lmtrain.models"
+    package: ClassVar[str] = "lmtrain.models"
 
     @property
     @abstractmethod

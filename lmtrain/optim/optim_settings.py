@@ -15,7 +15,7 @@ from lmtrain.config.base import Choice, Problem
 
 @dataclass(frozen=True, kw_only=True)
 class OptimSettings(Choice):
-    room: ClassVar[str] = "lmtrain.optim"
+    package: ClassVar[str] = "lmtrain.optim"
 
     lr: float  # the peak learning rate, which a schedule multiplies by a factor in [0, 1]
     weight_decay: float = 0.1

@@ -19,7 +19,7 @@ from lmtrain.config.build import quantity
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings(Choice):
-    room: ClassVar[str] = "lmtrain.optim"
+    package: ClassVar[str] = "lmtrain.optim"
 
     warmup_steps: int = quantity("count", default=0)
 

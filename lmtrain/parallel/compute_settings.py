@@ -51,7 +51,7 @@ class ComputeSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionSettings(Choice):
-    room: ClassVar[str] = "lmtrain.parallel"
+    package: ClassVar[str] = "lmtrain.parallel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,7 @@ class Fp16Settings(PrecisionSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputeSettings(Choice):
-    room: ClassVar[str] = "lmtrain.parallel"
+    package: ClassVar[str] = "lmtrain.parallel"
 
     @property
     def words(self) -> str:

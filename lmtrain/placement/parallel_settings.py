@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from lmtrain.config.base import FROM_A_PLUGIN, Problem, Settings, kinds, problem_if
+from lmtrain.config.base import PLUGIN_WAY_OUT, Problem, Settings, kinds, problem_if
 from lmtrain.config.build import build_settings
 from lmtrain.data.batch_plan import RampUp
 from lmtrain.errors import SettingsError, settings_error, spelling_hint
@@ -45,7 +45,7 @@ class ParallelSettings(Settings):
         known = kinds(PipelineSchedule)
         unknown = self.schedule not in known
         if unknown:
-            way_out = f"{spelling_hint(self.schedule, known)} {FROM_A_PLUGIN}"
+            way_out = f"{spelling_hint(self.schedule, known)} {PLUGIN_WAY_OUT}"
             yield Problem("schedule", self.schedule, "is not a pipeline schedule", way_out)
         if not self.auto:  # because: with `auto` each setting is a separate condition for the planner
             yield from () if unknown else self._schedule_problems()

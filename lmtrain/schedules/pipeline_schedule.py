@@ -20,8 +20,8 @@ from lmtrain.schedules.table import Action, Kind, Table
 class PipelineSchedule(Choice):
     """A pipeline schedule: which rank holds which stage, and the order of each rank's actions."""
 
-    room: ClassVar[str] = "lmtrain.schedules"
-    files: ClassVar[str] = ""
+    package: ClassVar[str] = "lmtrain.schedules"
+    file_ending: ClassVar[str] = ""
 
     chunks: ClassVar[int] = 1  # default number of stages per rank
     rule: ClassVar[str] = "has one stage a rank"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
-from lmtrain.config.base import GaveWay, Problem, Settings, problem_if
+from lmtrain.config.base import AdjustedDefault, Problem, Settings, problem_if
 from lmtrain.config.build import build_settings
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import DataChoice
@@ -28,7 +28,7 @@ from lmtrain.parallel.compute_settings import ComputeSettings, NoRecomputeSettin
 from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems, layout_problems, rampup_problems
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.folder import read_settings, read_working_directory
-from lmtrain.train.give_way import give_way
+from lmtrain.train.adjust_defaults import adjust_defaults
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
 
 _KEY = "checkpoint.best_by"
@@ -175,8 +175,8 @@ class RunConfig(Settings):
             yield from best_problems(parts["checkpoint"], parts["data"], train, parts["eval"], steps)
 
     @classmethod
-    def give_way(cls, tree: dict[str, Any], typed: Mapping[str, str]) -> list[GaveWay]:
-        return list(give_way(tree, typed))
+    def adjust_defaults(cls, tree: dict[str, Any], typed: Mapping[str, str]) -> list[AdjustedDefault]:
+        return list(adjust_defaults(tree, typed))
 
     @property
     def seq_len(self) -> int:

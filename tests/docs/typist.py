@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.config.base import plugins
-from lmtrain.config.compose import sweep
+from lmtrain.config.compose import expand_sweep
 from tests.cli.harness import lmtrain
 from tests.docs.pages import ROOT, Block
 from tests.docs.world import MAKERS, SMALL, World
@@ -100,7 +100,7 @@ class Typist:
 
     def _run(self, line: str) -> int:
         words = small(self._words(line))
-        runs = sweep([word for word in words[2:] if "=" in word]) if "-m" in words else []
+        runs = expand_sweep([word for word in words[2:] if "=" in word]) if "-m" in words else []
         if len(runs) > 6:
             for run in runs:
                 lmtrain("pretrain", *run, "--dry-run", env=self.env)

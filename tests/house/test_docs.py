@@ -19,7 +19,7 @@ from typer.main import get_command
 from lmtrain.cli.keys.settings_reference import CommentedFile, settings_page
 from lmtrain.cli.main import app
 from lmtrain.cli.reference import commands, main, pages
-from lmtrain.config.compose import compose, conf_dir, sweep
+from lmtrain.config.compose import compose, conf_dir, expand_sweep
 from lmtrain.errors import LmtrainError
 from lmtrain.train.config import RunConfig
 from tests.docs.pages import ROOT, blocks, command_lines
@@ -71,7 +71,7 @@ def _settings_problem(words: tuple[str, ...]) -> str | None:
     if "--from-run" in words:
         overrides.append("data.path=that_of_the_run")
     try:
-        every = sweep(overrides) if "-m" in words else [overrides]
+        every = expand_sweep(overrides) if "-m" in words else [overrides]
         for combination in every[:: max(1, len(every) - 1)]:  # the first and the last stand for all
             compose(RunConfig, combination)
     except LmtrainError as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from lmtrain.config.compose import conf_dir, group_choices
-from lmtrain.config.names import ELSEWHERE, keys_of, options_of
+from lmtrain.config.names import FOREIGN_NAMES, types_by_key, union_members
 from lmtrain.config.yaml_file import read_yaml
 from lmtrain.train.config import RunConfig
 from tests.mistakes.mistake import Mistake
@@ -34,14 +34,14 @@ def homes() -> Iterator[tuple[str, Any, tuple[str, ...]]]:
                 needs += ("data=masked",) if choice.startswith("bert") else ()
                 needs += ("data.datasets=[{path: x, weight: 1}]", "~data.path") if choice == "blend" else ()
                 chosen.setdefault(f"{group}.{key}", needs)
-    for key, hint in keys_of(RunConfig).items():
+    for key, hint in types_by_key(RunConfig).items():
         if not key.startswith(LEFT_OUT) and key != "data.path":
             yield key, hint, chosen.get(key, ())
 
 
 def wrong_types(rng: random.Random) -> Iterator[Mistake]:
     for key, hint, needs in homes():
-        option = next(one for one in options_of(hint) if one is not type(None))
+        option = next(one for one in union_members(hint) if one is not type(None))
         values = {int: ["soon", "1.5", "true", "[1]"], float: ["fast", "true", "[0.1]"], bool: ["maybe", "3", "null"]}
         if get_origin(option) is Literal:
             near = str(get_args(option)[0])
@@ -59,13 +59,13 @@ def wrong_types(rng: random.Random) -> Iterator[Mistake]:
 
 def no_numbers(rng: random.Random) -> Iterator[Mistake]:
     for key, hint, needs in homes():
-        if {int, float} & set(options_of(hint)):
-            wrong = rng.choice(["nan", "inf", "1e30", "-1e40"] if int in options_of(hint) else ["nan", "inf"])
+        if {int, float} & set(union_members(hint)):
+            wrong = rng.choice(["nan", "inf", "1e30", "-1e40"] if int in union_members(hint) else ["nan", "inf"])
             yield show(f"number {key}", f"{key}={wrong}", key, before=needs, code_after=None)
 
 
 def other_levels(rng: random.Random) -> Iterator[Mistake]:
-    lasts = [key.rpartition(".")[2] for key in keys_of(RunConfig)]
+    lasts = [key.rpartition(".")[2] for key in types_by_key(RunConfig)]
     for key, hint, needs in homes():
         last = key.rpartition(".")[2]
         if needs[:1] not in ((), ("model=gpt_tiny",), ("data=dataset",), ("optim=adamw",), ("schedule=cosine",)):
@@ -83,8 +83,8 @@ def other_levels(rng: random.Random) -> Iterator[Mistake]:
 
 
 def other_tools(rng: random.Random) -> Iterator[Mistake]:
-    hints = keys_of(RunConfig)
-    for key, names in ELSEWHERE.items():
+    hints = types_by_key(RunConfig)
+    for key, names in FOREIGN_NAMES.items():
         if key in ("data.path", "run.dir", "optim.betas", "train.rampup"):
             continue
         group = key if "." not in key else ""
@@ -102,7 +102,7 @@ def other_tools(rng: random.Random) -> Iterator[Mistake]:
 
 def _right(hint: Any) -> str | None:
     """A value that its key may well have."""
-    option = next(one for one in options_of(hint) if one is not type(None))
+    option = next(one for one in union_members(hint) if one is not type(None))
     if get_origin(option) is Literal:
         return str(get_args(option)[0])
     return {int: "2", float: "0.5", bool: "true", str: "some"}.get(option)

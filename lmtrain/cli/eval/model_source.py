@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmtrain.checkpoint.disk.format import MANIFEST
 from lmtrain.config.build import build_settings
-from lmtrain.config.overrides import change, parse, several
+from lmtrain.config.overrides import apply_override, parse_overrides, sweep_refusal
 from lmtrain.errors import LayoutError, MissingInputError, SettingsError, spelling_hint
 from lmtrain.eval.source import Source, Weights, checkpoint_source
 from lmtrain.models.model_settings import ModelSettings
@@ -86,17 +86,17 @@ def settle_layout(words: Sequence[str], model: ModelSettings, env: ProcessEnv) -
 def _given(words: Sequence[str]) -> dict[str, Any]:
     tree: dict[str, Any] = {"parallel": {}}
     problems = []
-    for override in parse(words, {}) if words else ():
+    for override in parse_overrides(words, {}) if words else ():
         key = str(override.key_or_group)
         if override.is_sweep_override():
-            problems.append(several(override))
+            problems.append(sweep_refusal(override))
         elif key in TRAINING:
             problems.append(
                 f"{override.input_line} is about training, and an evaluation has no gradients. Leave it out."
             )
         elif key not in KEYS:
             problems.append(f"{override.input_line} is not a setting of an evaluation. {spelling_hint(key, KEYS)}")
-        elif problem := change(tree, override):
+        elif problem := apply_override(tree, override):
             problems.append(problem)
     if problems:
         raise SettingsError(problems)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmtrain.config.compose import group_choices
-from lmtrain.config.names import ELSEWHERE, NOT_HERE, Names
-from lmtrain.config.overrides import shell
+from lmtrain.config.names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
+from lmtrain.config.overrides import shell_quoted
 from lmtrain.errors import shorten
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.config import RunConfig
@@ -56,7 +56,7 @@ def translated(options: Mapping[str, Sequence[str]]) -> Translated:
     """Return what options mean here; they come with their dashes and values, as they were typed."""
     found, later, betas = Translated(), list[tuple[str, str, str]](), ["0.9", "0.95"]
     groups = group_choices()
-    names = Names(RunConfig, groups)
+    names = SettingNames(RunConfig, groups)
     for option, values in options.items():
         name, value = option.lstrip("-").lower().replace("-", "_"), " ".join(values)
         last = name.rpartition(".")[2]
@@ -67,15 +67,15 @@ def translated(options: Mapping[str, Sequence[str]]) -> Translated:
             found.settings["optim.betas"] = f"[{','.join(betas)}]"
         elif last in _UNITS:
             later.append((option, last, value))
-        elif last in NOT_HERE:
-            found.notes.append(f"{option}: {NOT_HERE[last]}")
+        elif last in UNSUPPORTED_SETTINGS:
+            found.notes.append(f"{option}: {UNSUPPORTED_SETTINGS[last]}")
         elif last in _OFF and value.lower() in _FALSE:
             _put(found, _OFF[last])
         elif last in _OFF or (values and value.lower() in _FALSE and _switch(last, groups)):
             continue  # because: what is switched off there is not on here
         elif word := (value.lower() in ("", *_TRUE) and _switch(last, groups)) or _of_several(last, values):
             _put(found, word)
-        elif meant := names.meant(name, _ours(value)):
+        elif meant := names.suggest_overrides(name, _ours(value)):
             _put(found, meant[0])
         else:
             found.unknown.append(option)
@@ -144,7 +144,7 @@ def _of_layout(settings: Mapping[str, str]) -> str:
 def _in_lines(words: Sequence[str]) -> str:
     """Words as one pastes them into a shell, in lines that go on where they end in a backslash."""
     lines = [""]
-    for word in map(shell, words):
+    for word in map(shell_quoted, words):
         if len(lines[-1]) + len(word) > _WIDTH and lines[-1]:
             lines.append("")
         lines[-1] += f" {word}" if lines[-1] else word
@@ -172,7 +172,7 @@ def _of_several(name: str, values: Sequence[str]) -> str:
         return "train.rampup={{start: {}, increment: {}, samples: {}}}".format(*values)
     if name == "split" and values:
         return f"data.split=[{','.join(values)}]"
-    if values and len(values) % 2 == 0 and name in ELSEWHERE["data.path"].split():
+    if values and len(values) % 2 == 0 and name in FOREIGN_NAMES["data.path"].split():
         pairs = zip(values[::2], values[1::2], strict=True)
         return f"data.datasets=[{', '.join(f'{{path: {path}, weight: {weight}}}' for weight, path in pairs)}]"
     return ""

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeGuard, get_args, get_origin
 
 from lmtrain.config.base import Choice, Settings, kinds, show
 from lmtrain.config.compose import conf_dir, group_choices
-from lmtrain.config.names import options_of
+from lmtrain.config.names import union_members
 from lmtrain.config.yaml_file import MAX_BYTES
 
 _INTRO = """# Settings
@@ -187,7 +187,7 @@ def _values(hint: Any) -> tuple[str, ...]:
     found = {
         option: ("true", "false") if option is bool else ("null",) if option is type(None) else
         tuple(map(str, get_args(option))) if get_origin(option) is Literal else ()
-        for option in options_of(hint)
+        for option in union_members(hint)
     }  # fmt: skip
     return tuple(word for words in found.values() for word in words) if all(found.values()) else ()
 
@@ -199,7 +199,7 @@ def settings_class(hint: Any) -> type[Settings] | None:
 
 
 def type_words(hint: Any, unit: str | None = None) -> str:
-    origin, options = get_origin(hint), options_of(hint)
+    origin, options = get_origin(hint), union_members(hint)
     if options != (hint,):
         names = [type_words(one, unit) for one in options if one is not type(None)]
         return " or ".join([*names, "null"] if type(None) in options else names)

@@ -22,7 +22,7 @@ from lmtrain.cli.keys.settings_reference import config_file
 from lmtrain.config.base import Problem, show
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
-from lmtrain.config.overrides import parse
+from lmtrain.config.overrides import parse_overrides
 from lmtrain.config.yaml_file import read_yaml
 from lmtrain.errors import LayoutError, LmtrainError, UsageError, settings_error, spelling_hint
 from lmtrain.layout import divisors
@@ -79,7 +79,9 @@ class Question:
 
 def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
     own, rest = _own(words)
-    parse(rest, group_choices(config_dir))  # because: parts of a word are looked for below, and none may stand twice
+    parse_overrides(
+        rest, group_choices(config_dir)
+    )  # because: parts of a word are looked for below, and none may stand twice
     gpus = _gpus(own.get("gpus"))
     recipe = _value(rest, "experiment")
     machine = own.get("hardware") or (recipe and _chosen_by(recipe, "hardware", config_dir))

@@ -102,7 +102,7 @@ def compose_run(
 ) -> RunConfig:  # fmt: skip
     """Compose the settings of a run from conf/NAME.yaml or from another run; with another run.dir, that is a branch."""
     if from_run is None:
-        return _composed_by_launcher or compose(RunConfig, overrides, config_dir=config_dir, name=name, say=say)
+        return _composed_by_launcher or compose(RunConfig, overrides, config_dir=config_dir, name=name, report=say)
     if name != "pretrain":
         raise UsageError(f"--from-run={from_run} takes the place of --config-name={name}. Leave one of them out.")
     source = Source.find(from_run)
@@ -129,7 +129,7 @@ def _composed(
 ) -> RunConfig:
     with _as_configs(settings, config_dir) as folder:
         try:
-            return compose(RunConfig, overrides, config_dir=folder, name=_ROOT, say=say)
+            return compose(RunConfig, overrides, config_dir=folder, name=_ROOT, report=say)
         except SettingsError as error:  # because: the folder is gone when the message is read
             run = str(Path(settings["run"]["dir"]) / CONFIG)
             ours = re.compile(rf"{re.escape(str(folder.resolve()))}/(\w+/{_CHOICE}|{_ROOT})\.yaml( line \d+)?")

@@ -20,8 +20,8 @@ from lmtrain.cli.pretrain.from_run import Source, compose_run
 from lmtrain.cli.pretrain.summary import print_plan
 from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
-from lmtrain.config.compose import sweep
-from lmtrain.config.overrides import quoted
+from lmtrain.config.compose import expand_sweep
+from lmtrain.config.overrides import hydra_quoted
 from lmtrain.errors import LayoutError, LmtrainError, StoppedEarly, UsageError, join_few
 from lmtrain.runfolder.ends import read_stop_or_empty
 from lmtrain.runfolder.folder import record_errors
@@ -127,7 +127,7 @@ def _refuse_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
 
 def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[SweepRun]:
     """Compose every combination; raise before the first one starts if any of them is wrong."""
-    combinations = [list(one) for one in dict.fromkeys(map(tuple, sweep(overrides, config_dir=config_dir)))]
+    combinations = [list(one) for one in dict.fromkeys(map(tuple, expand_sweep(overrides, config_dir=config_dir)))]
     fixed = set.intersection(*map(set, combinations))
     jobs: list[SweepRun] = []
     for combination in combinations:
@@ -136,7 +136,7 @@ def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_r
         changed = {key: value for key, _, value in (text.partition("=") for text in varying) if key != "run.dir"}
         folder = _folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
         rest = [text for text in combination if not text.lstrip("+").startswith("run.dir=")]
-        jobs.append(SweepRun(changed, folder, [*rest, f"run.dir={quoted(str(folder))}"], config))
+        jobs.append(SweepRun(changed, folder, [*rest, f"run.dir={hydra_quoted(str(folder))}"], config))
     own = from_run is not None and Path(jobs[0].config.run.dir).resolve() == Source.find(from_run).run.resolve()
     if own and jobs[0].changed:
         raise UsageError(f"-m makes several runs of --from-run={from_run}, which need a folder. Add run.dir=DIR.")

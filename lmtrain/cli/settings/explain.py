@@ -10,7 +10,7 @@ from typing import Any
 from lmtrain.cli.keys.settings_reference import Key, config_file, text_of
 from lmtrain.config.base import show
 from lmtrain.config.build import build_settings
-from lmtrain.config.compose import compose_plain, conf_dir, group_choices, selected, typed_words
+from lmtrain.config.compose import compose_plain, conf_dir, group_choices, prepare_composition, typed_words
 from lmtrain.config.yaml_file import YamlFile, read_yaml
 from lmtrain.errors import SettingsError, UsageError
 from lmtrain.runfolder.changes import read_settings_history
@@ -35,7 +35,7 @@ def origins(overrides: Sequence[str], *, config_dir: Path | None = None, name: s
     from lmtrain.config.source import merged_files
 
     found: dict[str, Origin] = {}
-    folders, asked, words, changes = selected(overrides, config_dir=config_dir, name=name)
+    folders, asked, words, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
     for file, place in merged_files(folders, asked, words):
         for key, origin in _origins_in(file).items():
             _put(found, f"{place}.{key}" if place else key, origin)
@@ -96,7 +96,7 @@ class Composed:
     def of(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> Composed:
         """Refuses what `lmtrain pretrain` would refuse, but for settings that are still to be given."""
         tree = compose_plain(overrides, config_dir=config_dir, name=name)
-        gave_way = RunConfig.give_way(tree, typed_words(overrides))
+        gave_way = RunConfig.adjust_defaults(tree, typed_words(overrides))
         try:
             build_settings(RunConfig, tree)
         except SettingsError as error:

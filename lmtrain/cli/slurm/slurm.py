@@ -21,7 +21,7 @@ import typer
 
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins, written_file
 from lmtrain.cli.screen.terminal import echo, pass_on, tell
-from lmtrain.config.overrides import shell
+from lmtrain.config.overrides import shell_quoted
 from lmtrain.errors import LayoutError, MissingInputError, UsageError
 from lmtrain.layout import divisors
 from lmtrain.runtime.files.files import atomic_file
@@ -188,7 +188,7 @@ def render(
     if output is None:
         return pass_on(script(job))
     _write(output, script(job))
-    return tell(f"{output} is written. Start it with: {job.started_by(shell(str(output)))}")
+    return tell(f"{output} is written. Start it with: {job.started_by(shell_quoted(str(output)))}")
 
 
 @app.command()
@@ -389,7 +389,7 @@ class SbatchJob:
 
     def started_by(self, file: str) -> str:
         """Slurm makes no folder for a log, and a job whose log cannot be opened fails without a word."""
-        return f"mkdir -p {shell(str(self.folder))} && sbatch {file}"
+        return f"mkdir -p {shell_quoted(str(self.folder))} && sbatch {file}"
 
     @property
     def log(self) -> str:
@@ -422,13 +422,13 @@ def _head(job: SbatchJob) -> Iterator[str]:
 
 
 def _own(job: SbatchJob) -> Iterator[str]:
-    yield from (f"export {name}={shell(value)}" for name, _, value in (one.partition("=") for one in job.env))
+    yield from (f"export {name}={shell_quoted(value)}" for name, _, value in (one.partition("=") for one in job.env))
     yield from job.setup
     ranks, tasks = job.nodes * job.ranks_per_node, job.nodes * job.tasks_per_node
     all_cpus = "yes" if job.takes_all_cpus else "''"
     yield f"nodes={job.nodes} tasks={tasks} ranks={ranks} spare_nodes={job.spare_nodes} all_cpus={all_cpus}"
     for name, words in (("lmtrain", job.program), ("container", job.container), ("of_srun", job.of_srun)):
-        yield f"{name}=({' '.join(map(shell, words))})"
+        yield f"{name}=({' '.join(map(shell_quoted, words))})"
     if not job.is_array:
         ((folder, words),) = job.runs
         yield from _run(folder, words, "")
@@ -442,9 +442,9 @@ def _own(job: SbatchJob) -> Iterator[str]:
 
 
 def _run(folder: Path, words: Iterable[str], indent: str) -> Iterator[str]:
-    yield f"{indent}run={shell(str(folder))}"
+    yield f"{indent}run={shell_quoted(str(folder))}"
     yield f"{indent}words=("
-    yield from (f"{indent}  {shell(word)}" for word in words)
+    yield from (f"{indent}  {shell_quoted(word)}" for word in words)
     yield f"{indent})"
 
 

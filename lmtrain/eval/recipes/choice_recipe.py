@@ -169,17 +169,19 @@ class Row:
 def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
     """Read and check a recipe. `find` returns a recipe by its id or file, for `like`. Raise SettingsError."""
     file = read_yaml(path)
-    problems = [f"{file.at(key)} has the key {key}, which no task has. {spelling_hint(key, KEYS)}"
+    problems = [f"{file.location(key)} has the key {key}, which no task has. {spelling_hint(key, KEYS)}"
                 for key in file.data if key not in KEYS]  # fmt: skip
     own = {key: value for key, value in file.data.items() if key in KEYS}
-    at = {key: f"{file.at(key)} ({key})" for key in own}
+    at = {key: f"{file.location(key)} ({key})" for key in own}
     base: dict[str, Any] = {"id": f"choice/{path.stem}"}
     like = own.pop("like", None)
     if isinstance(like, str):
         base = vars(find(str(path.parent / like) if like.endswith(SUFFIXES) else like)) | base
         at = base.pop("at") | at
     elif like is not None:
-        problems.append(f"{file.at('like')} has like={shorten(like)}, which is no text. Name a task, as choice/piqa.")
+        problems.append(
+            f"{file.location('like')} has like={shorten(like)}, which is no text. Name a task, as choice/piqa."
+        )
     values = base | own
     problems += [
         f"{path} has no `{key}:` line, {KEYS[key]}. Add one, or begin with `like: choice/piqa`."
@@ -192,7 +194,7 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
         values["shots_file"] = path.parent / own["shots_file"]
     if values.get("shots") and not values.get("shots_file"):
         raise SettingsError([
-            f"{file.at('shots')} asks for shots={values['shots']} and there is no `shots_file:`. "
+            f"{file.location('shots')} asks for shots={values['shots']} and there is no `shots_file:`. "
             "Name a file of rows like the data's, other ones than those that are asked."
         ])
     return Recipe(**values | {"at": at})
@@ -200,7 +202,7 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
 
 def _problems(file: YamlFile, own: dict[str, Any]) -> Iterator[str]:
     def wrong(key: str, rule: str, way_out: str) -> str:
-        return f"{file.at(key)} has {key}={shorten(str(own[key]), 80)}, which {rule}. {way_out}"
+        return f"{file.location(key)} has {key}={shorten(str(own[key]), 80)}, which {rule}. {way_out}"
 
     for key, value in own.items():
         texts = isinstance(value, list) and value and all(isinstance(one, str) for one in value)

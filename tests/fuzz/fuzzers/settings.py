@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.config.compose import conf_dir
-from lmtrain.config.names import keys_of
+from lmtrain.config.names import types_by_key
 from lmtrain.train.config import RunConfig
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
 from tests.fuzz.mutate import EDGES, HOSTILE, as_json, change_any, some_bytes, some_json
@@ -67,7 +67,7 @@ class Fuzz:
         self.honest = honest(run, *VERBS[1], *self.words, folder=folder)
         settings = honest(run, *VERBS[0], *self.words, folder=folder)
         self.config = json.loads(settings.output)
-        self.keys = [*keys_of(RunConfig), *(f"train.rampup.{key}" for key in ("start", "increment", "samples"))]
+        self.keys = [*types_by_key(RunConfig), *(f"train.rampup.{key}" for key in ("start", "increment", "samples"))]
 
     def case(self, rng: random.Random, folder: Path) -> Case:
         changes: tuple[Change, ...] = (

@@ -15,7 +15,7 @@ MUTANTS = [
     Mutant(
         name="dollar_is_left_to_the_shell",
         file="lmtrain/config/overrides.py",
-        function="shell",
+        function="shell_quoted",
         old=r"""re.search(r'["$`\\!]', word)""",
         new=r"""re.search(r'["`\\!]', word)""",
         breaks="The sbatch file hands ${other.key} or a $ in a path to bash, which puts a variable or nothing in its "
@@ -25,9 +25,9 @@ MUTANTS = [
     Mutant(
         name="relative_reference_read_from_afar",
         file="lmtrain/config/references.py",
-        function="_Resolver.found",
-        old="return self.inside(node, at, (*way, name))",
-        new="return self.inside(node, path, (*way, name))",
+        function="_Resolver.look_up",
+        old="return self.resolve_subtree(node, target, (*chain, name))",
+        new="return self.resolve_subtree(node, path, (*chain, name))",
         breaks="${.key} in a value that another one refers to means a neighbour of the one that refers, so that it "
         "gets a wrong number or is refused.",
         only_for="references to values that hold relative references themselves",
@@ -35,7 +35,7 @@ MUTANTS = [
     Mutant(
         name="own_files_come_second",
         file="lmtrain/config/source.py",
-        function="_opened",
+        function="_open_loader",
         old="for folder in reversed(folders):",
         new="for folder in folders:",
         breaks="A file of the user's folder is ignored without a word, and ours of the same name is used.",
@@ -44,7 +44,7 @@ MUTANTS = [
     Mutant(
         name="mark_of_byte_order_hides_the_header",
         file="lmtrain/config/yaml_file.py",
-        function="_text",
+        function="_read_text",
         old='data.decode("utf-8-sig")',
         new='data.decode("utf-8")',
         breaks="The line `# @package _global_` is not seen: an experiment is refused for lacking what its first line "
@@ -64,7 +64,7 @@ MUTANTS = [
     Mutant(
         name="fractions_cut_to_whole_numbers",
         file="lmtrain/config/build.py",
-        function="_plain",
+        function="_to_scalar",
         old="not (isinstance(value, float) and value.is_integer() is False):",
         new="not (isinstance(value, float) and not math.isfinite(value)):",
         breaks="A fraction is cut to a whole number without a word where it was to be refused.",
@@ -82,16 +82,16 @@ MUTANTS = [
     Mutant(
         name="the_last_of_two_wins",
         file="lmtrain/config/overrides.py",
-        function="parse",
-        old="if before and (key in groups or not before.startswith(\"~\"))",
-        new="if before and key in groups",
+        function="parse_overrides",
+        old="if previous and (key in groups or not previous.startswith(\"~\"))",
+        new="if previous and key in groups",
         breaks="Of a key that is typed twice the last value wins, and nobody hears of the first.",
         only_for="a setting of a long command line that stands there twice",
     ),
     Mutant(
         name="plus_lost_in_a_sweep",
         file="lmtrain/config/compose.py",
-        function="sweep",
+        function="expand_sweep",
         old="key, value = override.get_key_element(), override.value()",
         new="key, value = override.key_or_group, override.value()",
         breaks="Every run of the sweep is refused, and told to write what the user has written.",

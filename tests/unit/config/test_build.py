@@ -17,8 +17,8 @@ from lmtrain.errors import LayoutError, SettingsError
 
 @dataclass(frozen=True, kw_only=True)
 class Drink(Choice):
-    files: ClassVar[str] = "test_build"
-    room: ClassVar[str] = "tests.unit.config"
+    file_ending: ClassVar[str] = "test_build"
+    package: ClassVar[str] = "tests.unit.config"
     sugar: int = 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lmtrain.config import source
-from lmtrain.config.compose import compose, compose_plain, conf_dir, group_choices, sweep
+from lmtrain.config.compose import compose, compose_plain, conf_dir, expand_sweep, group_choices
 from lmtrain.config.yaml_file import YamlFile, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError
 from lmtrain.train.config import RunConfig
@@ -150,7 +150,7 @@ def test_lists_that_name_two_lists_each_have_an_end(mine: Path) -> None:
 
 def test_a_sweep_of_a_billion_runs_is_refused_at_once(mine: Path) -> None:
     with pytest.raises(SettingsError, match="-m makes more than 10000 runs of the values of b, c"):
-        sweep(["a=1", "b=range(0,1000000000)", "c=1,2"], config_dir=mine)
+        expand_sweep(["a=1", "b=range(0,1000000000)", "c=1,2"], config_dir=mine)
 
 
 def test_a_config_cannot_widen_the_search(mine: Path, tmp_path: Path) -> None:
@@ -164,18 +164,18 @@ def test_a_config_cannot_widen_the_search(mine: Path, tmp_path: Path) -> None:
 
 
 def test_a_sweep_is_every_combination_in_order(mine: Path) -> None:
-    assert sweep(["a=1,2", "b=x", "c=range(1,4)"]) == [
+    assert expand_sweep(["a=1,2", "b=x", "c=range(1,4)"]) == [
         [f"a={a}", "b=x", f"c={c}"] for a in (1, 2) for c in (1, 2, 3)
     ]  # fmt: skip
-    assert sweep(["drink=glob(*)"], config_dir=mine) == [["drink=coffee"], ["drink=tea"]]
-    assert sweep(["+a.b='x,y',z"]) == [["+a.b='x,y'"], ["+a.b=z"]]
-    assert sweep([]) == [[]]
+    assert expand_sweep(["drink=glob(*)"], config_dir=mine) == [["drink=coffee"], ["drink=tea"]]
+    assert expand_sweep(["+a.b='x,y',z"]) == [["+a.b='x,y'"], ["+a.b=z"]]
+    assert expand_sweep([]) == [[]]
 
 
 @pytest.mark.parametrize("override", ["lr=interval(0,1)", "drink=glob(z*)"])
 def test_a_sweep_without_an_end_or_a_beginning_is_refused(mine: Path, override: str) -> None:
     with pytest.raises(SettingsError, match=r"has no end|names nothing"):
-        sweep([override], config_dir=mine)
+        expand_sweep([override], config_dir=mine)
 
 
 def test_groups_may_lie_within_groups(mine: Path) -> None:

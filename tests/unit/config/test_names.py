@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.config.compose import group_choices
-from lmtrain.config.names import ELSEWHERE, Names, keys_of, near_value, nearest_value
+from lmtrain.config.names import FOREIGN_NAMES, SettingNames, closest_value, suggest_value, types_by_key
 from lmtrain.train.config import RunConfig
 
-NAMES = Names(RunConfig, group_choices())
+NAMES = SettingNames(RunConfig, group_choices())
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ NAMES = Names(RunConfig, group_choices())
     ],
 )  # fmt: skip
 def test_the_nearest_name_over_all_levels(key: str, value: str, meant: str) -> None:
-    assert NAMES.meant(key, value)[0] == meant
+    assert NAMES.suggest_overrides(key, value)[0] == meant
 
 
 def test_nothing_near_gives_the_names_of_the_level() -> None:
@@ -37,15 +37,15 @@ def test_a_key_of_another_kind_is_not_offered_again() -> None:
 
 
 def test_names_of_other_tools_lead_to_keys_and_groups_that_there_are() -> None:
-    known = keys_of(RunConfig).keys() | set(NAMES.groups)
-    assert [key for key in ELSEWHERE if key not in known and key != "train.rampup"] == []
-    names = [name for names in ELSEWHERE.values() for name in names.split()]
+    known = types_by_key(RunConfig).keys() | set(NAMES.groups)
+    assert [key for key in FOREIGN_NAMES if key not in known and key != "train.rampup"] == []
+    names = [name for names in FOREIGN_NAMES.values() for name in names.split()]
     assert len(names) == len(set(names))
 
 
 def test_values() -> None:
-    assert near_value("gpu", ["cpu", "cuda"]) == "cuda"
-    assert near_value("fp16_mixed", ["bf16", "fp16", "fp32"]) == "fp16"
-    assert near_value("tpu", ["auto"]) is None
-    assert nearest_value("gpu", ["cpu", "cuda"]) == "Did you mean cuda?"
-    assert nearest_value("x", ["b", "a"]) == "Known: a, b."
+    assert closest_value("gpu", ["cpu", "cuda"]) == "cuda"
+    assert closest_value("fp16_mixed", ["bf16", "fp16", "fp32"]) == "fp16"
+    assert closest_value("tpu", ["auto"]) is None
+    assert suggest_value("gpu", ["cpu", "cuda"]) == "Did you mean cuda?"
+    assert suggest_value("x", ["b", "a"]) == "Known: a, b."

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.config.overrides import change, parse, quoted, several, shell
+from lmtrain.config.overrides import apply_override, hydra_quoted, parse_overrides, shell_quoted, sweep_refusal
 from lmtrain.errors import SettingsError
 
 GROUPS = {"model": ["gpt_tiny"]}
@@ -17,13 +17,13 @@ GROUPS = {"model": ["gpt_tiny"]}
 
 def _said(*words: str) -> str:
     with pytest.raises(SettingsError) as caught:
-        parse(words, GROUPS)
+        parse_overrides(words, GROUPS)
     return str(caught.value)
 
 
 def _tree(tree: dict[str, Any], *words: str) -> dict[str, Any]:
-    for override in parse(words, GROUPS):
-        assert change(tree, override) is None
+    for override in parse_overrides(words, GROUPS):
+        assert apply_override(tree, override) is None
     return tree
 
 
@@ -32,15 +32,15 @@ def _tree(tree: dict[str, Any], *words: str) -> dict[str, Any]:
 def test_any_text_can_be_quoted_for_grammar_and_shell(text: str) -> None:
     if "${" in text:
         return
-    word = f"run.dir={quoted(text)}"
-    assert shlex.split(shell(word)) == [word]
-    [override] = parse([word], GROUPS)
+    word = f"run.dir={hydra_quoted(text)}"
+    assert shlex.split(shell_quoted(word)) == [word]
+    [override] = parse_overrides([word], GROUPS)
     assert override.value() == text
 
 
 @pytest.mark.parametrize("name", ["a=b", "größe", "a;b", "a#b", "a~b", "a&b<c>", "50%!", "a b"])
 def test_names_that_can_mean_nothing_else_need_no_quotes(name: str) -> None:
-    assert parse([f"run.dir={name}"], GROUPS)[0].value() == name
+    assert parse_overrides([f"run.dir={name}"], GROUPS)[0].value() == name
 
 
 def test_keys_are_set_added_and_removed() -> None:
@@ -56,7 +56,7 @@ def test_what_is_set_twice_is_refused_and_nothing_wins_in_silence() -> None:
         "2 settings are wrong:\n  1. +a.b=2 sets a.b again, after a.b=1. Leave one out.\n"
         "  2. model=x sets model again, after model=gpt_tiny. Leave one out."
     )
-    assert len(parse(["a=1", "a=1"], GROUPS)) == 1  # what a plan printed, behind what it was asked
+    assert len(parse_overrides(["a=1", "a=1"], GROUPS)) == 1  # what a plan printed, behind what it was asked
     assert _tree({"a": {"b": 1}}, "~a", "a={c: 2}") == {"a": {"c": 2}}  # anew, where it would be merged
 
 
@@ -76,7 +76,7 @@ def test_a_mapping_adds_to_the_one_that_is_there_however_deep() -> None:
     ],
 )  # fmt: skip
 def test_a_change_that_cannot_be(word: str, said: str) -> None:
-    problem = change({"a": {"b": 1}, "l": [1]}, parse([word], GROUPS)[0])
+    problem = apply_override({"a": {"b": 1}, "l": [1]}, parse_overrides([word], GROUPS)[0])
     assert problem is not None
     assert said in problem
 
@@ -105,10 +105,10 @@ def test_a_word_that_is_no_override(words: list[str], said: str) -> None:
 
 
 def test_several_values() -> None:
-    assert several(parse(["a=1,2"], GROUPS)[0]) == (
+    assert sweep_refusal(parse_overrides(["a=1,2"], GROUPS)[0]) == (
         'a=1,2 names several values. Add -m to run each of them. A list is "a=[1,2]", one text "a=\'1,2\'".'
     )
-    assert several(parse(["data.path=a,b"], GROUPS)[0]).endswith(
+    assert sweep_refusal(parse_overrides(["data.path=a,b"], GROUPS)[0]).endswith(
         'To mix them in one run, type data=blend "data.datasets=[{path: a, weight: 1}, {path: b, weight: 1}]".'
     )
-    assert several(parse(["a=range(3)"], GROUPS)[0]).endswith("Add -m to run each of them.")
+    assert sweep_refusal(parse_overrides(["a=range(3)"], GROUPS)[0]).endswith("Add -m to run each of them.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.config.references import problem_of, resolved, shown_path
+from lmtrain.config.references import path_text, reference_problem, resolve_references
 
 TREE: dict[str, Any] = {"a": {"b": 2, "c": {"d": [3, {"e": "x"}]}}, "n": None, "yes": True}
 
@@ -20,13 +20,13 @@ TREE: dict[str, Any] = {"a": {"b": 2, "c": {"d": [3, {"e": "x"}]}}, "n": None, "
     ],
 )  # fmt: skip
 def test_a_reference_is_its_value(text: str, value: Any) -> None:
-    plain, problems = resolved(TREE | {"env": "{oc.env:HOME}", "kept": "\\${a.b}", "here": text})
+    plain, problems = resolve_references(TREE | {"env": "{oc.env:HOME}", "kept": "\\${a.b}", "here": text})
     assert problems == []
     assert plain["here"] == value
 
 
 def test_dots_count_from_where_the_reference_stands() -> None:
-    plain, problems = resolved({"a": {"b": 1, "c": {"d": "${..b}", "e": "${.d}"}}})
+    plain, problems = resolve_references({"a": {"b": 1, "c": {"d": "${..b}", "e": "${.d}"}}})
     assert (plain["a"]["c"], problems) == ({"d": 1, "e": 1}, [])
 
 
@@ -50,13 +50,13 @@ def test_dots_count_from_where_the_reference_stands() -> None:
     ],
 )
 def test_a_reference_that_has_no_value(tree: dict[str, Any], said: str) -> None:
-    assert any(said in problem for problem in resolved(tree)[1])
+    assert any(said in problem for problem in resolve_references(tree)[1])
 
 
 def test_a_check_before_anything_is_composed() -> None:
-    assert problem_of("plain, ${a.b} and \\${ too") is None
-    assert "Write" in (problem_of("${a b}") or "")
+    assert reference_problem("plain, ${a.b} and \\${ too") is None
+    assert "Write" in (reference_problem("${a b}") or "")
 
 
 def test_paths_are_shown_as_one_types_them() -> None:
-    assert shown_path(("data", "datasets", 0, "path")) == "data.datasets[0].path"
+    assert path_text(("data", "datasets", 0, "path")) == "data.datasets[0].path"

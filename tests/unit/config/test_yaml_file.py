@@ -32,9 +32,9 @@ def test_a_file_is_its_data_its_header_and_its_lines(tmp_path: Path) -> None:
     file = read_yaml(_file(tmp_path, "# @package _global_\n# why\na:\n  b: [1e-3, 0x10, 2020-01-01, no]\nc: .5\n"))
     assert file.data == {"a": {"b": [0.001, 16, "2020-01-01", False]}, "c": 0.5}
     assert file.header == "# @package _global_\n# why"
-    assert file.at("a", "b") == f"{file.path} line 4"
-    assert file.at("a", "b", 1) == f"{file.path} line 4"
-    assert file.at("nowhere") == str(file.path)
+    assert file.location("a", "b") == f"{file.path} line 4"
+    assert file.location("a", "b", 1) == f"{file.path} line 4"
+    assert file.location("nowhere") == str(file.path)
 
 
 def test_a_mark_of_byte_order_is_no_part_of_the_header(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_what_is_not_typed_gives_way_to_what_is(
     typed: list[str], said: list[str], section: str, values: dict[str, int]
 ) -> None:
     heard = list[str]()
-    config = compose(RunConfig, ["data.path=x", *typed], say=heard.append)
+    config = compose(RunConfig, ["data.path=x", *typed], report=heard.append)
     assert heard == said
     assert config.to_dict()[section].items() >= values.items()
 

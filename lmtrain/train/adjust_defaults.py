@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lmtrain.config.base import GaveWay, show
+from lmtrain.config.base import AdjustedDefault, show
 from lmtrain.config.build import build_settings
 from lmtrain.errors import LmtrainError
 from lmtrain.layout import divisors
@@ -20,67 +20,72 @@ from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.train.train_settings import TrainSettings, count_steps
 
 
-def give_way(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay]:
+def adjust_defaults(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[AdjustedDefault]:
     """Change conflicting defaults in `tree` in place and yield each change; problems of other kinds remain."""
     train = tree.get("train")
     if not isinstance(train, dict):
         return
-    for key, other in (("steps", "tokens"), ("tokens", "steps")):
-        if _is_typed(f"train.{key}", typed) and not _is_typed(f"train.{other}", typed) and train.get(key) is not None:
+    for key, rival in (("steps", "tokens"), ("tokens", "steps")):
+        if _is_typed(f"train.{key}", typed) and not _is_typed(f"train.{rival}", typed) and train.get(key) is not None:
             value = typed.get(f"train.{key}", show(train[key]))
-            yield from _changed(train, f"train.{other}", None, f"train.{key}={value}")
-    yield from _samples(tree, typed)
-    yield from _micro_batch(tree, train, typed)
-    yield from _warm_up(tree, typed)
+            yield from _adjust(train, f"train.{rival}", None, f"train.{key}={value}")
+    yield from _adjust_samples(tree, typed)
+    yield from _adjust_micro_batch(tree, train, typed)
+    yield from _adjust_warm_up(tree, typed)
 
 
-def _samples(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay]:
+def _adjust_samples(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[AdjustedDefault]:
     """Choose masked samples for a BERT model, which learns from no other samples, unless the kind of data is typed."""
     data, model = tree.get("data"), tree.get("model")
     if not isinstance(data, dict) or not isinstance(model, dict) or "data" in typed or "data.kind" in typed:
         return
     if (model.get("kind"), data.get("kind")) == ("bert", "dataset"):
         tree["data"] = {"kind": "masked"} | {key: value for key, value in data.items() if f"data.{key}" in typed}
-        yield GaveWay("data", "masked", "dataset", f"model={typed.get('model', 'bert')}")
+        yield AdjustedDefault("data", "masked", "dataset", f"model={typed.get('model', 'bert')}")
 
 
-def _micro_batch(tree: dict[str, Any], train: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay]:
-    settings: TrainSettings | None = _part(TrainSettings, tree, "train")
-    parallel: ParallelSettings | None = _part(ParallelSettings, tree, "parallel")
+def _adjust_micro_batch(
+    tree: dict[str, Any], train: dict[str, Any], typed: Mapping[str, str]
+) -> Iterator[AdjustedDefault]:
+    """Shrink the micro-batch to a divisor of each replica's share of the batch."""
+    settings: TrainSettings | None = _build_section(TrainSettings, tree, "train")
+    parallel: ParallelSettings | None = _build_section(ParallelSettings, tree, "parallel")
     if settings is None or parallel is None or _is_typed("train.micro_batch", typed):
         return
-    rampup, copies = settings.rampup, parallel.layout.dp
+    rampup, replicas = settings.rampup, parallel.layout.dp
     share, rest = divmod(
-        math.gcd(settings.global_batch, *((rampup.start, rampup.increment) if rampup else ())), copies
+        math.gcd(settings.global_batch, *((rampup.start, rampup.increment) if rampup else ())), replicas
     )
     if rest == 0 and share % settings.micro_batch:
-        cause = f"train.global_batch={settings.global_batch}" + f" on {copies} copies of the model" * (copies > 1)
+        cause = f"train.global_batch={settings.global_batch}" + f" on {replicas} copies of the model" * (replicas > 1)
         largest = divisors(share, settings.micro_batch)[-1]
-        yield from _changed(train, "train.micro_batch", largest, cause)
+        yield from _adjust(train, "train.micro_batch", largest, cause)
 
 
-def _warm_up(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[GaveWay]:
-    schedule: ScheduleSettings | None = _part(ScheduleSettings, tree, "schedule")
-    settings: TrainSettings | None = _part(TrainSettings, tree, "train")
-    model: ModelSettings | None = _part(ModelSettings, tree, "model")
+def _adjust_warm_up(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[AdjustedDefault]:
+    """Shorten the warm-up if it does not fit into the run."""
+    schedule: ScheduleSettings | None = _build_section(ScheduleSettings, tree, "schedule")
+    settings: TrainSettings | None = _build_section(TrainSettings, tree, "train")
+    model: ModelSettings | None = _build_section(ModelSettings, tree, "model")
     if schedule is None or settings is None or model is None or _is_typed("schedule.warmup_steps", typed):
         return
     if settings.rampup is not None and settings.steps is None:
         return  # because: the ramp-up is not checked yet and may never reach the full batch
     steps = count_steps(settings, model.shape.seq_len)
-    said = f"train.steps={steps}" if settings.steps else f"train.tokens={settings.tokens}, {steps} steps"
+    cause = f"train.steps={steps}" if settings.steps else f"train.tokens={settings.tokens}, {steps} steps"
     if any(problem.key == "warmup_steps" for problem in schedule.problems_in_run(steps)):
-        yield from _changed(tree["schedule"], "schedule.warmup_steps", steps // 10, said)
+        yield from _adjust(tree["schedule"], "schedule.warmup_steps", steps // 10, cause)
 
 
-def _changed(section: dict[str, Any], key: str, value: Any, cause: str) -> Iterator[GaveWay]:
+def _adjust(section: dict[str, Any], key: str, value: Any, cause: str) -> Iterator[AdjustedDefault]:
+    """Set a key of a section of the tree, and yield the change if the value differs."""
     name = key.rpartition(".")[2]
-    before, section[name] = section.get(name), value
-    if before != value:
-        yield GaveWay(key, value, before, cause)
+    previous, section[name] = section.get(name), value
+    if previous != value:
+        yield AdjustedDefault(key, value, previous, cause)
 
 
-def _part(cls: Any, tree: dict[str, Any], name: str) -> Any:
+def _build_section(cls: Any, tree: dict[str, Any], name: str) -> Any:
     """Return the settings of a section, or None if the section is wrong."""
     try:
         return build_settings(cls, tree.get(name), name)
