@@ -50,8 +50,9 @@ class BatchPlan:
 
 
 def _rampup_sizes(global_batch: int, rampup: RampUp) -> range:
-    fair = 1 <= rampup.start <= global_batch and rampup.increment >= 1
-    if not fair or (global_batch - rampup.start) % rampup.increment:
+    """Return the batch sizes of a ramp-up, ascending, without `global_batch`. Raise SettingsError if it is not met."""
+    in_range = 1 <= rampup.start <= global_batch and rampup.increment >= 1
+    if not in_range or (global_batch - rampup.start) % rampup.increment:
         raise SettingsError([
             f"A ramp-up from {rampup.start} by {rampup.increment} never reaches the global batch of {global_batch}. "
             "Use a smaller start and an increment that divides their difference."

@@ -13,9 +13,9 @@ from lmtrain.config.build import quantity
 from lmtrain.observe.measure.named_measures import DOMAIN_WORDS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_NEVER_READ = "is never read with train.valid_interval_steps=0, which means no validation"
-_A_PREFIX = "Give a .bin's path without the suffix."
-_VALIDATE = "Leave it out, or add train.valid_interval_steps=200."
+_UNUSED = "is never read with train.valid_interval_steps=0, which means no validation"
+_PREFIX_HINT = "Give a .bin's path without the suffix."
+_VALIDATION_HINT = "Leave it out, or add train.valid_interval_steps=200."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class DataChoice(Choice):
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """The loss terms that the samples have labels for, named as in a model's `terms`; by default the next token."""
+        """Names of the loss terms that the samples have labels for, as in a model's `terms`: ("lm",) by default."""
         return ("lm",)
 
     def scored_share(self, seq_len: int) -> float:
@@ -45,25 +45,27 @@ class DataChoice(Choice):
     verify: Literal["read", "full", "none"] = "read"
     prefetch_steps: int = 2
 
-    def unvalidated(self) -> Iterator[Problem]:
-        """Yield a problem for each validation setting that is given although the run does not validate."""
-        yield from problem_if(len(self.valid_paths) > 0, "data.valid_paths", self.valid_paths, _NEVER_READ, _VALIDATE)
+    def problems_without_validation(self) -> Iterator[Problem]:
+        """Yield a problem for each validation setting that is set although the run does not validate."""
+        yield from problem_if(
+            len(self.valid_paths) > 0, "data.valid_paths", self.valid_paths, _UNUSED, _VALIDATION_HINT
+        )
 
     def problems(self) -> Iterator[Problem]:
-        listed = "[" + ",".join(show(share) for share in self.split) + "]"
-        fair = 1 <= len(self.split) <= 3 and all(0 <= share < float("inf") for share in self.split)
+        shares = "[" + ",".join(show(share) for share in self.split) + "]"
+        all_finite = 1 <= len(self.split) <= 3 and all(0 <= share < float("inf") for share in self.split)
         yield from problem_if(
-            not (fair and self.split[0] > 0), "split", listed,
+            not (all_finite and self.split[0] > 0), "split", shares,
             "must be one to three shares (training, validation, test), none negative and the first above 0",
             "Use data.split=[0.98,0.02,0].",
         )  # fmt: skip
         yield from self.checked(
             self.at_least(0, "prefetch_steps", "Use 2, or 0 to read in turn."),
             (self.packing == "best_fit" and not self.document_mask, "packing",
-             "puts documents that have nothing to do with each other into one sample",
+             "puts unrelated documents into one sample",
              "Add data.document_mask=true."),
             (self.order == "megatron" and self.packing != "concatenate", "packing",
-             "is not known to Megatron-LM, whose order is asked for",
+             "is not supported by Megatron-LM, whose order data.order=megatron reproduces",
              "Use data.packing=concatenate or data.order=own."),
             (self.order == "own" and self.megatron_samples is not None, "megatron_samples",
              "has no meaning with data.order=own", "Leave it out, or add data.order=megatron."),
@@ -73,16 +75,16 @@ class DataChoice(Choice):
         for name, path in self.valid_paths.items():
             yield from self.checked(
                 (not _NAME.fullmatch(name) or name in DOMAIN_WORDS, "valid_paths",
-                 f"calls a domain {name!r}, and a name is letters, digits, - and _, but not {', '.join(DOMAIN_WORDS)}",
-                 "Use another one, as in data.valid_paths={wiki: PREFIX}."),
-                (not path.strip(), "valid_paths", f"names no dataset for {name}", _A_PREFIX),
+                 f"names a domain {name!r}; a name is letters, digits, - and _, but not {', '.join(DOMAIN_WORDS)}",
+                 "Use another name, as in data.valid_paths={wiki: PREFIX}."),
+                (not path.strip(), "valid_paths", f"names no dataset for {name}", _PREFIX_HINT),
             )  # fmt: skip
 
-    def named_twice(self, other: str) -> Iterator[Problem]:
-        """Yield a problem if both `valid_paths` and `other`, the kind's own key for validation data, are given."""
+    def validation_key_conflict(self, kind_key: str) -> Iterator[Problem]:
+        """Yield a problem if both `valid_paths` and `kind_key`, this kind's own key for validation data, are set."""
         yield from self.problem_if(
-            bool(self.valid_paths) and bool(getattr(self, other)), "valid_paths",
-            f"and data.{other} both name what to validate on", "Give one of them; a domain may have any name.",
+            bool(self.valid_paths) and bool(getattr(self, kind_key)), "valid_paths",
+            f"and data.{kind_key} both name what to validate on", "Give one of them; a domain may have any name.",
         )  # fmt: skip
 
 
@@ -97,12 +99,14 @@ class DataSettings(DataChoice):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        yield from self.problem_if(not self.path, "path", "names no dataset", _A_PREFIX)
-        yield from self.named_twice("valid_path")
+        yield from self.problem_if(not self.path, "path", "names no dataset", _PREFIX_HINT)
+        yield from self.validation_key_conflict("valid_path")
 
-    def unvalidated(self) -> Iterator[Problem]:
-        yield from super().unvalidated()
-        yield from problem_if(self.valid_path is not None, "data.valid_path", self.valid_path, _NEVER_READ, _VALIDATE)
+    def problems_without_validation(self) -> Iterator[Problem]:
+        yield from super().problems_without_validation()
+        yield from problem_if(
+            self.valid_path is not None, "data.valid_path", self.valid_path, _UNUSED, _VALIDATION_HINT
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +119,13 @@ class BlendPart(Settings):
     epochs: float | None = None
 
     def problems(self) -> Iterator[Problem]:
-        given = {key: v for key in ("weight", "tokens", "epochs") if (v := getattr(self, key)) is not None}
+        shares = {key: v for key in ("weight", "tokens", "epochs") if (v := getattr(self, key)) is not None}
         yield from self.checked(
-            (not self.path, "path", "names no dataset", _A_PREFIX),
-            (len(given) != 1, "path", f"has {len(given)} of weight, tokens and epochs", "Give it exactly one."),
+            (not self.path, "path", "names no dataset", _PREFIX_HINT),
+            (len(shares) != 1, "path", f"has {len(shares)} of weight, tokens and epochs", "Give it exactly one."),
             *(
-                (not 0 < value < float("inf"), key, f"is no share for {self.path}", "Use a number above 0.")
-                for key, value in given.items()
+                (not 0 < value < float("inf"), key, f"is not a valid share for {self.path}", "Use a number above 0.")
+                for key, value in shares.items()
             ),
         )
 
@@ -148,20 +152,20 @@ class BlendSettings(DataChoice):
                 weighted not in (0, len(parts)), key, f"{weighted} weights among {len(parts)}",
                 "mixes weights with tokens or epochs, which cannot be compared", "Use weights for all, or for none.",
             )  # fmt: skip
-            twice = [path for path, times in Counter(part.path for part in parts).items() if times > 1]
+            duplicates = [path for path, times in Counter(part.path for part in parts).items() if times > 1]
             yield from problem_if(
-                len(twice) > 0, key, ", ".join(twice), "stands there twice", "Add its shares up in one entry."
+                len(duplicates) > 0, key, ", ".join(duplicates), "is listed twice", "Add its shares up in one entry."
             )
-        yield from self.named_twice("valid_datasets")
+        yield from self.validation_key_conflict("valid_datasets")
         yield from self.problem_if(
             self.order == "megatron" and any(part.weight is None for part in self.datasets), "order",
             "blends by weights only", "Give every dataset a weight, or use data.order=own.",
         )  # fmt: skip
 
-    def unvalidated(self) -> Iterator[Problem]:
-        yield from super().unvalidated()
+    def problems_without_validation(self) -> Iterator[Problem]:
+        yield from super().problems_without_validation()
         paths = "[" + ",".join(part.path for part in self.valid_datasets) + "]"
-        yield from problem_if(len(self.valid_datasets) > 0, "data.valid_datasets", paths, _NEVER_READ, _VALIDATE)
+        yield from problem_if(len(self.valid_datasets) > 0, "data.valid_datasets", paths, _UNUSED, _VALIDATION_HINT)
 
     def to_dict(self) -> dict[str, Any]:
         return super().to_dict() | {
@@ -198,17 +202,17 @@ class MaskedSettings(DataSettings):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        least = 1 if self.pairs == "none" else 2
-        unknown = "has no meaning with masked samples"
+        minimum = 1 if self.pairs == "none" else 2
+        no_meaning = "has no meaning with masked samples"
         yield from self.checked(
-            (self.document_mask, "document_mask", unknown, "Leave it out."),
-            (self.packing != "concatenate", "packing", unknown, "Leave it out."),
-            (self.min_sentences < least, "min_sentences",
-             f"must be at least {least} with pairs={self.pairs}", f"Use {least}."),
+            (self.document_mask, "document_mask", no_meaning, "Leave it out."),
+            (self.packing != "concatenate", "packing", no_meaning, "Leave it out."),
+            (self.min_sentences < minimum, "min_sentences",
+             f"must be at least {minimum} with pairs={self.pairs}", f"Use {minimum}."),
             (not 0 <= self.short_share <= 1, "short_share", "must lie in 0..1", "Use 0.1."),
             (not 0 < self.mask_share < 1, "mask_share", "must lie between 0 and 1", "Use 0.15."),
             self.at_least(1, "max_predictions", "Use null for no limit."),
             (not 1 <= self.max_ngram <= 16, "max_ngram", "must lie in 1..16", "Use 1 or 3."),
             (self.order == "megatron" and self.pairs == "next_sentence", "order",
-             "knows pairs=sentence_order and pairs=none only, as Megatron-LM does", "Use order=own."),
+             "supports pairs=sentence_order and pairs=none only, as Megatron-LM does", "Use order=own."),
         )  # fmt: skip

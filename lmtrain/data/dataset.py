@@ -3,9 +3,10 @@
 The implementations are in samples/: causal.py (concatenated documents), packing.py (whole documents), masked.py
 (sentences), megatron.py and blend.py; the loader and validation use only the interface in this file.
 
-`Order` maps a position of the run to a sample id: a pure function of the seed and the position, so that nothing has to
-be stored. Positions continue through the epochs; each epoch is a permutation of its own, computed per id by a keyed
-bijection. csrc/ implements the same function, `permute_twin` below is its numpy reference, and both give equal results.
+`ShuffledOrder` maps a position of the run to a sample id: a pure function of the seed and the position, so that nothing
+has to be stored. Positions continue through the epochs; each epoch is a permutation of its own, computed per id by a
+keyed bijection. csrc/ implements the same function, `permute_twin` below is its numpy reference, and both give equal
+results.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def mix(value: int) -> int:
 
 
 def permute(ids: Int64s, n: int, seed: int) -> Int64s:
-    """Return, for each id in 0..n-1, its image under the permutation of 0..n-1 given by the seed."""
+    """Return the position of each id under a random permutation of 0..n-1 that is determined by the seed."""
     return native.compiled("permute", permute_twin)(np.ascontiguousarray(ids, np.int64), n, seed & _MASK)
 
 
@@ -50,29 +51,33 @@ def permute_twin(ids: Int64s, n: int, seed: int) -> Int64s:
     """
     if ids.size and (ids.min() < 0 or ids.max() >= n):
         raise ValueError(f"ids must lie in 0..{n - 1}")
-    half = np.uint64(max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2))
+    half_bits = np.uint64(max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2))
     keys = [np.uint64(mix((seed & _MASK) + (i + 1) * _GOLDEN)) for i in range(_ROUNDS)]
     values = ids.astype(np.uint64)
     outside = np.arange(values.size)
     while outside.size:
-        values[outside] = _feistel(values[outside], half, keys)
+        values[outside] = _feistel(values[outside], half_bits, keys)
         outside = outside[values[outside] >= n]
     return values.astype(np.int64)
 
 
-def _feistel(values: NDArray[np.uint64], half: np.uint64, keys: Sequence[np.uint64]) -> NDArray[np.uint64]:
-    left, right = values >> half, values & ((np.uint64(1) << half) - np.uint64(1))
+def _feistel(values: NDArray[np.uint64], half_bits: np.uint64, keys: Sequence[np.uint64]) -> NDArray[np.uint64]:
+    """Apply a Feistel network with one round per key: a bijection on numbers of 2 * half_bits bits."""
+    left, right = values >> half_bits, values & ((np.uint64(1) << half_bits) - np.uint64(1))
     for key in keys:
         mixed = right ^ key
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_MIX_1)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_MIX_2)
-        left, right = right, left ^ (mixed >> (np.uint64(64) - half))
-    return (left << half) | right
+        left, right = right, left ^ (mixed >> (np.uint64(64) - half_bits))
+    return (left << half_bits) | right
 
 
 @dataclass(frozen=True)
-class Order:
-    """Mapping from a position of the run to a sample id. Epoch e, positions e*n to (e+1)*n - 1, has each id once."""
+class ShuffledOrder:
+    """Mapping from a position of the run to a sample id: a new permutation of all ids in each epoch.
+
+    Epoch e is positions e*n to (e+1)*n - 1, for n samples.
+    """
 
     num_samples: int
     seed: int
@@ -84,11 +89,11 @@ class Order:
     def ids(self, first: int, count: int) -> Int64s:
         parts: list[Int64s] = []
         while count > 0:
-            epoch, at = divmod(first, self.num_samples)
-            now = min(count, self.num_samples - at)
+            epoch, start = divmod(first, self.num_samples)
+            length = min(count, self.num_samples - start)
             seed = mix(mix(self.seed) + epoch * _GOLDEN)
-            parts.append(permute(np.arange(at, at + now, dtype=np.int64), self.num_samples, seed))
-            first, count = first + now, count - now
+            parts.append(permute(np.arange(start, start + length, dtype=np.int64), self.num_samples, seed))
+            first, count = first + length, count - length
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
@@ -104,14 +109,17 @@ class Dataset(Protocol):
     def num_samples(self) -> int: ...
 
     def counts(self, sample_ids: Int64s) -> Counts:
-        """Return the totals over these samples. Cheap enough to count a whole global batch on every rank."""
+        """Return the number of labels and of tokens in these samples, cheaply enough for every rank and step."""
 
     def batch(self, sample_ids: Int64s) -> Batch:
         """Return these samples as a batch of numpy arrays."""
 
 
-def labels_of_terms(num_labels: int, num_samples: int, example: Batch) -> tuple[int, ...]:
-    """Return the number of labels per loss term: token labels, and one pair label per sample if samples are pairs."""
+def labels_per_term(num_labels: int, num_samples: int, example: Batch) -> tuple[int, ...]:
+    """Return the number of labels per loss term: token labels, then one pair label per sample if samples are pairs.
+
+    `example` is any batch of the dataset; its pair labels show whether samples are pairs.
+    """
     return (num_labels,) if example.pair_labels_B is None else (num_labels, num_samples)
 
 
@@ -121,18 +129,18 @@ class SampleOrder(Protocol):
 
 
 @dataclass(frozen=True)
-class Later:
-    """Sample order that starts at position `skipped` of another order, to continue a run that another tool began."""
+class OffsetOrder:
+    """Sample order that starts at position `offset` of another order, to continue a run that another tool began."""
 
     order: SampleOrder
-    skipped: int
+    offset: int
 
     def ids(self, first: int, count: int) -> Int64s:
-        return self.order.ids(self.skipped + first, count)
+        return self.order.ids(self.offset + first, count)
 
 
 @dataclass(frozen=True)
-class InOrder:
+class OrderedDataset:
     """Dataset view in a given order; sample k is the sample at position k. Validation reads the first samples."""
 
     dataset: Dataset

@@ -19,15 +19,16 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import StepBatches
 from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.dataset import Dataset, SampleOrder, labels_of_terms
+from lmtrain.data.dataset import Dataset, SampleOrder, labels_per_term
 from lmtrain.errors import SettingsError
 from lmtrain.observe.measure import phases
 from lmtrain.runtime.processes.faults import fault_point
 
 
 class Loader:
-    """Iterator over training steps for a data-parallel rank.
+    """Iterator over training steps for one data-parallel rank, number `dp_index` of `dp_size`.
 
+    `prefetch_steps`: steps that a thread reads ahead, 0 for none. `pin`: put batches into page-locked memory.
     Raises SettingsError unless every batch size of the plan is a multiple of micro_batch * dp_size.
     """
 
@@ -52,40 +53,41 @@ class Loader:
         self.micro_batch, self.dp_index, self.dp_size = micro_batch, dp_index, dp_size
         self.prefetch_steps, self.pin = prefetch_steps, pin
         self.data_wait_s = 0.0  # seconds that the consumer waited for the last step
-        self._reader: _Reader | None = None
+        self._prefetcher: _Prefetcher | None = None
 
     def read(self, step: int) -> StepBatches:
-        """Read one step in the calling thread."""
+        """Return this rank's micro-batches of a step, read in the calling thread."""
         first, num_samples = self.plan.range_of(step)
         ids = self.order.ids(first, num_samples)
         mine = ids.reshape(-1, self.dp_size, self.micro_batch)[:, self.dp_index]
         microbatches = [self.dataset.batch(row).map(self._to_torch) for row in mine]
         labels, tokens = self.dataset.counts(ids)
-        counts = labels_of_terms(labels, num_samples, microbatches[0])
+        counts = labels_per_term(labels, num_samples, microbatches[0])
         return StepBatches(step, microbatches, num_samples, counts, ids, tokens)
 
     def steps(self, start: int, stop: int) -> Iterator[StepBatches]:
         """Yield steps start to stop - 1. An exception in the reading thread is raised here."""
         self.close()
-        reader = self._reader = _Reader(self, start, stop) if self.prefetch_steps else None
+        prefetcher = self._prefetcher = _Prefetcher(self, start, stop) if self.prefetch_steps else None
         try:
             for step in range(start, stop):
                 phases.enter("data", step + 1)
-                yield self._timed(reader.get if reader else partial(self.read, step))
+                yield self._wait_for_step(prefetcher.get if prefetcher else partial(self.read, step))
         finally:
-            if reader:
-                reader.close()
+            if prefetcher:
+                prefetcher.close()
 
     def close(self) -> None:
         """Stop the reading thread; steps() may be called again afterwards."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+            self._prefetcher = None
 
-    def _timed(self, get: Callable[[], StepBatches]) -> StepBatches:
+    def _wait_for_step(self, read: Callable[[], StepBatches]) -> StepBatches:
+        """Return the step that `read` returns, and record the seconds that this took in `data_wait_s`."""
         began = time.perf_counter()
         fault_point("data.next")
-        step = get()
+        step = read()
         self.data_wait_s = time.perf_counter() - began
         phases.leave()
         return step
@@ -95,17 +97,18 @@ class Loader:
         return tensor.pin_memory() if self.pin else tensor
 
 
-class _Reader:
-    """Thread that keeps up to `prefetch_steps` steps ready in a bounded queue."""
+class _Prefetcher:
+    """Thread that reads steps start to stop - 1 ahead and keeps up to `prefetch_steps` of them in a bounded queue."""
 
     def __init__(self, loader: Loader, start: int, stop: int) -> None:
         self._ready: queue.Queue[StepBatches | BaseException] = queue.Queue(maxsize=loader.prefetch_steps)
-        self._ended = threading.Event()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(loader, start, stop), name="loader", daemon=True)
         self._thread.start()
 
     def get(self) -> StepBatches:
-        if self._ended.is_set():
+        """Return the next step, waiting for it. Raise the exception that reading it raised, if any."""
+        if self._closed.is_set():
             raise RuntimeError("the loader was closed: call steps() again")
         item = self._ready.get()
         if isinstance(item, BaseException):
@@ -113,7 +116,7 @@ class _Reader:
         return item
 
     def close(self) -> None:
-        self._ended.set()
+        self._closed.set()
         while self._thread.is_alive():  # because: the thread may be blocked on a full queue until an item is removed
             try:
                 self._ready.get_nowait()
@@ -121,13 +124,14 @@ class _Reader:
                 self._thread.join(0.01)
 
     def _run(self, loader: Loader, start: int, stop: int) -> None:
+        """Read the steps into the queue until `close`, or put the first exception there and end."""
         for step in range(start, stop):
             try:
                 item: StepBatches | BaseException = loader.read(step)
             except BaseException as error:
                 item = error
-            if self._ended.is_set():
+            if self._closed.is_set():
                 return
             self._ready.put(item)
-            if self._ended.is_set() or isinstance(item, BaseException):
+            if self._closed.is_set() or isinstance(item, BaseException):
                 return

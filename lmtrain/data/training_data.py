@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings, MaskedSettings
-from lmtrain.data.dataset import Dataset, InOrder, Later, Order, SampleOrder
-from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, whole_shares
+from lmtrain.data.dataset import Dataset, OffsetOrder, OrderedDataset, SampleOrder, ShuffledOrder
+from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, integer_shares
 from lmtrain.data.samples.causal import CausalDataset
-from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, WordPieces
-from lmtrain.data.samples.megatron import AsNumbered, MegatronDataset, blend_sizes, split_sequences
+from lmtrain.data.samples.masked import MaskedDataset, MaskingTokenizer, MaskVocabulary
+from lmtrain.data.samples.megatron import MegatronDataset, SequentialOrder, blend_sizes, split_sequences
 from lmtrain.data.samples.packing import PackedDataset
 from lmtrain.data.store.documents import DocumentMap, index_folder, record_path, split_documents, split_tokens
 from lmtrain.data.store.index_cache import IndexCache
@@ -29,7 +29,7 @@ from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError, StorageError, join_few
 from lmtrain.observe.safe_text import warn
 
-_COUNTED = 1 << 18  # samples counted exactly (a second's work); the count of a longer run is extrapolated
+_EXACT_SAMPLES = 1 << 18  # samples counted exactly (a second's work); the count of a longer run is extrapolated
 _FILES_EACH = 3  # because: .bin and .idx stay open under their memory maps, and a record of checksums may be a third
 _OTHER_FILES = 48  # files that Python, torch and the run's own records hold open
 
@@ -37,42 +37,42 @@ _OTHER_FILES = 48  # files that Python, torch and the run's own records hold ope
 # same, counted in documents. "all" (oldest): every share but the first is held out, whether anything reads it or not.
 # A resumed run keeps the rule it began with.
 TOKEN_SHARES, READ_SHARES, ALL_SHARES = SHARES = "tokens", "read", "all"
-_FAR = 2  # times the requested share of validation, above which a warning is given
+_WARN_FACTOR = 2  # times the requested share of validation, above which a warning is given
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenDatasets:
     """The datasets that the settings name, before they are cut into samples."""
 
     train: list[IndexedDataset]
     valid: list[IndexedDataset]  # empty: validation reads a part of each dataset in `train`
 
     @property
-    def all(self) -> list[IndexedDataset]:
+    def datasets(self) -> list[IndexedDataset]:
         return self.train + self.valid
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The run's requirements on the data beyond the data settings."""
+class DataRequirements:
+    """What a run requires of its data beyond the data settings: sample length, seed, number of samples."""
 
     seq_len: int
     vocab_size: int
     seed: int
     num_samples: int  # samples of the whole run
     validate: bool
-    tokenizer: WordPieces | None = None  # for masked samples only
+    tokenizer: MaskingTokenizer | None = None  # for masked samples only
     shares: str = TOKEN_SHARES  # an entry of SHARES
 
 
 @dataclass(frozen=True)
-class Part:
+class TrainingPart:
     """A dataset's contribution to the training samples."""
 
     indexed: IndexedDataset
     documents: range
     dataset: Dataset
-    share: Fraction
+    share: Fraction  # share of the blend's samples; 1 for a single dataset
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class TrainingData:
     train: Dataset
     order: SampleOrder
     valid: Mapping[str, Dataset]  # by domain; "" is a single unnamed domain, empty: no validation
-    parts: list[Part]
+    parts: list[TrainingPart]
     sample_identity: dict[str, Any]  # facts that decide which tokens the sample at each position has
     first_sample: int
     num_samples: int  # number of samples that the run reads
     pads: bool = False  # True if samples can be shorter than seq_len
-    said: str | None = None  # sentence: which part of the training datasets validation takes
+    validation_note: str | None = None  # sentence: which part of the training datasets validation takes
     warning: str | None = None  # warning if validation takes far more than the requested share
     datasets: tuple[IndexedDataset, ...] = ()  # every dataset that training and validation read
 
@@ -100,9 +100,9 @@ class TrainingData:
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     def contributions(self, seq_len: int) -> list[dict[str, Any]]:
-        """Return one row per dataset: its size and how much of it the run reads."""
-        counts = [self.num_samples] if len(self.parts) == 1 else self._counts()
-        tokens = self._tokens(counts) if self.pads else [count * seq_len for count in counts]
+        """Return one row per training dataset: its size, and how many samples, tokens and epochs the run reads."""
+        counts = [self.num_samples] if len(self.parts) == 1 else self._samples_per_dataset()
+        tokens = self._tokens_per_dataset(counts) if self.pads else [count * seq_len for count in counts]
         return [
             {
                 "dataset": str(part.indexed.prefix),
@@ -116,107 +116,112 @@ class TrainingData:
             for part, count, in_run in zip(self.parts, counts, tokens, strict=True)
         ]
 
-    def _tokens(self, counts: Sequence[int]) -> list[int]:
-        """Return the tokens without padding that the run reads per dataset, as metrics count them.
+    def _tokens_per_dataset(self, run_samples: Sequence[int]) -> list[int]:
+        """Return the tokens without padding that the run reads per dataset, given its samples per dataset.
 
         The first samples of the run are counted exactly; the rest is extrapolated in proportion.
         """
-        ids = self.order.ids(0, min(self.num_samples, _COUNTED))
+        ids = self.order.ids(0, min(self.num_samples, _EXACT_SAMPLES))
         train = self.train
-        found = train.tokens_each(ids) if isinstance(train, BlendedDataset) else [(len(ids), train.counts(ids).tokens)]
-        mean = sum(tokens for _, tokens in found) / len(ids)
+        if isinstance(train, BlendedDataset):
+            exact = train.counts_by_dataset(ids)
+        else:
+            exact = [(len(ids), train.counts(ids).tokens)]
+        mean = sum(tokens for _, tokens in exact) / len(ids)
         return [
             tokens + round((count - samples) * (tokens / samples if samples else mean))
-            for count, (samples, tokens) in zip(counts, found, strict=True)
+            for count, (samples, tokens) in zip(run_samples, exact, strict=True)
         ]
 
-    def _counts(self) -> list[int]:
-        order = self.order.order if isinstance(self.order, Later) else self.order
+    def _samples_per_dataset(self) -> list[int]:
+        """Return the number of samples that the run reads per dataset of a blend."""
+        order = self.order.order if isinstance(self.order, OffsetOrder) else self.order
         assert isinstance(order, (BlendOrder, MegatronBlendOrder))
-        before, after = (order.counts_at(self.first_sample + taken) for taken in (0, self.num_samples))
-        return [late - early for early, late in zip(before, after, strict=True)]
+        before, after = (order.samples_before(self.first_sample + num_samples) for num_samples in (0, self.num_samples))
+        return [last - first for first, last in zip(before, after, strict=True)]
 
 
-def open_datasets(settings: DataChoice) -> Opened:
+def open_datasets(settings: DataChoice) -> OpenDatasets:
     """Open the datasets that the settings name. Raise SettingsError for settings of another kind of data."""
     if isinstance(settings, DataSettings):
         paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
     elif isinstance(settings, BlendSettings):
         paths, valid_paths = ([part.path for part in parts] for parts in (settings.datasets, settings.valid_datasets))
     else:
-        raise SettingsError([f"data.kind={settings.kind} makes no samples of text. Use dataset, blend or masked."])
+        raise SettingsError([f"data.kind={settings.kind} is no kind of text data. Use dataset, blend or masked."])
     valid_paths += settings.valid_paths.values()
-    _allow_files(_FILES_EACH * (len(paths) + len(valid_paths)))
-    return Opened(*([IndexedDataset.open(path) for path in some] for some in (paths, valid_paths)))
+    _raise_file_limit(_FILES_EACH * (len(paths) + len(valid_paths)))
+    return OpenDatasets(*([IndexedDataset.open(path) for path in prefixes] for prefixes in (paths, valid_paths)))
 
 
-def build_training_data(settings: DataChoice, opened: Opened, asked: Asked) -> TrainingData:
+def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements: DataRequirements) -> TrainingData:
     """Cut the opened datasets into training and validation samples, as the settings and the run require.
 
     Raise SettingsError or DataError if the data is too small or the settings do not fit it.
     """
-    make = _Maker(settings, asked, reads_valid=len(opened.valid) == 0)
-    for indexed in opened.all:
-        indexed.watch(settings.verify, record_path(indexed, make.index_folder(indexed)), warn)
-    needed = settings.first_sample + asked.num_samples
-    wanted = settings.megatron_samples or needed
-    if wanted < needed:
+    builder = _DatasetBuilder(settings, requirements, reads_valid=len(opened.valid) == 0)
+    for indexed in opened.datasets:
+        indexed.watch(settings.verify, record_path(indexed, builder.index_folder(indexed)), warn)
+    least_samples = settings.first_sample + requirements.num_samples
+    run_samples = settings.megatron_samples or least_samples
+    if run_samples < least_samples:
         raise SettingsError([
-            f"data.megatron_samples={wanted} is less than data.first_sample={settings.first_sample} and the "
-            f"{asked.num_samples} samples of this run. Give what the whole of Megatron-LM's run was to take."
+            f"data.megatron_samples={run_samples} is less than data.first_sample={settings.first_sample} and the "
+            f"{requirements.num_samples} samples of this run. Give the number of samples of Megatron-LM's whole run."
         ])
-    valid = make.domains(opened.valid) if asked.validate else {}
-    held_out, said, warning = 0, None, None
-    if asked.validate and not opened.valid:
-        said, warning = _taken(make, opened.train)
+    valid = builder.build_domains(opened.valid) if requirements.validate else {}
+    held_out, validation_note, warning = 0, None, None
+    if requirements.validate and not opened.valid:
+        validation_note, warning = _describe_held_out(builder, opened.train)
     if isinstance(settings, BlendSettings):
-        train, order, parts = _blend(settings, make, opened.train, wanted)
-        if asked.validate and not valid:
-            valid = {"": _valid_blend(settings, make, opened)}
+        train, order, parts = _build_blend(settings, builder, opened.train, run_samples)
+        if requirements.validate and not valid:
+            valid = {"": _build_valid_blend(settings, builder, opened)}
     else:
         [indexed] = opened.train
-        documents = make.ranges(indexed)[0]
-        tail = _tail(make, opened) if asked.validate else None
-        train = make.dataset(indexed, documents, wanted, None if tail is None else tail.before)
-        order = make.order(train)
-        parts = [Part(indexed, documents, train, Fraction(1))]
+        documents = builder.split_ranges(indexed)[0]
+        tail = _cut_tail(builder, opened) if requirements.validate else None
+        train = builder.build_dataset(indexed, documents, run_samples, None if tail is None else tail.train_tokens)
+        order = builder.build_order(train)
+        parts = [TrainingPart(indexed, documents, train, Fraction(1))]
         if tail is not None:
-            valid, held_out = {"": make.dataset(indexed, documents, None, tail.tokens)}, len(tail.tokens)
-            said, warning = tail.words(documents, indexed), _far(make, indexed, held_out)
-        elif asked.validate and not valid:
-            valid = {"": _valid_part(make, opened)}
+            valid, held_out = {"": builder.build_dataset(indexed, documents, None, tail.tokens)}, len(tail.tokens)
+            validation_note, warning = tail.describe(documents, indexed), _excess_warning(builder, indexed, held_out)
+        elif requirements.validate and not valid:
+            valid = {"": _build_valid_dataset(builder, opened)}
     if settings.first_sample:
-        order = Later(order, settings.first_sample)
-    sample_identity = _sample_identity(settings, parts, wanted) | {"held_out_tokens": held_out}
-    sample_identity |= {"shares": make.shares} if make.shares != ALL_SHARES else {}
+        order = OffsetOrder(order, settings.first_sample)
+    sample_identity = _sample_identity(settings, parts, run_samples) | {"held_out_tokens": held_out}
+    sample_identity |= {"shares": builder.shares} if builder.shares != ALL_SHARES else {}
     return TrainingData(
-        train, order, valid, parts, sample_identity, settings.first_sample, asked.num_samples,
-        pads=settings.packing != "concatenate" or isinstance(settings, MaskedSettings), said=said, warning=warning,
-        datasets=tuple(opened.all),
+        train, order, valid, parts, sample_identity, settings.first_sample, requirements.num_samples,
+        pads=settings.packing != "concatenate" or isinstance(settings, MaskedSettings), validation_note=validation_note,
+        warning=warning, datasets=tuple(opened.datasets),
     )  # fmt: skip
 
 
-class _Maker:
+class _DatasetBuilder:
     """Builder of sample datasets from document ranges, according to the settings."""
 
-    def __init__(self, settings: DataChoice, asked: Asked, *, reads_valid: bool) -> None:
+    def __init__(self, settings: DataChoice, requirements: DataRequirements, *, reads_valid: bool) -> None:
         """Set up the builder. `reads_valid`: whether validation would read a share of the training datasets."""
-        self.settings, self.asked = settings, asked
+        self.settings, self.requirements = settings, requirements
         self.megatron = settings.order == "megatron"
         # because: with Megatron-LM's order every share must be cut where Megatron-LM cuts it, even if nothing reads it
-        self.shares = ALL_SHARES if self.megatron else asked.shares
+        self.shares = ALL_SHARES if self.megatron else requirements.shares
         self.split = settings.split[: 3 if self.shares == ALL_SHARES else 2 if reads_valid else 1]
         self.share = self.split[1] / sum(self.split) if len(self.split) > 1 else 0.0
         masked = isinstance(settings, MaskedSettings)
         self.by_sequence = self.megatron and not masked
-        self.plain = not self.megatron and not masked and settings.packing == "concatenate"
+        self.is_concatenated = not self.megatron and not masked and settings.packing == "concatenate"
         # because: concatenated text can be cut within a document, and a blend has other datasets to validate on
-        self.least = 0 if self.plain or isinstance(settings, BlendSettings) else 1
+        self.min_documents = 0 if self.is_concatenated or isinstance(settings, BlendSettings) else 1
 
     @cached_property
     def vocabulary(self) -> MaskVocabulary:
-        assert self.asked.tokenizer is not None, "masked samples are made of words, which a tokenizer must spell"
-        return MaskVocabulary.of(self.asked.tokenizer)
+        """The tokenizer's vocabulary, for masked samples only."""
+        assert self.requirements.tokenizer is not None, "masked samples need a tokenizer"
+        return MaskVocabulary.of(self.requirements.tokenizer)
 
     def index_folder(self, indexed: IndexedDataset) -> Path:
         return index_folder(indexed, self.settings.index_dir)
@@ -224,36 +229,40 @@ class _Maker:
     def cache(self, indexed: IndexedDataset) -> IndexCache:
         return IndexCache(self.index_folder(indexed))
 
-    def ranges(self, indexed: IndexedDataset) -> Sequence[range]:
-        """Return the document ranges to train on, to validate on, and that nothing reads, in this order."""
+    def split_ranges(self, indexed: IndexedDataset) -> Sequence[range]:
+        """Return the ranges of documents (Megatron-LM: of sequences) for training, for validation, and for no use."""
         if self.megatron:
-            return split_sequences(len(self.everything(indexed)), self.split)
+            return split_sequences(len(self.full_range(indexed)), self.split)
         if self.shares != TOKEN_SHARES or not self.share:
             return split_documents(indexed.num_documents, self.split)
-        return split_tokens(DocumentMap.of(indexed, self.cache(indexed)), self.share, self.least)
+        return split_tokens(DocumentMap.of(indexed, self.cache(indexed)), self.share, self.min_documents)
 
-    def everything(self, indexed: IndexedDataset) -> range:
+    def full_range(self, indexed: IndexedDataset) -> range:
         """Return the whole range to split: sequences for Megatron-LM's concatenated text, documents otherwise."""
         return range(indexed.num_sequences if self.by_sequence else indexed.num_documents)
 
-    def num_tokens(self, indexed: IndexedDataset, documents: range) -> int:
+    def count_tokens(self, indexed: IndexedDataset, documents: range) -> int:
+        """Return the number of tokens in a range of documents (of sequences for Megatron-LM's concatenated text)."""
         if self.by_sequence:
             return int(indexed.lengths[documents.start : documents.stop].sum())
         map_ = DocumentMap.of(indexed, self.cache(indexed))
         return map_.start(documents.stop) - map_.start(documents.start)
 
-    def domains(self, opened: Sequence[IndexedDataset]) -> dict[str, Dataset]:
+    def build_domains(self, opened: Sequence[IndexedDataset]) -> dict[str, Dataset]:
         """Return validation domain -> dataset of all its documents; empty if `valid_paths` is not set."""
         paths = self.settings.valid_paths
-        found = zip(paths, opened if paths else (), strict=True)
-        return {name: self.dataset(one, self.everything(one), None) for name, one in found}
+        named = zip(paths, opened if paths else (), strict=True)
+        return {name: self.build_dataset(indexed, self.full_range(indexed), None) for name, indexed in named}
 
-    def order(self, dataset: Dataset) -> SampleOrder:
+    def build_order(self, dataset: Dataset) -> SampleOrder:
+        """Return the order in which training reads a dataset's samples."""
         if isinstance(dataset, MaskedDataset):
-            return dataset.order(self.asked.seed)
-        return AsNumbered(dataset.num_samples) if self.megatron else Order(dataset.num_samples, self.asked.seed)
+            return dataset.order(self.requirements.seed)
+        if self.megatron:
+            return SequentialOrder(dataset.num_samples)
+        return ShuffledOrder(dataset.num_samples, self.requirements.seed)
 
-    def dataset(
+    def build_dataset(
         self, indexed: IndexedDataset, documents: range, num_samples: int | None, tokens: range | None = None
     ) -> Dataset:
         """Build the samples of these documents.
@@ -261,167 +270,174 @@ class _Maker:
         `num_samples` is used with Megatron-LM's order only; None means one epoch. `tokens` restricts concatenated
         samples to this token range, for documents that are split between training and validation.
         """
-        settings, seq_len, vocab_size = self.settings, self.asked.seq_len, self.asked.vocab_size
+        settings, seq_len, vocab_size = self.settings, self.requirements.seq_len, self.requirements.vocab_size
         mask, cache = settings.document_mask, self.cache(indexed)
         if isinstance(settings, MaskedSettings):
             return MaskedDataset(
-                indexed, documents, seq_len, self.vocabulary, settings, self.asked.seed, num_samples, cache
+                indexed, documents, seq_len, self.vocabulary, settings, self.requirements.seed, num_samples, cache
             )  # fmt: skip
         if self.megatron:
             return MegatronDataset(
-                indexed, documents, seq_len, num_samples, self.asked.seed, mask, vocab_size, cache
+                indexed, documents, seq_len, num_samples, self.requirements.seed, mask, vocab_size, cache
             )  # fmt: skip
         if settings.packing == "concatenate":
             return CausalDataset(indexed, documents, seq_len, mask, vocab_size, cache, tokens)
         return PackedDataset(indexed, documents, seq_len, settings.packing, mask, vocab_size, cache)
 
 
-def _blend(
-    settings: BlendSettings, make: _Maker, opened: Sequence[IndexedDataset], wanted: int
-) -> tuple[Dataset, SampleOrder, list[Part]]:
+def _build_blend(
+    settings: BlendSettings, builder: _DatasetBuilder, opened: Sequence[IndexedDataset], run_samples: int
+) -> tuple[Dataset, SampleOrder, list[TrainingPart]]:
     """Return a blend's training samples, their order, and each dataset's part."""
-    ranges = [make.ranges(indexed)[0] for indexed in opened]
-    if make.megatron:
+    ranges = [builder.split_ranges(indexed)[0] for indexed in opened]
+    if builder.megatron:
         weights = [part.weight or 0.0 for part in settings.datasets]
-        given, asked_for = blend_sizes(weights, wanted)
-        sets = [make.dataset(*one) for one in zip(opened, ranges, asked_for, strict=True)]
+        counts, requested = blend_sizes(weights, run_samples)
+        sets = [builder.build_dataset(*part) for part in zip(opened, ranges, requested, strict=True)]
         total = sum(map(Fraction, weights), Fraction())
         shares = [Fraction(weight) / total for weight in weights]
-        order: SampleOrder = MegatronBlendOrder(weights, [one.num_samples for one in sets], sum(given))
+        order: SampleOrder = MegatronBlendOrder(weights, [dataset.num_samples for dataset in sets], sum(counts))
     else:
-        sets = [make.dataset(indexed, documents, None) for indexed, documents in zip(opened, ranges, strict=True)]
-        whole = _shares(settings.datasets, sets, make.asked.seq_len)
-        shares = [Fraction(share, sum(whole)) for share in whole]
-        order = BlendOrder(whole, [one.num_samples for one in sets], make.asked.seed)
-    return BlendedDataset(sets), order, [Part(*one) for one in zip(opened, ranges, sets, shares, strict=True)]
+        sets = [builder.build_dataset(*part, None) for part in zip(opened, ranges, strict=True)]
+        whole_shares = _dataset_shares(settings.datasets, sets, builder.requirements.seq_len)
+        shares = [Fraction(share, sum(whole_shares)) for share in whole_shares]
+        order = BlendOrder(whole_shares, [dataset.num_samples for dataset in sets], builder.requirements.seed)
+    return BlendedDataset(sets), order, [TrainingPart(*part) for part in zip(opened, ranges, sets, shares, strict=True)]
 
 
-def _shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len: int) -> list[int]:
+def _dataset_shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len: int) -> list[int]:
     """Return each dataset's integer share: weights are used directly, tokens and epochs are converted to samples."""
-    return whole_shares([
+    return integer_shares([
         part.weight if part.weight is not None
         else Fraction(part.tokens, seq_len) if part.tokens is not None
-        else Fraction(repr(part.epochs)) * one.num_samples
-        for part, one in zip(parts, sets, strict=True)
+        else Fraction(repr(part.epochs)) * dataset.num_samples
+        for part, dataset in zip(parts, sets, strict=True)
     ])  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Tail:
-    """The last tokens of a dataset with too few documents to hold a whole document out for validation."""
+class _HeldOutTail:
+    """Cut between the tokens to train on and the last tokens, held out, of a dataset with too few documents to split.
+    """
 
-    before: range  # tokens to train on
-    tokens: range
+    train_tokens: range
+    tokens: range  # tokens held out for validation
 
-    def words(self, documents: range, indexed: IndexedDataset) -> str:
+    def describe(self, documents: range, indexed: IndexedDataset) -> str:
+        """Return a note for the user: how many tokens are held out, and that they are not trained on."""
         few = "its only document" if len(documents) == 1 else f"its {len(documents)} documents"
-        taken, tokens = len(self.tokens), len(self.before) + len(self.tokens)
+        held_out, total = len(self.tokens), len(self.train_tokens) + len(self.tokens)
         return (
-            f"the last {taken:,} of {tokens:,} tokens of {indexed.prefix} ({taken / tokens:.1%}), "
+            f"the last {held_out:,} of {total:,} tokens of {indexed.prefix} ({held_out / total:.1%}), "
             f"cut off {few} and not trained on"
         )
 
 
-def _tail(make: _Maker, opened: Opened) -> _Tail | None:
-    """Return the token cut if data.split's validation share rounds to no document, else None.
+def _cut_tail(builder: _DatasetBuilder, opened: OpenDatasets) -> _HeldOutTail | None:
+    """Return the tokens to hold out if data.split's validation share rounds to no document, else None.
 
     Validation gets that share of the tokens, at least one sample. Raise DataError if there are not two samples.
     """
     [indexed] = opened.train
-    documents, held_out = make.ranges(indexed)[:2]
-    if opened.valid or held_out or not documents or not make.share or not make.plain:
+    documents, held_out = builder.split_ranges(indexed)[:2]
+    if opened.valid or held_out or not documents or not builder.share or not builder.is_concatenated:
         return None
-    map_ = DocumentMap.of(indexed, make.cache(indexed))
-    first, last, least = map_.start(documents.start), map_.start(documents.stop), make.asked.seq_len + 1
-    cut = last - max(round((last - first) * make.share), least)
-    if cut - first < least:
+    map_ = DocumentMap.of(indexed, builder.cache(indexed))
+    first, last, min_tokens = map_.start(documents.start), map_.start(documents.stop), builder.requirements.seq_len + 1
+    cut = last - max(round((last - first) * builder.share), min_tokens)
+    if cut - first < min_tokens:
         raise DataError(
-            f"{indexed.prefix} has {last - first} tokens, which are not two samples of {make.asked.seq_len}: one to "
-            "train on and one to validate on. Use more text, a smaller model.seq_len, data.valid_path=PREFIX, or "
-            "train.valid_interval_steps=0."
+            f"{indexed.prefix} has {last - first} tokens, which are not two samples of "
+            f"{builder.requirements.seq_len}: one to train on and one to validate on. Use more text, a smaller "
+            "model.seq_len, data.valid_path=PREFIX, or train.valid_interval_steps=0."
         )
-    return _Tail(range(first, cut), range(cut, last))
+    return _HeldOutTail(range(first, cut), range(cut, last))
 
 
-def _taken(make: _Maker, opened: Sequence[IndexedDataset]) -> tuple[str | None, str | None]:
-    """Return (a sentence about what validation takes of the training datasets, a warning if that is far too much).
+def _describe_held_out(builder: _DatasetBuilder, opened: Sequence[IndexedDataset]) -> tuple[str | None, str | None]:
+    """Return (a note on the tokens that validation takes of the training datasets, a warning if they are too many).
 
     Each is None if there is nothing to report.
     """
-    parts = [(one, make.ranges(one)[1]) for one in opened]
-    each = {one: make.num_tokens(one, documents) for one, documents in parts if make.share}
-    if not (taken := sum(each.values())):
+    parts = [(indexed, builder.split_ranges(indexed)[1]) for indexed in opened]
+    held_out_of = {indexed: builder.count_tokens(indexed, documents) for indexed, documents in parts if builder.share}
+    if not (held_out := sum(held_out_of.values())):
         return None, None
-    tokens = sum(make.num_tokens(one, make.everything(one)) for one in opened)
+    tokens = sum(builder.count_tokens(indexed, builder.full_range(indexed)) for indexed in opened)
     name = str(opened[0].prefix) if len(opened) == 1 else f"{len(opened)} datasets"
-    said = f"{taken:,} of {tokens:,} tokens of {name} ({taken / tokens:.1%}), which are not trained on"
-    if without := [str(one.prefix) for one, documents in parts if not _has_sample(make, one, documents)]:
-        said += f"; {join_few(without)} {'has' if len(without) == 1 else 'have'} nothing to spare for it"
-    return said, next((far for one, number in each.items() if (far := _far(make, one, number))), None)
+    note = f"{held_out:,} of {tokens:,} tokens of {name} ({held_out / tokens:.1%}), which are not trained on"
+    if without := [str(indexed.prefix) for indexed, documents in parts if not _has_sample(builder, indexed, documents)]:
+        note += f"; {join_few(without)} {'has' if len(without) == 1 else 'have'} nothing to spare for it"
+    warnings = (_excess_warning(builder, indexed, num_tokens) for indexed, num_tokens in held_out_of.items())
+    return note, next(filter(None, warnings), None)
 
 
-def _far(make: _Maker, indexed: IndexedDataset, taken: int) -> str | None:
-    """Return a warning if `taken` tokens are more than _FAR times the requested validation share, else None."""
-    share = taken / max(make.num_tokens(indexed, make.everything(indexed)), 1)
-    if share <= _FAR * make.share:
+def _excess_warning(builder: _DatasetBuilder, indexed: IndexedDataset, held_out: int) -> str | None:
+    """Return a warning if `held_out` tokens exceed the requested validation share by _WARN_FACTOR, else None."""
+    share = held_out / max(builder.count_tokens(indexed, builder.full_range(indexed)), 1)
+    if share <= _WARN_FACTOR * builder.share:
         return None
     return (
-        f"validation takes {share:.1%} of the tokens of {indexed.prefix}, and data.split asks for {make.share:.1%}. "
+        f"validation takes {share:.1%} of the tokens of {indexed.prefix}, and data.split asks for {builder.share:.1%}. "
         "More text, shorter documents or data.valid_path=PREFIX leave more to train on."
     )
 
 
-def _valid_part(make: _Maker, opened: Opened) -> Dataset:
+def _build_valid_dataset(builder: _DatasetBuilder, opened: OpenDatasets) -> Dataset:
+    """Return the validation samples of a single dataset: of data.valid_path, or of its own validation documents."""
     if opened.valid:
-        return make.dataset(opened.valid[0], make.everything(opened.valid[0]), None)
-    documents = make.ranges(opened.train[0])[1]
+        return builder.build_dataset(opened.valid[0], builder.full_range(opened.valid[0]), None)
+    documents = builder.split_ranges(opened.train[0])[1]
     if len(documents) == 0:
-        raise _nothing_to_validate_on(make, opened, "data.valid_path=PREFIX")
-    return make.dataset(opened.train[0], documents, None)
+        raise _no_validation_error(builder, opened, "data.valid_path=PREFIX")
+    return builder.build_dataset(opened.train[0], documents, None)
 
 
-def _valid_blend(settings: BlendSettings, make: _Maker, opened: Opened) -> Dataset:
+def _build_valid_blend(settings: BlendSettings, builder: _DatasetBuilder, opened: OpenDatasets) -> Dataset:
     """Return the blend's validation samples, in the blend's proportions until the first dataset runs out."""
     if opened.valid:
         parts = settings.valid_datasets
-        chosen = [(one, make.everything(one)) for one in opened.valid]
+        chosen = [(indexed, builder.full_range(indexed)) for indexed in opened.valid]
     else:
         parts = settings.datasets
-        chosen = [(one, make.ranges(one)[1]) for one in opened.train]
-    sets, kept = [], []
+        chosen = [(indexed, builder.split_ranges(indexed)[1]) for indexed in opened.train]
+    sets, kept_parts = [], []
     for part, (indexed, documents) in zip(parts, chosen, strict=True):
-        if opened.valid or _has_sample(make, indexed, documents):  # a small dataset may give no sample
-            sets.append(make.dataset(indexed, documents, None))
-            kept.append(part)
+        if opened.valid or _has_sample(builder, indexed, documents):  # a small dataset may give no sample
+            sets.append(builder.build_dataset(indexed, documents, None))
+            kept_parts.append(part)
     if not sets:
-        raise _nothing_to_validate_on(make, opened, "data.valid_datasets=[...]")
-    shares = _shares(kept, sets, make.asked.seq_len)
-    num_samples = min(one.num_samples * sum(shares) // share for one, share in zip(sets, shares, strict=True))
-    order = BlendOrder(shares, [one.num_samples for one in sets], make.asked.seed, shuffled=False)
-    return InOrder(BlendedDataset(sets), order, max(num_samples, 1))
+        raise _no_validation_error(builder, opened, "data.valid_datasets=[...]")
+    shares = _dataset_shares(kept_parts, sets, builder.requirements.seq_len)
+    num_samples = min(dataset.num_samples * sum(shares) // share for dataset, share in zip(sets, shares, strict=True))
+    order = BlendOrder(shares, [dataset.num_samples for dataset in sets], builder.requirements.seed, shuffled=False)
+    return OrderedDataset(BlendedDataset(sets), order, max(num_samples, 1))
 
 
-def _has_sample(make: _Maker, indexed: IndexedDataset, documents: range) -> bool:
+def _has_sample(builder: _DatasetBuilder, indexed: IndexedDataset, documents: range) -> bool:
+    """Return True if these documents have enough tokens for at least one sample."""
     if len(documents) == 0:
         return False
-    tokens, is_cut = make.num_tokens(indexed, documents), make.megatron or make.settings.packing == "concatenate"
-    return tokens > (make.asked.seq_len if is_cut else len(documents))
+    tokens = builder.count_tokens(indexed, documents)
+    is_cut = builder.megatron or builder.settings.packing == "concatenate"
+    return tokens > (builder.requirements.seq_len if is_cut else len(documents))
 
 
-def _nothing_to_validate_on(make: _Maker, opened: Opened, other: str) -> SettingsError:
-    if all(one.num_documents == 1 for one in opened.train):
+def _no_validation_error(builder: _DatasetBuilder, opened: OpenDatasets, alternative: str) -> SettingsError:
+    """Return the error for training data with no document left to validate on. `alternative`: a setting that helps."""
+    if all(indexed.num_documents == 1 for indexed in opened.train):
         name = str(opened.train[0].prefix) if len(opened.train) == 1 else "Each dataset"
         return SettingsError([
             f"{name} is one document, which leaves none to validate on. Preprocess text that has a document in each "
-            f"line (.jsonl) or file, or set {other} or train.valid_interval_steps=0."
+            f"line (.jsonl) or file, or set {alternative} or train.valid_interval_steps=0."
         ])
     return SettingsError([
-        f"data.split={list(make.settings.split)} leaves no document to validate on. Give the second part a larger "
-        f"share, set {other}, or train.valid_interval_steps=0."
+        f"data.split={list(builder.settings.split)} leaves no document to validate on. Give the second part a larger "
+        f"share, set {alternative}, or train.valid_interval_steps=0."
     ])
 
 
-def _sample_identity(settings: DataChoice, parts: Sequence[Part], wanted: int) -> dict[str, Any]:
+def _sample_identity(settings: DataChoice, parts: Sequence[TrainingPart], run_samples: int) -> dict[str, Any]:
     """Return the facts that decide which tokens the sample at each position has; a resumed run must have the same."""
     facts: dict[str, Any] = {
         "num_documents": sum(part.indexed.num_documents for part in parts),
@@ -429,35 +445,35 @@ def _sample_identity(settings: DataChoice, parts: Sequence[Part], wanted: int) -
         "train_documents": [parts[0].documents.start, parts[-1].documents.stop],
         "document_mask": settings.document_mask,
         "packing": settings.packing,
-        "order": settings.order if settings.order == "own" else f"megatron for {wanted} samples",
+        "order": settings.order if settings.order == "own" else f"megatron for {run_samples} samples",
         "first_sample": settings.first_sample,
         "blend": None,
     }
     if isinstance(settings, MaskedSettings):
         facts |= settings.sample_identity
     if len(parts) > 1:
-        each = [
+        part_facts = [
             [part.documents.start, part.documents.stop, part.indexed.num_documents, part.indexed.num_tokens,
              str(part.share), part.indexed.info.content_sha256 if part.indexed.info else None]
             for part in parts
         ]  # fmt: skip
-        facts["blend"] = f"{len(parts)} datasets, {hashlib.sha256(json.dumps(each).encode()).hexdigest()[:12]}"
+        facts["blend"] = f"{len(parts)} datasets, {hashlib.sha256(json.dumps(part_facts).encode()).hexdigest()[:12]}"
     return facts
 
 
-def _allow_files(num: int) -> None:
+def _raise_file_limit(num_files: int) -> None:
     """Raise the soft limit on open files if needed: a blend of many datasets exceeds the default of many systems.
 
     Raise StorageError if the hard limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if num + 512 <= soft or soft == resource.RLIM_INFINITY:
+    if num_files + 512 <= soft or soft == resource.RLIM_INFINITY:
         return
-    limit = num + 512 if hard == resource.RLIM_INFINITY else min(num + 512, hard)
-    if num + _OTHER_FILES > limit:
-        fewer = " or merge some of the datasets" if num > 2 * _FILES_EACH else ""
+    limit = num_files + 512 if hard == resource.RLIM_INFINITY else min(num_files + 512, hard)
+    if num_files + _OTHER_FILES > limit:
+        fewer = " or merge some of the datasets" if num_files > 2 * _FILES_EACH else ""
         raise StorageError(
-            f"The limit on open files is {hard} here, and this data needs {num} besides some {_OTHER_FILES} others. "
-            f"Raise the limit (`ulimit -Hn`, or LimitNOFILE of a service){fewer}."
+            f"The limit on open files is {hard} here, and this data needs {num_files} besides some {_OTHER_FILES} "
+            f"others. Raise the limit (`ulimit -Hn`, or LimitNOFILE of a service){fewer}."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, soft), hard))

@@ -143,7 +143,7 @@ class RunConfig(Settings):
                 "Leave it out; validation says how well masked words are found.",
             )  # fmt: skip
         if {"train", "data"} <= parts.keys() and parts["train"].valid_interval_steps == 0:
-            yield from parts["data"].unvalidated()
+            yield from parts["data"].problems_without_validation()
         if {"recompute", "model"} <= parts.keys():
             for problem in parts["recompute"].problems_in_model(parts["model"].shape.num_layers):
                 yield replace(problem, key=f"recompute.{problem.key}")

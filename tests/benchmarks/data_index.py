@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.data.dataset import Dataset, Order
-from lmtrain.data.samples.blend import Schedule, whole_shares
+from lmtrain.data.dataset import Dataset, ShuffledOrder
+from lmtrain.data.samples.blend import Schedule, integer_shares
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.packing import PackedDataset, Packing
 from lmtrain.data.store.format import HEADER, MAGIC
@@ -99,7 +99,7 @@ def open_sizes(prefix: Path) -> None:
     dataset = IndexedDataset.open(prefix)
     cache = IndexCache(prefix.parent / "cache")
     made = CausalDataset(dataset, range(dataset.num_documents), SEQ_LEN, cache=cache)
-    order = Order(made.num_samples, 1)
+    order = ShuffledOrder(made.num_samples, 1)
     ready = time.perf_counter()
     made.batch(order.ids(0, 1))
     plain = time.perf_counter()
@@ -154,7 +154,7 @@ def measure_loader(folder: Path) -> None:
         "best fit": PackedDataset(dataset, everything, SEQ_LEN, "best_fit", True, 50_257),
     }
     for name, made in kinds.items():
-        ids = Order(made.num_samples, 1).ids(0, made.num_samples // 16 * 16).reshape(-1, 16)
+        ids = ShuffledOrder(made.num_samples, 1).ids(0, made.num_samples // 16 * 16).reshape(-1, 16)
 
         def read(made: Any = made, ids: Any = ids) -> None:
             for row in ids:
@@ -175,16 +175,16 @@ def measure_packing() -> None:
         seconds = time.perf_counter() - began
         report(
             "best fit", seq_len=seq_len, documents=len(lengths), seconds=seconds, rows=packing.num_rows,
-            wasted=1 - packing.num_filled(np.arange(packing.num_rows)) / (packing.num_rows * seq_len),
+            wasted=1 - packing.count_filled(np.arange(packing.num_rows)) / (packing.num_rows * seq_len),
         )  # fmt: skip
 
 
 def measure_blend(num_datasets: int, num_samples: int) -> None:
     rng = np.random.default_rng(0)
-    shares = whole_shares([int(share) for share in lognormal(rng, num_datasets, 1e9)])
+    shares = integer_shares([int(share) for share in lognormal(rng, num_datasets, 1e9)])
     schedule = Schedule(shares)
     began, cpu = time.perf_counter(), time.process_time()
-    counts = schedule.counts_at(num_samples)
+    counts = schedule.samples_before(num_samples)
     seconds = time.perf_counter() - began
     worst = max(abs(count * sum(shares) - num_samples * share) for count, share in zip(counts, shares, strict=True))
     report(
@@ -194,7 +194,7 @@ def measure_blend(num_datasets: int, num_samples: int) -> None:
     fresh = Schedule(shares)
     began = time.perf_counter()
     for first in range(0, 100 * 1024, 1024):
-        fresh.take(first, 1024)
+        fresh.assign(first, 1024)
     report("blend, a step of 1024", datasets=num_datasets, step_ms=(time.perf_counter() - began) * 10)
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.data.data_settings import DataChoice, DataSettings, MaskedSettings
-from lmtrain.data.dataset import Order
+from lmtrain.data.dataset import ShuffledOrder
 from lmtrain.data.training_data import TrainingData
 from lmtrain.optim.schedule_settings import CosineSettings
 from lmtrain.parallel.mesh import build_mesh
@@ -75,7 +75,7 @@ def _data_settings(case: Case) -> DataChoice:
 def _inputs(case: Case) -> Inputs:
     samples = data_of(case)
     identity = {"num_documents": NUM_SAMPLES, "blend": None}
-    data = TrainingData(samples, Order(NUM_SAMPLES, SEED), {}, [], identity, 0, LAST_STEP * case.global_batch)
+    data = TrainingData(samples, ShuffledOrder(NUM_SAMPLES, SEED), {}, [], identity, 0, LAST_STEP * case.global_batch)
     return Inputs(case.model_settings, _tokenizer(), data, None)
 
 

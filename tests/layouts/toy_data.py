@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.dataset import Counts, Order
+from lmtrain.data.dataset import Counts, ShuffledOrder
 from lmtrain.data.loader import Loader
-from lmtrain.data.samples.causal import with_documents
+from lmtrain.data.samples.causal import build_batch
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, VOCAB, Case
 
 NUM_SAMPLES = 4 * GLOBAL_BATCH
@@ -56,7 +56,7 @@ def _separated(length: int) -> Batch:
     rng = np.random.default_rng(8)
     begins = rng.random(tokens.shape) < rng.choice([0.0, 0.05, 0.2], size=(NUM_SAMPLES, 1))
     rows, before = begins.nonzero()
-    return with_documents(tokens, labels.copy(), (rows, before + 1))
+    return build_batch(tokens, labels.copy(), (rows, before + 1))
 
 
 class ToyMasked:
@@ -105,6 +105,6 @@ def data_of(case: Case, masked: type[ToyMasked] = ToyMasked) -> ToyData | ToyMas
 
 def loader_of(case: Case, dp_index: int, masked: type[ToyMasked] = ToyMasked) -> Loader:
     return Loader(
-        data_of(case, masked), Order(NUM_SAMPLES, seed=1), BatchPlan(case.global_batch), case.train.micro_batch,
+        data_of(case, masked), ShuffledOrder(NUM_SAMPLES, seed=1), BatchPlan(case.global_batch), case.train.micro_batch,
         dp_index=dp_index, dp_size=case.dp,
     )  # fmt: skip

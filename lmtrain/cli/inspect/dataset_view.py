@@ -127,7 +127,8 @@ def sample_row(data: TrainingData, number: int, most: int | None, tokenizer: Tok
     ids, labels = batch.tokens_BT[0][:most].tolist(), batch.labels_BT[0][:most].tolist()
     if isinstance(dataset, CausalDataset):
         row["documents"] = [
-            {"document": document, "from": first, "to": last} for document, first, last in dataset.index.spans(inside)
+            {"document": document, "from": first, "to": last}
+            for document, first, last in dataset.index.document_spans(inside)
         ]
     # an ignored label is below 0
     row |= {"text": tokenizer.decode(ids), "ids": ids, "labels": [one if one >= 0 else None for one in labels]}

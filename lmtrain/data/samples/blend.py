@@ -17,27 +17,27 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 from lmtrain.batch import Batch
-from lmtrain.data.dataset import Counts, Dataset, Int64s, Order, SampleOrder, mix
+from lmtrain.data.dataset import Counts, Dataset, Int64s, SampleOrder, ShuffledOrder, mix
 from lmtrain.data.samples.megatron import blend_index
 from lmtrain.errors import DataError
 
-FINEST = 1 << 40  # because: larger sums of shares would overflow 64 bits in the compiled twin
+MAX_SHARE_SUM = 1 << 40  # because: larger sums of shares would overflow 64 bits in the compiled twin
 BLOCK = 1 << 18  # positions between two stored counts
-Taken = tuple[NDArray[np.int32], Int64s, Int64s]
+ScheduleRun = tuple[NDArray[np.int32], Int64s, Int64s]
 
 
-def whole_shares(weights: Sequence[float | int | Fraction]) -> list[int]:
+def integer_shares(weights: Sequence[float | int | Fraction]) -> list[int]:
     """Return positive integers in the proportions of the weights, exact unless their sum would exceed 2^40."""
     exact = [Fraction(repr(w)) if isinstance(w, float) else Fraction(w) for w in weights]  # 0.1 is 1/10
     unit = Fraction(math.lcm(*(share.denominator for share in exact)))
     unit /= math.gcd(*(int(share * unit) for share in exact))
     shares = [int(share * unit) for share in exact]
     total = sum(shares)
-    if total <= FINEST:
+    if total <= MAX_SHARE_SUM:
         return shares
-    floors = [max(share * FINEST // total, 1) for share in shares]
-    by_rest = sorted(range(len(shares)), key=lambda d: (-(shares[d] * FINEST % total), d))
-    for d in by_rest[: max(FINEST - sum(floors), 0)]:
+    floors = [max(share * MAX_SHARE_SUM // total, 1) for share in shares]
+    by_rest = sorted(range(len(shares)), key=lambda d: (-(shares[d] * MAX_SHARE_SUM % total), d))
+    for d in by_rest[: max(MAX_SHARE_SUM - sum(floors), 0)]:
         floors[d] += 1
     return floors
 
@@ -53,73 +53,75 @@ class Schedule:
         self._counts = [np.zeros(len(shares), np.int64)]  # before positions 0, BLOCK, 2 BLOCK, ... of a period
         self._block: tuple[int, NDArray[np.int32], Int64s] = (-1, np.empty(0, np.int32), np.empty(0, np.int64))
 
-    def take(self, first: int, count: int) -> tuple[NDArray[np.int32], Int64s]:
-        """Return (dataset, sample) of `count` positions; a dataset's samples are consecutive through its epochs."""
+    def assign(self, first: int, count: int) -> tuple[NDArray[np.int32], Int64s]:
+        """Return (dataset, sample) of `count` positions from `first` on; samples number on over the epochs."""
         datasets, samples = [], []
         while count > 0:
-            periods, at = divmod(first, self.period)
-            number, skip = divmod(at, BLOCK)
-            which, sample = self._read(number)
-            now = min(count, len(which) - skip)
-            part = which[skip : skip + now]
-            datasets.append(part)
-            samples.append(sample[skip : skip + now] + periods * self.shares[part])
-            first, count = first + now, count - now
+            periods, offset = divmod(first, self.period)
+            block, skip = divmod(offset, BLOCK)
+            block_datasets, block_samples = self._read_block(block)
+            length = min(count, len(block_datasets) - skip)
+            part_datasets = block_datasets[skip : skip + length]
+            datasets.append(part_datasets)
+            samples.append(block_samples[skip : skip + length] + periods * self.shares[part_datasets])
+            first, count = first + length, count - length
         if not datasets:
             return np.empty(0, np.int32), np.empty(0, np.int64)
         return np.concatenate(datasets), np.concatenate(samples)
 
-    def counts_at(self, position: int) -> list[int]:
+    def samples_before(self, position: int) -> list[int]:
         """Return how many samples of each dataset come before this position."""
-        periods, at = divmod(position, self.period)
-        number, rest = divmod(at, BLOCK)
-        counts = run(self.shares, self._known(number), number * BLOCK, rest, keep=False)[2]
+        periods, offset = divmod(position, self.period)
+        block, rest = divmod(offset, BLOCK)
+        counts = advance(self.shares, self._counts_before_block(block), block * BLOCK, rest, keep=False)[2]
         return [int(count) for count in counts + periods * self.shares]
 
-    def _known(self, number: int) -> Int64s:
+    def _counts_before_block(self, block: int) -> Int64s:
         """Return the counts at the start of a block, computed from the last stored block before it."""
-        while len(self._counts) <= number:
+        while len(self._counts) <= block:
             start = (len(self._counts) - 1) * BLOCK
-            self._counts.append(run(self.shares, self._counts[-1], start, BLOCK, keep=False)[2])
-        return self._counts[number]
+            self._counts.append(advance(self.shares, self._counts[-1], start, BLOCK, keep=False)[2])
+        return self._counts[block]
 
-    def _read(self, number: int) -> tuple[NDArray[np.int32], Int64s]:
-        if self._block[0] != number:
-            start = number * BLOCK
-            made = run(self.shares, self._known(number), start, min(BLOCK, self.period - start), keep=True)
-            self._block = number, made[0], made[1]
-            if number + 1 == len(self._counts):
-                self._counts.append(made[2])
+    def _read_block(self, block: int) -> tuple[NDArray[np.int32], Int64s]:
+        """Return (dataset, sample) of the positions in a block of the period; the last block read is cached."""
+        if self._block[0] != block:
+            start = block * BLOCK
+            counts, length = self._counts_before_block(block), min(BLOCK, self.period - start)
+            result = advance(self.shares, counts, start, length, keep=True)
+            self._block = block, result[0], result[1]
+            if block + 1 == len(self._counts):
+                self._counts.append(result[2])
         return self._block[1], self._block[2]
 
 
-def run(shares: Int64s, counts: Int64s, start: int, count: int, *, keep: bool) -> Taken:
-    """Continue the schedule for `count` positions from `start`, where each dataset has given `counts` samples.
+def advance(shares: Int64s, counts: Int64s, start: int, count: int, *, keep: bool) -> ScheduleRun:
+    """Continue the schedule for `count` positions from `start`; each dataset has given `counts` samples before.
 
-    Return (dataset, sample) per position (empty unless `keep`), and the counts afterwards.
+    Return dataset and sample per position (both empty unless `keep`), and the counts of samples afterwards.
     """
-    return native.compiled("blend", run_twin)(shares, counts, start, count, keep)
+    return native.compiled("blend", advance_twin)(shares, counts, start, count, keep)
 
 
-def run_twin(shares: Int64s, counts: Int64s, start: int, count: int, keep: bool) -> Taken:
-    """Compute `run` with two heaps: datasets that may not come yet, and eligible datasets by deadline."""
-    parts, given = [int(share) for share in shares], [int(c) for c in counts]
+def advance_twin(shares: Int64s, counts: Int64s, start: int, count: int, keep: bool) -> ScheduleRun:
+    """Compute `advance` with two heaps: datasets that are not due yet, and due datasets by deadline."""
+    parts, taken = [int(share) for share in shares], [int(c) for c in counts]
     total = sum(parts)
-    later = [(given[d] * total // parts[d], d) for d in range(len(parts))]
+    waiting = [(taken[d] * total // parts[d], d) for d in range(len(parts))]
     ready: list[tuple[int, int]] = []
-    heapq.heapify(later)
+    heapq.heapify(waiting)
     datasets, samples = [], []
     for position in range(start, start + count):
-        while later and later[0][0] <= position:
-            d = heapq.heappop(later)[1]
-            heapq.heappush(ready, (((given[d] + 1) * total - 1) // parts[d], d))
+        while waiting and waiting[0][0] <= position:
+            d = heapq.heappop(waiting)[1]
+            heapq.heappush(ready, (((taken[d] + 1) * total - 1) // parts[d], d))
         d = heapq.heappop(ready)[1]
         datasets.append(d)
-        samples.append(given[d])
-        given[d] += 1
-        heapq.heappush(later, (given[d] * total // parts[d], d))
-    kept = (datasets, samples) if keep else ([], [])
-    return np.array(kept[0], np.int32), np.array(kept[1], np.int64), np.array(given, np.int64)
+        samples.append(taken[d])
+        taken[d] += 1
+        heapq.heappush(waiting, (taken[d] * total // parts[d], d))
+    assignments = (datasets, samples) if keep else ([], [])
+    return np.array(assignments[0], np.int32), np.array(assignments[1], np.int64), np.array(taken, np.int64)
 
 
 class BlendedDataset:
@@ -134,66 +136,70 @@ class BlendedDataset:
         return int(self.offsets[-1])
 
     def counts(self, sample_ids: Int64s) -> Counts:
-        found = [dataset.counts(ids) for dataset, ids, _ in self._parts(sample_ids)]
-        return Counts(sum(one.labels for one in found), sum(one.tokens for one in found))
+        counts = [dataset.counts(ids) for dataset, ids, _ in self._split_by_dataset(sample_ids)]
+        return Counts(sum(part.labels for part in counts), sum(part.tokens for part in counts))
 
-    def tokens_each(self, sample_ids: Int64s) -> list[tuple[int, int]]:
+    def counts_by_dataset(self, sample_ids: Int64s) -> list[tuple[int, int]]:
         """Return, per dataset, (how many of these samples belong to it, how many tokens they hold)."""
-        found = {id(dataset): (len(ids), dataset.counts(ids).tokens) for dataset, ids, _ in self._parts(sample_ids)}
-        return [found.get(id(dataset), (0, 0)) for dataset in self.datasets]
+        parts = self._split_by_dataset(sample_ids)
+        counts = {id(dataset): (len(ids), dataset.counts(ids).tokens) for dataset, ids, _ in parts}
+        return [counts.get(id(dataset), (0, 0)) for dataset in self.datasets]
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        parts = [(dataset.batch(ids), rows) for dataset, ids, rows in self._parts(sample_ids)]
+        parts = [(dataset.batch(ids), rows) for dataset, ids, rows in self._split_by_dataset(sample_ids)]
         if len(parts) == 1:
             return parts[0][0]
         arrays = {}
         for field in fields(Batch):
-            found = [(getattr(batch, field.name), rows) for batch, rows in parts]
-            if found[0][0] is not None:
-                whole = np.empty((len(sample_ids), *found[0][0].shape[1:]), found[0][0].dtype)
-                for array, rows in found:
-                    whole[rows] = array
-                arrays[field.name] = whole
+            part_arrays = [(getattr(batch, field.name), rows) for batch, rows in parts]
+            if part_arrays[0][0] is not None:
+                joined = np.empty((len(sample_ids), *part_arrays[0][0].shape[1:]), part_arrays[0][0].dtype)
+                for array, rows in part_arrays:
+                    joined[rows] = array
+                arrays[field.name] = joined
         return Batch(**arrays)
 
-    def _parts(self, sample_ids: Int64s) -> Iterator[tuple[Dataset, Int64s, Int64s]]:
-        """Yield (dataset, its own sample ids, their rows in the batch) per dataset that occurs in `sample_ids`."""
-        for d, rows in by_dataset(np.searchsorted(self.offsets, sample_ids, side="right") - 1):
+    def _split_by_dataset(self, sample_ids: Int64s) -> Iterator[tuple[Dataset, Int64s, Int64s]]:
+        """Yield (dataset, sample ids within the dataset, their rows in the batch) per dataset that has any sample."""
+        for d, rows in rows_by_dataset(np.searchsorted(self.offsets, sample_ids, side="right") - 1):
             yield self.datasets[d], sample_ids[rows] - self.offsets[d], rows
 
 
-def by_dataset(which: NDArray[np.integer]) -> Iterator[tuple[int, Int64s]]:
-    """Yield each distinct number with the ascending places where it occurs."""
-    in_order = np.argsort(which, kind="stable")
-    for rows in np.split(in_order, np.flatnonzero(np.diff(which[in_order])) + 1):
+def rows_by_dataset(datasets: NDArray[np.integer]) -> Iterator[tuple[int, Int64s]]:
+    """Yield (dataset, rows) for each dataset number that occurs; rows are the ascending indices where it occurs."""
+    in_order = np.argsort(datasets, kind="stable")
+    for rows in np.split(in_order, np.flatnonzero(np.diff(datasets[in_order])) + 1):
         if len(rows):
-            yield int(which[rows[0]]), rows
+            yield int(datasets[rows[0]]), rows
 
 
 class BlendOrder:
-    """Mapping from a position to a BlendedDataset's sample id. `shuffled` false: each dataset in file order."""
+    """Mapping from a position to a BlendedDataset's sample id, for datasets with `sizes` samples.
+
+    With `shuffled` false, each dataset's samples are read in file order.
+    """
 
     def __init__(self, shares: Sequence[int], sizes: Sequence[int], seed: int, shuffled: bool = True) -> None:
         self.schedule = Schedule(shares)
         self.offsets = np.cumsum([0, *sizes], dtype=np.int64)
         # because: with one seed for all, datasets of equal size would be read in the same order
         self._orders: list[SampleOrder] = [
-            Order(size, mix(seed) + 1 + d) if shuffled else _Round(size) for d, size in enumerate(sizes)
+            ShuffledOrder(size, mix(seed) + 1 + d) if shuffled else _RepeatedOrder(size) for d, size in enumerate(sizes)
         ]
 
     def ids(self, first: int, count: int) -> Int64s:
-        which, samples = self.schedule.take(first, count)
+        datasets, samples = self.schedule.assign(first, count)
         ids = np.empty(count, np.int64)
-        for d, rows in by_dataset(which):  # a dataset's sample numbers are consecutive over its rows
+        for d, rows in rows_by_dataset(datasets):  # a dataset's sample numbers are consecutive over its rows
             ids[rows] = self.offsets[d] + self._orders[d].ids(int(samples[rows[0]]), len(rows))
         return ids
 
-    def counts_at(self, position: int) -> list[int]:
+    def samples_before(self, position: int) -> list[int]:
         """Return how many samples of each dataset come before this position."""
-        return self.schedule.counts_at(position)
+        return self.schedule.samples_before(position)
 
 
-class _Round:
+class _RepeatedOrder:
     """Sample order 0, 1, ..., n - 1, repeated."""
 
     def __init__(self, num_samples: int) -> None:
@@ -208,9 +214,9 @@ class MegatronBlendOrder:
 
     def __init__(self, weights: Sequence[float], sizes: Sequence[int], num_samples: int) -> None:
         self.num_samples = num_samples
-        self._which, self._samples = blend_index(weights, num_samples)
+        self._datasets, self._samples = blend_index(weights, num_samples)
         self._offsets = np.cumsum([0, *sizes], dtype=np.int64)
-        counts = np.bincount(self._which, minlength=len(sizes))
+        counts = np.bincount(self._datasets, minlength=len(sizes))
         short = np.flatnonzero(counts > np.array(sizes))
         if len(short):
             d = int(short[0])
@@ -222,12 +228,12 @@ class MegatronBlendOrder:
     def ids(self, first: int, count: int) -> Int64s:
         if first + count > self.num_samples:
             raise DataError(
-                f"Sample {first + count} was asked for and Megatron-LM's blend holds {self.num_samples}. "
-                "Set data.megatron_samples to what the whole of its run takes."
+                f"Sample {first + count} was requested, but Megatron-LM's blend has {self.num_samples}. "
+                "Set data.megatron_samples to the number of samples of its whole run."
             )
         part = slice(first, first + count)
-        return self._offsets[self._which[part]] + self._samples[part]
+        return self._offsets[self._datasets[part]] + self._samples[part]
 
-    def counts_at(self, position: int) -> list[int]:
-        counts: list[int] = np.bincount(self._which[:position], minlength=len(self._offsets) - 1).tolist()
+    def samples_before(self, position: int) -> list[int]:
+        counts: list[int] = np.bincount(self._datasets[:position], minlength=len(self._offsets) - 1).tolist()
         return counts

@@ -25,86 +25,94 @@ from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError
 
 
-def ragged(first: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
-    """Concatenate the runs first[r], first[r] + 1, ... of counts[r] numbers: (run of each number, the numbers)."""
+def expand_runs(firsts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
+    """Expand runs of consecutive numbers; run r is counts[r] numbers from firsts[r] on.
+
+    Return (the run of each number, the numbers), both concatenated over the runs.
+    """
     runs = np.repeat(np.arange(len(counts)), counts)
-    before = np.cumsum(counts) - counts
-    return runs, np.arange(len(runs)) + (first - before)[runs]
+    offsets = np.cumsum(counts) - counts
+    return runs, np.arange(len(runs)) + (firsts - offsets)[runs]
 
 
 def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
+    """Raise DataError if an id is outside 0..vocab_size-1; the message names the .bin file of `prefix`."""
     # because: an id outside the vocabulary would crash the device without naming the file or the id
     if ids.size == 0:
         return
     high, low = int(ids.max()), 0 if ids.dtype.kind == "u" else int(ids.min())
     if low < 0 or high >= vocab_size:
-        wrong = f"{low}; ids begin at 0" if low < 0 else f"{high}; the vocabulary ends at {vocab_size - 1}"
-        raise DataError(f"{prefix}.bin holds the id {wrong}. It is damaged or of another tokenizer.")
+        found = f"{low}; ids begin at 0" if low < 0 else f"{high}; the vocabulary ends at {vocab_size - 1}"
+        raise DataError(f"{prefix}.bin holds the id {found}. It is damaged or of another tokenizer.")
 
 
 def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int) -> tuple[Int64s, Int64s, bool]:
-    """Read samples of concatenated tokens, cut every `seq_len`: (tokens, labels, whether ids are below vocab_size)."""
+    """Read samples of concatenated tokens, cut every `seq_len`: (tokens, labels, whether all ids are valid)."""
     return native.compiled("read_rows", read_rows_twin)(tokens, sample_ids, seq_len, vocab_size)
 
 
 def read_rows_twin(
     tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
-    num = max(len(tokens) - 1, 0) // seq_len
-    if not all(0 <= number < num for number in sample_ids.tolist()):
+    num_rows = max(len(tokens) - 1, 0) // seq_len
+    if not all(0 <= sample_id < num_rows for sample_id in sample_ids.tolist()):
         raise IndexError("a sample lies outside the tokens")
     # Row i of this view is sample i. Neighbouring rows share a token.
-    shape, strides = (num, seq_len + 1), (seq_len * tokens.itemsize, tokens.itemsize)
-    return _shifted(np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)[sample_ids], vocab_size)
+    shape, strides = (num_rows, seq_len + 1), (seq_len * tokens.itemsize, tokens.itemsize)
+    rows = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
+    return _to_tokens_and_labels(rows[sample_ids], vocab_size)
 
 
 def read_runs(
-    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, num: int, seq_len: int, vocab_size: int
+    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, num_rows: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
-    """Read runs of sizes[r] tokens from starts[r] that together form `num` rows of seq_len + 1, like `read_rows`."""
-    return native.compiled("read_runs", read_runs_twin)(tokens, starts, sizes, num, seq_len, vocab_size)
+    """Read runs of sizes[r] tokens from starts[r], which fill `num_rows` rows of seq_len + 1; return as `read_rows`."""
+    return native.compiled("read_runs", read_runs_twin)(tokens, starts, sizes, num_rows, seq_len, vocab_size)
 
 
 def read_runs_twin(
-    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, num: int, seq_len: int, vocab_size: int
+    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, num_rows: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
-    if ((starts < 0) | (sizes < 0) | (sizes > len(tokens) - starts)).any() or sizes.sum() != num * (seq_len + 1):
+    if ((starts < 0) | (sizes < 0) | (sizes > len(tokens) - starts)).any() or sizes.sum() != num_rows * (seq_len + 1):
         raise ValueError("a run lies outside the tokens or the rows")
-    return _shifted(tokens[ragged(starts, sizes)[1]].reshape(num, seq_len + 1), vocab_size)
+    return _to_tokens_and_labels(tokens[expand_runs(starts, sizes)[1]].reshape(num_rows, seq_len + 1), vocab_size)
 
 
-def _shifted(rows: NDArray[Any], vocab_size: int) -> tuple[Int64s, Int64s, bool]:
+def _to_tokens_and_labels(rows: NDArray[Any], vocab_size: int) -> tuple[Int64s, Int64s, bool]:
     """Return (tokens, labels, whether all ids are in the vocabulary); a label is the next token."""
-    known = rows.size == 0 or (int(rows.min()) >= 0 and int(rows.max()) < vocab_size)
-    return rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64), known
+    ids_valid = rows.size == 0 or (int(rows.min()) >= 0 and int(rows.max()) < vocab_size)
+    return rows[:, :-1].astype(np.int64), rows[:, 1:].astype(np.int64), ids_valid
 
 
-def with_documents(tokens_BT: Int64s, labels_BT: Int64s, begins: tuple[Int64s, Int64s] | None) -> Batch:
-    """Return a batch. With `begins`, labels, positions and attention stay within each document.
+def build_batch(tokens_BT: Int64s, labels_BT: Int64s, document_starts: tuple[Int64s, Int64s] | None) -> Batch:
+    """Return a batch. With `document_starts`, labels, positions and attention stay within each document.
 
-    `begins` holds the (row, place) of each document's first token, in order, places counted from 1 to seq_len; the
-    first token of a row, place 0, is not listed.
+    `document_starts` are (rows, columns) of the tokens that begin a document, in order, with columns from 1 to seq_len;
+    a row's first token, column 0, is not listed.
     """
-    if begins is None:
+    if document_starts is None:
         return Batch(tokens_BT, labels_BT)
-    labels_BT[begins[0], begins[1] - 1] = IGNORED
-    num, seq_len = tokens_BT.shape
-    return Batch(tokens_BT, labels_BT, *separate(num, seq_len, *begins))
+    labels_BT[document_starts[0], document_starts[1] - 1] = IGNORED
+    num_rows, seq_len = tokens_BT.shape
+    return Batch(tokens_BT, labels_BT, *document_positions(num_rows, seq_len, *document_starts))
 
 
-def separate(num: int, seq_len: int, rows: Int64s, places: Int64s) -> tuple[Int64s, NDArray[np.int32]]:
-    """Return each token's position within its document, and the number of its document within its row."""
-    inside = places < seq_len
-    firsts = np.sort(np.concatenate([np.arange(num) * seq_len, rows[inside] * seq_len + places[inside]]))
-    return native.compiled("separate", separate_twin)(firsts, num, seq_len)
+def document_positions(num_rows: int, seq_len: int, rows: Int64s, columns: Int64s) -> tuple[Int64s, NDArray[np.int32]]:
+    """Return each token's position within its document, and the number of its document within its row.
+
+    A document begins at each row's first token and at each (rows[i], columns[i]).
+    """
+    inside = columns < seq_len
+    firsts = np.sort(np.concatenate([np.arange(num_rows) * seq_len, rows[inside] * seq_len + columns[inside]]))
+    return native.compiled("separate", document_positions_twin)(firsts, num_rows, seq_len)
 
 
-def separate_twin(firsts: Int64s, num: int, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
-    """Compute `separate` from `firsts`, the flat indices at which a row or a document begins."""
-    counts = np.diff(firsts, append=num * seq_len)
-    in_row = np.arange(len(firsts)) - np.searchsorted(firsts, firsts // seq_len * seq_len)
-    positions = np.arange(num * seq_len) - np.repeat(firsts, counts)
-    return positions.reshape(num, seq_len), np.repeat(in_row.astype(np.int32), counts).reshape(num, seq_len)
+def document_positions_twin(firsts: Int64s, num_rows: int, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
+    """Compute `document_positions` from `firsts`, the flat indices at which a row or a document begins."""
+    counts = np.diff(firsts, append=num_rows * seq_len)
+    numbers = np.arange(len(firsts)) - np.searchsorted(firsts, firsts // seq_len * seq_len)
+    positions = np.arange(num_rows * seq_len) - np.repeat(firsts, counts)
+    return positions.reshape(num_rows, seq_len), np.repeat(numbers.astype(np.int32), counts).reshape(num_rows, seq_len)
 
 
 class SampleIndex:
@@ -125,18 +133,18 @@ class SampleIndex:
     def num_samples(self) -> int:
         return max(self.num_tokens - 1, 0) // self.seq_len
 
-    def begins(self, sample_ids: Int64s) -> tuple[Int64s, Int64s]:
-        """Return (row, place) of each token of these samples that begins a document, except at place 0."""
+    def document_starts(self, sample_ids: Int64s) -> tuple[Int64s, Int64s]:
+        """Return (rows, columns) of the tokens that begin a document, with one row per sample, except in column 0."""
         first = sample_ids * np.int64(self.seq_len) + self.first_token
         low, high = np.split(self.map.find(np.concatenate([first, first + self.seq_len])), 2)
-        rows, documents = ragged(low + 1, high - low)
-        places = self.map.starts(documents) - first[rows]
+        rows, documents = expand_runs(low + 1, high - low)
+        columns = self.map.starts(documents) - first[rows]
         # because: an empty document begins where the next one does, and before a row's first token it is not in the row
-        new = np.append(True, (rows[1:] != rows[:-1]) | (places[1:] != places[:-1]))[: len(rows)] & (places > 0)
-        return rows[new], places[new]
+        new = np.append(True, (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1]))[: len(rows)] & (columns > 0)
+        return rows[new], columns[new]
 
-    def spans(self, sample_id: int) -> list[tuple[int, int, int]]:
-        """Return the documents of a sample, in order: (document, first token in it, one past the last token)."""
+    def document_spans(self, sample_id: int) -> list[tuple[int, int, int]]:
+        """Return (document, start, stop) of each document in a sample; tokens are counted within the document."""
         first = sample_id * self.seq_len + self.first_token
         last, spans = first + self.seq_len + 1, []
         while first < last:
@@ -148,6 +156,8 @@ class SampleIndex:
 
 
 class CausalDataset:
+    """Dataset of concatenated documents, cut every seq_len tokens. `tokens` restricts it as in `SampleIndex`."""
+
     def __init__(
         self,
         indexed: IndexedDataset,
@@ -159,10 +169,10 @@ class CausalDataset:
         tokens: range | None = None,
     ) -> None:
         self.index = SampleIndex(DocumentMap.of(indexed, cache), documents, seq_len, tokens)
-        refuse_none(indexed, documents, seq_len, self.index.num_samples, self.index.num_tokens)
+        require_samples(indexed, documents, seq_len, self.index.num_samples, self.index.num_tokens)
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
         self._indexed, self._sizes = indexed, np.array([seq_len + 1])
-        self._vocab_size = vocab_size or known_vocab_size(indexed)
+        self._vocab_size = vocab_size or vocab_size_or_limit(indexed)
         first = self.index.first_token
         self._tokens: NDArray[Any] = indexed.tokens[first : first + self.num_samples * seq_len + 1]
 
@@ -172,23 +182,25 @@ class CausalDataset:
 
     def counts(self, sample_ids: Int64s) -> Counts:
         """Count labels and tokens. With a document mask a document's last token has no label."""
-        crossing = len(self.index.begins(sample_ids)[0]) if self.document_mask else 0
+        unlabelled = len(self.index.document_starts(sample_ids)[0]) if self.document_mask else 0
         tokens = len(sample_ids) * self.seq_len
-        return Counts(tokens - crossing, tokens)
+        return Counts(tokens - unlabelled, tokens)
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        tokens_BT, labels_BT, known = read_rows(self._tokens, sample_ids, self.seq_len, self._vocab_size)
+        tokens_BT, labels_BT, ids_valid = read_rows(self._tokens, sample_ids, self.seq_len, self._vocab_size)
         self._indexed.check(sample_ids, self._sizes, self.seq_len, self.index.first_token)
-        if not known:
+        if not ids_valid:
             check_ids(np.stack([tokens_BT, labels_BT]), self._vocab_size, self.prefix)
-        return with_documents(tokens_BT, labels_BT, self.index.begins(sample_ids) if self.document_mask else None)
+        return build_batch(tokens_BT, labels_BT, self.index.document_starts(sample_ids) if self.document_mask else None)
 
 
-def known_vocab_size(indexed: IndexedDataset) -> int:
+def vocab_size_or_limit(indexed: IndexedDataset) -> int:
+    """Return the vocabulary size in the sidecar, or without a sidecar 2**31, the limit of ids on disk."""
     return indexed.info.vocab_size if indexed.info else 2**31
 
 
-def refuse_none(indexed: IndexedDataset, documents: range, seq_len: int, num_samples: int, num_tokens: int) -> None:
+def require_samples(indexed: IndexedDataset, documents: range, seq_len: int, num_samples: int, num_tokens: int) -> None:
+    """Raise DataError if num_samples is 0; the other arguments are for the message."""
     if num_samples == 0:
         raise DataError(
             f"data.split gives 0 samples of {seq_len} tokens: its {len(documents)} of the {indexed.num_documents} "

@@ -19,22 +19,22 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.data.data_settings import MaskedSettings
-from lmtrain.data.dataset import Counts, Int64s, Order, SampleOrder
+from lmtrain.data.dataset import Counts, Int64s, SampleOrder, ShuffledOrder
 from lmtrain.data.samples import sentence_pairs
 from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, Sentences
-from lmtrain.data.samples.megatron import AsNumbered
+from lmtrain.data.samples.megatron import SequentialOrder
 from lmtrain.data.store.documents import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, within
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.runtime.seed import derive_seed
 
-_LEAST_SEQ_LEN = 8
+_MIN_SEQ_LEN = 8
 _CHUNK = 1 << 20
 _CACHED_FROM = 1 << 26  # sentences; because: building the map of fewer sentences takes less than half a second
 
 
-class WordPieces(Protocol):
+class MaskingTokenizer(Protocol):
     """Interface that masking requires of a tokenizer."""
 
     @property
@@ -52,7 +52,7 @@ class MaskVocabulary:
     special: dict[str, int]
 
     @classmethod
-    def of(cls, tokenizer: WordPieces) -> MaskVocabulary:
+    def of(cls, tokenizer: MaskingTokenizer) -> MaskVocabulary:
         missing = [role for role in ("cls", "sep", "mask", "pad") if role not in tokenizer.special]
         if missing:
             names = ", ".join(f"[{role.upper()}]" for role in missing)
@@ -77,17 +77,17 @@ class MaskedDataset:
         run_samples: int | None = None,
         cache: IndexCache | None = None,
     ) -> None:
-        if seq_len < _LEAST_SEQ_LEN:
+        if seq_len < _MIN_SEQ_LEN:
             raise SettingsError([
                 f"Samples of {seq_len} tokens have no room for two segments and their marks. "
-                f"Use {_LEAST_SEQ_LEN} or more."
+                f"Use {_MIN_SEQ_LEN} or more."
             ])
         DocumentMap.of(indexed, cache)  # to check every entry of the .idx
         self.prefix, self.documents, self.seq_len, self.settings = indexed.prefix, documents, seq_len, settings
         self._bounds = indexed.document_index[documents.start : documents.stop + 1]
-        self._refuse_whole_documents(indexed)
+        self._require_sentences(indexed)
         self._indexed = indexed
-        self._rows = self._map(indexed, seed, run_samples, cache)
+        self._rows = self._get_map(indexed, seed, run_samples, cache)
         sentences = Sentences(indexed.tokens, indexed.lengths, indexed.pointers, self._bounds, self._rows)
         self._sampler = build_sampler(sentences, vocabulary, settings, seq_len, seed)
 
@@ -97,29 +97,31 @@ class MaskedDataset:
 
     def order(self, seed: int) -> SampleOrder:
         """Return the order of sample numbers. With order=own, every epoch reads each sample once and masks it anew."""
-        return AsNumbered(self.num_samples) if self.settings.order == "megatron" else FreshOrder(self.num_samples, seed)
+        if self.settings.order == "megatron":
+            return SequentialOrder(self.num_samples)
+        return ContinuingOrder(self.num_samples, seed)
 
     def counts(self, sample_ids: Int64s) -> Counts:
         """Count labels (tokens to predict) and tokens (including [CLS] and [SEP])."""
-        [sizes] = self._checked(self._sampler.counts, sample_ids)
+        [sizes] = self._call_sampler(self._sampler.counts, sample_ids)
         return Counts(*sizes.sum(axis=0).tolist())
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        tokens_BT, labels_BT, segments_BT, real_BT, pair_labels_B = self._checked(self._sampler.batch, sample_ids)
+        tokens_BT, labels_BT, segments_BT, real_BT, pair_labels_B = self._call_sampler(self._sampler.batch, sample_ids)
         if self.settings.pairs == "none":
             return Batch(tokens_BT, labels_BT, real_BT=real_BT)
         return Batch(tokens_BT, labels_BT, segments_BT=segments_BT, real_BT=real_BT, pair_labels_B=pair_labels_B)
 
-    def _checked(self, ask: Any, sample_ids: Int64s) -> Any:
-        """Call the sampler, check the token runs that it read, and return the rest of its result.
+    def _call_sampler(self, method: Any, sample_ids: Int64s) -> Any:
+        """Call a method of the sampler, check the token runs that it read, and return the rest of its result.
 
-        Raise DataError if an id is outside the vocabulary.
+        Raise DataError if an id in the file is outside the vocabulary.
         """
         ids = np.ascontiguousarray(sample_ids, np.int64)
         try:
-            *answer, runs = ask(ids)
+            *result, runs = method(ids)
             self._indexed.check(*runs)
-            return answer
+            return result
         except IndexError as error:  # because: without this check such an id would crash later without naming the file
             self._indexed.check(*self._sampler.runs(ids))
             raise DataError(
@@ -127,27 +129,29 @@ class MaskedDataset:
             ) from error
 
     @property
-    def _room(self) -> int:
+    def _max_text_tokens(self) -> int:
         """Tokens of text per sample: all but [CLS] and one [SEP] per segment. Megatron-LM always counts two."""
         return self.seq_len - (2 if self.settings.pairs == "none" and self.settings.order == "own" else 3)
 
-    def _refuse_whole_documents(self, indexed: IndexedDataset) -> None:
+    def _require_sentences(self, indexed: IndexedDataset) -> None:
+        """Raise DataError if every document is one sequence, and so was not split into sentences."""
         counts = np.diff(self._bounds)
         if len(counts) > 0 and counts.max() == 1:
             longest = int(indexed.lengths[int(self._bounds[0]) : int(self._bounds[-1])].max())
-            if self.settings.pairs != "none" or longest > self._room:
+            if self.settings.pairs != "none" or longest > self._max_text_tokens:
                 raise DataError(
                     f"{self.prefix} has one sequence a document (the longest of {longest} tokens), so that there are "
                     "no sentences to make samples of. Preprocess the text again with --split-sentences."
                 )
 
-    def _map(
+    def _get_map(
         self, indexed: IndexedDataset, seed: int, run_samples: int | None, cache: IndexCache | None
     ) -> NDArray[Any]:
-        """Return the map of samples from the cache, or build it. Raise DataError if it has too few samples."""
+        """Return the map of samples (see sentence_pairs.py), cached or built. Raise DataError if it is too small."""
         settings = self.settings
         shape: dict[str, Any] = {
-            "max_tokens": self._room, "short_share": settings.short_share, "min_sentences": settings.min_sentences
+            "max_tokens": self._max_text_tokens, "short_share": settings.short_share,
+            "min_sentences": settings.min_sentences,
         }  # fmt: skip
         build: Callable[..., NDArray[Any]]
         if settings.order == "megatron":
@@ -160,10 +164,10 @@ class MaskedDataset:
             index.create("rows", rows.dtype.str, rows.size)[:] = rows.ravel()
             return {}
 
-        about = shape | {"order": settings.order, "documents": [self.documents.start, self.documents.stop]}
+        inputs = shape | {"order": settings.order, "documents": [self.documents.start, self.documents.stop]}
         index = kept_if(indexed.num_sequences >= _CACHED_FROM, cache).get(
-            "sentences", lambda: about | index_identity(indexed), fill,
-            lambda index: _in_range(index, self._bounds, self._room),
+            "sentences", lambda: inputs | index_identity(indexed), fill,
+            lambda index: _in_range(index, self._bounds, self._max_text_tokens),
         )  # fmt: skip
         rows = index.arrays["rows"].reshape(-1, 3)
         if len(rows) == 0:
@@ -171,8 +175,8 @@ class MaskedDataset:
                 f"data.split gives 0 samples: none of its {len(self.documents)} documents of {self.prefix} has "
                 f"{self.settings.min_sentences} sentences. Use more data or a larger share of data.split."
             )
-        alone = rows[-1, 0] < self._bounds[np.searchsorted(self._bounds, rows[0, 0], side="right")]
-        if self.settings.pairs == "next_sentence" and alone:
+        is_single_document = rows[-1, 0] < self._bounds[np.searchsorted(self._bounds, rows[0, 0], side="right")]
+        if self.settings.pairs == "next_sentence" and is_single_document:
             raise DataError(
                 f"data.pairs=next_sentence takes sentences of another document, and only one of data.split in "
                 f"{self.prefix} has samples. Use more data or data.pairs=sentence_order."
@@ -185,8 +189,8 @@ def build_sampler(
 ) -> Any:
     """Return the compiled sampler if it is available, else its Python twin."""
     # because: the compiled sampler reads only the two dtypes that lmtrain writes; the twin reads any
-    known = sentences.tokens.dtype in (np.uint16, np.int32)
-    build: Any = native.lib.MaskedSampler if native.lib is not None and known else MaskedSamplerTwin
+    is_supported = sentences.tokens.dtype in (np.uint16, np.int32)
+    build: Any = native.lib.MaskedSampler if native.lib is not None and is_supported else MaskedSamplerTwin
     kinds = vocabulary.kinds
     if not settings.whole_word:
         kinds = np.where(kinds == CONTINUES, np.uint8(BEGINS), kinds)
@@ -207,23 +211,24 @@ def build_sampler(
     )
 
 
-def _in_range(index: Index, bounds: NDArray[Any], room: int) -> bool:
+def _in_range(index: Index, bounds: NDArray[Any], max_tokens: int) -> bool:
+    """Return True if every row of a map has its sentences within the documents and a target of 2 to max_tokens."""
     rows = index.arrays["rows"].reshape(-1, 3)
     parts = (rows[i : i + _CHUNK] for i in range(0, len(rows), _CHUNK))
     return all(
         bool((part[:, 0] < part[:, 1]).all()) and within(part[:, 0], int(bounds[0]), int(bounds[-1]))
-        and within(part[:, 1], 1, int(bounds[-1])) and within(part[:, 2], 2, room)
+        and within(part[:, 1], 1, int(bounds[-1])) and within(part[:, 2], 2, max_tokens)
         for part in parts
     )  # fmt: skip
 
 
 def ngram_thresholds(max_ngram: int) -> list[int]:
-    """Return thresholds below 2**32: n is 1 + how many of them a uniform draw reaches, so that n has the weight 1/n."""
+    """Return thresholds for drawing an n-gram length n with weight 1/n: n is 1 + how many a 32-bit draw reaches."""
     weights = [Fraction(1, n) for n in range(1, max_ngram + 1)]
     return [int(sum(weights[:n]) / sum(weights) * 2**32) for n in range(1, max_ngram)]
 
 
-class FreshOrder(Order):
+class ContinuingOrder(ShuffledOrder):
     """Sample order whose numbers continue through the epochs: epoch e has e*n to (e+1)*n - 1, each once."""
 
     def ids(self, first: int, count: int) -> Int64s:

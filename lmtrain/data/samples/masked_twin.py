@@ -26,16 +26,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.batch import IGNORED
-from lmtrain.data.samples.sentence_pairs import Draws, draw_at, stream
+from lmtrain.data.samples.sentence_pairs import Draws, draw_at, stream_key
 
 Ints = NDArray[Any]
 Run = tuple[int, int]  # first token, number of tokens
 
 BEGINS, CONTINUES, SPECIAL = 0, 1, 2  # kinds of ids: first piece of a word, later piece, special token
-_MASK, _RANDOM = 3435973837, 3865470567  # 0.8 and 0.9 times 2**32
+_MASK_BELOW, _KEEP_FROM = 3435973837, 3865470567  # 0.8 and 0.9 times 2**32
 
 
 class Pairs(IntEnum):
+    """Kinds of sentence pairs, numbered as in csrc/masked.cpp."""
+
     none = 0
     next_sentence = 1
     sentence_order = 2
@@ -43,8 +45,10 @@ class Pairs(IntEnum):
 
 @dataclass(frozen=True)
 class Sample:
+    """A masked sample before padding."""
+
     tokens: list[int]  # before masking
-    second: int  # place where the second segment begins
+    second_start: int  # place where the second segment begins
     label: bool
     masked: list[int]  # places of the masked tokens
     replaced: list[int]  # ids that replace the tokens at these places
@@ -64,6 +68,8 @@ class Sentences:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedSamplerTwin(Sentences):
+    """Sampler of masked samples, by sample number."""
+
     kinds: Ints  # BEGINS, CONTINUES or SPECIAL for every id
     specials: list[int]  # ids, sorted
     cls: int
@@ -83,144 +89,159 @@ class MaskedSamplerTwin(Sentences):
         tokens, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
         segments, real, pair = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.zeros(len(ids), np.int64)
         runs: list[Run] = []
-        for i, number in enumerate(self._checked(ids)):
+        for i, number in enumerate(self._checked_numbers(ids)):
             sample = self.sample(number)
             size = len(sample.tokens)
             tokens[i, :size] = sample.tokens
             labels[i, sample.masked] = tokens[i, sample.masked]
             tokens[i, sample.masked] = sample.replaced
-            segments[i, sample.second : size] = 1
+            segments[i, sample.second_start : size] = 1
             real[i, :size] = True
             pair[i] = sample.label
             runs += sample.runs
-        return tokens, labels, segments, real, pair, _two_rows(runs)
+        return tokens, labels, segments, real, pair, _runs_to_array(runs)
 
     def counts(self, ids: Ints) -> tuple[Ints, Ints]:
         """Return (masked tokens, all tokens) per sample, and the token runs that were read."""
-        samples = [self.sample(number) for number in self._checked(ids)]
-        sizes = [(len(one.masked), len(one.tokens)) for one in samples]
-        return np.array(sizes, np.int64).reshape(-1, 2), _two_rows([run for one in samples for run in one.runs])
+        samples = [self.sample(number) for number in self._checked_numbers(ids)]
+        sizes = [(len(sample.masked), len(sample.tokens)) for sample in samples]
+        runs = [run for sample in samples for run in sample.runs]
+        return np.array(sizes, np.int64).reshape(-1, 2), _runs_to_array(runs)
 
     def runs(self, ids: Ints) -> Ints:
         """Return the two token runs of each sample, as a row of first tokens and a row of lengths."""
-        found = (self._runs(number, Draws(stream(self.seed, number)))[:2] for number in self._checked(ids))
-        return _two_rows([run for both in found for run in both])
+        runs: list[Run] = []
+        for number in self._checked_numbers(ids):
+            runs += self._segment_runs(number, Draws(stream_key(self.seed, number)))[:2]
+        return _runs_to_array(runs)
 
     def sample(self, number: int) -> Sample:
-        key = stream(self.seed, number)
+        """Return the sample with this number: its segments joined with [CLS] and [SEP], and its masking."""
+        key = stream_key(self.seed, number)
         draws = Draws(key)
-        a, b, label = self._runs(number, draws)
-        head = [self.cls, *self._read(a), self.sep]
-        tail = [] if self.pairs == Pairs.none else [*self._read(b), self.sep]
-        tokens, second = head + tail, len(head)
+        a, b, label = self._segment_runs(number, draws)
+        head = [self.cls, *self._read_tokens(a), self.sep]
+        tail = [] if self.pairs == Pairs.none else [*self._read_tokens(b), self.sep]
+        tokens, second_start = head + tail, len(head)
         places = [
-            place for first, last in self.choose(self.words(tokens, second), len(tokens), draws)
+            place for first, last in self.choose_ngrams(self.word_spans(tokens, second_start), len(tokens), draws)
             for place in range(first, last)
         ]  # fmt: skip
-        lots = stream(key, 1)
-        replaced = [self._replaced(tokens[p], draw_at(lots, p)) for p in places]
-        return Sample(tokens, second, label, places, replaced, (a, b))
+        replacement_key = stream_key(key, 1)
+        replaced = [self._draw_replacement(tokens[p], draw_at(replacement_key, p)) for p in places]
+        return Sample(tokens, second_start, label, places, replaced, (a, b))
 
-    def words(self, tokens: list[int], second: int) -> list[Run]:
-        """Return (first place, one past the last place) of each word, continuation pieces included."""
-        words: list[Run] = []
+    def word_spans(self, tokens: list[int], second_start: int) -> list[Run]:
+        """Return (start, stop) of each word in a sample's tokens; a word includes its continuation pieces."""
+        spans: list[Run] = []
         for place in range(1, len(tokens) - 1):
             kind = self.kinds[tokens[place]]
-            if place == second - 1 or kind == SPECIAL:
+            if place == second_start - 1 or kind == SPECIAL:
                 continue
-            if kind == CONTINUES and words and words[-1][1] == place:
-                words[-1] = words[-1][0], place + 1
+            if kind == CONTINUES and spans and spans[-1][1] == place:
+                spans[-1] = spans[-1][0], place + 1
             else:
-                words.append((place, place + 1))
-        return words
+                spans.append((place, place + 1))
+        return spans
 
-    def choose(self, words: list[Run], num_tokens: int, draws: Draws) -> list[Run]:
-        """Return the places of the n-grams to mask, in the order in which they are drawn."""
+    def choose_ngrams(self, spans: list[Run], num_tokens: int, draws: Draws) -> list[Run]:
+        """Draw the n-grams to mask from the words' spans; return (start, stop) of each in the sample's tokens."""
         budget = min(max((num_tokens * self.share + 2**31) >> 32, 1), self.max_predictions)
-        order, taken, chosen = list(range(len(words))), [False] * len(words), []
-        for i in range(len(words)):
+        order, is_masked, chosen = list(range(len(spans))), [False] * len(spans), []
+        for i in range(len(spans)):
             if budget == 0:
                 break
-            j = i + draws.below(len(words) - i)
+            j = i + draws.below(len(spans) - i)
             order[i], order[j] = order[j], order[i]
             first = last = order[i]
-            for _ in range(self.ngram(draws) - 1):
-                if last + 1 == len(words) or words[last + 1][0] != words[last][1]:
+            for _ in range(self.draw_ngram_length(draws) - 1):
+                if last + 1 == len(spans) or spans[last + 1][0] != spans[last][1]:
                     break
                 last += 1
-            while last > first and words[last][1] - words[first][0] > budget:
+            while last > first and spans[last][1] - spans[first][0] > budget:
                 last -= 1
-            size = words[last][1] - words[first][0]
-            if size > budget or any(taken[first : last + 1]):
+            size = spans[last][1] - spans[first][0]
+            if size > budget or any(is_masked[first : last + 1]):
                 continue
-            taken[first : last + 1] = [True] * (last + 1 - first)
-            chosen.append((words[first][0], words[last][1]))
+            is_masked[first : last + 1] = [True] * (last + 1 - first)
+            chosen.append((spans[first][0], spans[last][1]))
             budget -= size
         return chosen
 
-    def ngram(self, draws: Draws) -> int:
+    def draw_ngram_length(self, draws: Draws) -> int:
+        """Draw the number of words of an n-gram, with weights 1/n."""
         if not self.ngram_thresholds:
             return 1
-        drawn = draws.next() >> 32
-        return 1 + sum(drawn >= threshold for threshold in self.ngram_thresholds)
+        draw = draws.next() >> 32
+        return 1 + sum(draw >= threshold for threshold in self.ngram_thresholds)
 
-    def _replaced(self, token: int, drawn: int) -> int:
-        lot = drawn >> 32
-        if lot < _MASK:
+    def _draw_replacement(self, token: int, draw: int) -> int:
+        """Return what replaces a masked token for this 64-bit draw: [MASK], the token itself or another token."""
+        chance = draw >> 32
+        if chance < _MASK_BELOW:
             return self.mask
-        if lot >= _RANDOM:
+        if chance >= _KEEP_FROM:
             return token
-        other = ((drawn & 0xFFFFFFFF) * (len(self.kinds) - len(self.specials))) >> 32
+        replacement = ((draw & 0xFFFFFFFF) * (len(self.kinds) - len(self.specials))) >> 32
         for special in self.specials:
-            other += other >= special
-        return other
+            replacement += replacement >= special
+        return replacement
 
-    def _runs(self, number: int, draws: Draws) -> tuple[Run, Run, bool]:
+    def _segment_runs(self, number: int, draws: Draws) -> tuple[Run, Run, bool]:
+        """Return the token runs of a sample's two segments, and its pair label."""
         first, end, target = self.rows[number % len(self.rows)].tolist()
         pivot, label = end, False
         if self.pairs != Pairs.none:
             pivot = first + (1 + draws.below(end - first - 1) if end - first >= 3 else 1)
             label = bool(draws.next() >> 63)
-        a, b = self._run(first, pivot), self._run(pivot, end)
+        a, b = self._sentence_run(first, pivot), self._sentence_run(pivot, end)
         if label and self.pairs == Pairs.next_sentence:
-            b = self._other(first, target - a[1], draws)
+            b = self._other_document_run(first, target - a[1], draws)
         elif label:
             a, b = b, a
-        return *shorten(a, b, target, draws), label
+        return *shorten_segments(a, b, target, draws), label
 
-    def _run(self, first: int, end: int) -> Run:
+    def _sentence_run(self, first: int, end: int) -> Run:
+        """Return the token run of the sentences first to end - 1."""
         if first >= end:
             return 0, 0
         return int(self.pointers[first]) // self.tokens.itemsize, int(self.lengths[first:end].sum())
 
-    def _other(self, sentence: int, room: int, draws: Draws) -> Run:
-        """Return sentences of another document: at least one, then more while they have less than `room` tokens."""
-        d = bisect_right(self.bounds, sentence)
+    def _other_document_run(self, own_sentence: int, max_tokens: int, draws: Draws) -> Run:
+        """Draw sentences of another document: at least one, then more while they have fewer than `max_tokens` tokens.
+
+        `own_sentence` is a sentence of the document that is not drawn from.
+        """
+        d = bisect_right(self.bounds, own_sentence)
         low, high = np.searchsorted(self.rows[:, 0], self.bounds[d - 1 : d + 1]).tolist()
         number = draws.next() % (len(self.rows) - (high - low))
         begin, end, _ = self.rows[number if number < low else number + high - low].tolist()
         first = begin + draws.below(end - begin)
         stop = int(self.bounds[bisect_right(self.bounds, first)])
         last = first + 1
-        while last < stop and self._run(first, last)[1] < room:
+        while last < stop and self._sentence_run(first, last)[1] < max_tokens:
             last += 1
-        return self._run(first, last)
+        return self._sentence_run(first, last)
 
-    def _read(self, run: Run) -> list[int]:
+    def _read_tokens(self, run: Run) -> list[int]:
         tokens: list[int] = self.tokens[run[0] : run[0] + run[1]].tolist()
         for i, token in enumerate(tokens, run[0]):
             if not 0 <= token < len(self.kinds):
                 raise IndexError(f"the id {token} as token {i}")
         return tokens
 
-    def _checked(self, ids: Ints) -> list[int]:
+    def _checked_numbers(self, ids: Ints) -> list[int]:
+        """Return sample numbers as a list of int. Raise ValueError if any is negative."""
         if (ids < 0).any():
             raise ValueError("ids begin at 0")
         return list(map(int, ids))
 
 
-def shorten(a: Run, b: Run, target: int, draws: Draws) -> tuple[Run, Run]:
-    """Return both runs cut to `target` tokens in total: the longer run is cut first, `b` if they are equal."""
+def shorten_segments(a: Run, b: Run, target: int, draws: Draws) -> tuple[Run, Run]:
+    """Return two segments' runs cut to `target` tokens in total: the longer is cut first, `b` if they are equal.
+
+    A random bit per removed token decides between the run's front and back.
+    """
     excess = a[1] + b[1] - target
     if excess <= 0:
         return a, b
@@ -231,5 +252,6 @@ def shorten(a: Run, b: Run, target: int, draws: Draws) -> tuple[Run, Run]:
     return a, (b[0] + draws.count_ones(from_b), b[1] - from_b)
 
 
-def _two_rows(runs: list[Run]) -> Ints:
+def _runs_to_array(runs: list[Run]) -> Ints:
+    """Return an array of two rows: first tokens and lengths."""
     return np.ascontiguousarray(np.array(runs, np.int64).reshape(-1, 2).T)

@@ -19,7 +19,14 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Counts, Int64s
-from lmtrain.data.samples.causal import check_ids, known_vocab_size, ragged, read_runs, refuse_none, with_documents
+from lmtrain.data.samples.causal import (
+    build_batch,
+    check_ids,
+    expand_runs,
+    read_runs,
+    require_samples,
+    vocab_size_or_limit,
+)
 from lmtrain.data.store.documents import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset
@@ -58,28 +65,29 @@ class Epochs:
         """Number of samples in all epochs but the last."""
         return ((self.num_epochs - 1) * self.tokens - 1) // self.seq_len
 
-    def last_apart(self, wanted: int) -> bool:
-        few = int(0.80 * ((self.tokens - 1) // self.seq_len))
-        return self.num_epochs > 1 and wanted - self.before_last < few
+    def shuffles_last_apart(self, num_samples: int) -> bool:
+        """Return True if the last epoch is shuffled on its own: if a run needs under 80% of its samples."""
+        limit = int(0.80 * ((self.tokens - 1) // self.seq_len))
+        return self.num_epochs > 1 and num_samples - self.before_last < limit
 
 
 def build_index(
     build: Build, lengths: NDArray[Any], sequences: range, seq_len: int, num_samples: int, seed: int
 ) -> dict[str, Any]:
-    """Build the three indexes and return their facts. The order of draws from the one generator is Megatron-LM's."""
+    """Build the document, sample and shuffle index and return their facts; random draws are in Megatron-LM's order."""
     tokens = sum(
         int(lengths[i : min(i + _CHUNK, sequences.stop)].sum(dtype=np.int64))
         for i in range(sequences.start, sequences.stop, _CHUNK)
     )
     epochs = Epochs.of(tokens, num_samples, seq_len)
-    apart, chance = epochs.last_apart(num_samples), np.random.RandomState(seed)
+    last_apart, random = epochs.shuffles_last_apart(num_samples), np.random.RandomState(seed)
     documents = build.create("document_index", "<i4", epochs.num_epochs * len(sequences))
     for epoch in range(epochs.num_epochs):
         part = documents[epoch * len(sequences) : (epoch + 1) * len(sequences)]
         part[:] = np.arange(sequences.start, sequences.stop, dtype=np.int32)
-    last = (epochs.num_epochs - 1) * len(sequences) if apart else len(documents)
-    for part in (documents[:last], documents[last:]) if apart else (documents,):
-        chance.shuffle(part)
+    last = (epochs.num_epochs - 1) * len(sequences) if last_apart else len(documents)
+    for part in (documents[:last], documents[last:]) if last_apart else (documents,):
+        random.shuffle(part)
 
     total = epochs.num_samples
     wide = max(len(documents), int(lengths[sequences.start : sequences.stop].max())) > 2**31 - 1
@@ -89,10 +97,10 @@ def build_index(
     shuffled = build.create("shuffle_index", "<i8" if total >= 2**32 - 2 else "<u4", total)
     for first in range(0, total, _CHUNK):
         shuffled[first : first + _CHUNK] = np.arange(first, min(first + _CHUNK, total))
-    split = epochs.before_last if apart else total
-    for part in (shuffled[:split], shuffled[split:]) if apart else (shuffled,):
-        chance.shuffle(part)
-    return {"num_epochs": epochs.num_epochs, "last_apart": apart}
+    split = epochs.before_last if last_apart else total
+    for part in (shuffled[:split], shuffled[split:]) if last_apart else (shuffled,):
+        random.shuffle(part)
+    return {"num_epochs": epochs.num_epochs, "last_apart": last_apart}
 
 
 def _fill_sample_index(
@@ -111,6 +119,7 @@ def _fill_sample_index(
 
 
 def _in_range(index: Index, lengths: NDArray[Any], sequences: range) -> bool:
+    """Return True if every entry of the three indexes points to existing sequences, tokens and samples."""
     documents, shuffled = index.arrays["document_index"], index.arrays["shuffle_index"]
     places, offsets = index.arrays["sample_index"].reshape(-1, 2).T
     parts = (slice(i, i + _CHUNK) for i in range(0, len(places), _CHUNK))
@@ -141,23 +150,23 @@ class MegatronDataset:
     ) -> None:
         DocumentMap.of(indexed, cache)  # to check every entry of the .idx
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
-        self.indexed, self._vocab_size = indexed, vocab_size or known_vocab_size(indexed)
-        tokens = self._tokens_of(sequences)
+        self.indexed, self._vocab_size = indexed, vocab_size or vocab_size_or_limit(indexed)
+        tokens = self._count_tokens(sequences)
         if num_samples is None:  # take one epoch
             num_samples = (tokens - 1) // seq_len
-        refuse_none(indexed, sequences, seq_len, num_samples, tokens)
+        require_samples(indexed, sequences, seq_len, num_samples, tokens)
         num_epochs = Epochs.of(tokens, num_samples, seq_len).num_epochs
         if indexed.num_sequences > 2**31 - 1:
             raise DataError(
                 f"{indexed.prefix} has {indexed.num_sequences} sequences, and Megatron-LM's order counts them in "
                 "32 bits. Use data.order=own."
             )
-        about = {
+        inputs = {
             "sequences": [sequences.start, sequences.stop], "seq_len": seq_len,
             "num_samples": num_samples, "seed": seed,
         }  # fmt: skip
         index: Index = kept_if(num_epochs * len(sequences) >= _CACHED_FROM, cache).get(
-            "megatron", lambda: index_identity(indexed) | about,
+            "megatron", lambda: index_identity(indexed) | inputs,
             lambda build: build_index(build, indexed.lengths, sequences, seq_len, num_samples, seed),
             lambda index: _in_range(index, indexed.lengths, sequences),
         )  # fmt: skip
@@ -170,36 +179,38 @@ class MegatronDataset:
 
     def counts(self, sample_ids: Int64s) -> Counts:
         tokens = len(sample_ids) * self.seq_len
-        crossing = len(self._begins(*self._runs(sample_ids)[::2])[0]) if self.document_mask else 0
-        return Counts(tokens - crossing, tokens)
+        unlabelled = len(self._document_starts(*self._runs(sample_ids)[::2])[0]) if self.document_mask else 0
+        return Counts(tokens - unlabelled, tokens)
 
     def batch(self, sample_ids: Int64s) -> Batch:
         rows, starts, sizes = self._runs(sample_ids)
-        tokens_BT, labels_BT, known = read_runs(
+        tokens_BT, labels_BT, ids_valid = read_runs(
             self.indexed.tokens, starts, sizes, len(sample_ids), self.seq_len, self._vocab_size
         )
         self.indexed.check(starts, sizes)
-        if not known:
+        if not ids_valid:
             check_ids(np.stack([tokens_BT, labels_BT]), self._vocab_size, self.prefix)
-        return with_documents(tokens_BT, labels_BT, self._begins(rows, sizes) if self.document_mask else None)
+        return build_batch(tokens_BT, labels_BT, self._document_starts(rows, sizes) if self.document_mask else None)
 
     def _runs(self, sample_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the token runs of these samples, in order, as three arrays: (row, first token, number of tokens)."""
-        which = self.shuffle_index[sample_ids].astype(np.int64)
-        (first, skipped), (last, kept) = (self.sample_index[which + i].astype(np.int64).T for i in (0, 1))
-        rows, at = ragged(first, last - first + 1)
-        sequences = self.document_index[at]
+        """Return the token runs of these samples, in order, as arrays (batch row, first token, number of tokens)."""
+        indices = self.shuffle_index[sample_ids].astype(np.int64)
+        (first, first_offset), (last, last_offset) = (self.sample_index[indices + i].astype(np.int64).T for i in (0, 1))
+        rows, places = expand_runs(first, last - first + 1)
+        sequences = self.document_index[places]
         starts = self.indexed.pointers[sequences] // self.indexed.dtype.itemsize
-        ends = starts + np.where(at == last[rows], kept[rows] + 1, self.indexed.lengths[sequences])
-        starts = starts + np.where(at == first[rows], skipped[rows], 0)
+        ends = starts + np.where(places == last[rows], last_offset[rows] + 1, self.indexed.lengths[sequences])
+        starts = starts + np.where(places == first[rows], first_offset[rows], 0)
         return rows, starts, ends - starts
 
-    def _begins(self, rows: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
-        places = np.cumsum(sizes) - sizes - rows * (self.seq_len + 1)
-        new = (places > 0) & (sizes > 0)
-        return rows[new], places[new]
+    def _document_starts(self, rows: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
+        """Return (rows, columns) of the tokens at which a run begins, given the row and size of each run."""
+        columns = np.cumsum(sizes) - sizes - rows * (self.seq_len + 1)
+        new = (columns > 0) & (sizes > 0)
+        return rows[new], columns[new]
 
-    def _tokens_of(self, sequences: range) -> int:
+    def _count_tokens(self, sequences: range) -> int:
+        """Return the number of tokens in a range of sequences."""
         if len(sequences) == 0:
             return 0
         pointers = self.indexed.pointers
@@ -209,7 +220,7 @@ class MegatronDataset:
 
 
 @dataclass(frozen=True)
-class AsNumbered:
+class SequentialOrder:
     """Sample order in which position k takes sample k. Raises DataError beyond the last sample."""
 
     num_samples: int
@@ -217,28 +228,28 @@ class AsNumbered:
     def ids(self, first: int, count: int) -> Int64s:
         if first + count > self.num_samples:
             raise DataError(
-                f"Sample {first + count} was asked for and Megatron-LM's order holds {self.num_samples}. "
-                "Set data.megatron_samples to what the whole of its run takes."
+                f"Sample {first + count} was requested, but Megatron-LM's order has {self.num_samples}. "
+                "Set data.megatron_samples to the number of samples of its whole run."
             )
         return np.arange(first, first + count)
 
 
 def blend_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], list[int]]:
-    """Return how many samples each dataset gives to a blend, and how many are requested of it (more by SURPLUS)."""
-    given = [math.ceil(num_samples * weight) for weight in _normed(weights).tolist()]
-    return given, [math.ceil(count * (1 + SURPLUS)) for count in given]
+    """Return the samples that each dataset gives to a blend, and those that are built for it (more by SURPLUS)."""
+    counts = [math.ceil(num_samples * weight) for weight in _normalize(weights).tolist()]
+    return counts, [math.ceil(count * (1 + SURPLUS)) for count in counts]
 
 
 def blend_index(weights: Sequence[float], count: int) -> tuple[NDArray[np.int16], Int64s]:
-    """Return (dataset, sample of the dataset) of each position.
+    """Return (dataset, sample of the dataset) of the first `count` positions of a blend.
 
-    The next dataset is always the furthest behind its share; ties go to the first.
+    The next dataset is always the one that is furthest behind its share; ties go to the first dataset.
     """
-    normed = _normed(_normed(weights))  # because: Megatron-LM does so twice, which can change the last bit
-    return native.compiled("megatron_blend", blend_index_twin)(normed, count)
+    normalized = _normalize(_normalize(weights))  # because: Megatron-LM does so twice, which can change the last bit
+    return native.compiled("megatron_blend", blend_index_twin)(normalized, count)
 
 
-def _normed(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+def _normalize(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
     array = np.array(weights, np.float64)
     return array / np.sum(array)
 

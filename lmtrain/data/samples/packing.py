@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.dataset import Counts, Int64s
-from lmtrain.data.samples.causal import check_ids, known_vocab_size, ragged, refuse_none, separate
+from lmtrain.data.samples.causal import check_ids, document_positions, expand_runs, require_samples, vocab_size_or_limit
 from lmtrain.data.store.documents import DocumentMap, index_identity
 from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
 from lmtrain.data.store.indexed import IndexedDataset
@@ -44,19 +44,19 @@ class Packing:
     def of(
         cls, dataset: IndexedDataset, documents: range, seq_len: int, kind: str, cache: IndexCache | None
     ) -> Packing:
-        """Return the packing from the cache, or compute it."""
+        """Return the packing of these documents, cached or computed. `kind`: "document" (one per row) or "best_fit"."""
         map_ = DocumentMap.of(dataset, cache)
-        about = {"documents": [documents.start, documents.stop], "seq_len": seq_len, "window": WINDOW}
-        kept = kept_if(len(documents) >= _CACHED_FROM, cache)
-        return cls.of_map(map_, documents, seq_len, kind, kept, lambda: index_identity(dataset) | about)
+        inputs = {"documents": [documents.start, documents.stop], "seq_len": seq_len, "window": WINDOW}
+        used_cache = kept_if(len(documents) >= _CACHED_FROM, cache)
+        return cls.of_map(map_, documents, seq_len, kind, used_cache, lambda: index_identity(dataset) | inputs)
 
     @classmethod
     def of_map(
         cls, map_: DocumentMap, documents: range, seq_len: int, kind: str,
-        cache: IndexCache | None = None, about: Callable[[], dict[str, Any]] = dict,
+        cache: IndexCache | None = None, inputs: Callable[[], dict[str, Any]] = dict,
     ) -> Packing:  # fmt: skip
         index = kept_if(True, cache).get(
-            kind, about, lambda build: _pack(build, map_, documents, seq_len, kind),
+            kind, inputs, lambda build: _pack(build, map_, documents, seq_len, kind),
             lambda index: _in_range(index, map_.num_tokens, seq_len),
         )  # fmt: skip
         return cls(*(index.arrays[name] for name in ("starts", "sizes", "bounds", "filled")))
@@ -65,11 +65,13 @@ class Packing:
     def num_rows(self) -> int:
         return len(self.filled)
 
-    def num_filled(self, rows: Int64s) -> int:
+    def count_filled(self, rows: Int64s) -> int:
+        """Return the number of positions in these rows that are not padding."""
         return int(self.filled[rows].sum(dtype=np.int64))
 
 
 def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
+    """Return True if every stretch of a packing is within the tokens and every row within seq_len."""
     starts, sizes, bounds, filled = (index.arrays[name] for name in ("starts", "sizes", "bounds", "filled"))
     ends = (starts[i : i + WINDOW] + sizes[i : i + WINDOW] for i in range(0, len(starts), WINDOW))
     return (
@@ -93,8 +95,8 @@ def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind:
         build.append(name, dtype, np.empty(0, dtype))
     for first in range(documents.start, documents.stop, WINDOW):
         last = min(first + WINDOW, documents.stop)
-        starts, sizes = cut(map_.starts(np.arange(first, last + 1)), seq_len)
-        rows = np.arange(len(sizes)) if kind == "document" else fit(sizes, seq_len)
+        starts, sizes = cut_documents(map_.starts(np.arange(first, last + 1)), seq_len)
+        rows = np.arange(len(sizes)) if kind == "document" else best_fit(sizes, seq_len)
         in_rows = np.argsort(rows, kind="stable")
         counts = np.bincount(rows)
         build.append("starts", "<i8", starts[in_rows])
@@ -105,22 +107,28 @@ def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind:
     return {}
 
 
-def cut(starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
-    """Cut documents into stretches of at most seq_len positions: (first token, positions) of each stretch."""
+def cut_documents(starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
+    """Cut documents into stretches of at most seq_len positions: (first tokens, sizes) of the stretches.
+
+    `starts` are the documents' first tokens, and the end of the last document.
+    """
     positions = np.maximum(np.diff(starts) - 1, 0)
     counts = -(-positions // seq_len)
-    documents, numbers = ragged(np.zeros(len(counts), np.int64), counts)
+    documents, numbers = expand_runs(np.zeros(len(counts), np.int64), counts)
     sizes = np.minimum(positions[documents] - numbers * seq_len, seq_len)
     return starts[:-1][documents] + numbers * seq_len, sizes.astype(np.int32)
 
 
-def fit(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
-    """Return the row of each stretch: largest first, each into the fullest row with room, ties to the last changed."""
-    return native.compiled("best_fit", fit_twin)(np.ascontiguousarray(sizes, np.int32), seq_len)
+def best_fit(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
+    """Pack stretches into rows of seq_len positions by best fit; return the row of each stretch.
+
+    The largest come first, each into the fullest row with room; among equally full rows the last changed is taken.
+    """
+    return native.compiled("best_fit", best_fit_twin)(np.ascontiguousarray(sizes, np.int32), seq_len)
 
 
-def fit_twin(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
-    """Compute `fit` with a sorted list of the free sizes that occur, and a stack of rows for each size."""
+def best_fit_twin(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
+    """Compute `best_fit` with a sorted list of the free sizes that occur, and a stack of rows for each size."""
     result = np.empty(len(sizes), np.int64)
     rooms: list[int] = []
     rows_with: dict[int, list[int]] = {}
@@ -158,10 +166,10 @@ class PackedDataset:
         cache: IndexCache | None = None,
     ) -> None:
         self.packing = Packing.of(indexed, documents, seq_len, kind, cache)
-        refuse_none(indexed, documents, seq_len, self.packing.num_rows, len(documents) and indexed.num_tokens)
+        require_samples(indexed, documents, seq_len, self.packing.num_rows, len(documents) and indexed.num_tokens)
         self.prefix, self.seq_len, self.document_mask = indexed.prefix, seq_len, document_mask
         self._indexed = indexed
-        self._vocab_size = vocab_size or known_vocab_size(indexed)
+        self._vocab_size = vocab_size or vocab_size_or_limit(indexed)
 
     @property
     def num_samples(self) -> int:
@@ -169,49 +177,49 @@ class PackedDataset:
 
     def counts(self, sample_ids: Int64s) -> Counts:
         """Count labels and tokens, which are equal, because a document's last token has no place in a row."""
-        filled = self.packing.num_filled(sample_ids)
+        filled = self.packing.count_filled(sample_ids)
         return Counts(filled, filled)
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        num, seq_len, packing = len(sample_ids), self.seq_len, self.packing
-        first = packing.bounds[sample_ids]
-        rows, stretches = ragged(first, packing.bounds[sample_ids + 1] - first)
+        num_rows, seq_len, packing = len(sample_ids), self.seq_len, self.packing
+        first_stretch = packing.bounds[sample_ids]
+        rows, stretches = expand_runs(first_stretch, packing.bounds[sample_ids + 1] - first_stretch)
         sizes = packing.sizes[stretches].astype(np.int64)
-        before = np.cumsum(sizes) - sizes  # positions in the batch before each stretch
-        places = before - before[np.searchsorted(rows, np.arange(num))][rows]
-        targets, starts = rows * seq_len + places, packing.starts[stretches]
-        tokens_BT, labels_BT, known = copy_rows(
-            self._indexed.tokens, starts, sizes, targets, num, seq_len, self._vocab_size
+        offsets = np.cumsum(sizes) - sizes  # positions in the batch before each stretch
+        columns = offsets - offsets[np.searchsorted(rows, np.arange(num_rows))][rows]
+        targets, starts = rows * seq_len + columns, packing.starts[stretches]
+        tokens_BT, labels_BT, ids_valid = copy_rows(
+            self._indexed.tokens, starts, sizes, targets, num_rows, seq_len, self._vocab_size
         )
         self._indexed.check(starts, sizes + 1)
-        if not known:
+        if not ids_valid:
             check_ids(tokens_BT, self._vocab_size, self.prefix)
             check_ids(np.where(labels_BT == IGNORED, 0, labels_BT), self._vocab_size, self.prefix)
         if not self.document_mask:
             return Batch(tokens_BT, labels_BT)
         padding = np.flatnonzero(packing.filled[sample_ids] < seq_len)  # padding is a document of its own
-        begins = np.concatenate([rows, padding]), np.concatenate([places, packing.filled[sample_ids][padding]])
+        begins = np.concatenate([rows, padding]), np.concatenate([columns, packing.filled[sample_ids][padding]])
         inner = begins[1] > 0
-        return Batch(tokens_BT, labels_BT, *separate(num, seq_len, begins[0][inner], begins[1][inner]))
+        return Batch(tokens_BT, labels_BT, *document_positions(num_rows, seq_len, begins[0][inner], begins[1][inner]))
 
 
 def copy_rows(
-    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, num: int, seq_len: int, vocab_size: int
+    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, num_rows: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
-    """Copy each stretch to its place: (tokens, labels, whether all ids are in 0..vocab_size-1).
+    """Copy sizes[p] tokens from starts[p] to targets[p] for all p; return (tokens, labels, whether all ids are valid).
 
-    A label is the next token. Targets ascend and are flat indices into `num` rows of seq_len. Positions without a
+    A label is the next token. Targets ascend and are flat indices into `num_rows` rows of seq_len. Positions without a
     stretch get id 0 and no label.
     """
-    return native.compiled("pack_rows", copy_rows_twin)(tokens, starts, sizes, targets, num, seq_len, vocab_size)
+    return native.compiled("pack_rows", copy_rows_twin)(tokens, starts, sizes, targets, num_rows, seq_len, vocab_size)
 
 
 def copy_rows_twin(
-    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, num: int, seq_len: int, vocab_size: int
+    tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, num_rows: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
-    ids, labels = np.zeros(num * seq_len, np.int64), np.full(num * seq_len, IGNORED, np.int64)
-    source, target = ragged(starts, sizes)[1], ragged(targets, sizes)[1]
+    ids, labels = np.zeros(num_rows * seq_len, np.int64), np.full(num_rows * seq_len, IGNORED, np.int64)
+    source, target = expand_runs(starts, sizes)[1], expand_runs(targets, sizes)[1]
     ids[target], labels[target] = tokens[source], tokens[source + 1]
     both = np.concatenate([ids[target], labels[target]])
-    known = bool(((both >= 0) & (both < vocab_size)).all())
-    return ids.reshape(num, seq_len), labels.reshape(num, seq_len), known
+    ids_valid = bool(((both >= 0) & (both < vocab_size)).all())
+    return ids.reshape(num_rows, seq_len), labels.reshape(num_rows, seq_len), ids_valid

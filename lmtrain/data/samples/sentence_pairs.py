@@ -31,13 +31,13 @@ _MANY_EPOCHS = 2**31 - 2  # Megatron-LM's value for "as many epochs as needed"
 _ALL_SAMPLES = 2**62
 
 
-def stream(seed: int, number: int) -> int:
-    """Return the key of the random stream with this number."""
+def stream_key(seed: int, number: int) -> int:
+    """Return the 64-bit key of random stream `number`; `draw_at` and `Draws` generate numbers from it."""
     return mix(mix(seed) + number * _GOLDEN)
 
 
 def draw_at(key: int, i: int) -> int:
-    """Return draw i of a stream: 64 random bits."""
+    """Return draw i of the random stream with this key: 64 random bits."""
     return mix(key + (i + 1) * _GOLDEN)
 
 
@@ -69,7 +69,7 @@ def build_map(
 ) -> Ints:
     """Build lmtrain's map. `lengths`: tokens per sentence; document d is sentences bounds[d] to bounds[d + 1] - 1."""
     build = native.compiled("build_map", build_map_twin)
-    return build(*_plain(lengths, bounds), max_tokens, round(short_share * 2**32), min_sentences, seed)
+    return build(*_to_index_dtypes(lengths, bounds), max_tokens, round(short_share * 2**32), min_sentences, seed)
 
 
 def build_megatron_map(
@@ -84,22 +84,22 @@ def build_megatron_map(
 ) -> Ints:
     """Build Megatron-LM's map: whole epochs until there are num_samples samples; one epoch if num_samples is None."""
     ratio = int(1 / short_share + 0.5) if short_share > 0 else 0
-    epochs, most = (1, _ALL_SAMPLES) if num_samples is None else (_MANY_EPOCHS, num_samples)
+    epochs, max_samples = (1, _ALL_SAMPLES) if num_samples is None else (_MANY_EPOCHS, num_samples)
     build = native.compiled("build_megatron_map", build_megatron_map_twin)
-    return build(*_plain(lengths, bounds), epochs, most, max_tokens, ratio, min_sentences, seed)
+    return build(*_to_index_dtypes(lengths, bounds), epochs, max_samples, max_tokens, ratio, min_sentences, seed)
 
 
 def build_map_twin(
     lengths: Ints, bounds: Ints, max_tokens: int, short_threshold: int, min_sentences: int, seed: int
 ) -> Ints:
     def target_of(first: int) -> int:
-        draws = Draws(stream(seed, first))
+        draws = Draws(stream_key(seed, first))
         return max_tokens if draws.next() >> 32 >= short_threshold else 2 + draws.below(max_tokens - 1)
 
-    _check(lengths, bounds, max_tokens)
+    _check_arguments(lengths, bounds, max_tokens)
     documents = ((begin, end) for begin, end in pairwise(bounds.tolist()) if end - begin >= min_sentences)
-    rows = [row for document in documents for row in _cut(lengths, *document, min_sentences, target_of)]
-    return _stored(rows, len(lengths))
+    rows = [row for document in documents for row in _cut_document(lengths, *document, min_sentences, target_of)]
+    return _to_map_array(rows, len(lengths))
 
 
 def build_megatron_map_twin(
@@ -117,55 +117,59 @@ def build_megatron_map_twin(
     def target_of(_: int) -> int:
         if short_ratio == 0:
             return max_tokens
-        drawn = next(random)
-        return 2 + drawn % (max_tokens - 1) if drawn % short_ratio == 0 else max_tokens
+        draw = next(random)
+        return 2 + draw % (max_tokens - 1) if draw % short_ratio == 0 else max_tokens
 
-    _check(lengths, bounds, max_tokens)
-    documents = [d for d in pairwise(bounds.tolist()) if _megatron_takes(lengths, *d, min_sentences)]
+    _check_arguments(lengths, bounds, max_tokens)
+    documents = [d for d in pairwise(bounds.tolist()) if _megatron_uses(lengths, *d, min_sentences)]
     rows: list[Row] = []
     for _ in range(num_epochs if documents else 0):
         if len(rows) >= max_samples:
             break
         for begin, end in documents:
-            rows.extend(_cut(lengths, begin, end, min_sentences, target_of))
+            rows.extend(_cut_document(lengths, begin, end, min_sentences, target_of))
     random_64 = _mersenne_64(seed + 1)
     for i in range(len(rows) - 1, 0, -1):
         j = next(random_64) % (i + 1)
         rows[i], rows[j] = rows[j], rows[i]
-    return _stored(rows, len(lengths))
+    return _to_map_array(rows, len(lengths))
 
 
-def _cut(
+def _cut_document(
     lengths: Ints, begin: int, end: int, min_sentences: int, target_of: Callable[[int], int]
 ) -> Iterator[Row]:
+    """Yield the samples of a document, sentences begin to end - 1; `target_of` returns the target by first sentence."""
     first, tokens, target = begin, 0, target_of(begin)
     for i, length in enumerate(lengths[begin:end].tolist(), begin):
         tokens += length
-        count, left = i + 1 - first, end - i - 1
-        if (tokens >= target and left > 1 and count >= min_sentences) or left == 0:
+        count, remaining = i + 1 - first, end - i - 1
+        if (tokens >= target and remaining > 1 and count >= min_sentences) or remaining == 0:
             yield first, i + 1, target
             first, tokens, target = i + 1, 0, target_of(i + 1)
 
 
-def _megatron_takes(lengths: Ints, begin: int, end: int, min_sentences: int) -> bool:
+def _megatron_uses(lengths: Ints, begin: int, end: int, min_sentences: int) -> bool:
+    """Return True if Megatron-LM makes samples of the document with sentences begin to end - 1."""
     if end - begin < max(min_sentences, 1):
         return False
     return end - begin == 1 or int(lengths[begin:end].max()) <= _LONGEST_SENTENCE
 
 
-def _plain(lengths: Ints, bounds: Ints) -> tuple[Ints, Ints]:
+def _to_index_dtypes(lengths: Ints, bounds: Ints) -> tuple[Ints, Ints]:
     """Return both arrays in the dtypes of an .idx file; arrays that come from an .idx are not copied."""
     return np.ascontiguousarray(lengths, np.int32), np.ascontiguousarray(bounds, np.int64)
 
 
-def _check(lengths: Ints, bounds: Ints, max_tokens: int) -> None:
+def _check_arguments(lengths: Ints, bounds: Ints, max_tokens: int) -> None:
+    """Raise ValueError as the compiled helper does."""
     if max_tokens < 2:
         raise ValueError("max_tokens must be at least 2")
     if len(bounds) and (bounds[0] < 0 or bounds[-1] > len(lengths) or (np.diff(bounds) < 0).any()):
         raise ValueError("bounds must rise and lie within the sentences")
 
 
-def _stored(rows: list[Row], num_sentences: int) -> Ints:
+def _to_map_array(rows: list[Row], num_sentences: int) -> Ints:
+    """Return a map's rows as an array, in 64 bits if the sentence numbers need them, else in 32."""
     return np.array(rows, np.uint64 if num_sentences > 2**32 - 1 else np.uint32).reshape(-1, 3)
 
 

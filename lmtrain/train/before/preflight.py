@@ -19,7 +19,14 @@ from lmtrain.checkpoint.store import latest, list_checkpoints, list_set_aside, r
 from lmtrain.config.base import show
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.store.indexed import IndexedDataset, part
-from lmtrain.data.training_data import TOKEN_SHARES, Asked, Opened, TrainingData, build_training_data, open_datasets
+from lmtrain.data.training_data import (
+    TOKEN_SHARES,
+    DataRequirements,
+    OpenDatasets,
+    TrainingData,
+    build_training_data,
+    open_datasets,
+)
 from lmtrain.errors import CheckpointError, DataError, LayoutError, OutputError, SettingsError, StorageError
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
@@ -105,7 +112,7 @@ def load_data(
     tokenizer = _tokenizer(config.data, opened)
     model = _model(config, opened, tokenizer)
     first, count = config.batch_plan.range_of(config.total_steps - 1)
-    asked = Asked(
+    asked = DataRequirements(
         seq_len=config.seq_len, vocab_size=model.shape.vocab_size, seed=config.train.seed, num_samples=first + count,
         validate=validate and config.train.valid_interval_steps > 0, tokenizer=tokenizer, shares=shares,
     )  # fmt: skip
@@ -174,9 +181,9 @@ def _processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _tokenizer(settings: DataChoice, opened: Opened) -> Tokenizer:
+def _tokenizer(settings: DataChoice, opened: OpenDatasets) -> Tokenizer:
     """Return the tokenizer that wrote the datasets: from beside a dataset, or from data.tokenizer for foreign ones."""
-    beside = next((file for file in map(_beside, opened.all) if file.exists()), None)
+    beside = next((file for file in map(_beside, opened.datasets) if file.exists()), None)
     if settings.tokenizer is None and beside is None:
         first = opened.train[0]
         raise SettingsError(
@@ -185,12 +192,12 @@ def _tokenizer(settings: DataChoice, opened: Opened) -> Tokenizer:
         )
     path = Path(settings.tokenizer) if settings.tokenizer else beside
     assert path is not None
-    said = next((one.info for one in opened.all if one.info is not None), None)
+    said = next((one.info for one in opened.datasets if one.info is not None), None)
     tokenizer = Tokenizer.load(path) if said is None else Tokenizer.known(
         path, sha256=said.tokenizer_sha256, fingerprint=said.tokenizer_fingerprint, vocab_size=said.vocab_size,
         eod_id=said.eod_id,
     )  # fmt: skip
-    for one in opened.all:
+    for one in opened.datasets:
         if one.info is not None and one.info.tokenizer_fingerprint != tokenizer.fingerprint:
             raise DataError(
                 f"{path} has the fingerprint {tokenizer.fingerprint[:12]}, but {one.prefix} was written with "
@@ -203,8 +210,8 @@ def _beside(dataset: IndexedDataset) -> Path:
     return part(dataset.prefix, ".tokenizer.json")
 
 
-def _model(config: RunConfig, opened: Opened, tokenizer: Tokenizer) -> ModelSettings:
-    highest = max(one.info.max_id if one.info else -1 for one in opened.all)
+def _model(config: RunConfig, opened: OpenDatasets, tokenizer: Tokenizer) -> ModelSettings:
+    highest = max(one.info.max_id if one.info else -1 for one in opened.datasets)
     return config.model.with_vocab(max(tokenizer.vocab_size, highest + 1))
 
 

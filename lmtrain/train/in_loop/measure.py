@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from lmtrain.batch import Batch
-from lmtrain.data.dataset import Dataset, labels_of_terms
+from lmtrain.data.dataset import Dataset, labels_per_term
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.named_measures import validation_terms
 from lmtrain.parallel.model import ParallelModel
@@ -89,7 +89,7 @@ def _measure(run: Run, name: str, valid: Dataset, requests: Requests) -> tuple[S
     batches = valid_batches(valid, ids, run.config.train.micro_batch, dp.index, dp.size)
     shares = list(run.model.valid_sums(requests.until_stop(batches)))
     sums: Sums = torch.stack(shares).sum(0).tolist()  # sync: validation ends
-    return sums, labels_of_terms(valid.counts(ids).labels, len(ids), valid.batch(ids[:1])), len(ids)
+    return sums, labels_per_term(valid.counts(ids).labels, len(ids), valid.batch(ids[:1])), len(ids)
 
 
 def _values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_samples: int) -> dict[str, Any]:

@@ -180,8 +180,8 @@ def plan_facts(config: RunConfig, inputs: Inputs, *, here: bool = False) -> dict
 def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
     """Return the validation data, unless a single dataset name describes it, and the evaluations with their times."""
     found: dict[str, Any] = {}
-    if inputs.data.said:
-        found["validation"] = inputs.data.said
+    if inputs.data.validation_note:
+        found["validation"] = inputs.data.validation_note
     elif config.data.valid_paths:
         found["validation"] = ", ".join(
             f"{min(config.train.valid_samples, one.num_samples):,} samples of {name}"

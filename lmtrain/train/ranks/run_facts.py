@@ -49,7 +49,7 @@ def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     found = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
     paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
     paths.sort(key=lambda key: key.startswith("data.valid"))  # because: training datasets are opened first
-    for key, dataset in zip(paths, open_datasets(config.data).all, strict=True):
+    for key, dataset in zip(paths, open_datasets(config.data).datasets, strict=True):
         found[key] = _digest(_content(dataset), dataset.prefix)
     found |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.sample_identity.items()}
     found["data.tokenizer"] = _digest(inputs.tokenizer.fingerprint, config.data.tokenizer or "beside the data")

@@ -169,8 +169,8 @@ def show_beginning(
 ) -> None:
     """Show notes before the first step; `passed` has messages on checkpoints that the resume skipped."""
     fault_point("start.loop")
-    if mesh.rank == 0 and inputs.data.said:
-        view.note(f"validation reads {inputs.data.said}")
+    if mesh.rank == 0 and inputs.data.validation_note:
+        view.note(f"validation reads {inputs.data.validation_note}")
     if mesh.rank == 0 and mesh.world.size > 1:
         rows = merged(rank_rows(config, inputs.model, hosts))
         view.note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))

@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant(
         name="pairs_counted_by_microbatch",
         file="lmtrain/data/dataset.py",
-        function="labels_of_terms",
+        function="labels_per_term",
         old="(num_labels, num_samples)",
         new="(num_labels, len(example.pair_labels_B))",
         breaks="The loss of sentence pairs is divided by the samples of one microbatch and not of the global batch, so "
@@ -35,7 +35,7 @@ MUTANTS = [
     Mutant(
         name="next_epoch_is_next_seed",
         file="lmtrain/data/dataset.py",
-        function="Order.ids",
+        function="ShuffledOrder.ids",
         old="mix(mix(self.seed) + epoch * _GOLDEN)",
         new="mix(mix(self.seed + epoch))",
         breaks="Epoch 1 of one seed is read in the order of epoch 0 of the next seed; in a blend, dataset d repeats "
@@ -57,9 +57,9 @@ MUTANTS = [
     Mutant(
         name="blend_validates_until_the_last_runs_out",
         file="lmtrain/data/training_data.py",
-        function="_valid_blend",
-        old="num_samples = min(one.num_samples",
-        new="num_samples = max(one.num_samples",
+        function="_build_valid_blend",
+        old="num_samples = min(dataset.num_samples",
+        new="num_samples = max(dataset.num_samples",
         breaks="Validation goes on when the first dataset of the blend has run out and reads that one's samples again "
         "and again, so that it weighs more than its data.",
         only_for="blends with uneven validation parts and train.valid_samples beyond the end of the smallest",
@@ -67,8 +67,8 @@ MUTANTS = [
     Mutant(
         name="megatron_split_counts_documents",
         file="lmtrain/data/training_data.py",
-        function="_Maker.ranges",
-        old="split_sequences(len(self.everything(indexed)), self.split)",
+        function="_DatasetBuilder.split_ranges",
+        old="split_sequences(len(self.full_range(indexed)), self.split)",
         new="split_sequences(indexed.num_documents, self.split)",
         breaks="Megatron-LM's split is made of as many sequences as there are documents, so that a large part of the "
         "text is neither trained on nor validated on.",
@@ -134,7 +134,7 @@ MUTANTS = [
     Mutant(
         name="a_batch_is_of_one_epoch",
         file="lmtrain/data/samples/masked.py",
-        function="FreshOrder.ids",
+        function="ContinuingOrder.ids",
         old="epochs = np.arange(first, first + count) // self.num_samples",
         new="epochs = first // self.num_samples",
         breaks="The first samples of a new epoch keep the numbers of the old one, so that they are masked once more as "
@@ -144,7 +144,7 @@ MUTANTS = [
     Mutant(
         name="lengths_and_masks_share_a_seed",
         file="lmtrain/data/samples/masked.py",
-        function="MaskedDataset._map",
+        function="MaskedDataset._get_map",
         old='derive_seed(seed, "sentence pairs")',
         new='derive_seed(seed, "masks")',
         breaks="The length of the sample that begins at sentence n and the masks of sample n come from the same "

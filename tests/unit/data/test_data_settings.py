@@ -72,7 +72,7 @@ def test_wrong_values(values: dict[str, Any], says: str) -> None:
     [
         ({}, "has 0 of weight, tokens and epochs"),
         ({"weight": 1.0, "epochs": 1.0}, "has 2 of weight, tokens and epochs"),
-        ({"weight": 0.0}, "weight=0.0 is no share for a"),
+        ({"weight": 0.0}, "weight=0.0 is not a valid share for a"),
         ({"tokens": -5}, "no share"),
         ({"epochs": float("nan")}, "no share"),
         ({"path": "", "weight": 1.0}, "names no dataset"),
@@ -90,7 +90,7 @@ A, B, LOT = BlendPart(path="a", weight=1.0), BlendPart(path="b", weight=1.0), Bl
     ("values", "says"),
     [
         ({"datasets": (A, LOT)}, "datasets=1 weights among 2 mixes weights"),
-        ({"datasets": (A, B, A)}, "datasets=a stands there twice"),
+        ({"datasets": (A, B, A)}, "datasets=a is listed twice"),
         ({"datasets": (A,), "valid_datasets": (B, LOT)}, "valid_datasets=1 weights among 2"),
         ({"datasets": (LOT,), "order": "megatron"}, "blends by weights only"),
     ],
@@ -102,7 +102,7 @@ def test_wrong_blends(values: dict[str, Any], says: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "loss", "accuracy", "ppl", "wïki"])
 def test_a_domain_has_a_plain_name(name: str) -> None:
-    with pytest.raises(SettingsError, match="calls a domain"):
+    with pytest.raises(SettingsError, match="names a domain"):
         DataSettings(path="x", valid_paths={name: "y"})
 
 

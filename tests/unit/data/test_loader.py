@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.data.batch_plan import BatchPlan
-from lmtrain.data.dataset import Counts, Dataset, Order
+from lmtrain.data.dataset import Counts, Dataset, ShuffledOrder
 from lmtrain.data.loader import Loader
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
@@ -31,7 +31,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> CausalDataset:
 
 
 def build(dataset: Dataset, dp_index: int = 0, dp_size: int = 1, micro_batch: int = 2, prefetch: int = 2) -> Loader:
-    order = Order(dataset.num_samples, 5)
+    order = ShuffledOrder(dataset.num_samples, 5)
     return Loader(dataset, order, PLAN, micro_batch, dp_index, dp_size, prefetch_steps=prefetch)
 
 

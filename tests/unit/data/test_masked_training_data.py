@@ -13,7 +13,7 @@ from lmtrain.batch import IGNORED
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset
 from lmtrain.data.store.indexed import DatasetWriter
-from lmtrain.data.training_data import Asked, TrainingData, build_training_data, open_datasets
+from lmtrain.data.training_data import DataRequirements, TrainingData, build_training_data, open_datasets
 from lmtrain.errors import DataError, SettingsError
 from tests.unit.data.conftest import Make
 from tests.unit.data.test_training_data import ASKED, SPLIT, Words, load
@@ -39,7 +39,7 @@ def sentences(tmp_path: Path) -> str:
     return str(tmp_path / "sentences")
 
 
-def masked(path: str, asked: Asked | None = None, **values: Any) -> TrainingData:
+def masked(path: str, asked: DataRequirements | None = None, **values: Any) -> TrainingData:
     settings = MaskedSettings(path=path, split=SPLIT, **values)
     asked = asked or replace(ASKED, seq_len=16, vocab_size=206, tokenizer=Words())
     return build_training_data(settings, open_datasets(settings), asked)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data.dataset import Order, mix, permute, permute_twin
+from lmtrain.data.dataset import ShuffledOrder, mix, permute, permute_twin
 from lmtrain.errors import DataError
 
 SEEDS = st.integers(0, 2**64 - 1)
@@ -53,7 +53,7 @@ def test_neighbours_are_scattered() -> None:
 
 def test_the_order_never_changes() -> None:
     """A checkpoint of today must read the same samples in a year."""
-    assert Order(10, 1234).ids(0, 20).tolist() == GOLDEN
+    assert ShuffledOrder(10, 1234).ids(0, 20).tolist() == GOLDEN
     assert permute(np.arange(4), 10**12, 5).tolist() == GOLDEN_LARGE
 
 
@@ -70,19 +70,19 @@ def test_ids_outside_are_refused() -> None:
 @settings(max_examples=40, deadline=None)
 @given(n=st.integers(1, 30), seed=SEEDS, first=st.integers(0, 100), count=st.integers(0, 20))
 def test_ids_are_a_function_of_position(n: int, seed: int, first: int, count: int) -> None:
-    order = Order(n, seed)
+    order = ShuffledOrder(n, seed)
     one_by_one = [int(order.ids(k, 1)[0]) for k in range(first, first + count)]
     assert order.ids(first, count).tolist() == one_by_one
 
 
 def test_epochs_are_complete_and_differ() -> None:
-    order = Order(50, 3)
+    order = ShuffledOrder(50, 3)
     epochs = [order.ids(50 * e, 50).tolist() for e in range(5)]
     assert all(sorted(epoch) == list(range(50)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 5
-    assert Order(50, 4).ids(0, 50).tolist() not in epochs
+    assert ShuffledOrder(50, 4).ids(0, 50).tolist() not in epochs
 
 
 def test_no_samples_is_an_error() -> None:
     with pytest.raises(DataError, match="0 samples"):
-        Order(0, 1)
+        ShuffledOrder(0, 1)

@@ -13,16 +13,16 @@ from lmtrain.batch import IGNORED
 from lmtrain.data import training_data
 from lmtrain.data.batch_plan import BatchPlan
 from lmtrain.data.data_settings import BlendPart, BlendSettings, DataChoice, DataSettings, MaskedSettings
-from lmtrain.data.dataset import Order
+from lmtrain.data.dataset import ShuffledOrder
 from lmtrain.data.loader import Loader
-from lmtrain.data.samples.blend import whole_shares
+from lmtrain.data.samples.blend import integer_shares
 from lmtrain.data.samples.megatron import MegatronDataset, split_sequences
 from lmtrain.data.store.blocks import BLOCK_BYTES
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.data.training_data import (
     ALL_SHARES,
     READ_SHARES,
-    Asked,
+    DataRequirements,
     TrainingData,
     build_training_data,
     open_datasets,
@@ -32,7 +32,7 @@ from tests.marks import wide
 from tests.unit.data.conftest import Make
 from tests.unit.data.writing import add_document
 
-ASKED = Asked(seq_len=8, vocab_size=10**6, seed=3, num_samples=96, validate=True)
+ASKED = DataRequirements(seq_len=8, vocab_size=10**6, seed=3, num_samples=96, validate=True)
 PLAN = BatchPlan(8)
 SPLIT = (0.7, 0.3)
 
@@ -64,7 +64,7 @@ def settings_of(kind: str, blended: bool, paths: list[str]) -> DataChoice:
     )
 
 
-def build(settings: DataChoice, asked: Asked = ASKED) -> TrainingData:
+def build(settings: DataChoice, asked: DataRequirements = ASKED) -> TrainingData:
     return build_training_data(settings, open_datasets(settings), asked)
 
 
@@ -103,7 +103,7 @@ def test_the_samples_of_a_blend_know_no_layout(paths: list[str], kind: str) -> N
     for step in range(12):
         turns = [ranks[rank][step][3][m] for m in range(2) for rank in range(4)]
         assert turns == alone[step][3]
-    longer = Asked(**(vars(ASKED) | {"num_samples": 960}))
+    longer = DataRequirements(**(vars(ASKED) | {"num_samples": 960}))
     if kind != "megatron":  # whose order depends on the length of the run
         assert load(build(settings_of(kind, True, paths), longer), 0, micro_batch=1) == alone
 
@@ -150,9 +150,9 @@ def test_tokens_of_a_run_are_counted_without_padding(
 
 def test_tokens_and_epochs_are_amounts(paths: list[str]) -> None:
     parts = (BlendPart(path=paths[0], tokens=8000), BlendPart(path=paths[1], epochs=2.5))
-    data = build(BlendSettings(datasets=parts, split=(1.0,)), Asked(**(vars(ASKED) | {"validate": False})))
+    data = build(BlendSettings(datasets=parts, split=(1.0,)), DataRequirements(**(vars(ASKED) | {"validate": False})))
     samples = data.parts[1].dataset.num_samples
-    assert whole_shares([part.share for part in data.parts]) == whole_shares([2000, 5 * samples])
+    assert integer_shares([part.share for part in data.parts]) == integer_shares([2000, 5 * samples])
 
 
 def test_blends_to_validate_on(paths: list[str]) -> None:
@@ -192,7 +192,7 @@ def test_valid_path_and_its_absence(paths: list[str]) -> None:
             settings = BlendSettings(datasets=settings.datasets, split=(1.0,))
         with pytest.raises(SettingsError, match="leaves no document to validate on"):
             build(settings)
-        assert build(settings, Asked(**(vars(ASKED) | {"validate": False}))).valid == {}
+        assert build(settings, DataRequirements(**(vars(ASKED) | {"validate": False}))).valid == {}
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_a_share_that_rounds_to_no_document_is_a_tail_of_tokens(make: Make, leng
     assert max(labels[0].max(), train.tokens_BT.max()) < 900
     assert labels[1].max() == 900 + 8 * 12  # twelve samples of 8 tokens and a label behind them
     assert data.sample_identity["held_out_tokens"] == 100
-    assert data.said is not None
-    assert "the last 100 of 1,000 tokens" in data.said
+    assert data.validation_note is not None
+    assert "the last 100 of 1,000 tokens" in data.validation_note
     everything = build(DataSettings(path=prefix, split=(0.9, 0.1)), replace(ASKED, validate=False))
     assert (everything.sample_identity["held_out_tokens"], everything.train.num_samples) == (0, 124)
 
@@ -252,7 +252,7 @@ def test_only_running_text_is_cut_in_the_middle(make: Make, other: dict[str, Any
 
 def test_one_dataset_is_read_as_ever(paths: list[str]) -> None:
     data = build(DataSettings(path=paths[0], split=SPLIT))
-    assert data.order == Order(data.train.num_samples, 3)
+    assert data.order == ShuffledOrder(data.train.num_samples, 3)
     assert (data.sample_identity["train_documents"], data.sample_identity["shares"]) == ([0, 26], "tokens")
     older = build(DataSettings(path=paths[0], split=SPLIT), replace(ASKED, shares=READ_SHARES))
     assert older.sample_identity["train_documents"] == [0, 28]
@@ -263,21 +263,22 @@ def test_a_long_last_document_does_not_make_the_share_larger(make: Make) -> None
     prefix = str(make("long", [50] * 12 + [400]).prefix)
     data = build(DataSettings(path=prefix))
     assert (data.sample_identity["held_out_tokens"], data.warning) == (20, None)
-    assert "the last 20 of 1,000 tokens" in (data.said or "")
+    assert "the last 20 of 1,000 tokens" in (data.validation_note or "")
     data = build(DataSettings(path=prefix, packing="document"))
-    assert (data.said or "").startswith("400 of 1,000 tokens of ")
-    assert (data.said or "").endswith("/long (40.0%), which are not trained on")
+    assert (data.validation_note or "").startswith("400 of 1,000 tokens of ")
+    assert (data.validation_note or "").endswith("/long (40.0%), which are not trained on")
     assert (data.warning or "").startswith("validation takes 40.0% of the tokens of ")
     assert "and data.split asks for 2.0%." in (data.warning or "")
     data = build(DataSettings(path=str(make("even", [50] * 100).prefix)))
-    assert ("100 of 5,000 tokens" in (data.said or ""), data.warning) == (True, None)
+    assert ("100 of 5,000 tokens" in (data.validation_note or ""), data.warning) == (True, None)
 
 
 def test_a_blend_says_which_dataset_validation_does_not_read(make: Make) -> None:
     made = [str(make(name, lengths).prefix) for name, lengths in (("one", [900]), ("many", [50] * 20))]
     data = build(BlendSettings(datasets=tuple(BlendPart(path=path, weight=1.0) for path in made), split=(0.9, 0.1)))
-    assert (data.said or "").startswith("100 of 1,900 tokens of 2 datasets (5.3%), which are not trained on; ")
-    assert (data.said or "").endswith("/one has nothing to spare for it")
+    note = data.validation_note or ""
+    assert note.startswith("100 of 1,900 tokens of 2 datasets (5.3%), which are not trained on; ")
+    assert (data.validation_note or "").endswith("/one has nothing to spare for it")
     with pytest.raises(SettingsError, match=r"is one document, which leaves none to validate on\. Preprocess text"):
         build(DataSettings(path=made[0], packing="document"))
 
@@ -305,7 +306,7 @@ def test_identities_differ_where_samples_do(paths: list[str]) -> None:
 
 
 def test_data_of_another_kind_is_refused() -> None:
-    with pytest.raises(SettingsError, match="makes no samples of text"):
+    with pytest.raises(SettingsError, match="is no kind of text data"):
         open_datasets(DataChoice())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from lmtrain.checkpoint.disk.format import Manifest
 from lmtrain.config.compose import compose
-from lmtrain.data.dataset import Order
+from lmtrain.data.dataset import ShuffledOrder
 from lmtrain.data.training_data import TrainingData
 from lmtrain.errors import CheckpointError
 from lmtrain.tokenizer.base import Tokenizer
@@ -39,7 +39,7 @@ def check(
     """A run with these settings looks at a checkpoint of one without them, from which some are missing."""
     tokenizer, configs = learned(), [composed(words) for words in ((), overrides)]
     models = [config.model.with_vocab(67) for config in configs]
-    data = TrainingData(ToyMasked(), Order(96, seed=1), {}, [], {"blend": None}, 0, 96)
+    data = TrainingData(ToyMasked(), ShuffledOrder(96, seed=1), {}, [], {"blend": None}, 0, 96)
     state: dict[str, Any] = {
         "model": {key: value for key, value in models[0].to_dict().items() if key not in without}, "data": {},
         "tokenizer": {"fingerprint": tokenizer.fingerprint}, "seed": 1234, "step": at, "samples": 32 * at, "tokens": 0,

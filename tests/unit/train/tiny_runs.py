@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lmtrain.checkpoint.checkpoint_settings import CheckpointSettings
 from lmtrain.data.data_settings import DataSettings
-from lmtrain.data.dataset import Order
+from lmtrain.data.dataset import ShuffledOrder
 from lmtrain.data.training_data import TrainingData
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
@@ -51,7 +51,7 @@ def inputs_of(folder: Path, config: RunConfig = CONFIG) -> Inputs:
     config = replace(config, run=RunSettings(dir=str(folder)))
     identity = {"num_documents": NUM_SAMPLES, "blend": None}
     samples = ToyData(SEQ_LEN, documents=False)
-    data = TrainingData(samples, Order(NUM_SAMPLES, 1), {"": samples}, [], identity, 0, NUM_SAMPLES)
+    data = TrainingData(samples, ShuffledOrder(NUM_SAMPLES, 1), {"": samples}, [], identity, 0, NUM_SAMPLES)
     return Inputs(config.model, tokenizer(), data, find_resume(config))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, by_dataset
+from lmtrain.data.samples.blend import BlendedDataset, BlendOrder, MegatronBlendOrder, rows_by_dataset
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.megatron import blend_index
 from lmtrain.errors import DataError
@@ -56,7 +56,7 @@ def test_ids_are_a_function_of_position(
         taken = (whole[which == d] - order.offsets[d]).tolist()
         for epoch in range(len(taken) // size):  # each epoch of each dataset is complete
             assert sorted(taken[epoch * size : (epoch + 1) * size]) == list(range(size))
-    assert order.counts_at(len(whole)) == [int((which == d).sum()) for d in range(len(sizes))]
+    assert order.samples_before(len(whole)) == [int((which == d).sum()) for d in range(len(sizes))]
 
 
 def test_seeds_and_datasets_differ() -> None:
@@ -73,7 +73,7 @@ def test_megatrons_blend() -> None:
     datasets, samples = blend_index([0.5, 0.3, 0.2], 10)
     assert order.ids(0, 10).tolist() == (np.array([0, 6, 10])[datasets] + samples).tolist()
     assert order.ids(4, 3).tolist() == order.ids(0, 10)[4:7].tolist()
-    assert order.counts_at(7) == np.bincount(datasets[:7], minlength=3).tolist()
+    assert order.samples_before(7) == np.bincount(datasets[:7], minlength=3).tolist()
     with pytest.raises(DataError, match=r"Sample 11 .* holds 10"):
         order.ids(8, 3)
     with pytest.raises(DataError, match="takes 5 samples of dataset 1, which was built with 4"):
@@ -81,5 +81,6 @@ def test_megatrons_blend() -> None:
 
 
 def test_grouping() -> None:
-    assert [(d, rows.tolist()) for d, rows in by_dataset(np.array([2, 0, 2, 1]))] == [(0, [1]), (1, [3]), (2, [0, 2])]
-    assert list(by_dataset(np.empty(0, np.int64))) == []
+    groups = [(d, rows.tolist()) for d, rows in rows_by_dataset(np.array([2, 0, 2, 1]))]
+    assert groups == [(0, [1]), (1, [3]), (2, [0, 2])]
+    assert list(rows_by_dataset(np.empty(0, np.int64))) == []

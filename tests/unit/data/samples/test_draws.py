@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lmtrain.data.samples.sentence_pairs import Draws, draw_at, stream
+from lmtrain.data.samples.sentence_pairs import Draws, draw_at, stream_key
 
 
 def test_it_is_splitmix64() -> None:
@@ -16,19 +16,19 @@ def test_it_is_splitmix64() -> None:
 
 
 def test_below_is_even() -> None:
-    draws = Draws(stream(7, 0))
+    draws = Draws(stream_key(7, 0))
     counts = np.bincount([draws.below(10) for _ in range(20_000)], minlength=10)
     assert ((counts - 2000) ** 2 / 2000).sum() < 28  # chi-squared with 9 degrees of freedom: 1 in 1000
 
 
 def test_ones_are_half_of_the_bits() -> None:
-    draws = Draws(stream(8, 1))
+    draws = Draws(stream_key(8, 1))
     assert abs(sum(draws.count_ones(bits) for bits in range(200)) - 9950) < 250
     assert [Draws(5).count_ones(bits) for bits in (0, 64)] == [0, draw_at(5, 0).bit_count()]
 
 
 def test_streams_differ_in_half_of_their_bits() -> None:
-    keys = [stream(seed, number) for seed in range(30) for number in range(30)]
+    keys = [stream_key(seed, number) for seed in range(30) for number in range(30)]
     assert len(set(keys)) == 900
     ones = [(a ^ b).bit_count() for a, b in pairwise(keys)]
     assert 31.5 < np.mean(ones) < 32.5

@@ -16,8 +16,8 @@ from lmtrain import native
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, ngram_thresholds
-from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, shorten
-from lmtrain.data.samples.sentence_pairs import Draws, stream
+from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, shorten_segments
+from lmtrain.data.samples.sentence_pairs import Draws, stream_key
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, SettingsError
@@ -134,7 +134,7 @@ def test_next_sentences_are_of_another_document_in_half_of_the_samples(indexed: 
     reached = set()
     for number in range(400):
         sentence = int(twin.rows[number % len(twin.rows), 0])
-        start, size = twin._other(sentence, 30, Draws(stream(1, number)))
+        start, size = twin._other_document_run(sentence, 30, Draws(stream_key(1, number)))
         other = int(np.searchsorted(np.cumsum(indexed.lengths), start, side="right"))
         assert start == indexed.pointers[other] // 2  # the beginning of a sentence
         assert document_of[other] != document_of[sentence]
@@ -152,7 +152,7 @@ def test_shortening_takes_from_the_longer_as_if_one_by_one(a: int, b: int, targe
     sizes = [a, b]
     while sum(sizes) > target:
         sizes[0 if sizes[0] > sizes[1] else 1] -= 1
-    (begin_a, size_a), (begin_b, size_b) = shorten((1000, a), (5000, b), target, Draws(key))
+    (begin_a, size_a), (begin_b, size_b) = shorten_segments((1000, a), (5000, b), target, Draws(key))
     assert [size_a, size_b] == sizes
     assert 1000 <= begin_a <= 1000 + a - size_a
     assert 5000 <= begin_b <= 5000 + b - size_b
@@ -197,13 +197,13 @@ def test_words_are_masked_whole(indexed: IndexedDataset, max_ngram: int) -> None
 
 def test_ngram_lengths_go_by_one_over_n(indexed: IndexedDataset) -> None:
     twin = sampler(made(indexed, seq_len=256, twin=True, max_ngram=3))
-    drawn = Counter(twin.ngram(Draws(stream(2, i))) for i in range(11_000))
+    drawn = Counter(twin.draw_ngram_length(Draws(stream_key(2, i))) for i in range(11_000))
     assert all(abs(drawn[n] - 6000 / n) < 250 for n in (1, 2, 3))
     # The first n-gram of a row meets neither another nor the end of the budget; the others do, a little.
     words = [(place, place + 1) for place in range(1, 255)]
     first, all_of_them = Counter[int](), Counter[int]()
     for i in range(2000):
-        sizes = [end - begin for begin, end in twin.choose(words, 256, Draws(stream(3, i)))]
+        sizes = [end - begin for begin, end in twin.choose_ngrams(words, 256, Draws(stream_key(3, i)))]
         first[sizes[0]] += 1
         all_of_them.update(sizes)
     for counts, tolerance in ((first, 0.04), (all_of_them, 0.10)):
@@ -216,7 +216,7 @@ def test_ngrams_end_with_their_segment(indexed: IndexedDataset) -> None:
     twin = sampler(made(indexed, twin=True, max_ngram=4, mask_share=0.6))
     words = [(1, 2), (2, 4), (5, 6), (6, 7)]  # something special at 4
     for i in range(300):
-        assert all(not begin <= 4 < end for begin, end in twin.choose(words, 8, Draws(stream(4, i))))
+        assert all(not begin <= 4 < end for begin, end in twin.choose_ngrams(words, 8, Draws(stream_key(4, i))))
 
 
 def test_thresholds_are_exact() -> None:
@@ -266,7 +266,7 @@ def test_each_epoch_reads_every_sample_once_and_masks_it_anew(indexed: IndexedDa
     assert (epochs[0] % n).tolist() != (epochs[1] % n).tolist()
     assert order.ids(n - 2, 5).tolist() == [*epochs[0][-2:].tolist(), *epochs[1][:3].tolist()]
     first, second = dataset.batch(np.arange(n)), dataset.batch(np.arange(n, 2 * n))
-    same = (first.pair_labels_B == second.pair_labels_B) & (first.segments_BT == second.segments_BT).all(1)
+    same = (first.pair_labels_B == second.pair_labels_B) & (first.segments_BT == second.segments_BT).datasets(1)
     assert same.any()
     assert (unmasked(first)[same] == unmasked(second)[same]).all()
     assert ((first.labels_BT != second.labels_BT).any(1))[same].mean() > 0.9

@@ -16,9 +16,9 @@ from lmtrain import native
 from lmtrain.batch import IGNORED
 from lmtrain.data.samples import megatron as megatron_order
 from lmtrain.data.samples.megatron import (
-    AsNumbered,
     Epochs,
     MegatronDataset,
+    SequentialOrder,
     blend_index,
     blend_index_twin,
     blend_sizes,
@@ -121,7 +121,8 @@ def test_equals_the_slow_twin(
 
 def test_the_last_epoch_is_shuffled_apart_when_little_of_it_is_used() -> None:
     assert Epochs.of(tokens=1001, num_samples=10, seq_len=100) == Epochs(1, 1001, 100)
-    assert [Epochs.of(1001, n, 100).last_apart(n) for n in (10, 11, 17, 18, 20)] == [False, True, True, False, False]
+    apart = [Epochs.of(1001, n, 100).shuffles_last_apart(n) for n in (10, 11, 17, 18, 20)]
+    assert apart == [False, True, True, False, False]
 
 
 def test_splits_as_it_splits() -> None:
@@ -171,8 +172,8 @@ def test_one_epoch_and_none(make: Make) -> None:
     with pytest.raises(DataError, match="0 samples"):
         MegatronDataset(indexed, range(1, 2), 4, None, 1)
     with pytest.raises(DataError, match=r"Sample 4 was asked for .* holds 3"):
-        AsNumbered(3).ids(2, 2)
-    assert AsNumbered(3).ids(1, 2).tolist() == [1, 2]
+        SequentialOrder(3).ids(2, 2)
+    assert SequentialOrder(3).ids(1, 2).tolist() == [1, 2]
 
 
 def test_ids_outside_the_vocabulary_are_refused(make: Make) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lmtrain import native
 from lmtrain.batch import IGNORED
 from lmtrain.data.samples import packing
-from lmtrain.data.samples.packing import PackedDataset, Packing, fit, fit_twin
+from lmtrain.data.samples.packing import PackedDataset, Packing, best_fit, best_fit_twin
 from lmtrain.data.store.index_cache import IndexCache
 from lmtrain.errors import DataError
 from tests.unit.data.conftest import Make
@@ -54,7 +54,8 @@ def test_every_label_once_and_no_cut_that_need_not_be(kind: str, lengths: list[i
 @given(sizes=st.lists(st.integers(1, 200), max_size=60), capacity=st.integers(1, 200))
 def test_the_compiled_fit_and_its_twin(sizes: list[int], capacity: int) -> None:
     array = np.minimum(np.array(sizes, np.int32), capacity).astype(np.int32)
-    assert fit(array, capacity).tolist() == fit_twin(array, capacity).tolist() == slow_fit(array.tolist(), capacity)
+    expected = slow_fit(array.tolist(), capacity)
+    assert best_fit(array, capacity).tolist() == best_fit_twin(array, capacity).tolist() == expected
 
 
 def slow_fit(sizes: list[int], capacity: int) -> list[int]:

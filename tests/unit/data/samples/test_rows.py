@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 
 from lmtrain import native
 from lmtrain.data.samples.causal import (
-    ragged,
+    document_positions,
+    document_positions_twin,
+    expand_runs,
     read_rows,
     read_rows_twin,
     read_runs,
     read_runs_twin,
-    separate,
-    separate_twin,
 )
 from lmtrain.data.samples.packing import copy_rows, copy_rows_twin
 
 
 @given(runs=st.lists(st.tuples(st.integers(-5, 9), st.integers(0, 4)), max_size=8))
 def test_ragged_runs(runs: list[tuple[int, int]]) -> None:
-    which, numbers = ragged(np.array([f for f, _ in runs], np.int64), np.array([n for _, n in runs], np.int64))
+    which, numbers = expand_runs(np.array([f for f, _ in runs], np.int64), np.array([n for _, n in runs], np.int64))
     assert which.tolist() == [r for r, (_, count) in enumerate(runs) for _ in range(count)]
     assert numbers.tolist() == [first + i for first, count in runs for i in range(count)]
 
@@ -33,13 +33,13 @@ def test_ragged_runs(runs: list[tuple[int, int]]) -> None:
 def test_separating_documents(num: int, seq_len: int, data: st.DataObject) -> None:
     begins = sorted(data.draw(st.sets(st.tuples(st.integers(0, num - 1), st.integers(1, seq_len)))))
     rows, places = (np.array([one[i] for one in begins], np.int64) for i in (0, 1))
-    positions, documents = separate(num, seq_len, rows, places)
+    positions, documents = document_positions(num, seq_len, rows, places)
     for row in range(num):
         mine = [0, *(place for r, place in begins if r == row and place < seq_len)]
         assert positions[row].tolist() == [i - max(p for p in mine if p <= i) for i in range(seq_len)]
         assert documents[row].tolist() == [sum(p <= i for p in mine) - 1 for i in range(seq_len)]
     firsts = sorted({r * seq_len + p for r, p in begins if p < seq_len} | {r * seq_len for r in range(num)})
-    twin = separate_twin(np.array(firsts), num, seq_len)
+    twin = document_positions_twin(np.array(firsts), num, seq_len)
     assert [array.tolist() for array in twin] == [positions.tolist(), documents.tolist()]
     assert [array.dtype.str for array in (*twin, positions, documents)] == ["<i8", "<i4"] * 2
 

@@ -32,7 +32,7 @@ def test_equals_the_slow_twin(lengths: list[int], seq_len: int, data: st.DataObj
     first = data.draw(st.integers(0, len(lengths)))
     documents = range(first, data.draw(st.integers(first, len(lengths))))
     index = SampleIndex(map_of(np.array(lengths, np.int32)), documents, seq_len)
-    assert [index.spans(i) for i in range(index.num_samples)] == slow_spans(lengths, documents, seq_len)
+    assert [index.document_spans(i) for i in range(index.num_samples)] == slow_spans(lengths, documents, seq_len)
 
 
 @given(lengths=LENGTHS, seq_len=st.integers(1, 8))
@@ -47,23 +47,23 @@ def test_every_token_is_a_label_once(lengths: list[int], seq_len: int) -> None:
 
 
 def _tokens(index: SampleIndex, sample: int) -> list[tuple[int, int]]:
-    return [(document, at) for document, start, stop in index.spans(sample) for at in range(start, stop)]
+    return [(document, at) for document, start, stop in index.document_spans(sample) for at in range(start, stop)]
 
 
 @given(lengths=LENGTHS, seq_len=st.integers(1, 8))
 def test_crossings_are_counted(lengths: list[int], seq_len: int) -> None:
     index = SampleIndex(map_of(np.array(lengths)), range(len(lengths)), seq_len)
     ids = np.arange(index.num_samples)
-    counts = np.bincount(index.begins(ids)[0], minlength=len(ids))
-    assert counts.tolist() == [len(index.spans(i)) - 1 for i in ids.tolist()]
+    counts = np.bincount(index.document_starts(ids)[0], minlength=len(ids))
+    assert counts.tolist() == [len(index.document_spans(i)) - 1 for i in ids.tolist()]
 
 
 def test_known_samples() -> None:
     # Documents 3, 0, 4, 2, 1 of lengths 5, 3, 8, 2, 7 in this order: the boundaries known from Megatron-LM.
     index = SampleIndex(map_of(np.array([2, 5, 7, 8, 3])), range(5), 4)
-    bounds = [index.spans(i)[0][:2] for i in range(index.num_samples)]
+    bounds = [index.document_spans(i)[0][:2] for i in range(index.num_samples)]
     assert bounds == [(0, 0), (1, 2), (2, 1), (2, 5), (3, 2), (3, 6)]
-    assert index.spans(5)[-1] == (4, 0, 3)
+    assert index.document_spans(5)[-1] == (4, 0, 3)
 
 
 def test_beyond_32_bits() -> None:
@@ -71,5 +71,5 @@ def test_beyond_32_bits() -> None:
     assert index.num_tokens == 5000 * (2**31 - 1)
     last = index.num_samples - 1
     first = last * 1024 - 4999 * (2**31 - 1)
-    assert index.spans(last) == [(4999, first, first + 1025)]
-    assert [len(found) for found in index.begins(np.array([last]))] == [0, 0]
+    assert index.document_spans(last) == [(4999, first, first + 1025)]
+    assert [len(found) for found in index.document_starts(np.array([last]))] == [0, 0]
