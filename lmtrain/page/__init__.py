@@ -1,1 +1,1 @@
-"""Pages that need no other file: what they are drawn and written with. Knows no run, no plan and no verb."""
+"""HTML pages that need no other file, and SVG charts for them; independent of runs, plans and verbs."""

@@ -1,6 +1,6 @@
-"""Curves over steps, tokens and time: as data for the page, and drawn as SVG for readers without scripts and papers.
+"""Curves over steps, tokens and time: JSON data for a page, and SVG drawings for papers and readers without scripts.
 
-Called by the report. In a browser chart.js draws the same data, and lets a reader zoom. Knows no run's files.
+Used by the report. In a browser, chart.js draws the same data again so that a reader can zoom. Reads no files of a run.
 """
 
 from __future__ import annotations
@@ -13,86 +13,91 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Literal, NamedTuple
 
-from lmtrain.page.document import NUM_COLOURS, line, polyline, rect, svg, text
+from lmtrain.page.document import NUM_COLOURS, svg_element, svg_line, svg_polyline, svg_rect, svg_text
 from lmtrain.units import format_seconds
 
 Form = Literal["number", "count", "bytes", "seconds", "percent"]
 
 _BYTES = ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
-_NICE_SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
+_ROUND_SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)
 AXES = ("tokens", "step", "seconds")
-_AXIS_WORDS = {"tokens": "tokens", "step": "steps", "seconds": "time trained"}
-_FORMS: dict[str, Form] = {"tokens": "count", "step": "count", "seconds": "seconds"}
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 14.0, 26.0, 40.0
-_ROW, _LETTER = 16.0, 6.3  # of names: the height of a row, the width of a letter
+_AXIS_LABELS = {"tokens": "tokens", "step": "steps", "seconds": "time trained"}
+_AXIS_FORMS: dict[str, Form] = {"tokens": "count", "step": "count", "seconds": "seconds"}
+_LEFT_MARGIN, _RIGHT_MARGIN, _TOP_MARGIN, _BOTTOM_MARGIN = 64.0, 14.0, 26.0, 40.0
+_LEGEND_ROW, _LETTER_WIDTH = 16.0, 6.3  # of the legend: height of a row, width of a letter
 _NUM_DASHES = 4
-_MOST_DRAWN = 1400  # points of a curve in a picture that cannot be zoomed
+_MAX_DRAWN_POINTS = 1400  # because: a picture that cannot be zoomed shows no more points of a curve
 
 
-def ticks(low: float, high: float, most: int, form: Form = "number") -> list[float]:
-    """Return round values from `low` to `high`, about `most` at the most."""
+def ticks(low: float, high: float, max_count: int, form: Form = "number") -> list[float]:
+    """Return round values for an axis from `low` to `high`, about `max_count` of them at most."""
     if not high > low:
         return [low]
-    step = _step((high - low) / most, form)
+    step = _tick_step((high - low) / max_count, form)
     return [number * step for number in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def _step(rough: float, form: Form) -> float:
-    if form == "seconds" and 1 <= rough <= _NICE_SECONDS[-1]:
-        return float(next(step for step in _NICE_SECONDS if step >= rough))
-    scale = 86400.0 if form == "seconds" and rough > _NICE_SECONDS[-1] else 1.0
+def _tick_step(min_step: float, form: Form) -> float:
+    """Return the smallest round step that is not below `min_step`."""
+    if form == "seconds" and 1 <= min_step <= _ROUND_SECONDS[-1]:
+        return float(next(step for step in _ROUND_SECONDS if step >= min_step))
+    scale = 86400.0 if form == "seconds" and min_step > _ROUND_SECONDS[-1] else 1.0
     if form == "bytes":
-        scale = 1024.0 ** max(math.floor(math.log(rough, 1024)), 0)
-    power = 10.0 ** math.floor(math.log10(rough / scale))
-    return scale * power * next(nice for nice in (1, 2, 5, 10) if nice * power >= rough / scale * (1 - 1e-9))
+        scale = 1024.0 ** max(math.floor(math.log(min_step, 1024)), 0)
+    power = 10.0 ** math.floor(math.log10(min_step / scale))
+    return scale * power * next(factor for factor in (1, 2, 5, 10) if factor * power >= min_step / scale * (1 - 1e-9))
 
 
-def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Powers of ten, with 2 and 5 between where there are few of them; even steps where that says too little."""
+def log_ticks(low: float, high: float, max_count: int) -> list[float]:
+    """Return tick values for a logarithmic axis: powers of ten; if these are few, 2 and 5 times them as well.
+
+    A range too short for either gets evenly spaced ticks.
+    """
     if high / low < 3:
-        return ticks(low, high, most)
+        return ticks(low, high, max_count)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    every = max(math.ceil((last - first) / most), 1)
+    decades_per_tick = max(math.ceil((last - first) / max_count), 1)
 
-    def within(*between: int) -> list[float]:
-        found = [nice * 10.0**power for power in range(first, last + 1, every) for nice in between]
-        return [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+    def within(*factors: int) -> list[float]:
+        values = [factor * 10.0**power for power in range(first, last + 1, decades_per_tick) for factor in factors]
+        return [value for value in values if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
 
-    found = within(1)
-    if last - first <= max(most // 3, 1) or (every == 1 and len(found) < 3):
-        found = within(1, 2, 5)
-    return found if len(found) > 1 or every > 1 else ticks(low, high, most)
-
-
-def labels(values: Sequence[float], form: Form) -> list[str]:
-    """Return values as texts, as short as tells them apart."""
-    tries = ([written(value, form, few) for value in values] for few in range(4, 12))
-    return next((found for found in tries if len(set(found)) == len(found)), [written(v, form) for v in values])
+    values = within(1)
+    if last - first <= max(max_count // 3, 1) or (decades_per_tick == 1 and len(values) < 3):
+        values = within(1, 2, 5)
+    return values if len(values) > 1 or decades_per_tick > 1 else ticks(low, high, max_count)
 
 
-def written(value: float, form: Form, few: int = 4) -> str:
-    """Short: a tick of an axis, or a value in passing; `few` digits, or one more. What is not known is a dash."""
+def tick_labels(values: Sequence[float], form: Form) -> list[str]:
+    """Return the values as texts with as few digits as make all texts differ."""
+    candidates = ([format_value(value, form, digits) for value in values] for digits in range(4, 12))
+    shortest = [format_value(value, form) for value in values]
+    return next((texts for texts in candidates if len(set(texts)) == len(texts)), shortest)
+
+
+def format_value(value: float, form: Form, digits: int = 4) -> str:
+    """Return a short text of a value with `digits` significant digits, for some forms one more; nan is a dash."""
     if math.isnan(value):
         return "-"
     if form == "bytes":
         size, name = next((unit for unit in _BYTES if abs(value) >= unit[0]), (1, "B"))
-        return f"{value / size:.{few}g} {name}"
+        return f"{value / size:.{digits}g} {name}"
     if form == "seconds":
         if abs(value) < 1:
             return "0" if value == 0 else f"{value * 1000:.3g} ms"
         return f"{value:.3g}s" if abs(value) < 60 else format_seconds(value)
     if form == "percent":
-        return f"{100 * value:.{few}g}%"
+        return f"{100 * value:.{digits}g}%"
     if form == "count" or abs(value) >= 10_000:
         size, name = next((unit for unit in _COUNTS if abs(value) >= unit[0]), (1, ""))
-        return f"{value / size:.{few + 1}g}{name}"
-    return "0" if value == 0 else f"{value:.{few - 3}e}" if abs(value) < 1e-3 else f"{value:.{few + 1}g}"
+        return f"{value / size:.{digits + 1}g}{name}"
+    return "0" if value == 0 else f"{value:.{digits - 3}e}" if abs(value) < 1e-3 else f"{value:.{digits + 1}g}"
 
 
 @dataclass(frozen=True)
 class Points:
-    """The same places on each axis, and what was measured there; an axis that is not known is empty."""
+    """Measured values and their positions on each axis; an axis whose positions are unknown is empty."""
 
     step: Sequence[float]
     tokens: Sequence[float]
@@ -100,8 +105,8 @@ class Points:
     value: Sequence[float]
 
     def on(self, axis: str) -> Sequence[float]:
-        found: Sequence[float] = getattr(self, axis)
-        return found
+        column: Sequence[float] = getattr(self, axis)
+        return column
 
 
 @dataclass(frozen=True)
@@ -109,8 +114,8 @@ class Curve:
     run: int
     name: str
     points: Points
-    mean: Points | None = None  # what smoothing begins from, where the points are extremes of many
-    dots: bool = False  # few measurements, each of which counts
+    mean: Points | None = None  # the data to smooth, if `points` holds extremes of many values
+    dots: bool = False  # draw a dot for each of a few measurements
 
 
 @dataclass(frozen=True)
@@ -119,23 +124,23 @@ class Figure:
     title: str
     form: Form
     curves: Sequence[Curve] = ()
-    said: str = ""
+    note: str = ""
     log: bool = False
     wide: bool = False
     smooth: bool = True
-    zero: bool = False  # its axis begins at 0; because: a bit more of memory must not look like twice as much
+    zero: bool = False  # its axis begins at 0; because: a little more memory must not look like twice as much
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened: a save, a restart, a fault."""
+    """An event on the axis: a save, a restart, a fault."""
 
     run: int
     kind: str
     step: float
     tokens: float
     seconds: float
-    said: str
+    note: str
 
 
 @dataclass(frozen=True)
@@ -155,122 +160,131 @@ class Charts:
         data = {
             "runs": list(self.runs), "axes": self.axes,
             "figures": [_figure_data(figure) for figure in self.figures],
-            "marks": [[m.run, m.kind, _whole(m.step), _whole(m.tokens), _short(m.seconds), m.said] for m in self.marks],
+            "marks": [
+                [m.run, m.kind, _whole_or_rounded(m.step), _whole_or_rounded(m.tokens), _rounded(m.seconds), m.note]
+                for m in self.marks
+            ],
         }  # fmt: skip
         return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def colour(charts: Charts, figure: Figure, curve: Curve) -> int:
+def curve_colour(charts: Charts, figure: Figure, curve: Curve) -> int:
     """Return a curve's colour: one for each run, or one for each curve if there is a single run."""
     return (curve.run if len(charts.runs) > 1 else figure.curves.index(curve)) % NUM_COLOURS
 
 
-def dash(charts: Charts, figure: Figure, curve: Curve) -> int:
-    """Curves of one run in one figure are told apart by it, where colours tell runs apart."""
-    names = list(dict.fromkeys(one.name for one in figure.curves))
+def curve_dash(charts: Charts, figure: Figure, curve: Curve) -> int:
+    """Return a curve's dash pattern: with several runs, colours are for runs and dashes for the curves of a run."""
+    names = list(dict.fromkeys(other.name for other in figure.curves))
     return names.index(curve.name) % _NUM_DASHES if len(charts.runs) > 1 else 0
 
 
-def drawn(charts: Charts, figure: Figure, width: float = 1060, height: float = 320) -> str:
-    """Draw a figure as SVG over the first known axis; names that take several rows make it higher."""
+def draw_figure(charts: Charts, figure: Figure, width: float = 1060, height: float = 320) -> str:
+    """Draw a figure as SVG over the first axis of `charts.axes`; a legend of several rows makes it higher."""
     axis = charts.axes[0]
-    places = [x for curve in figure.curves for x in curve.points.on(axis)]
+    positions = [x for curve in figure.curves for x in curve.points.on(axis)]
     values = [y for curve in figure.curves for y in curve.points.value if y > 0 or not figure.log]
     if not values:
-        return svg(60, [text(_LEFT, 34, f"{figure.title}: nothing has been recorded", "soft")], figure.title, width)
-    left, right = min(places), max(places)
-    low, high = _room(0.0 if figure.zero and not figure.log else min(values), max(values), figure.log)
-    names = _names(charts, figure, width)
-    top = _TOP + _ROW * names[-1].row
-    height += _ROW * names[-1].row
+        note = svg_text(_LEFT_MARGIN, 34, f"{figure.title}: nothing has been recorded", "soft")
+        return svg_element(60, [note], figure.title, width)
+    first, last = min(positions), max(positions)
+    low, high = _axis_range(0.0 if figure.zero and not figure.log else min(values), max(values), figure.log)
+    entries = _place_legend(charts, figure, width)
+    top = _TOP_MARGIN + _LEGEND_ROW * entries[-1].row
+    height += _LEGEND_ROW * entries[-1].row
 
-    def x(place: float) -> float:
-        return _LEFT + (place - left) / ((right - left) or 1.0) * (width - _LEFT - _RIGHT)
+    def x(position: float) -> float:
+        return _LEFT_MARGIN + (position - first) / ((last - first) or 1.0) * (width - _LEFT_MARGIN - _RIGHT_MARGIN)
 
     def y(value: float) -> float:
         share = math.log(value / low) / math.log(high / low) if figure.log else (value - low) / (high - low)
-        return height - _BOTTOM - share * (height - top - _BOTTOM)
+        return height - _BOTTOM_MARGIN - share * (height - top - _BOTTOM_MARGIN)
 
     def parts() -> Iterator[str]:
-        levels = log_ticks(low, high, 6) if figure.log else ticks(low, high, 6, figure.form)
-        for value, said in zip(levels, labels(levels, figure.form), strict=True):
-            yield line(_LEFT, y(value), width - _RIGHT, y(value), "grid")
-            yield text(_LEFT - 6, y(value) + 4, said, "soft small", "end")
-        along = ticks(left, right, 8, _FORMS[axis])
-        for place, said in zip(along, labels(along, _FORMS[axis]), strict=True):
-            middle = min(x(place), width - _LETTER / 2 * len(said) - 1)  # because: it ends within the picture
-            yield text(middle, height - _BOTTOM + 16, said, "soft small", "middle")
-        yield text(width - _RIGHT, height - 6, _AXIS_WORDS[axis], "soft small", "end")
+        y_ticks = log_ticks(low, high, 6) if figure.log else ticks(low, high, 6, figure.form)
+        for value, label in zip(y_ticks, tick_labels(y_ticks, figure.form), strict=True):
+            yield svg_line(_LEFT_MARGIN, y(value), width - _RIGHT_MARGIN, y(value), "grid")
+            yield svg_text(_LEFT_MARGIN - 6, y(value) + 4, label, "soft small", "end")
+        x_ticks = ticks(first, last, 8, _AXIS_FORMS[axis])
+        for position, label in zip(x_ticks, tick_labels(x_ticks, _AXIS_FORMS[axis]), strict=True):
+            # because: a label must end inside the picture
+            middle = min(x(position), width - _LETTER_WIDTH / 2 * len(label) - 1)
+            yield svg_text(middle, height - _BOTTOM_MARGIN + 16, label, "soft small", "middle")
+        yield svg_text(width - _RIGHT_MARGIN, height - 6, _AXIS_LABELS[axis], "soft small", "end")
         for curve in figure.curves:
-            kind = f"r{colour(charts, figure, curve)}"
-            yield from _curve(curve, axis, x, y, kind, dash(charts, figure, curve), figure.log)
-        for name in names:
-            yield from _drawn_name(name, colour(charts, figure, name.curve), dash(charts, figure, name.curve))
+            css_class = f"r{curve_colour(charts, figure, curve)}"
+            yield from _draw_curve(curve, axis, x, y, css_class, curve_dash(charts, figure, curve), figure.log)
+        for entry in entries:
+            colour, dash = curve_colour(charts, figure, entry.curve), curve_dash(charts, figure, entry.curve)
+            yield from _draw_legend_entry(entry, colour, dash)
 
-    return svg(height, parts(), figure.title, width)
-
-
-def _curve(curve: Curve, axis: str, x: Any, y: Any, kind: str, dashed: int, log: bool) -> Iterator[str]:
-    points = [(x(a), y(b)) for a, b in zip(curve.points.on(axis), curve.points.value, strict=True) if b > 0 or not log]
-    yield polyline(
-        points[:: math.ceil(len(points) / _MOST_DRAWN)] if curve.mean is None else points, f"curve {kind} d{dashed}"
-    )
-    if len(points) == 1 or (curve.dots and len(points) <= 60):  # because: a line of one point is not seen
-        yield from (f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" class="{kind}"/>' for a, b in points)
+    return svg_element(height, parts(), figure.title, width)
 
 
-class _Name(NamedTuple):
+def _draw_curve(curve: Curve, axis: str, to_x: Any, to_y: Any, css_class: str, dash: int, log: bool) -> Iterator[str]:
+    """Yield a curve's SVG elements; `to_x` and `to_y` map positions and values to pixels."""
+    places = zip(curve.points.on(axis), curve.points.value, strict=True)
+    points = [(to_x(position), to_y(value)) for position, value in places if value > 0 or not log]
+    drawn = points[:: math.ceil(len(points) / _MAX_DRAWN_POINTS)] if curve.mean is None else points
+    yield svg_polyline(drawn, f"curve {css_class} d{dash}")
+    if len(points) == 1 or (curve.dots and len(points) <= 60):  # because: a line of one point is invisible
+        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" class="{css_class}"/>' for x, y in points)
+
+
+class _LegendEntry(NamedTuple):
     curve: Curve
-    said: str
+    label: str
     x: float
     row: int
 
 
-def _names(charts: Charts, figure: Figure, width: float) -> list[_Name]:
-    """Place the names of curves in as many rows as they need."""
-    found: list[_Name] = []
-    at, row = _LEFT, 0
+def _place_legend(charts: Charts, figure: Figure, width: float) -> list[_LegendEntry]:
+    """Place the curves' labels in as many rows as they need; a label wider than the figure is cut."""
+    entries: list[_LegendEntry] = []
+    x, row = _LEFT_MARGIN, 0
     for curve in figure.curves:
-        said = label(charts, curve)
-        while (taken := 34 + _LETTER * _places(said)) > width - _LEFT and len(said) > 1:
-            said = f"{said[:-2]}…"
-        if found and at + taken > width:
-            at, row = _LEFT, row + 1
-        found.append(_Name(curve, said, at, row))
-        at += taken
-    return found
+        label = curve_label(charts, curve)
+        while (entry_width := 34 + _LETTER_WIDTH * _display_width(label)) > width - _LEFT_MARGIN and len(label) > 1:
+            label = f"{label[:-2]}…"
+        if entries and x + entry_width > width:
+            x, row = _LEFT_MARGIN, row + 1
+        entries.append(_LegendEntry(curve, label, x, row))
+        x += entry_width
+    return entries
 
 
-def _places(said: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in said)
+def _display_width(label: str) -> int:
+    """Return the number of columns that a label takes; wide East Asian characters count twice."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in label)
 
 
-def _drawn_name(name: _Name, colour: int, dashed: int) -> Iterator[str]:
-    y = 8 + _ROW * name.row
-    if dashed:
-        yield polyline([(name.x - 8, y + 2), (name.x + 10, y + 2)], f"curve r{colour} d{dashed}")
+def _draw_legend_entry(entry: _LegendEntry, colour: int, dash: int) -> Iterator[str]:
+    y = 8 + _LEGEND_ROW * entry.row
+    if dash:
+        yield svg_polyline([(entry.x - 8, y + 2), (entry.x + 10, y + 2)], f"curve r{colour} d{dash}")
     else:
-        yield rect(name.x, y, 10, 4, f"r{colour}")
-    yield text(name.x + 14, y + 6, name.said, "soft small")
+        yield svg_rect(entry.x, y, 10, 4, f"r{colour}")
+    yield svg_text(entry.x + 14, y + 6, entry.label, "soft small")
 
 
-def label(charts: Charts, curve: Curve) -> str:
+def curve_label(charts: Charts, curve: Curve) -> str:
+    """Return a curve's name, preceded by its run's name if there are several runs."""
     return f"{charts.runs[curve.run]}: {curve.name}" if len(charts.runs) > 1 else curve.name
 
 
-def placed(charts: Charts, figure: Figure) -> str:
-    """Return a figure for the page, where chart.js takes over the drawing."""
-    said = f'<p class="soft small">{escape(figure.said)}</p>' if figure.said else ""
-    kind = "figure wide" if figure.wide else "figure"
+def figure_element(charts: Charts, figure: Figure) -> str:
+    """Return a figure as an HTML element that holds its SVG drawing; chart.js replaces the drawing in a browser."""
+    note = f'<p class="soft small">{escape(figure.note)}</p>' if figure.note else ""
+    css_class = "figure wide" if figure.wide else "figure"
     size = (1060.0, 340.0) if figure.wide else (520.0, 240.0)
     return (
-        f'<figure class="{kind}" data-key="{escape(figure.key, quote=True)}" tabindex="0">'
-        f"<figcaption>{escape(figure.title)}</figcaption>{drawn(charts, figure, *size)}{said}</figure>"
+        f'<figure class="{css_class}" data-key="{escape(figure.key, quote=True)}" tabindex="0">'
+        f"<figcaption>{escape(figure.title)}</figcaption>{draw_figure(charts, figure, *size)}{note}</figure>"
     )
 
 
-def _room(low: float, high: float, log: bool) -> tuple[float, float]:
-    """Return the range of an axis, a little larger than that of the values."""
+def _axis_range(low: float, high: float, log: bool) -> tuple[float, float]:
+    """Return the range of an axis: a little larger than that of the values, or from 0 if `low` is close to 0."""
     if log:
         return (low / 1.1, high * 1.1)
     spare = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
@@ -280,28 +294,31 @@ def _room(low: float, high: float, log: bool) -> tuple[float, float]:
 def _figure_data(figure: Figure) -> dict[str, Any]:
     curves: list[dict[str, Any]] = [
         {
-            "run": one.run, "name": one.name, "dots": one.dots, **_columns(one.points),
-            **({"mean": _columns(one.mean)} if one.mean is not None else {}),
+            "run": curve.run, "name": curve.name, "dots": curve.dots, **_point_columns(curve.points),
+            **({"mean": _point_columns(curve.mean)} if curve.mean is not None else {}),
         }
-        for one in figure.curves
+        for curve in figure.curves
     ]  # fmt: skip
     keys = ("key", "title", "form", "log", "wide", "smooth", "zero")
     return {key: getattr(figure, key) for key in keys} | {"curves": curves}
 
 
-def _columns(points: Points) -> dict[str, list[float]]:
+def _point_columns(points: Points) -> dict[str, list[float]]:
     return {
-        "step": [_whole(value) for value in points.step], "tokens": [_whole(value) for value in points.tokens],
-        "seconds": [_short(value, 8) for value in points.seconds], "value": [_short(value) for value in points.value],
+        "step": [_whole_or_rounded(value) for value in points.step],
+        "tokens": [_whole_or_rounded(value) for value in points.tokens],
+        "seconds": [_rounded(value, 8) for value in points.seconds],
+        "value": [_rounded(value) for value in points.value],
     }  # fmt: skip
 
 
-def _whole(value: float) -> float | None:
-    return None if not math.isfinite(value) else int(value) if value == int(value) else _short(value, 10)
+def _whole_or_rounded(value: float) -> float | None:
+    return None if not math.isfinite(value) else int(value) if value == int(value) else _rounded(value, 10)
 
 
-def _short(value: float, digits: int = 7) -> Any:
+def _rounded(value: float, digits: int = 7) -> Any:
+    """Round to significant digits, as an int if that is whole; None, JSON's null, for nan and infinity."""
     if not math.isfinite(value):
         return None
-    found = float(f"{value:.{digits}g}")
-    return int(found) if found == int(found) and abs(found) < 1e15 else found
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 else rounded

@@ -1,7 +1,7 @@
-"""A page of HTML that needs no other file, in light and in dark: its frame, looks, facts and tables; and its pictures.
+"""HTML pages that need no other file, in light and dark colours: frame, style, facts, tables, and SVG pictures.
 
-Called by whoever writes a page or draws a picture. Texts come as they are and are escaped here; `parts` are HTML
-already. Pictures are SVG, whose colours are classes: the page has their light and their dark values.
+Functions escape the texts that they are given; `parts` are HTML already. Pictures are SVG whose colours are CSS
+classes: the page defines the light and the dark values.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Cells = Mapping[str, str]
 
 
 class Picture(NamedTuple):
-    """A part of a page that can be a file of this name too, for a paper."""
+    """A picture of a page that can also be written to a file with this name, for a paper."""
 
     name: str
-    drawn: str  # as SVG
+    svg: str
 
 
 Part = str | Picture
@@ -42,127 +42,133 @@ _DARK = _LIGHT | {
     "r0": "#6aaaf0", "r1": "#f0a04b", "r2": "#45c795", "r3": "#bb94ec", "r4": "#f07a9c", "r5": "#4cc3d6",
     "r6": "#d9b13b", "r7": "#a3afbf",
 }  # fmt: skip
-_LONG = 24  # characters of a cell
-WIDTH = 1060  # of a picture
+_LONG_CELL_CHARS = 24  # a cell with more characters gets the class "long"
+WIDTH = 1060  # of a picture, in pixels
 NUM_COLOURS = 8  # r0 to r7, to tell runs and curves apart
 
 
-def style(name: str) -> str:
+def read_asset(name: str) -> str:
     """Return the text of a stylesheet or script of this folder."""
     return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
-def _values(colours: Mapping[str, str]) -> str:
+def _css_variables(colours: Mapping[str, str]) -> str:
     return " ".join(f"--{name}: {value};" for name, value in colours.items())
 
 
-def looks() -> str:
-    """Colours as the reader's system has them, or as the page's switch says, and the style of all parts."""
-    dark = _values(_DARK)
+def page_style() -> str:
+    """Return the page's CSS: light or dark colours as the reader's system or the page's switch asks, and all styles."""
+    dark = _css_variables(_DARK)
     return (
-        f":root {{ color-scheme: light dark; {_values(_LIGHT)} }}\n"
+        f":root {{ color-scheme: light dark; {_css_variables(_LIGHT)} }}\n"
         f"@media (prefers-color-scheme: dark) {{ :root:not([data-theme=light]) {{ {dark} }} }}\n"
         f":root[data-theme=dark] {{ color-scheme: dark; {dark} }}\n:root[data-theme=light] {{ color-scheme: light; }}\n"
-        f"{style('page.css')}{style('picture.css')}"
+        f"{read_asset('page.css')}{read_asset('picture.css')}"
     )
 
 
-def document(title: str, parts: Iterable[Part], more_style: str = "") -> str:
-    # because: on a narrow screen a picture is moved within its frame: made as narrow, nobody could read it
+def build_page(title: str, parts: Iterable[Part], more_style: str = "") -> str:
+    """Return a whole HTML document with these parts as its body; `more_style` is further CSS."""
+    # because: on a narrow screen a picture scrolls within its frame, since shrunk to fit nobody could read it
     body = "\n".join(
-        f'<div class="scroll picture">{part.drawn}</div>' if isinstance(part, Picture) else part for part in parts
+        f'<div class="scroll picture">{part.svg}</div>' if isinstance(part, Picture) else part for part in parts
     )
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" '
         f'content="width=device-width, initial-scale=1">\n<title>{escape(title)}</title>\n'
-        f"<style>{looks()}{more_style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+        f"<style>{page_style()}{more_style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
 
 
-def for_a_paper(drawn: str) -> str:
-    """Return a picture as an SVG file of its own, on white.
+def standalone_svg(svg: str) -> str:
+    """Return a picture as the text of a standalone SVG file in light colours.
 
-    because: what is no browser knows no var(), so colours stand in it themselves; nor does resvg know fonts of
-    the system's choice, so two that most systems have are named
+    because: programs other than browsers do not support var(), so colours are written out; resvg does not resolve the
+    system's default fonts, so two common fonts are named
     """
-    looks = re.sub(r"var\(--(\w+)\)", lambda colour: _LIGHT[colour[1]], style("picture.css"))
-    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
-        "\n", f"\n<style>{escape(looks, quote=False)}</style>\n", 1
+    style = re.sub(r"var\(--(\w+)\)", lambda colour: _LIGHT[colour[1]], read_asset("picture.css"))
+    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+        "\n", f"\n<style>{escape(style, quote=False)}</style>\n", 1
     )
 
 
-def section(title: str, said: str = "", name: str = "") -> str:
-    at = f' id="{_id(name)}"' if name else ""
-    return f"<h2{at}>{escape(title)}</h2>" + (paragraph(said) if said else "")
+def section_heading(title: str, introduction: str = "", anchor: str = "") -> str:
+    id_attribute = f' id="{_html_id(anchor)}"' if anchor else ""
+    return f"<h2{id_attribute}>{escape(title)}</h2>" + (soft_paragraph(introduction) if introduction else "")
 
 
-def facts(lines: Iterable[tuple[str, str]]) -> str:
+def fact_list(lines: Iterable[tuple[str, str]]) -> str:
     return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in lines) + "</dl>"
 
 
-def paragraph(said: str) -> str:
-    return f'<p class="soft">{escape(said)}</p>'
+def soft_paragraph(text: str) -> str:
+    return f'<p class="soft">{escape(text)}</p>'
 
 
-def data_element(data: str, name: str) -> str:
-    """Numbers for programs, as JSON in an element of this id."""
-    return f'<script type="application/json" id="{_id(name)}">{data}</script>'
+def json_element(data: str, name: str) -> str:
+    """Return a script element that holds JSON `data` for programs; `name` becomes its HTML id."""
+    return f'<script type="application/json" id="{_html_id(name)}">{data}</script>'
 
 
-def _id(name: str) -> str:
+def _html_id(name: str) -> str:
     """Return a name as an HTML id, which may hold no space."""
     return escape(name.replace(" ", "-"), quote=True)
 
 
-def script(name: str) -> str:
-    """Return a script element with a file of this folder."""
-    return f"<script>{style(name)}</script>"
+def script_element(name: str) -> str:
+    """Return a script element with the content of a JavaScript file of this folder."""
+    return f"<script>{read_asset(name)}</script>"
 
 
-def table(rows: Sequence[Cells]) -> str:
-    """Return an HTML table with a column for each key; keys that begin with `<` hold words, others numbers."""
-    titles = list(dict.fromkeys(title for row in rows for title in row))
-    head = "".join(f"<th{_kind(title)}>{escape(title.lstrip('<'))}</th>" for title in titles)
+def html_table(rows: Sequence[Cells]) -> str:
+    """Return an HTML table with a column for each key of the rows.
+
+    A key that begins with `<` marks a column of left-aligned words, any other key a column of numbers.
+    """
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    head = "".join(f"<th{_cell_class(column)}>{escape(column.lstrip('<'))}</th>" for column in columns)
     lines = [
-        "".join(f"<td{_kind(title, said := row.get(title, ''))}>{escape(said)}</td>" for title in titles)
+        "".join(f"<td{_cell_class(column, cell := row.get(column, ''))}>{escape(cell)}</td>" for column in columns)
         for row in rows
     ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
 
 
-def _kind(title: str, said: str = "") -> str:
+def _cell_class(title: str, cell: str = "") -> str:
     if not title.startswith("<"):
         return ""
-    return ' class="word long"' if len(said) > _LONG else ' class="word"'
+    return ' class="word long"' if len(cell) > _LONG_CELL_CHARS else ' class="word"'
 
 
-def svg(height: float, parts: Iterable[str], label: str, width: float = WIDTH) -> str:
+def svg_element(height: float, parts: Iterable[str], label: str, width: float = WIDTH) -> str:
     box = f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(label, quote=True)}"'
     return f"<svg {box}>\n{chr(10).join(parts)}\n</svg>"
 
 
-def text(x: float, y: float, said: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(said)}</text>'
+def svg_text(x: float, y: float, content: str, css_class: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{css_class}" text-anchor="{anchor}">{escape(content)}</text>'
 
 
-def rect(x: float, y: float, width: float, height: float, kind: str, said: str = "", style: str = "") -> str:
-    inside = f"<title>{escape(said)}</title>" if said else ""
+def svg_rect(
+    x: float, y: float, width: float, height: float, css_class: str, tooltip: str = "", style: str = ""
+) -> str:
+    title = f"<title>{escape(tooltip)}</title>" if tooltip else ""
     size = f'x="{x:.2f}" y="{y:.2f}" width="{max(width, 0.3):.2f}" height="{height:.2f}"'
-    return f'<rect {size} class="{kind}"{f" style={chr(34)}{style}{chr(34)}" if style else ""}>{inside}</rect>'
+    return f'<rect {size} class="{css_class}"{f" style={chr(34)}{style}{chr(34)}" if style else ""}>{title}</rect>'
 
 
-def line(x: float, y: float, to_x: float, to_y: float, kind: str) -> str:
-    return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" class="{kind}"></line>'
+def svg_line(x: float, y: float, to_x: float, to_y: float, css_class: str) -> str:
+    return f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" class="{css_class}"></line>'
 
 
-def polyline(points: Iterable[tuple[float, float]], kind: str) -> str:
-    return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" class="{kind}"/>'
+def svg_polyline(points: Iterable[tuple[float, float]], css_class: str) -> str:
+    return f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in points)}" class="{css_class}"/>'
 
 
-def legend(entries: Sequence[tuple[str, str]], left: float = 10.0) -> Iterator[str]:
-    """Squares of these classes with their names, in a row at the top."""
-    for kind, name in entries:
-        yield rect(left, 4, 11, 11, kind)
-        yield text(left + 15, 14, name, "soft small")
-        left += 36 + 6.4 * len(name)
+def svg_legend(entries: Sequence[tuple[str, str]], x: float = 10.0) -> Iterator[str]:
+    """Yield a row of coloured squares with names at the top; `entries` are pairs of CSS class and name."""
+    for css_class, name in entries:
+        yield svg_rect(x, 4, 11, 11, css_class)
+        yield svg_text(x + 15, 14, name, "soft small")
+        x += 36 + 6.4 * len(name)

@@ -8,8 +8,8 @@ reported, and the run ends in the same way as otherwise.
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from dataclasses import replace as copy_with
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +123,7 @@ def outcome_from_watchdog(folder: Path, outcome: Outcome, stamp_before: list[int
     facts = read_stop_or_empty(folder)
     if not {"hang", "lost"} & facts.keys():
         return None
-    return dataclasses.replace(outcome, rank=facts.get("rank"), cause=str(facts.get("cause")))
+    return copy_with(outcome, rank=facts.get("rank"), cause=str(facts.get("cause")))
 
 
 def stop_stamp(folder: Path) -> list[int] | None:

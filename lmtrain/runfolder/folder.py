@@ -116,7 +116,7 @@ class RunFolder:
         return self.path / METRICS
 
     @property
-    def why(self) -> str:
+    def end_reason(self) -> str:
         """The reason for the end, by stop.json or its absence; empty for a finished or running run."""
         if self.stop is None:
             return f"left no {STOP}" if self.state == "killed" else ""

@@ -16,7 +16,20 @@ from lmtrain.cli.plan.planning import Found
 from lmtrain.cli.screen.console import Screen, print_facts, print_table
 from lmtrain.cli.screen.terminal import echo, say
 from lmtrain.observe.screen.row_text import percent
-from lmtrain.page.document import WIDTH, Cells, document, facts, legend, line, polyline, rect, section, svg, table, text
+from lmtrain.page.document import (
+    WIDTH,
+    Cells,
+    build_page,
+    fact_list,
+    html_table,
+    section_heading,
+    svg_element,
+    svg_legend,
+    svg_line,
+    svg_polyline,
+    svg_rect,
+    svg_text,
+)
 from lmtrain.plan.run_model.replay import replay
 from lmtrain.plan.search.result import PARTS, Answer, Point, more, why_slower
 from lmtrain.schedules.simulate import Timeline
@@ -241,9 +254,9 @@ def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | Non
 
     def parts() -> Iterator[str]:
         for column, pp in enumerate(stages):
-            yield text(left + (column + 0.5) * wide, top - 8, f"pp {pp}", "soft", "middle")
+            yield svg_text(left + (column + 0.5) * wide, top - 8, f"pp {pp}", "soft", "middle")
         for row, tp in enumerate(cuts):
-            yield text(left - 8, top + (row + 0.6) * high, f"tp {tp}", "soft", "end")
+            yield svg_text(left - 8, top + (row + 0.6) * high, f"tp {tp}", "soft", "end")
             for column, pp in enumerate(stages):
                 x, y = left + column * wide, top + row * high
                 match cells.get((pp, tp)):
@@ -252,14 +265,14 @@ def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | Non
                         share = best.seconds / one.seconds if best else 1.0
                         style = f"fill-opacity:{0.7 * max(share, 0.06) ** 2:.3f}"
                         kind = "best" if one.seconds == (best and best.seconds) else "fits"
-                        yield rect(x + 1, y + 1, wide - 2, high - 2, kind, said, style)
-                        yield text(x + wide / 2, y + 18, step(one.seconds), anchor="middle")
-                        yield text(x + wide / 2, y + 33, f"{one.mfu:.0%}", "small", "middle")
+                        yield svg_rect(x + 1, y + 1, wide - 2, high - 2, kind, said, style)
+                        yield svg_text(x + wide / 2, y + 18, step(one.seconds), anchor="middle")
+                        yield svg_text(x + wide / 2, y + 33, f"{one.mfu:.0%}", "small", "middle")
                     case float() as needed:
-                        yield rect(x + 1, y + 1, wide - 2, high - 2, "unfit", f"pp {pp}, tp {tp}: does not fit")
-                        yield text(x + wide / 2, y + 25, f"{needed / 2**30:,.0f} GiB", "soft small", "middle")
+                        yield svg_rect(x + 1, y + 1, wide - 2, high - 2, "unfit", f"pp {pp}, tp {tp}: does not fit")
+                        yield svg_text(x + wide / 2, y + 25, f"{needed / 2**30:,.0f} GiB", "soft small", "middle")
 
-    return svg(top + len(cuts) * high + 6, parts(), "the fastest layout for each number of stages and of cuts")
+    return svg_element(top + len(cuts) * high + 6, parts(), "the fastest layout for each number of stages and of cuts")
 
 
 def memory_bars(fitting: Sequence[Answer], too_large: Sequence[Answer], words: Callable[[Answer], str]) -> str:
@@ -272,20 +285,21 @@ def memory_bars(fitting: Sequence[Answer], too_large: Sequence[Answer], words: C
         return left + value / most * (WIDTH - 2 * left)
 
     def parts() -> Iterator[str]:
-        yield from legend([(f"m-{name}", name) for name in names], left)
+        yield from svg_legend([(f"m-{name}", name) for name in names], left)
         x = at(every[0].room)
         for row, one in enumerate(every):
             y, done = top + row * (high + 14), 0.0
-            yield text(left, y - 3, f"{words(one)}: {format_bytes(one.held)}", "small")
+            yield svg_text(left, y - 3, f"{words(one)}: {format_bytes(one.held)}", "small")
             for name in names:
                 value = one.memory[name]
                 wide = at(done + value) - at(done)
-                yield rect(at(done), y, wide, high - 14, f"m-{name}", f"{name}: {format_bytes(value)}")
+                yield svg_rect(at(done), y, wide, high - 14, f"m-{name}", f"{name}: {format_bytes(value)}")
                 done += value
-            yield line(x, y - 1, x, y + high - 13, "limit")  # because: further up it would cross the words
-        yield text(x, top + len(every) * (high + 14) + 4, f"the GPU has {format_bytes(every[0].room)}", "small", "end")
+            yield svg_line(x, y - 1, x, y + high - 13, "limit")  # because: further up it would cross the words
+        capacity = f"the GPU has {format_bytes(every[0].room)}"
+        yield svg_text(x, top + len(every) * (high + 14) + 4, capacity, "small", "end")
 
-    return svg(top + len(every) * (high + 14) + 12, parts(), "bytes of the fullest rank by name")
+    return svg_element(top + len(every) * (high + 14) + 12, parts(), "bytes of the fullest rank by name")
 
 
 def pipeline(one: Answer) -> str:
@@ -296,18 +310,18 @@ def pipeline(one: Answer) -> str:
 
     def parts() -> Iterator[str]:
         used = {span.action.kind for span in found.spans}
-        yield from legend([(f"p-{kind}", name) for kind, name in _KINDS.items() if kind in used], left)
+        yield from svg_legend([(f"p-{kind}", name) for kind, name in _KINDS.items() if kind in used], left)
         for row, rank in enumerate(ranks):
             y = top + row * high
-            yield text(left - 8, y + high * 0.7, f"rank {rank}", "soft small", "end")
-            yield rect(left, y, total * scale, high - 2, "idle")
+            yield svg_text(left - 8, y + high * 0.7, f"rank {rank}", "soft small", "end")
+            yield svg_rect(left, y, total * scale, high - 2, "idle")
             for span in found.spans:
                 if span.rank == rank:
                     said = f"{_KINDS[span.action.kind]}, stage {span.action.stage}, microbatch {span.action.microbatch}"
                     wide = (span.end - span.start) * scale - 0.4
-                    yield rect(left + span.start * scale, y, wide, high - 2, f"p-{span.action.kind}", said)
+                    yield svg_rect(left + span.start * scale, y, wide, high - 2, f"p-{span.action.kind}", said)
 
-    return svg(top + len(ranks) * high + 4, parts(), "what each rank of the pipeline does when")
+    return svg_element(top + len(ranks) * high + 4, parts(), "what each rank of the pipeline does when")
 
 
 def scaling(points: Sequence[Point]) -> str:
@@ -325,8 +339,8 @@ def scaling(points: Sequence[Point]) -> str:
 
     def parts() -> Iterator[str]:
         for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-            yield line(left, y(share * high), WIDTH - right, y(share * high), "grid")
-            yield text(left - 6, y(share * high) + 4, format_count(share * high), "soft small", "end")
+            yield svg_line(left, y(share * high), WIDTH - right, y(share * high), "grid")
+            yield svg_text(left - 6, y(share * high) + 4, format_count(share * high), "soft small", "end")
         fast, slow = (
             [f"{x(best.gpus):.1f},{y(best.tokens / best.between[end] / best.gpus):.1f}" for _, best in shown]
             for end in (0, 1)
@@ -341,53 +355,54 @@ def scaling(points: Sequence[Point]) -> str:
             yield from _line(plain, "curve plain", "all sharded (ZeRO 3)", name_y)
         for _, best in shown:
             parallel = best.run.parallel
-            yield text(x(best.gpus), bottom + 18, f"{best.gpus:,}", "small", "middle")
-            yield text(x(best.gpus), bottom + 34, f"pp {parallel.pp}, tp {parallel.tp}", "soft small", "middle")
+            yield svg_text(x(best.gpus), bottom + 18, f"{best.gpus:,}", "small", "middle")
+            yield svg_text(x(best.gpus), bottom + 34, f"pp {parallel.pp}, tp {parallel.tp}", "soft small", "middle")
 
-    return svg(bottom + 44, parts(), "tokens a second and GPU over the number of GPUs")
+    return svg_element(bottom + 44, parts(), "tokens a second and GPU over the number of GPUs")
 
 
 def _line(points: Sequence[tuple[float, float]], kind: str, name: str, name_y: float) -> Iterator[str]:
-    yield polyline(points, kind)
+    yield svg_polyline(points, kind)
     yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{kind}"/>' for x, y in points)
-    yield text(points[-1][0] + 8, name_y + 4, name, "small")
+    yield svg_text(points[-1][0] + 8, name_y + 4, name, "small")
 
 
 def page(found: Found) -> str:
-    return document(title(found), _parts(found))
+    return build_page(title(found), _parts(found))
 
 
 def _parts(found: Found) -> Iterator[str]:
     first = found.first
     yield f"<h1>{escape(title(found))}</h1>"
-    yield facts(facts_of(found))
+    yield fact_list(facts_of(found))
     if first is not None:
-        yield section("The best")
-        yield facts(of_best(found, first))
-        yield section(
+        yield section_heading("The best")
+        yield fact_list(of_best(found, first))
+        yield section_heading(
             "Layouts, fastest first" if found.by == "time" else "Layouts, least energy first",
             "80%: four runs of five take so long. Bare: time in which ranks only communicate."
         )
-        yield table([row(found, at, one, True) for at, one in enumerate(found.best, 1)])
+        yield html_table([row(found, at, one, True) for at, one in enumerate(found.best, 1)])
         for at, one in enumerate(found.best[1:3], 2):
             yield f"<p>{escape(lost(found, at, one))}.</p>"
-    yield section(
+    yield section_heading(
         "Map",
         "The fastest step for each number of stages (pp) and cuts (tp), and its MFU; four runs of five are within "
         f"{found.ranked.prices.interval:.0%} of it. Grey: what the smallest needs.",
     )
     yield layouts_map(found.cells, first, step_time)
-    yield section(
+    yield section_heading(
         "Memory of the fullest rank", "The best layouts, and below them what would be faster or misses by least."
     )
     yield memory_bars(found.best[:_MOST_BARS], found.too_large, layout_of)
     if first is not None and first.run.parallel.pp > 1:
         parallel, few = first.run.parallel, timeline(first)[1]
-        yield section("Pipeline", f"{parallel.schedule}, {parallel.pp} ranks with {parallel.vp} stages each{few}.")
+        layout = f"{parallel.schedule}, {parallel.pp} ranks with {parallel.vp} stages each{few}."
+        yield section_heading("Pipeline", layout)
         yield pipeline(first)
     if sum(point.best is not None for point in found.points) > 1:
-        yield section("More GPUs", "Tokens a second and GPU. The band holds four runs of five.")
+        yield section_heading("More GPUs", "Tokens a second and GPU. The band holds four runs of five.")
         yield scaling(found.points)
-        yield table([row_of(point, found.by) for point in found.points])
+        yield html_table([row_of(point, found.by) for point in found.points])
         yield from (f"<p>{escape(line)}.</p>" for line in takeovers(found.points, found.by))
     yield '<p class="soft">Predicted by lmtrain plan. Joules are unverified, and of GPUs alone.</p>'

@@ -29,7 +29,7 @@ _PLAIN = (
     Figure("lr", "Learning rate", "number", smooth=False),
     Figure("grad_norm", "Gradient norm before clipping", "number", log=True),
     Figure("tokens_per_s", "Tokens a second", "count", zero=True),
-    Figure("mfu", "MFU", "percent", said="Model FLOPs without recompute, as a share of the devices' peak.", zero=True),
+    Figure("mfu", "MFU", "percent", note="Model FLOPs without recompute, as a share of the devices' peak.", zero=True),
     Figure("memory_bytes", "Memory", "bytes", zero=True),
     Figure("data_wait_s", "Wait for data in a step", "seconds", zero=True),
     Figure("straggler_slowest_by", "The slowest rank's own work beside its peers'", "percent", smooth=False),

@@ -23,21 +23,21 @@ from lmtrain.observe.profile.kernels import KernelTable, read_tables
 from lmtrain.observe.spans.format import Kind
 from lmtrain.observe.timeline.merge import Segment, merged
 from lmtrain.observe.timeline.step_time import CLASSES, Heat, TimelineRow, heat, step_times, timeline_rows
-from lmtrain.page.chart import labels, ticks, written
+from lmtrain.page.chart import format_value, tick_labels, ticks
 from lmtrain.page.document import (
     NUM_COLOURS,
     WIDTH,
     Part,
     Picture,
-    data_element,
-    legend,
-    line,
-    paragraph,
-    rect,
-    section,
-    svg,
-    table,
-    text,
+    html_table,
+    json_element,
+    section_heading,
+    soft_paragraph,
+    svg_element,
+    svg_legend,
+    svg_line,
+    svg_rect,
+    svg_text,
 )
 from lmtrain.runfolder.folder import RunFolder
 from lmtrain.runfolder.names import TRACES
@@ -73,7 +73,7 @@ def memory_parts(seen: RunFolder, record: Record, whose: str) -> Iterator[Part]:
     if layout is None or len(peaks) != layout.world_size:  # because: it was another one that wrote them
         return
     fullest, least = max(peaks), min(peaks)
-    yield section(
+    yield section_heading(
         f"Memory of each rank{whose}",
         f"The most that each has held, as told by step {step:,}: the peak on the GPU, or what the process has resident "
         f"on a CPU. Rank {peaks.index(fullest)} holds most, {format_bytes(fullest)}; rank {peaks.index(least)} least, "
@@ -81,7 +81,7 @@ def memory_parts(seen: RunFolder, record: Record, whose: str) -> Iterator[Part]:
         f"memory{whose}",
     )
     yield Picture(f"memory{whose}", memory_picture(layout, peaks))
-    yield data_element(json.dumps({"step": step, "peak_bytes": peaks}, separators=(",", ":")), f"memory-data{whose}")
+    yield json_element(json.dumps({"step": step, "peak_bytes": peaks}, separators=(",", ":")), f"memory-data{whose}")
 
 
 def newest_peaks(record: Record) -> tuple[int, list[int]]:
@@ -121,18 +121,18 @@ def layout_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
         config = build_settings(RunConfig, seen.settings)
         rows = rank_rows(config, config.model)
     except _UNREADABLE as error:
-        yield section(f"Layout{whose}", name=f"layout{whose}")
-        yield paragraph(f"It cannot be told from these settings: {shorten(error)}")
+        yield section_heading(f"Layout{whose}", anchor=f"layout{whose}")
+        yield soft_paragraph(f"It cannot be told from these settings: {shorten(error)}")
         return
-    yield section(f"Layout{whose}", layout_words(config.parallel), f"layout{whose}")
+    yield section_heading(f"Layout{whose}", layout_words(config.parallel), f"layout{whose}")
     if 1 < len(rows) <= _MOST_CELLS:
         yield Picture(f"layout{whose}", layout_picture(config, rows))
     elif len(rows) > 1:
-        yield paragraph(f"Not drawn: {len(rows):,} ranks are more than the {_MOST_CELLS:,} that a page shows.")
+        yield soft_paragraph(f"Not drawn: {len(rows):,} ranks are more than the {_MOST_CELLS:,} that a page shows.")
     alike = merged_rows(rows)
     if len(alike) > _MOST_ROWS:
-        yield paragraph(f"Shown: the first {_MOST_ROWS} of {len(alike):,} rows.")
-    yield table([_row(row) for row in alike[:_MOST_ROWS]])
+        yield soft_paragraph(f"Shown: the first {_MOST_ROWS} of {len(alike):,} rows.")
+    yield html_table([_row(row) for row in alike[:_MOST_ROWS]])
 
 
 def layout_picture(config: RunConfig, rows: Sequence[dict[str, Any]]) -> str:
@@ -144,25 +144,25 @@ def layout_picture(config: RunConfig, rows: Sequence[dict[str, Any]]) -> str:
     high = 26.0 if layout.pp <= 24 else 520 / layout.pp
 
     def parts() -> Iterator[str]:
-        yield text(left, 14, _axes(layout), "soft small")
+        yield svg_text(left, 14, _axes(layout), "soft small")
         for column in range(0, columns, layout.tp):
             copy, shard = divmod(column // layout.tp, layout.dp_shard)
             if layout.tp * wide >= 34:
-                yield text(left + column * wide, top - 8, f"{copy}.{shard}", "soft small")
+                yield svg_text(left + column * wide, top - 8, f"{copy}.{shard}", "soft small")
         for row in rows:
             column = (row["dp_replicate"] * layout.dp_shard + row["dp_shard"]) * layout.tp + row["tp"]
             x, y = left + column * wide, top + row["pp"] * high
             if column == 0:
-                yield text(left - 8, y + high * 0.65, f"layers {row['layers'] or 'none'}", "soft small", "end")
+                yield svg_text(left - 8, y + high * 0.65, f"layers {row['layers'] or 'none'}", "soft small", "end")
             at = ", ".join(f"{axis} {row[axis]}" for axis in ("pp", "dp_replicate", "dp_shard", "tp"))
             said = f"rank {row['rank']} ({at}): layers {row['layers']}, {format_count(row['parameters'])} parameters"
             # because: cuts of one layer lie beside each other, and in two depths they are told apart
             shade = f"fill-opacity:{0.42 if (row['tp'] + row['dp_shard']) % 2 else 0.6}"
-            yield rect(x, y, wide - 1, high - 1, f"r{row['pp'] % NUM_COLOURS} cell", said, shade)
+            yield svg_rect(x, y, wide - 1, high - 1, f"r{row['pp'] % NUM_COLOURS} cell", said, shade)
             if wide >= 26 and high >= 18:
-                yield text(x + wide / 2, y + high * 0.65, str(row["rank"]), "small quiet", "middle")
+                yield svg_text(x + wide / 2, y + high * 0.65, str(row["rank"]), "small quiet", "middle")
 
-    return svg(top + layout.pp * high + 8, parts(), "which rank holds which layers")
+    return svg_element(top + layout.pp * high + 8, parts(), "which rank holds which layers")
 
 
 def _axes(layout: Layout) -> str:
@@ -187,7 +187,7 @@ class Square(NamedTuple):
     share: float  # how dark it is, from 0 to 1
     hot: bool
     shown: str  # in it, where there is room
-    said: str
+    note: str
 
 
 def squares(found: Sequence[Square], label: str) -> str:
@@ -199,19 +199,19 @@ def squares(found: Sequence[Square], label: str) -> str:
     high = min(26.0, max(520 / len(down), 3.0))
 
     def parts() -> Iterator[str]:
-        yield text(left, 14, "across: copy, shard, cut (dp_replicate, dp_shard, tp); down: pp", "soft small")
+        yield svg_text(left, 14, "across: copy, shard, cut (dp_replicate, dp_shard, tp); down: pp", "soft small")
         for number, pp in enumerate(down):
             if number % math.ceil(14 / high) == 0:
-                yield text(left - 8, top + number * high + high * 0.7, f"pp {pp}", "soft small", "end")
+                yield svg_text(left - 8, top + number * high + high * 0.7, f"pp {pp}", "soft small", "end")
         for one in found:
             x = left + across.index((one.at.dp_replicate, one.at.dp_shard, one.at.tp)) * wide
             y = top + down.index(one.at.pp) * high
             kind = "heat hot" if one.hot else "heat"
-            yield rect(x, y, wide - 1, high - 1, kind, one.said, f"fill-opacity:{_DARKEST * one.share:.2f}")
+            yield svg_rect(x, y, wide - 1, high - 1, kind, one.note, f"fill-opacity:{_DARKEST * one.share:.2f}")
             if wide >= room and high >= 16:
-                yield text(x + wide / 2, y + high * 0.68, one.shown, "small quiet", "middle")
+                yield svg_text(x + wide / 2, y + high * 0.68, one.shown, "small quiet", "middle")
 
-    return svg(top + len(down) * high + 6, parts(), label)
+    return svg_element(top + len(down) * high + 6, parts(), label)
 
 
 # ---- a traced step ---------------------------------------------------------------------------------------------------
@@ -220,19 +220,19 @@ def squares(found: Sequence[Square], label: str) -> str:
 def trace_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
     if not (seen.path / TRACES).is_dir():
         return
-    yield section(f"A traced step{whose}", name=f"trace{whose}")
+    yield section_heading(f"A traced step{whose}", anchor=f"trace{whose}")
     try:
         found = merged(seen.path)
         segment = next((one for one in reversed(found.segments) if one.steps), None)
         if segment is None:
-            yield paragraph("No step has been recorded to its end.")
+            yield soft_paragraph("No step has been recorded to its end.")
         else:
             yield from _parts(segment, whose)
         notes = [*found.notes, *(note for one in found.segments for note in one.notes)]
     except (LmtrainError, ArithmeticError, LookupError, OSError, ValueError) as error:
         notes = [f"The traces cannot be read: {shorten(error)}"]
     if notes:
-        yield paragraph(f"{join_few(notes, '; ')}.")
+        yield soft_paragraph(f"{join_few(notes, '; ')}.")
 
 
 def _parts(segment: Segment, whose: str) -> Iterator[Part]:
@@ -248,10 +248,10 @@ def _parts(segment: Segment, whose: str) -> Iterator[Part]:
     steps = f"step{'s' * (len(newest) > 1)} {join_few(f'{one:,}' for one in newest)}"
     mean = f", mean of {len(times.ranks)} ranks" * (len(times.ranks) > 1)
     few = " Steps that save or measure are left out." * bool(left_out)
-    yield paragraph(f"Start {segment.start}, {steps}: {written(whole, 'seconds')} each{mean}.{few}")
-    yield table([
-        {"<class": name, "time": written(means[name], "seconds"), "share": f"{means[name] / whole:.1%}",
-         "of it waiting": written(waited[name], "seconds") if waited[name] > 0 else ""}
+    yield soft_paragraph(f"Start {segment.start}, {steps}: {format_value(whole, 'seconds')} each{mean}.{few}")
+    yield html_table([
+        {"<class": name, "time": format_value(means[name], "seconds"), "share": f"{means[name] / whole:.1%}",
+         "of it waiting": format_value(waited[name], "seconds") if waited[name] > 0 else ""}
         for name in CLASSES if means[name] > 0
     ])  # fmt: skip
     ranks = heat(segment, times)
@@ -259,7 +259,7 @@ def _parts(segment: Segment, whose: str) -> Iterator[Part]:
         hottest = max(ranks, key=lambda one: one.ratio if one.ratio == one.ratio else 0.0)
         yield (
             "<h3>Own work of each rank</h3>"
-            + paragraph(
+            + soft_paragraph(
                 "Forward, backward and update, beside the ranks that hold the same stages. The slowest is rank "
                 f"{hottest.rank} on {hottest.host}: {hottest.ratio:.2f} of the median."
             )
@@ -268,7 +268,7 @@ def _parts(segment: Segment, whose: str) -> Iterator[Part]:
     rows = shown_rows(segment, every := timeline_rows(segment, step))
     yield f"<h3>What ran when in step {step:,}</h3>"
     if cut := _cut(rows, every):
-        yield paragraph(cut)
+        yield soft_paragraph(cut)
     yield Picture(f"timeline{whose}", timeline_picture(rows))
     data: dict[str, Any] = {
         "step": step,
@@ -280,7 +280,7 @@ def _parts(segment: Segment, whose: str) -> Iterator[Part]:
         ],
     }
     plain = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    yield data_element(plain, f"trace-data{whose}")
+    yield json_element(plain, f"trace-data{whose}")
 
 
 def _number(value: float) -> float | None:
@@ -293,7 +293,7 @@ def heat_picture(ranks: Sequence[Heat]) -> str:
     for one in ranks:
         known = math.isfinite(one.ratio)
         beside = f"{one.ratio:.3f} of the median" if known else "no whole step was recorded"
-        said = f"rank {one.rank} on {one.host}: {written(one.own_work_s, 'seconds')}, {beside}"
+        said = f"rank {one.rank} on {one.host}: {format_value(one.own_work_s, 'seconds')}, {beside}"
         share = min(max((one.ratio - 0.9) / 0.3, 0.06), 1.0) if known else 0.0
         found.append(Square(one.at, share, one.ratio > 1.05, f"{one.ratio:.2f}" if known else "-", said))
     return squares(found, "own work of each rank, beside the median of its like")
@@ -330,26 +330,26 @@ def timeline_picture(rows: Sequence[TimelineRow]) -> str:
     used = {bar.what for row in rows for bar in row.bars}
 
     def parts() -> Iterator[str]:
-        yield from legend([(f"t-{kind}", name) for kind, name in _COLOURS.items() if kind in used], left)
+        yield from svg_legend([(f"t-{kind}", name) for kind, name in _COLOURS.items() if kind in used], left)
         for number, rank in enumerate(ranks):
             y = top + number * high
-            yield text(left - 8, y + high * 0.7, f"rank {rank}", "soft small", "end")
-            yield rect(left, y, end * scale, high - 2, "idle")
+            yield svg_text(left - 8, y + high * 0.7, f"rank {rank}", "soft small", "end")
+            yield svg_rect(left, y, end * scale, high - 2, "idle")
         for row in rows:
             y = top + ranks.index(row.rank) * high
             for bar in row.bars:
                 long, stage, microbatch = bar.end_s - bar.begin_s, row.stage, bar.microbatch
                 of = f", stage {stage}" * (stage >= 0) + f", microbatch {microbatch}" * (microbatch >= 0)
-                said = f"{_COLOURS.get(bar.what, bar.what)}{of}: {written(long, 'seconds')}"
+                said = f"{_COLOURS.get(bar.what, bar.what)}{of}: {format_value(long, 'seconds')}"
                 if bar.what != "bubble":
-                    yield rect(left + bar.begin_s * scale, y, long * scale, high - 2, f"t-{bar.what}", said)
+                    yield svg_rect(left + bar.begin_s * scale, y, long * scale, high - 2, f"t-{bar.what}", said)
         bottom = top + len(ranks) * high
         along = ticks(0.0, end, 8, "seconds")
-        for value, word in zip(along, labels(along, "seconds"), strict=True):
-            yield line(left + value * scale, bottom, left + value * scale, bottom + 4, "grid")
-            yield text(left + value * scale, bottom + 17, word, "soft small", "middle")
+        for value, word in zip(along, tick_labels(along, "seconds"), strict=True):
+            yield svg_line(left + value * scale, bottom, left + value * scale, bottom + 4, "grid")
+            yield svg_text(left + value * scale, bottom + 17, word, "soft small", "middle")
 
-    return svg(top + len(ranks) * high + 24, parts(), "what each rank did when in the step")
+    return svg_element(top + len(ranks) * high + 24, parts(), "what each rank did when in the step")
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -358,27 +358,27 @@ def timeline_picture(rows: Sequence[TimelineRow]) -> str:
 def kernel_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
     if not (seen.path / _FOLDER).is_dir():
         return
-    yield section(f"Kernels{whose}", name=f"kernels{whose}")
+    yield section_heading(f"Kernels{whose}", anchor=f"kernels{whose}")
     try:
         yield from _kernel_parts(seen, whose)
     except (LmtrainError, ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-        yield paragraph(f"They cannot be read: {shorten(error)}")
+        yield soft_paragraph(f"They cannot be read: {shorten(error)}")
 
 
 def _kernel_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
     tables = read_tables(seen.path / _FOLDER)
     if len(tables) > _MOST_TABLES:
-        yield paragraph(
+        yield soft_paragraph(
             f"Shown: {_MOST_TABLES} of {len(tables)} profiles, of the newest window and the lowest ranks first; "
             f"the others lie in {_FOLDER}."
         )
     for one in sorted(tables, key=lambda one: (-one.first_step, one.rank))[:_MOST_TABLES]:
         yield f"<h3>Steps {one.first_step:,} to {one.last_step:,}, rank {one.rank}</h3>"
         few = f"; the {_MOST_KERNELS} kernels that took longest" * (len(one.kernels) > _MOST_KERNELS)
-        yield paragraph(f"On {one.device}, {written(one.window_s, 'seconds')} by the clock{few}.")
+        yield soft_paragraph(f"On {one.device}, {format_value(one.window_s, 'seconds')} by the clock{few}.")
         yield Picture(f"kernels_{one.first_step}-{one.last_step}_rank_{one.rank}{whose}", class_bar(one))
-        yield table([
-            {"<kernel": kernel.name, "<class": kernel.kind, "time": written(kernel.seconds, "seconds"),
+        yield html_table([
+            {"<kernel": kernel.name, "<class": kernel.kind, "time": format_value(kernel.seconds, "seconds"),
              "of the window": f"{kernel.seconds / (one.window_s or 1.0):.1%}", "calls": f"{kernel.calls:,}"}
             for kernel in one.kernels[:_MOST_KERNELS]
         ])  # fmt: skip
@@ -390,12 +390,12 @@ def class_bar(one: KernelTable) -> str:
     used = [(name, seconds) for name, seconds in one.classes.items() if seconds > 0]
 
     def parts() -> Iterator[str]:
-        yield from legend([(f"r{at % NUM_COLOURS}", name) for at, (name, _) in enumerate(used)], 0.0)
+        yield from svg_legend([(f"r{at % NUM_COLOURS}", name) for at, (name, _) in enumerate(used)], 0.0)
         x = 0.0
         for at, (name, seconds) in enumerate(used):
             wide = seconds / total * WIDTH
-            said = f"{name}: {written(seconds, 'seconds')}, {seconds / total:.1%}"
-            yield rect(x, 24, wide - 1, 22, f"r{at % NUM_COLOURS}", said)
+            said = f"{name}: {format_value(seconds, 'seconds')}, {seconds / total:.1%}"
+            yield svg_rect(x, 24, wide - 1, 22, f"r{at % NUM_COLOURS}", said)
             x += wide
 
-    return svg(50, parts(), "time of kernels by class")
+    return svg_element(50, parts(), "time of kernels by class")

@@ -18,19 +18,19 @@ from lmtrain.cli.report.ranks import kernel_parts, layout_parts, memory_parts, t
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.config.base import show
 from lmtrain.observe.history.record import Record, read_record
-from lmtrain.page.chart import Charts, drawn, placed, written
+from lmtrain.page.chart import Charts, draw_figure, figure_element, format_value
 from lmtrain.page.document import (
     Cells,
     Part,
     Picture,
-    data_element,
-    document,
-    facts,
-    for_a_paper,
-    script,
-    section,
-    style,
-    table,
+    build_page,
+    fact_list,
+    html_table,
+    json_element,
+    read_asset,
+    script_element,
+    section_heading,
+    standalone_svg,
 )
 from lmtrain.runfolder.changes import changed_histories
 from lmtrain.runfolder.differences import differences, flatten
@@ -81,16 +81,16 @@ def report(
     found = charts([one.name for one in seen], records, [one.stop for one in seen])
     parts = [*parts_of(seen, records, found)]
     with atomic_file(out) as file:
-        file.write(_bytes(document(title(seen), parts, more_style=style("report.css"))))
+        file.write(_bytes(build_page(title(seen), parts, more_style=read_asset("report.css"))))
     missing = sum(len(one.problems) + len(record.problems) for one, record in zip(seen, records, strict=True))
     few = f"; {missing} things are missing, and it says which" if missing > 1 else "; it says what is missing" * missing
     echo(f"{out}: {plural(len(found.figures), 'figure')}, {format_bytes(out.stat().st_size)}{few}")
     if svg is not None:
-        curves = [Picture(figure.key, drawn(found, figure, 760, 360)) for figure in found.figures]
+        curves = [Picture(figure.key, draw_figure(found, figure, 760, 360)) for figure in found.figures]
         pictures = [*curves, *(part for part in parts if isinstance(part, Picture))]
         for picture in pictures:
             with atomic_file(svg / f"{re.sub('[ /]', '_', picture.name)}.svg") as file:
-                file.write(_bytes(for_a_paper(picture.drawn)))
+                file.write(_bytes(standalone_svg(picture.svg)))
         echo(f"{svg}: {len(pictures)} pictures as SVG")
 
 
@@ -107,12 +107,12 @@ def parts_of(seen: Sequence[RunFolder], records: Sequence[Record], found: Charts
     rows = [summary(one, record) for one, record in zip(seen, records, strict=True)]
     if len(seen) == 1:
         stands = ((key.lstrip("<"), value) for key, value in rows[0].items() if key != "<run")
-        yield facts([*stands, *_plan_of(seen[0])])
+        yield fact_list([*stands, *_plan_of(seen[0])])
     else:
-        yield table(rows)
+        yield html_table(rows)
     yield from _missing(seen, records)
     yield '<div class="tools" id="tools"><noscript>Zooming and reading values need JavaScript.</noscript></div>'
-    yield f'<div class="figures">{"".join(placed(found, figure) for figure in found.figures)}</div>'
+    yield f'<div class="figures">{"".join(figure_element(found, figure) for figure in found.figures)}</div>'
     if not found.figures:
         yield '<p class="soft">No number has been recorded yet.</p>'
     yield from _happened(seen, found)
@@ -128,9 +128,9 @@ def parts_of(seen: Sequence[RunFolder], records: Sequence[Record], found: Charts
     yield from _settings(seen, records)
     yield from _environment(seen)
     keys = "".join(f"<span><kbd>{escape(key)}</kbd> {escape(does)}</span>" for key, does in _KEYS)
-    yield f'{section("Keys", name="keys")}<div class="keys">{keys}</div>'
-    yield data_element(found.to_json(), "figures")
-    yield script("chart.js")
+    yield f'{section_heading("Keys", anchor="keys")}<div class="keys">{keys}</div>'
+    yield json_element(found.to_json(), "figures")
+    yield script_element("chart.js")
 
 
 def _alike(seen: Sequence[RunFolder], group: str) -> bool:
@@ -139,7 +139,7 @@ def _alike(seen: Sequence[RunFolder], group: str) -> bool:
 
 def summary(seen: RunFolder, record: Record) -> dict[str, str]:
     """Return how a run stands: state, step, losses, speed, settings."""
-    found = {"<run": seen.name, "<state": f"{seen.state}{f': {seen.why}' * bool(seen.why)}"[:400]}
+    found = {"<run": seen.name, "<state": f"{seen.state}{f': {seen.end_reason}' * bool(seen.end_reason)}"[:400]}
     train, last = seen.settings.get("train"), int(record.steps[-1]) if record.steps.size else 0
     total = train.get("steps") if isinstance(train, dict) else None
     share = f" of {total:,} ({last / total:.0%})" if type(total) is int and total > 0 else ""
@@ -150,7 +150,7 @@ def summary(seen: RunFolder, record: Record) -> dict[str, str]:
     for key, name, form in (("loss", "loss", "number"), ("tokens", "tokens", "count")):
         steps, values = record.column(key)
         if values.size:
-            found[name] = written(float(values[-1]), form)  # type: ignore[arg-type]  # because: names of forms
+            found[name] = format_value(float(values[-1]), form)  # type: ignore[arg-type]  # because: names of forms
         broken = {key: value for step, key, value in record.broken if step == last}
         if key in broken:
             found[name] = f"{broken[key]}" + (f"; {found[name]} at step {int(steps[-1]):,}" if values.size else "")
@@ -180,10 +180,10 @@ def _happened(seen: Sequence[RunFolder], found: Charts) -> Iterator[str]:
     marks = [mark for mark in found.marks if mark.kind != "save"]
     if marks:
         few = f"The last {_MOST_MARKS} of {len(marks):,}. " * (len(marks) > _MOST_MARKS)
-        yield section("What happened", f"{few}Each is a line in the figures above.", "happened")
+        yield section_heading("What happened", f"{few}Each is a line in the figures above.", "happened")
         whose = [{"<run": one.name} if len(seen) > 1 else {} for one in seen]
         shown = marks[-_MOST_MARKS:]
-        yield table([whose[mark.run] | {"step": f"{mark.step:,.0f}", "<what": mark.said} for mark in shown])
+        yield html_table([whose[mark.run] | {"step": f"{mark.step:,.0f}", "<what": mark.note} for mark in shown])
 
 
 def _missing(seen: Sequence[RunFolder], records: Sequence[Record]) -> Iterator[str]:
@@ -205,46 +205,46 @@ def _evaluations(seen: Sequence[RunFolder], records: Sequence[Record]) -> Iterat
         return
     tasks = len(headlines(records))
     few = f" The first {MOST_EVALS} of {tasks} tasks have a figure above." * (tasks > MOST_EVALS)
-    yield section("Evaluations", f"What was scored and how; below it every number.{few}", "evaluations")
-    yield table(recipes)
+    yield section_heading("Evaluations", f"What was scored and how; below it every number.{few}", "evaluations")
+    yield html_table(recipes)
     many = (
         f", the last {_MOST_NUMBERS:,} of {len(numbers):,}" if len(numbers) > _MOST_NUMBERS else f", {len(numbers):,}"
     )
     opened = " open" * (len(numbers) <= 12)
-    yield f"<details{opened}><summary>Numbers{many}</summary>{table(numbers[-_MOST_NUMBERS:])}</details>"
+    yield f"<details{opened}><summary>Numbers{many}</summary>{html_table(numbers[-_MOST_NUMBERS:])}</details>"
 
 
 def _settings(seen: Sequence[RunFolder], records: Sequence[Record]) -> Iterator[str]:
     known = [one for one in seen if one.settings]
     if not known:
         return
-    yield section("Settings", name="settings")
+    yield section_heading("Settings", anchor="settings")
     if len(known) > 1:
         found = differences([one.settings for one in known])
         beside = _beside("<key", [one.name for one in known], found)
         differ = f"{plural(len(found), 'setting')} {'differs' if len(found) == 1 else 'differ'}."
-        yield f"<p>{differ}</p>" + table(beside) if found else "<p>All settings are the same.</p>"
+        yield f"<p>{differ}</p>" + html_table(beside) if found else "<p>All settings are the same.</p>"
     for one, record in zip(seen, records, strict=True):
         whose = f" of {one.name}" if len(seen) > 1 else ""
         if found := changed_histories(record.rows.get("start", [])):
-            yield f"<p>Settings{escape(whose)} that changed while it trained:</p>" + table([
+            yield f"<p>Settings{escape(whose)} that changed while it trained:</p>" + html_table([
                 {"<key": key, "from step": f"{step:,}", "<value": _shown(value)}
                 for key, values in found.items() for step, value in values
             ])  # fmt: skip
     rows = [{"<key": key, "<value": _shown(value)} for key, value in flatten(known[0].settings)]
     whose = f" of {known[0].name}" if len(known) > 1 else ""
-    yield f"<details><summary>All {len(rows)} settings{escape(whose)}</summary>{table(rows)}</details>"
+    yield f"<details><summary>All {len(rows)} settings{escape(whose)}</summary>{html_table(rows)}</details>"
 
 
 def _environment(seen: Sequence[RunFolder]) -> Iterator[str]:
     known = [one for one in seen if one.environment]
     if not known:
         return
-    yield section("Environment", name="environment")
+    yield section_heading("Environment", anchor="environment")
     trees = [dict(flatten(one.environment)) for one in known]
     keys = dict.fromkeys(key for tree in trees for key in tree)
     names = [one.name for one in known] if len(known) > 1 else ["value"]
-    yield table(_beside("<what", names, {key: [tree.get(key) for tree in trees] for key in keys}))
+    yield html_table(_beside("<what", names, {key: [tree.get(key) for tree in trees] for key in keys}))
 
 
 def _beside(title: str, names: Sequence[str], found: Mapping[str, Sequence[Any]]) -> list[Cells]:

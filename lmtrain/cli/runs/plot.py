@@ -13,7 +13,7 @@ import numpy as np
 
 from lmtrain.errors import DataError, UsageError, spelling_hint
 from lmtrain.observe.history.record import Numbers, extremes, read_record
-from lmtrain.page.chart import Form, labels, log_ticks, ticks
+from lmtrain.page.chart import Form, log_ticks, tick_labels, ticks
 from lmtrain.runfolder.folder import expand_runs, read_runs
 
 _AXES: dict[str, Form] = {"step": "count", "tokens": "count", "seconds": "seconds"}
@@ -70,7 +70,7 @@ def draw(
     levels = log_ticks(low, high, height // 3) if log else ticks(low, high, height // 3, _FORMS.get(key, "number"))
     levels = levels or [low, high]  # because: a low picture may have room for no round number
     said = {}
-    for value, word in zip(levels, labels(levels, _FORMS.get(key, "number")), strict=True):
+    for value, word in zip(levels, tick_labels(levels, _FORMS.get(key, "number")), strict=True):
         share = math.log(value / low) / math.log(high / low) if log else (value - low) / (high - low)
         said[round((1 - share) * (height - 1))] = word
     margin = max(map(len, said.values())) + 2
@@ -89,7 +89,7 @@ def draw(
             mark = " " if whose < 0 else chr(_EMPTY + cells[row, column]) if fine else chr(ord("a") + whose % 26)
             line.append(mark, style="" if whose < 0 else _COLOURS[whose % len(_COLOURS)])
         yield line
-    ends = labels([left, right], _AXES[by])
+    ends = tick_labels([left, right], _AXES[by])
     yield Text(" " * margin + ends[0] + ends[1].rjust(columns - len(ends[0])))
     names = Text(" " * margin)
     for number, (name, _, _) in enumerate(curves):

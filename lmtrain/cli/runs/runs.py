@@ -151,7 +151,7 @@ def _row(seen: RunFolder) -> dict[str, Any]:
         "steps": finite(total.get("steps")) if isinstance(total, dict) else None,
         "loss": _loss(last), "valid_loss": _loss(valid[-1]) if valid else None,
         "tokens_per_s": finite(last.get("tokens_per_s")), "tokens": finite(last.get("tokens")),
-        "last_row": last_write_time(rows, seen.metrics), "why": seen.why or wrong, "missing": seen.problems,
+        "last_row": last_write_time(rows, seen.metrics), "why": seen.end_reason or wrong, "missing": seen.problems,
     }  # fmt: skip
 
 

@@ -94,7 +94,7 @@ MUTANTS = [
     Mutant(
         name="flat_negative_series_stands_on_its_head",
         file="lmtrain/page/chart.py",
-        function="_room",
+        function="_axis_range",
         old="spare = 0.05 * (high - low) or abs(high) * 0.05 or 1.0",
         new="spare = 0.05 * (high - low) or high * 0.05 or 1.0",
         breaks="The axis of the figure runs the wrong way round and has one tick alone.",

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lmtrain.page.chart import labels, log_ticks, ticks, written
+from lmtrain.page.chart import format_value, log_ticks, tick_labels, ticks
 
 RANGES = [(0, 1), (-3, 7), (1.999, 2.001), (0, 3.1e12), (5, 4e5), (0, 1e-7), (9, 1e7)]
 
@@ -22,7 +22,7 @@ def test_ticks_lie_in_the_axis_and_can_be_told_apart(low: float, high: float, fo
     assert low - 1e-9 * abs(low) <= found[0] < found[-1] <= high * (1 + 1e-9)
     assert np.allclose(np.diff(found), found[1] - found[0])
     if form in ("number", "count"):
-        assert len(set(labels(found, form))) == len(found)  # type: ignore[arg-type]
+        assert len(set(tick_labels(found, form))) == len(found)  # type: ignore[arg-type]
 
 
 def test_an_axis_of_one_point() -> None:
@@ -53,4 +53,4 @@ def test_a_logarithmic_axis_has_several_numbers(most: int) -> None:
     ],
 )  # fmt: skip
 def test_how_numbers_are_written(value: float, form: str, want: str) -> None:
-    assert written(value, form) == want  # type: ignore[arg-type]
+    assert format_value(value, form) == want  # type: ignore[arg-type]

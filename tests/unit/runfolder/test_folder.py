@@ -63,7 +63,7 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path: Path) -> None:
         f"{ENVIRONMENT} is not there: versions and machine are not known",
         f"{STOP} holds no object of JSON: why it stopped is not known",
     ]
-    assert (one.settings, one.stop, one.why) == ({"train": {"steps": 3}}, None, f"left no {STOP}")
+    assert (one.settings, one.stop, one.end_reason) == ({"train": {"steps": 3}}, None, f"left no {STOP}")
     assert two.problems == []
 
 
