@@ -31,14 +31,14 @@ import numpy as np
 
 from data_tools.preprocess.sequences import Batch
 from data_tools.read.chunks import START, Place
-from lmtrain.data.store.indexed import SUFFIXES, part
+from lmtrain.data.store.indexed import SUFFIXES, dataset_file
 from lmtrain.data.store.writer import (
     DatasetSpool,
-    Mark,
+    SpoolState,
     check_finished,
-    open_own,
+    open_without_links,
     publish,
-    refuse_taken,
+    refuse_existing,
     working_folder,
 )
 from lmtrain.errors import DataError, LmtrainError, OutputError, StorageError
@@ -91,10 +91,10 @@ class Journal:
         with files.storage_errors(self._path, "Writing"):
             temporary = self._path.with_suffix(".new")
             self._seal = ""
-            with open_own(temporary, "wb") as file:
+            with open_without_links(temporary, "wb") as file:
                 file.writelines(map(self._line, (_HEAD | {"identity": identity}, *lines)))
             temporary.replace(self._path)
-            self._file = open_own(self._path, "ab")
+            self._file = open_without_links(self._path, "ab")
 
     def append(self, tree: dict[str, Any]) -> None:
         assert self._file is not None, "start comes first"
@@ -248,7 +248,7 @@ class Outputs:
             self._rejects.flush()
         self._rejects_mark = [self._rejects_mark[0] + len(rejects), crc32c(rejects, self._rejects_mark[1])]
         self.totals.count(batches)
-        marks = [dataclasses.asdict(spool.mark()) for spool in self._spools]
+        marks = [dataclasses.asdict(spool.record_state()) for spool in self._spools]
         self._journal.append({
             "shard": self._shard, "marks": marks, "rejects": self._rejects_mark, "finished": self._finished[-1:],
             "totals": vars(self.totals),
@@ -265,7 +265,7 @@ class Outputs:
             })  # fmt: skip
         for prefix in set(self.names.existing()) - {self.names.name(k, s) for k, s in self._all()}:
             for suffix in reversed(SUFFIXES):
-                part(prefix, suffix).unlink(missing_ok=True)
+                dataset_file(prefix, suffix).unlink(missing_ok=True)
         made = self._folder / "rejects"
         with files.storage_errors(self._rejects_path, "Writing"):
             if made.exists() and made.stat().st_size:
@@ -275,12 +275,12 @@ class Outputs:
         for key, shard in self._all():
             publish(self._folder, _spool_name(key, shard), self.names.name(key, shard))
         shutil.rmtree(self._folder, ignore_errors=True)
-        named = [part(self.names.name(key, shard), suffix) for key, shard in self._all() for suffix in SUFFIXES]
+        named = [dataset_file(self.names.name(key, shard), suffix) for key, shard in self._all() for suffix in SUFFIXES]
         return [*named, *([self._rejects_path] if self._rejects_path.exists() else [])]
 
     @property
     def _rejects_path(self) -> Path:
-        return part(self.names.prefix, REJECTS)
+        return dataset_file(self.names.prefix, REJECTS)
 
     def _all(self) -> list[tuple[int, int]]:
         return [(key, shard) for shard in range(self._shard + 1) for key in range(len(self.names.keys))]
@@ -290,7 +290,7 @@ class Outputs:
             return
         try:
             for prefix in self.names.existing():
-                refuse_taken(prefix)
+                refuse_existing(prefix)
         except OutputError:
             if not self.dropped:  # the folder may be new from this call
                 held.callback(self._remove_if_empty)
@@ -317,7 +317,7 @@ class Outputs:
             self._shard = 0  # because: the search for valid lines changed it
             self._spools = self._new_spools()
         self._journal.start(self._identity, kept)
-        self._rejects = open_own(self._folder / "rejects", "r+b" if kept else "w+b")
+        self._rejects = open_without_links(self._folder / "rejects", "r+b" if kept else "w+b")
         self._rejects_mark = kept[-1]["rejects"] if kept else [0, 0]
         self._rejects.truncate(self._rejects_mark[0])
         self._rejects.seek(self._rejects_mark[0])
@@ -349,7 +349,7 @@ class Outputs:
                     made = self._folder / f"{name}{suffix}"
                     if made.is_symlink():
                         raise DataError(f"{made} is a link, and nothing here was written as one. Remove it.")
-                    return made if os.path.lexists(made) else part(final, suffix)
+                    return made if os.path.lexists(made) else dataset_file(final, suffix)
 
                 check_finished(path_of, seal, self._tokenizer.to_bytes())
         except (LmtrainError, OSError):
@@ -381,7 +381,7 @@ class Outputs:
             current = [line for line in lines if line["shard"] == shard]
             self._shard = shard
             self._spools = self._new_spools(empty=False)
-            marks = [[Mark.from_dict(line["marks"][k]) for line in current] for k in range(len(self.names.keys))]
+            marks = [[SpoolState.from_dict(line["marks"][k]) for line in current] for k in range(len(self.names.keys))]
             held = [spool.rewind(of_key) for spool, of_key in zip(self._spools, marks, strict=True)]
             current = current[: min(held)]
             current = current[: _ends(self._folder / "rejects", [line["rejects"] for line in current])]
@@ -435,7 +435,7 @@ def _ends(path: Path, marks: list[list[int]]) -> int:
     """Return how many of these marks (size, CRC-32C), oldest first, match the file."""
     at = crc = 0
     try:
-        with open_own(path, "rb") as file:
+        with open_without_links(path, "rb") as file:
             for number, (size, wanted) in enumerate(marks):
                 while at < size and (data := file.read(min(_READ_BYTES, size - at))):
                     at, crc = at + len(data), crc32c(data, crc)

@@ -161,7 +161,7 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
     """
     builder = _DatasetBuilder(settings, requirements, reads_valid=len(opened.valid) == 0)
     for indexed in opened.datasets:
-        indexed.watch(settings.verify, record_path(indexed, builder.index_folder(indexed)), warn)
+        indexed.set_verification(settings.verify, record_path(indexed, builder.index_folder(indexed)), warn)
     least_samples = settings.first_sample + requirements.num_samples
     run_samples = settings.megatron_samples or least_samples
     if run_samples < least_samples:

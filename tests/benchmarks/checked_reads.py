@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lmtrain.data.store.indexed import DatasetWriter, part
+from lmtrain.data.store.indexed import DatasetWriter, dataset_file
 from tests.benchmarks.data_index import lognormal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +119,7 @@ def write(prefix: Path, num_tokens: int, sentences: int) -> None:
             writer.add_documents(tokens, lengths, groups)
         writer.describe(tokenizer=b"{}", fingerprint="abc", vocab_size=VOCAB, eod_id=None, num_bytes=1)
     for suffix in (".bin", ".idx"):
-        os.link(part(prefix, suffix), part(prefix.with_name(f"{prefix.name}-foreign"), suffix))
+        os.link(dataset_file(prefix, suffix), dataset_file(prefix.with_name(f"{prefix.name}-foreign"), suffix))
 
 
 def compare(kind: str, readers: dict[str, Reader], prefix: Path, rounds: int) -> bool:

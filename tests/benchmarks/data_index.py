@@ -28,7 +28,7 @@ from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.samples.packing import PackedDataset, Packing
 from lmtrain.data.store.format import HEADER, MAGIC
 from lmtrain.data.store.index_cache import IndexCache
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dataset_file
 from tests.unit.data.writing import map_of
 
 DOCUMENTS, TOKENS = 1_200_000_000, 10**12
@@ -51,7 +51,7 @@ def make_sizes(prefix: Path, num: int) -> None:
     """A dataset of sizes only: a whole .idx and a .bin that takes no room, being all hole."""
     rng, step = np.random.default_rng(0), 1 << 22
     pool = lognormal(rng, step, TOKENS / DOCUMENTS).astype("<i4")
-    with open(part(prefix, ".idx"), "wb") as file:
+    with open(dataset_file(prefix, ".idx"), "wb") as file:
         file.write(HEADER.pack(MAGIC, 1, 8, num, num + 1))
         for first in range(0, num, step):
             file.write(np.roll(pool, first // step)[: min(step, num - first)].data)
@@ -65,7 +65,7 @@ def make_sizes(prefix: Path, num: int) -> None:
             file.write(np.arange(first, min(first + step, num + 1), dtype="<i8").data)
         file.flush()
         os.fsync(file.fileno())
-    with open(part(prefix, ".bin"), "wb") as file:
+    with open(dataset_file(prefix, ".bin"), "wb") as file:
         file.truncate(at)
 
 
@@ -124,11 +124,11 @@ def measure_sizes(folder: Path, num: int) -> None:
     make_sizes(prefix, num)
     for what in ("index built, cold", "index loaded", "index loaded, cold"):
         if what.endswith("cold"):
-            forget(part(prefix, ".idx"))
+            forget(dataset_file(prefix, ".idx"))
         child = [sys.executable, __file__, "--open-sizes", str(prefix)]
         answer = subprocess.run(child, check=True, capture_output=True, text=True).stdout
         report(what, **json.loads(answer))
-    part(prefix, ".idx").unlink()
+    dataset_file(prefix, ".idx").unlink()
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.data.store.indexed import part
+from lmtrain.data.store.indexed import dataset_file
 from tests.cli.harness import Toy, lmtrain, start
 from tests.marks import wide
 
@@ -26,7 +26,7 @@ def copy(toy: Toy, tmp_path: Path) -> Copy:
 
     def made(name: str = "copy", foreign: bool = False) -> Path:
         for suffix in (".bin", ".idx") if foreign else (".bin", ".idx", ".json", ".tokenizer.json", ".blocks"):
-            part(tmp_path / name, suffix).write_bytes(part(toy.data, suffix).read_bytes())
+            dataset_file(tmp_path / name, suffix).write_bytes(dataset_file(toy.data, suffix).read_bytes())
         return tmp_path / name
 
     return made
@@ -46,8 +46,8 @@ def settings(toy: Toy, prefix: Path, run: Path, *more: str) -> list[str]:
 
 def test_a_run_ends_where_it_meets_a_flipped_bit(toy: Toy, copy: Copy, tmp_path: Path) -> None:
     prefix, run = copy(), tmp_path / "run"
-    for block in range(part(prefix, ".bin").stat().st_size // 65536 + 1):
-        flip(part(prefix, ".bin"), 65536 * block)  # whichever a sample is read from
+    for block in range(dataset_file(prefix, ".bin").stat().st_size // 65536 + 1):
+        flip(dataset_file(prefix, ".bin"), 65536 * block)  # whichever a sample is read from
     said = lmtrain("pretrain", *settings(toy, prefix, run), code=65)
     for word in (f"{prefix}.bin, bytes ", "(block ", f"lmtrain data verify {prefix}", "data.verify=none"):
         assert word in said
@@ -59,8 +59,8 @@ def test_a_run_ends_where_it_meets_a_flipped_bit(toy: Toy, copy: Copy, tmp_path:
 @pytest.mark.wide
 def test_ways_to_check_and_verbs_that_copy(toy: Toy, copy: Copy, tmp_path: Path) -> None:
     prefix = copy()
-    for block in range(part(prefix, ".bin").stat().st_size // 65536 + 1):
-        flip(part(prefix, ".bin"), 65536 * block)
+    for block in range(dataset_file(prefix, ".bin").stat().st_size // 65536 + 1):
+        flip(dataset_file(prefix, ".bin"), 65536 * block)
     before = lmtrain("pretrain", *settings(toy, prefix, tmp_path / "full", "data.verify=full"), code=65)
     assert "(block 0)" in before
     assert not (tmp_path / "full").exists()
@@ -70,7 +70,7 @@ def test_ways_to_check_and_verbs_that_copy(toy: Toy, copy: Copy, tmp_path: Path)
         ("data", "split", prefix, "--shares", "1,1", "--output", tmp_path / "a", "--output", tmp_path / "b"),
     ):  # fmt: skip
         assert f"{prefix}.bin, bytes " in lmtrain(*verb, code=65)
-    assert not part(tmp_path / "a", ".idx").exists()
+    assert not dataset_file(tmp_path / "a", ".idx").exists()
 
 
 @pytest.mark.wide
@@ -81,7 +81,7 @@ def test_what_a_run_has_read_of_a_foreign_dataset_is_compared_by_the_next(
     given = [f"data.tokenizer={toy.tokenizer}", "data.verify=full"]
     lmtrain("pretrain", *settings(toy, prefix, tmp_path / "one", *given))
     assert "all that a run has read of it is as it was then" in lmtrain("data", "verify", prefix)
-    flip(part(prefix, ".bin"), 10)
+    flip(dataset_file(prefix, ".bin"), 10)
     said = lmtrain("pretrain", *settings(toy, prefix, tmp_path / "two", *given), code=65)
     assert "this is not what was there when it was first read" in said
     assert "(block 0)" in lmtrain("data", "verify", prefix, code=65)
@@ -92,32 +92,32 @@ def test_what_a_run_has_read_of_a_foreign_dataset_is_compared_by_the_next(
 )
 def test_a_sidecar_that_was_changed_by_hand(copy: Copy, key: str) -> None:
     prefix = copy()
-    tree = json.loads(part(prefix, ".json").read_text())
+    tree = json.loads(dataset_file(prefix, ".json").read_text())
     changed = tree | {key: "0" * 64 if key == "content_sha256" else tree[key] // 2 or 1}
-    part(prefix, ".json").write_text(json.dumps(changed))
+    dataset_file(prefix, ".json").write_text(json.dumps(changed))
     for verb in ("inspect", "verify", "stats"):
-        assert f"{prefix}.json has not the hash that it says it has" in lmtrain("data", verb, prefix, code=65)
+        assert f"{prefix}.json does not match its own hash" in lmtrain("data", verb, prefix, code=65)
     newer = ("blocks_sha256", "tokenizer_sha256", "sidecar_sha256")
     old = {name: value for name, value in tree.items() if name not in newer}
-    part(prefix, ".json").write_text(json.dumps(old))
+    dataset_file(prefix, ".json").write_text(json.dumps(old))
     assert "of an older lmtrain and has no hash of itself" in lmtrain("data", "verify", prefix)
     assert "has no hash of itself" in lmtrain("data", "inspect", prefix)
     del old[key]
-    part(prefix, ".json").write_text(json.dumps(old))
+    dataset_file(prefix, ".json").write_text(json.dumps(old))
     assert f"{prefix}.json" in lmtrain("data", "inspect", prefix, code=65)
 
 
 @pytest.mark.parametrize("suffix", [".idx", *wide(".bin", ".json", ".blocks")])
 def test_a_pipe_in_the_place_of_a_file(copy: Copy, suffix: str) -> None:
     prefix = copy()
-    part(prefix, suffix).unlink()
-    os.mkfifo(part(prefix, suffix))
+    dataset_file(prefix, suffix).unlink()
+    os.mkfifo(dataset_file(prefix, suffix))
     assert f"{prefix}{suffix}" in lmtrain("data", "show", prefix, "--document", "0", code=65)
 
 
 def test_another_tokenizer_beside_a_dataset(copy: Copy) -> None:
     prefix = copy()
-    path = part(prefix, ".tokenizer.json")
+    path = dataset_file(prefix, ".tokenizer.json")
     tree = json.loads(path.read_text())
     tree["model"]["merges"] = tree["model"]["merges"][:-1]
     path.write_text(json.dumps(tree))
@@ -134,7 +134,7 @@ def test_a_bin_that_is_cut_short_under_a_run(toy: Toy, copy: Copy, tmp_path: Pat
         assert job.poll() is None, job.communicate()[0]
         assert time.monotonic() < until
         time.sleep(0.05)
-    os.truncate(part(prefix, ".bin"), 1000)
+    os.truncate(dataset_file(prefix, ".bin"), 1000)
     said = job.communicate(timeout=120)[0]
     assert job.returncode == 65, said
     assert f"{prefix}.bin has become shorter while it was in use: 1000 of its" in said

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.data.store.indexed import IndexedDataset, part
+from lmtrain.data.store.indexed import IndexedDataset, dataset_file
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import wide
 
@@ -26,7 +26,7 @@ def test_inspect_and_verify(toy: Toy) -> None:
 
 def test_a_damaged_dataset(toy: Toy, tmp_path: Path) -> None:
     lmtrain("data", "merge", toy.data, "--output", tmp_path / "copy")
-    path = part(tmp_path / "copy", ".bin")
+    path = dataset_file(tmp_path / "copy", ".bin")
     path.write_bytes(b"\x01\x00" + path.read_bytes()[2:])
     assert "bytes 0 to 65535 (block 0)" in lmtrain("data", "verify", tmp_path / "copy", code=65)
     assert "does not exist" in lmtrain("data", "verify", tmp_path / "none", code=66)
@@ -39,8 +39,8 @@ def test_merge_and_split(toy: Toy, tmp_path: Path) -> None:
     outputs = ["--output", tmp_path / "one", "--output", tmp_path / "two"]
     text = lmtrain("data", "split", tmp_path / "twice", "--shares", "1,1", *outputs)
     assert text.count(f"{number} documents") == 2
-    assert part(tmp_path / "one", ".bin").read_bytes() == part(toy.data, ".bin").read_bytes()
-    assert part(tmp_path / "two", ".idx").read_bytes() == part(toy.data, ".idx").read_bytes()
+    assert dataset_file(tmp_path / "one", ".bin").read_bytes() == dataset_file(toy.data, ".bin").read_bytes()
+    assert dataset_file(tmp_path / "two", ".idx").read_bytes() == dataset_file(toy.data, ".idx").read_bytes()
     assert "--overwrite" in lmtrain("data", "split", tmp_path / "twice", "--shares", "1,1", *outputs, code=73)
     assert "not a list of numbers" in lmtrain("data", "split", toy.data, "--shares", "half", *outputs, code=2)
 
@@ -68,7 +68,7 @@ def test_documents_as_text(toy: Toy, tmp_path: Path) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
     assert len({row["document"] for row in drawn[0]}) == 4
     for suffix in (".bin", ".idx"):
-        part(tmp_path / "foreign", suffix).write_bytes(part(toy.data, suffix).read_bytes())
+        dataset_file(tmp_path / "foreign", suffix).write_bytes(dataset_file(toy.data, suffix).read_bytes())
     assert "carries no tokenizer" in lmtrain("data", "sample", tmp_path / "foreign", code=2)
     assert "document" in lmtrain("data", "sample", tmp_path / "foreign", "--tokenizer", toy.tokenizer)
 

@@ -204,7 +204,7 @@ def stats(prefix: Prefix, as_json: Json = False) -> None:
     from lmtrain.data.store.indexed import IndexedDataset
 
     dataset = IndexedDataset.open(prefix)
-    counts, facts = dataset_operations.length_counts(dataset)
+    counts, facts = dataset_operations.length_histogram(dataset)
     bars = [{"from": 1 << i >> 1, "to": (1 << i) - 1, "documents": int(n)} for i, n in enumerate(counts)]
     if as_json:
         return print_json(facts | {"lengths": bars})
@@ -260,10 +260,10 @@ def _compose(overrides: Sequence[str] | None, config_dir: Path | None) -> RunCon
 
 
 def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
-    from lmtrain.data.store.indexed import part
+    from lmtrain.data.store.indexed import dataset_file
     from lmtrain.tokenizer.base import Tokenizer
 
-    beside = part(dataset.prefix, ".tokenizer.json")
+    beside = dataset_file(dataset.prefix, ".tokenizer.json")
     if given is None and not beside.exists():
         raise UsageError(f"{dataset.prefix} carries no tokenizer. Add --tokenizer PATH, or look at its --ids.")
     tokenizer = Tokenizer.load(given or beside)

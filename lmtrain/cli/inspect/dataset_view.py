@@ -23,7 +23,7 @@ _LENGTHS_READ = 1 << 24  # sequences whose lengths are looked at in less than a 
 def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
     """Return a dataset's facts from its header and sidecar; read every byte only to verify it."""
     from lmtrain.data.store import dataset_operations
-    from lmtrain.data.store.indexed import IndexedDataset, part
+    from lmtrain.data.store.indexed import IndexedDataset, dataset_file
 
     dataset = IndexedDataset.open(path)
     if verify:
@@ -37,7 +37,7 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
         "sequences": dataset.num_sequences,
         "tokens": dataset.num_tokens,
         "dtype": dataset.dtype.name,
-        "bytes": sum(part(dataset.prefix, suffix).stat().st_size for suffix in (".bin", ".idx")),
+        "bytes": sum(dataset_file(dataset.prefix, suffix).stat().st_size for suffix in (".bin", ".idx")),
         "shortest_sequence": None if lengths is None else int(lengths.min()),
         "longest_sequence": None if lengths is None else int(lengths.max()),
         "sidecar": asdict(dataset.info) if dataset.info else None,

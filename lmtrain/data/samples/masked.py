@@ -24,7 +24,7 @@ from lmtrain.data.samples import sentence_pairs
 from lmtrain.data.samples.masked_twin import BEGINS, CONTINUES, SPECIAL, MaskedSamplerTwin, Pairs, Sentences
 from lmtrain.data.samples.megatron import SequentialOrder
 from lmtrain.data.store.documents import DocumentMap, index_identity
-from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, within
+from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError, SettingsError
 from lmtrain.runtime.seed import derive_seed
@@ -159,13 +159,13 @@ class MaskedDataset:
         else:
             build, shape = sentence_pairs.build_map, shape | {"seed": derive_seed(seed, "sentence pairs")}
 
-        def fill(index: Build) -> dict[str, Any]:
+        def fill(index: IndexBuild) -> dict[str, Any]:
             rows = build(indexed.lengths, self._bounds, **shape)
             index.create("rows", rows.dtype.str, rows.size)[:] = rows.ravel()
             return {}
 
         inputs = shape | {"order": settings.order, "documents": [self.documents.start, self.documents.stop]}
-        index = kept_if(indexed.num_sequences >= _CACHED_FROM, cache).get(
+        index = cache_if(indexed.num_sequences >= _CACHED_FROM, cache).get(
             "sentences", lambda: inputs | index_identity(indexed), fill,
             lambda index: _in_range(index, self._bounds, self._max_text_tokens),
         )  # fmt: skip
@@ -216,8 +216,8 @@ def _in_range(index: Index, bounds: NDArray[Any], max_tokens: int) -> bool:
     rows = index.arrays["rows"].reshape(-1, 3)
     parts = (rows[i : i + _CHUNK] for i in range(0, len(rows), _CHUNK))
     return all(
-        bool((part[:, 0] < part[:, 1]).all()) and within(part[:, 0], int(bounds[0]), int(bounds[-1]))
-        and within(part[:, 1], 1, int(bounds[-1])) and within(part[:, 2], 2, max_tokens)
+        bool((part[:, 0] < part[:, 1]).all()) and all_within(part[:, 0], int(bounds[0]), int(bounds[-1]))
+        and all_within(part[:, 1], 1, int(bounds[-1])) and all_within(part[:, 2], 2, max_tokens)
         for part in parts
     )  # fmt: skip
 

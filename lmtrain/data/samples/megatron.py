@@ -28,7 +28,7 @@ from lmtrain.data.samples.causal import (
     vocab_size_or_limit,
 )
 from lmtrain.data.store.documents import DocumentMap, index_identity
-from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
+from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if, is_ascending
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError
 
@@ -72,7 +72,7 @@ class Epochs:
 
 
 def build_index(
-    build: Build, lengths: NDArray[Any], sequences: range, seq_len: int, num_samples: int, seed: int
+    build: IndexBuild, lengths: NDArray[Any], sequences: range, seq_len: int, num_samples: int, seed: int
 ) -> dict[str, Any]:
     """Build the document, sample and shuffle index and return their facts; random draws are in Megatron-LM's order."""
     tokens = sum(
@@ -125,11 +125,11 @@ def _in_range(index: Index, lengths: NDArray[Any], sequences: range) -> bool:
     parts = (slice(i, i + _CHUNK) for i in range(0, len(places), _CHUNK))
     return (
         len(places) == len(shuffled) + 1
-        and within(documents, sequences.start, sequences.stop - 1)
-        and within(shuffled, 0, len(shuffled) - 1)
-        and within(places, 0, len(documents) - 1)
-        and rises(places)
-        and within(offsets, 0, 2**31 - 1)
+        and all_within(documents, sequences.start, sequences.stop - 1)
+        and all_within(shuffled, 0, len(shuffled) - 1)
+        and all_within(places, 0, len(documents) - 1)
+        and is_ascending(places)
+        and all_within(offsets, 0, 2**31 - 1)
         and all(bool((offsets[part] <= lengths[documents[places[part]]]).all()) for part in parts)
     )
 
@@ -165,7 +165,7 @@ class MegatronDataset:
             "sequences": [sequences.start, sequences.stop], "seq_len": seq_len,
             "num_samples": num_samples, "seed": seed,
         }  # fmt: skip
-        index: Index = kept_if(num_epochs * len(sequences) >= _CACHED_FROM, cache).get(
+        index: Index = cache_if(num_epochs * len(sequences) >= _CACHED_FROM, cache).get(
             "megatron", lambda: index_identity(indexed) | inputs,
             lambda build: build_index(build, indexed.lengths, sequences, seq_len, num_samples, seed),
             lambda index: _in_range(index, indexed.lengths, sequences),

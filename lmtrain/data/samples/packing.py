@@ -21,7 +21,7 @@ from lmtrain.batch import IGNORED, Batch
 from lmtrain.data.dataset import Counts, Int64s
 from lmtrain.data.samples.causal import check_ids, document_positions, expand_runs, require_samples, vocab_size_or_limit
 from lmtrain.data.store.documents import DocumentMap, index_identity
-from lmtrain.data.store.index_cache import Build, Index, IndexCache, kept_if, rises, within
+from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, cache_if, is_ascending
 from lmtrain.data.store.indexed import IndexedDataset
 
 WINDOW = 1 << 20  # documents that are packed together
@@ -47,7 +47,7 @@ class Packing:
         """Return the packing of these documents, cached or computed. `kind`: "document" (one per row) or "best_fit"."""
         map_ = DocumentMap.of(dataset, cache)
         inputs = {"documents": [documents.start, documents.stop], "seq_len": seq_len, "window": WINDOW}
-        used_cache = kept_if(len(documents) >= _CACHED_FROM, cache)
+        used_cache = cache_if(len(documents) >= _CACHED_FROM, cache)
         return cls.of_map(map_, documents, seq_len, kind, used_cache, lambda: index_identity(dataset) | inputs)
 
     @classmethod
@@ -55,7 +55,7 @@ class Packing:
         cls, map_: DocumentMap, documents: range, seq_len: int, kind: str,
         cache: IndexCache | None = None, inputs: Callable[[], dict[str, Any]] = dict,
     ) -> Packing:  # fmt: skip
-        index = kept_if(True, cache).get(
+        index = cache_if(True, cache).get(
             kind, inputs, lambda build: _pack(build, map_, documents, seq_len, kind),
             lambda index: _in_range(index, map_.num_tokens, seq_len),
         )  # fmt: skip
@@ -78,16 +78,16 @@ def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
         len(starts) == len(sizes)
         and len(bounds) == len(filled) + 1
         and bool(bounds[0] == 0 and bounds[-1] == len(sizes))
-        and rises(bounds)
-        and within(starts, 0, num_tokens - 1)
-        and within(sizes, 1, seq_len)
-        and within(filled, 1, seq_len)
+        and is_ascending(bounds)
+        and all_within(starts, 0, num_tokens - 1)
+        and all_within(sizes, 1, seq_len)
+        and all_within(filled, 1, seq_len)
         # because: the token after a stretch is the stretch's last label
-        and all(within(part, 1, num_tokens - 1) for part in ends)
+        and all(all_within(part, 1, num_tokens - 1) for part in ends)
     )
 
 
-def _pack(build: Build, map_: DocumentMap, documents: range, seq_len: int, kind: str) -> dict[str, Any]:
+def _pack(build: IndexBuild, map_: DocumentMap, documents: range, seq_len: int, kind: str) -> dict[str, Any]:
     """Pack the documents window by window and append the result to the index under construction."""
     num_stretches = 0
     build.append("bounds", "<i8", np.zeros(1, np.int64))

@@ -33,14 +33,14 @@ BLOCK_BYTES = 1 << 16  # because: reading a sample reads as much from disk anywa
 _HEADER = struct.Struct("<8sIIQII")
 _MAGIC, _VERSION = b"LMBLOCKS", 1
 _UNCHECKED, _CHECKED, _UNKNOWN = 0, 1, 2
-_ALL = 1 << 28  # bytes that are checked between two checks of the file's size
-_WATCHED: dict[int, Path] = {}  # path by csrc/'s number of the mapping
+_CHECK_BYTES = 1 << 28  # bytes that are checked between two checks of the file's size
+_PATHS: dict[int, Path] = {}  # path by csrc/'s number of the mapping
 
 Int64s = NDArray[np.int64]
 Sums = NDArray[np.uint32]
 
 
-class Mapped:
+class MappedFile:
     """Read-only memory map of a regular file that must have at least `num_bytes` bytes."""
 
     def __init__(self, path: Path, num_bytes: int) -> None:
@@ -48,87 +48,88 @@ class Mapped:
         with files.read_errors(path):
             self.fd, size = files.open_regular(path, follow_links=True)
         if size < num_bytes:
-            raise self._too_short(size)
-        self.bytes = _map(self.fd, num_bytes, path)
+            raise self._truncation_error(size)
+        self.bytes = _map_file(self.fd, num_bytes, path)
 
     def __del__(self) -> None:
         if self.fd >= 0:
             os.close(self.fd)
 
-    def refuse_lost(self) -> None:
-        """Raise DataError if the file became shorter, StorageError if any file mapped by this process was unreadable.
-        """
+    def check_intact(self) -> None:
+        """Raise DataError if the file was truncated, StorageError if reading any file mapped by this process failed."""
         if (size := os.fstat(self.fd).st_size) < self.num_bytes:
-            raise self._too_short(size)
-        _refuse_failed()
+            raise self._truncation_error(size)
+        _raise_read_errors()
 
-    def _too_short(self, size: int) -> DataError:
+    def _truncation_error(self, size: int) -> DataError:
         return DataError(
             f"{self.path} has become shorter while it was in use: {size} of its {self.num_bytes} bytes are left. "
             "Restore the file, let nobody write to it, and start the command again."
         )
 
 
-class Watch:
-    """Several mapped files whose sizes are checked in one compiled call, because every batch checks them."""
+class MappedFiles:
+    """Several mapped files that are checked in one compiled call, because every batch checks them."""
 
-    def __init__(self, mapped: Sequence[Mapped]) -> None:
-        self._mapped = mapped
-        self._files = np.array([(one.fd, one.num_bytes) for one in mapped], np.int64).ravel()
+    def __init__(self, files: Sequence[MappedFile]) -> None:
+        self._mapped_files = files
+        self._fds_and_sizes = np.array([(file.fd, file.num_bytes) for file in files], np.int64).ravel()
 
-    def refuse_lost(self) -> None:
-        if native.lib is None or native.lib.files_lost(self._files):
-            for one in self._mapped:
-                one.refuse_lost()
+    def check_intact(self) -> None:
+        if native.lib is None or native.lib.files_lost(self._fds_and_sizes):
+            for file in self._mapped_files:
+                file.check_intact()
 
 
-def _map(fd: int, num_bytes: int, path: Path) -> NDArray[np.uint8]:
+def _map_file(fd: int, num_bytes: int, path: Path) -> NDArray[np.uint8]:
+    """Map the first num_bytes bytes of an open file into memory, read-only."""
     if num_bytes == 0:  # because: mmap rejects an empty file
         return np.empty(0, np.uint8)
     if native.lib is None:
         return np.frombuffer(mmap.mmap(fd, num_bytes, access=mmap.ACCESS_READ), np.uint8)
     try:
-        made: NDArray[np.uint8]
-        made, number = native.lib.map_file(fd, num_bytes)
+        mapped: NDArray[np.uint8]
+        mapped, number = native.lib.map_file(fd, num_bytes)
     except RuntimeError as error:
-        raise StorageError(f"Reading {path} failed: {error}. Look at the limits of memory (`ulimit -v`).") from error
-    _WATCHED[number] = path
-    return made
+        raise StorageError(f"Reading {path} failed: {error}. Check the memory limit (`ulimit -v`).") from error
+    _PATHS[number] = path
+    return mapped
 
 
-def _refuse_failed() -> None:
+def _raise_read_errors() -> None:
     """Raise StorageError if any file mapped by this process could not be read."""
     if native.lib is None or not native.lib.maps_failed():
         return
-    for number, path in list(_WATCHED.items()):
+    for number, path in list(_PATHS.items()):
         if native.lib.map_failed(number):
             raise StorageError(
                 f"Reading {path} failed while it was in use: its disk has a fault, or somebody cut it short. "
-                "Look at the system's log, restore the file and start the command again."
+                "Check the system log, restore the file and start the command again."
             )
 
 
 class BlockSums:
-    """Block checksums of a file that is written piece by piece."""
+    """Block checksums of a file, computed while the file is written piece by piece."""
 
     def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
         self._block_bytes = block_bytes
-        self._whole: list[Sums] = []
+        self._complete: list[Sums] = []
         self._crc = self._filled = 0
 
     def add(self, data: memoryview) -> None:
         view = np.frombuffer(data, np.uint8)
-        made, self._crc, self._filled = block_sums(view, self._block_bytes, self._crc, self._filled)
-        if len(made):
-            self._whole.append(made)
+        complete, self._crc, self._filled = block_sums(view, self._block_bytes, self._crc, self._filled)
+        if len(complete):
+            self._complete.append(complete)
 
     def sums(self) -> Sums:
-        rest = [np.array([self._crc], np.uint32)] if self._filled else []
-        return np.concatenate([np.empty(0, np.uint32), *self._whole, *rest])
+        """Return the checksums of all blocks so far, including an unfinished last block."""
+        unfinished = [np.array([self._crc], np.uint32)] if self._filled else []
+        return np.concatenate([np.empty(0, np.uint32), *self._complete, *unfinished])
 
 
-def block_file(sums: Sums, num_bytes: int, index_crc: int) -> bytes:
-    """Return the content of P.blocks."""
+def build_block_file(sums: Sums, num_bytes: int, index_crc: int) -> bytes:
+    """Return the content of P.blocks for a .bin of num_bytes bytes with these block checksums."""
     return _HEADER.pack(_MAGIC, _VERSION, BLOCK_BYTES, num_bytes, index_crc, 0) + sums.astype("<u4").tobytes()
 
 
@@ -140,20 +141,20 @@ def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Sums, int]
     num_blocks = -(-num_bytes // BLOCK_BYTES)
     way_out = "Copy it from where the dataset was made, make the dataset again, or read it unchecked: data.verify=none."
     if not path.exists():
-        raise DataError(f"{path} is missing, and the sidecar beside it speaks of it. {way_out}")
+        raise DataError(f"{path} is missing, and the sidecar beside it has its hash. {way_out}")
     data = files.read_bytes(path, _HEADER.size + 4 * num_blocks)
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise DataError(f"{path} has not the hash that its sidecar gives, so one of them is damaged. {way_out}")
+        raise DataError(f"{path} does not have the hash in its sidecar, so one of them is damaged. {way_out}")
     if len(data) != _HEADER.size + 4 * num_blocks:
         raise DataError(
             f"{path} has {len(data)} bytes, and the checksums of a .bin of {num_bytes} take "
             f"{_HEADER.size + 4 * num_blocks}. {way_out}"
         )
-    magic, version, block_bytes, covered, index_crc, _ = _HEADER.unpack_from(data)
-    if (magic, version, block_bytes, covered) != (_MAGIC, _VERSION, BLOCK_BYTES, num_bytes):
+    magic, version, block_bytes, num_covered, index_crc, _ = _HEADER.unpack_from(data)
+    if (magic, version, block_bytes, num_covered) != (_MAGIC, _VERSION, BLOCK_BYTES, num_bytes):
         raise DataError(
-            f"{path} says version {version}, blocks of {block_bytes} and {covered} bytes; this lmtrain reads version "
-            f"{_VERSION}, blocks of {BLOCK_BYTES}, and the .bin has {num_bytes}. {way_out}"
+            f"{path} has version {version}, blocks of {block_bytes} and {num_covered} bytes in its header; this "
+            f"lmtrain reads version {_VERSION}, blocks of {BLOCK_BYTES}, and the .bin has {num_bytes}. {way_out}"
         )
     return np.frombuffer(data, "<u4", num_blocks, _HEADER.size), index_crc
 
@@ -162,11 +163,11 @@ def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Sums, int]
 class TokenBlocks:
     """The checksums of a mapped .bin and which blocks have already been compared."""
 
-    tokens: Mapped
+    tokens: MappedFile
     width: int  # bytes per token
     sums: Sums
     state: NDArray[np.uint8]
-    record: Record | None = None
+    record: ChecksumRecord | None = None
 
     def __post_init__(self) -> None:
         record = -1 if self.record is None else self.record.fd
@@ -175,13 +176,15 @@ class TokenBlocks:
         )
 
     @classmethod
-    def known(cls, tokens: Mapped, width: int, sums: Sums) -> TokenBlocks:
+    def from_sums(cls, tokens: MappedFile, width: int, sums: Sums) -> TokenBlocks:
+        """Build for a .bin whose block checksums are known, from P.blocks."""
         return cls(tokens, width, sums, np.full(len(sums), _UNCHECKED, np.uint8))
 
     @classmethod
-    def recorded(cls, tokens: Mapped, width: int, record: Record) -> TokenBlocks:
-        sums, is_known = record.read(-(-tokens.num_bytes // BLOCK_BYTES))
-        return cls(tokens, width, sums, np.where(is_known, _UNCHECKED, _UNKNOWN).astype(np.uint8), record)
+    def from_record(cls, tokens: MappedFile, width: int, record: ChecksumRecord) -> TokenBlocks:
+        """Build for a .bin without P.blocks: a block's checksum is recorded at its first read and compared later."""
+        sums, has_sum = record.read(-(-tokens.num_bytes // BLOCK_BYTES))
+        return cls(tokens, width, sums, np.where(has_sum, _UNCHECKED, _UNKNOWN).astype(np.uint8), record)
 
     def check(self, starts: Int64s, sizes: Int64s, stride: int = 1, first: int = 0) -> None:
         """Raise DataError if a block that contains any of these token ranges does not match its checksum.
@@ -191,37 +194,37 @@ class TokenBlocks:
         """
         bad = self._blocks.check(starts, sizes, stride, first)
         if bad != -1:
-            self.tokens.refuse_lost()  # because: a truncated file fails here too, with a clearer error
+            self.tokens.check_intact()  # because: a truncated file fails here too, with a clearer error
         if bad >= 0:
-            raise self._damaged(bad)
+            raise self._damage_error(bad)
 
     def check_all(self, part: int = 0, parts: int = 1) -> None:
-        """Check all blocks, or share `part` of `parts` equal shares of the tokens."""
-        num_tokens, step = self.tokens.num_bytes // self.width, _ALL // self.width
+        """Check all blocks, or those of share `part` if the tokens are divided into `parts` equal shares."""
+        num_tokens, step = self.tokens.num_bytes // self.width, _CHECK_BYTES // self.width
         first, last = (num_tokens * at // parts for at in (part, part + 1))
         for start in range(first, last, step):
             self.check(np.array([start]), np.array([min(step, last - start)]))
-            self.tokens.refuse_lost()
+            self.tokens.check_intact()
 
-    def _damaged(self, block: int) -> DataError:
+    def _damage_error(self, block: int) -> DataError:
         start = block * BLOCK_BYTES
         stop = min(start + BLOCK_BYTES, self.tokens.num_bytes)
-        found, known = crc32c(self.tokens.bytes[start:stop]), int(self.sums[block])
-        then = "was written there" if self.record is None else "was there when it was first read"
+        crc, expected = crc32c(self.tokens.bytes[start:stop]), int(self.sums[block])
+        origin = "was written there" if self.record is None else "was there when it was first read"
         replaced = "" if self.record is None else f", or remove {self.record.path} if you replaced the file yourself"
         prefix = self.tokens.path.with_suffix("")
         return DataError(
-            f"{self.tokens.path}, bytes {start} to {stop - 1} (block {block}): this is not what {then} (CRC-32C "
-            f"{found:08x} in place of {known:08x}). `lmtrain data verify {prefix}` looks at all of it; restore the "
-            f"file or make the dataset again{replaced}. data.verify=none reads it as it is."
+            f"{self.tokens.path}, bytes {start} to {stop - 1} (block {block}): this is not what {origin} (CRC-32C "
+            f"{crc:08x} in place of {expected:08x}). `lmtrain data verify {prefix}` checks the whole file; restore the "
+            f"file or make the dataset again{replaced}. data.verify=none reads it without checks."
         )
 
 
-class Record:
-    """File of the block checksums at first read, for a dataset without P.blocks; unused without write access."""
+class ChecksumRecord:
+    """File that records block checksums at first read, for a dataset without P.blocks; unused without write access."""
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        self.path, self.fd, self._say = path, -1, say
+    def __init__(self, path: Path, notify: Callable[[str], None]) -> None:
+        self.path, self.fd, self._notify = path, -1, notify
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
@@ -231,20 +234,20 @@ class Record:
             os.close(self.fd)
 
     def read(self, num_blocks: int) -> tuple[Sums, NDArray[np.bool_]]:
-        """Return each block's checksum, and a mask of the blocks whose checksum is known."""
+        """Return each block's recorded checksum, and a mask of the blocks that have one."""
         entries = np.zeros(num_blocks + 1, "<u8")
         if self.fd >= 0:
             data = files.read_range(self.fd, 0, entries.nbytes)
             entries[: len(data) // 8] = np.frombuffer(data, "<u8", len(data) // 8)
         sums = (entries & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-        whole = (entries >> np.uint64(32)).astype(np.uint32) == ~sums
-        if (lost := int(((entries != 0) & ~whole).sum())) > 0:
-            self._say(f"{self.path}: {lost} of {len(entries)} entries were damaged and are made anew")
-        self._index = int(sums[-1]) if whole[-1] else None
-        return sums[:-1], whole[:-1]
+        is_valid = (entries >> np.uint64(32)).astype(np.uint32) == ~sums
+        if (num_damaged := int(((entries != 0) & ~is_valid).sum())) > 0:
+            self._notify(f"{self.path}: {num_damaged} of {len(entries)} entries were damaged and are recorded again")
+        self._index = int(sums[-1]) if is_valid[-1] else None
+        return sums[:-1], is_valid[:-1]
 
-    def check_index(self, num_blocks: int, crc: int) -> bool:
-        """Return False if the .idx differs from the recorded checksum; record `crc` if there is none yet.
+    def matches_index(self, num_blocks: int, crc: int) -> bool:
+        """Return True if `crc` is the .idx's recorded checksum, or if none was recorded; then `crc` is recorded.
 
         The entry of the .idx follows the entries of all blocks.
         """
@@ -256,15 +259,18 @@ class Record:
 
 
 def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
-    """Return the checksums of the blocks that `data` completes, and (checksum, bytes) of the unfinished last block."""
+    """Return the checksums of the blocks that `data` completes, and checksum and size of the unfinished last block.
+
+    `crc` and `filled` are those of the block that earlier data left unfinished.
+    """
     return native.compiled("block_sums", block_sums_twin)(data, block_bytes, crc, filled)
 
 
 def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
-    sums, at = [], 0
-    while at < len(data):
-        now = data[at : at + block_bytes - filled]
-        crc, filled, at = crc32c(now, crc), filled + len(now), at + len(now)
+    sums, offset = [], 0
+    while offset < len(data):
+        piece = data[offset : offset + block_bytes - filled]
+        crc, filled, offset = crc32c(piece, crc), filled + len(piece), offset + len(piece)
         if filled == block_bytes:
             sums.append(crc)
             crc = filled = 0
@@ -273,6 +279,8 @@ def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled:
 
 @dataclass
 class BlockCheckTwin:
+    """Check of a .bin's blocks at first read; `state` holds one of the constants _UNCHECKED, ... per block."""
+
     data: NDArray[np.uint8]
     block_bytes: int
     sums: Sums
@@ -297,15 +305,17 @@ class BlockCheckTwin:
         return -2 if self.fd >= 0 and os.fstat(self.fd).st_size < len(self.data) else -1
 
     def _compare(self, block: int) -> bool:
-        found = crc32c(self.data[block * self.block_bytes : (block + 1) * self.block_bytes])
-        if self.state[block] == _UNCHECKED and found != self.sums[block]:
+        """Return False if the block's checksum is wrong; otherwise mark it as checked and record a new one."""
+        crc = crc32c(self.data[block * self.block_bytes : (block + 1) * self.block_bytes])
+        if self.state[block] == _UNCHECKED and crc != self.sums[block]:
             return False
-        if self.state[block] != _UNKNOWN or self.record < 0 or _noted(self.record, block, found):
+        if self.state[block] != _UNKNOWN or self.record < 0 or _write_record_entry(self.record, block, crc):
             self.state[block] = _CHECKED
         return True
 
 
-def _noted(record: int, block: int, crc: int) -> bool:
+def _write_record_entry(record: int, block: int, crc: int) -> bool:
+    """Write a block's checksum to the record file; return True if it was written."""
     try:
         return os.pwrite(record, struct.pack("<II", crc, crc ^ 0xFFFFFFFF), 8 * block) == 8
     except OSError:

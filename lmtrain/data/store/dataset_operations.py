@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lmtrain.data.dataset import mix, permute
 from lmtrain.data.store.documents import DocumentMap, compare_with_record, split_documents
 from lmtrain.data.store.format import DatasetInfo
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dataset_file
 from lmtrain.errors import DataError, UsageError
 from lmtrain.runtime.files.files import read_bytes
 
@@ -33,7 +33,7 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
     """
     DocumentMap.of(dataset)
     compare_with_record(dataset)
-    bin_path = part(dataset.prefix, ".bin")
+    bin_path = dataset_file(dataset.prefix, ".bin")
     limit = dataset.info.vocab_size if dataset.info else None
     digest, highest, lowest = hashlib.sha256(), -1, 0
     for first in range(0, dataset.num_tokens, _COPIED_TOKENS):
@@ -47,16 +47,16 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
                 f"{bin_path}, offset {at * dataset.dtype.itemsize}: the id {dataset.tokens[at]} is outside the "
                 "vocabulary. The file is damaged or of another tokenizer."
             )
-    with open(part(dataset.prefix, ".idx"), "rb") as file:
+    with open(dataset_file(dataset.prefix, ".idx"), "rb") as file:
         while data := file.read(_COPIED_TOKENS):
             digest.update(data)
-    dataset.refuse_lost()
+    dataset.check_intact()
     if dataset.info and digest.hexdigest() != dataset.info.content_sha256:
-        raise DataError(f"{bin_path} or its .idx has not the checksum in its sidecar. Make the dataset again.")
+        raise DataError(f"{bin_path} or its .idx does not have the checksum in its sidecar. Make the dataset again.")
     if dataset.info and dataset.info.max_id != highest:
         raise DataError(
-            f"{part(dataset.prefix, '.json')}: max_id={dataset.info.max_id}, and the highest id in {bin_path} is "
-            f"{highest}. The sidecar is damaged; restore it, or make the dataset again."
+            f"{dataset_file(dataset.prefix, '.json')}: max_id={dataset.info.max_id}, and the highest id in {bin_path} "
+            f"is {highest}. The sidecar is damaged; restore it, or make the dataset again."
         )
     return {
         "content_sha256": digest.hexdigest(),
@@ -73,17 +73,17 @@ def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) ->
     Raise DataError if dtypes or tokenizers differ.
     """
     datasets = [IndexedDataset.open(prefix) for prefix in prefixes]
-    first, *others = datasets
-    for other in others:
-        _refuse_unlike(first, other)
+    first, *rest = datasets
+    for other in rest:
+        _require_compatible(first, other)
     for dataset in datasets:
-        _verify_first(dataset)
+        _verify_source(dataset)
     with DatasetWriter(output, first.dtype, overwrite=overwrite) as writer:
         for dataset in datasets:
-            _copy(writer, dataset, DocumentMap.of(dataset), range(dataset.num_documents))
+            _copy_documents(writer, dataset, DocumentMap.of(dataset), range(dataset.num_documents))
         if first.info is not None:
-            counted = [one.info.num_bytes for one in datasets if one.info]
-            _describe(writer, first, first.info, UNKNOWN if UNKNOWN in counted else sum(counted))
+            byte_counts = [dataset.info.num_bytes for dataset in datasets if dataset.info]
+            _describe_copy(writer, first, first.info, UNKNOWN if UNKNOWN in byte_counts else sum(byte_counts))
 
 
 def split(
@@ -109,17 +109,17 @@ def split(
             f"{empty} would get no document: {prefix} has {dataset.num_documents}. Use other shares, or text that is "
             "cut into more documents."
         )
-    _verify_first(dataset)
+    _verify_source(dataset)
     map_ = DocumentMap.of(dataset)
     for output, places in parts.items():
         with DatasetWriter(output, dataset.dtype, overwrite=overwrite) as writer:
-            for documents in [places] if seed is None else _drawn(dataset.num_documents, places, seed):
-                _copy(writer, dataset, map_, documents)
+            for documents in [places] if seed is None else _shuffled_runs(dataset.num_documents, places, seed):
+                _copy_documents(writer, dataset, map_, documents)
             if dataset.info is not None:
-                _describe(writer, dataset, dataset.info, UNKNOWN)
+                _describe_copy(writer, dataset, dataset.info, UNKNOWN)
 
 
-def _verify_first(dataset: IndexedDataset) -> None:
+def _verify_source(dataset: IndexedDataset) -> None:
     """Verify the source before it is copied, if it has no block checksums.
 
     Otherwise damage would be copied and the copy would get valid checksums.
@@ -129,28 +129,32 @@ def _verify_first(dataset: IndexedDataset) -> None:
     compare_with_record(dataset)
 
 
-def _refuse_unlike(first: IndexedDataset, other: IndexedDataset) -> None:
-    prints = [one.info.tokenizer_fingerprint[:12] if one.info else "no sidecar" for one in (first, other)]
-    for what, ours, theirs in (("dtype", first.dtype, other.dtype), ("tokenizer", *prints)):
-        if ours != theirs:
+def _require_compatible(first: IndexedDataset, other: IndexedDataset) -> None:
+    """Raise DataError if two datasets have different dtypes or tokenizers."""
+    infos = (first.info, other.info)
+    fingerprints = [info.tokenizer_fingerprint[:12] if info else "no sidecar" for info in infos]
+    for kind, expected, actual in (("dtype", first.dtype, other.dtype), ("tokenizer", *fingerprints)):
+        if expected != actual:
             raise DataError(
-                f"{first.prefix} has {what} {ours} and {other.prefix} has {theirs}. Merge datasets of one {what} only."
+                f"{first.prefix} has {kind} {expected} and {other.prefix} has {actual}. "
+                f"Merge datasets of one {kind} only."
             )
 
 
-def _drawn(num_documents: int, places: range, seed: int) -> Iterator[range]:
-    """Yield runs of consecutive documents whose positions after the seed's shuffle lie in `places`."""
+def _shuffled_runs(num_documents: int, places: range, seed: int) -> Iterator[range]:
+    """Yield runs of consecutive documents that a shuffle with this seed moves to positions in `places`."""
     for first in range(0, num_documents, _COPIED_DOCUMENTS):
         numbers = np.arange(first, min(first + _COPIED_DOCUMENTS, num_documents))
         shuffled = permute(numbers, num_documents, mix(seed))
-        mine = numbers[(shuffled >= places.start) & (shuffled < places.stop)]
-        for run in np.split(mine, np.flatnonzero(np.diff(mine) > 1) + 1):
+        chosen = numbers[(shuffled >= places.start) & (shuffled < places.stop)]
+        for run in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1):
             if len(run):
                 yield range(int(run[0]), int(run[-1]) + 1)
 
 
-def _copy(writer: DatasetWriter, dataset: IndexedDataset, map_: DocumentMap, documents: range) -> None:
-    for first, last in _portions(map_, documents):
+def _copy_documents(writer: DatasetWriter, dataset: IndexedDataset, map_: DocumentMap, documents: range) -> None:
+    """Append these documents of a dataset to the writer's dataset."""
+    for first, last in _document_runs(map_, documents):
         bounds = dataset.document_index[first : last + 1].astype(np.int64)
         start, stop = map_.starts(np.array([first, last])).tolist()
         lengths = dataset.lengths[int(bounds[0]) : int(bounds[-1])]
@@ -158,8 +162,8 @@ def _copy(writer: DatasetWriter, dataset: IndexedDataset, map_: DocumentMap, doc
         writer.add_documents(dataset.tokens[start:stop], lengths, np.diff(bounds))
 
 
-def _portions(map_: DocumentMap, documents: range) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) runs of documents with a bounded number of tokens; a larger document is a run of its own."""
+def _document_runs(map_: DocumentMap, documents: range) -> Iterator[tuple[int, int]]:
+    """Yield runs of documents, (first, one past the last), of bounded size; a larger document is a run of its own."""
     first = documents.start
     while first < documents.stop:
         starts = map_.starts(np.arange(first, min(first + _COPIED_DOCUMENTS, documents.stop) + 1))
@@ -169,23 +173,24 @@ def _portions(map_: DocumentMap, documents: range) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _describe(writer: DatasetWriter, dataset: IndexedDataset, info: DatasetInfo, num_bytes: int) -> None:
+def _describe_copy(writer: DatasetWriter, dataset: IndexedDataset, info: DatasetInfo, num_bytes: int) -> None:
+    """Give the writer the source dataset's tokenizer and facts for the new sidecar."""
     writer.describe(
-        tokenizer=read_bytes(part(dataset.prefix, ".tokenizer.json"), _TOKENIZER_BYTES),
+        tokenizer=read_bytes(dataset_file(dataset.prefix, ".tokenizer.json"), _TOKENIZER_BYTES),
         fingerprint=info.tokenizer_fingerprint, vocab_size=info.vocab_size, eod_id=info.eod_id, num_bytes=num_bytes,
     )  # fmt: skip
 
 
-def length_counts(dataset: IndexedDataset) -> tuple[NDArray[np.int64], dict[str, Any]]:
+def length_histogram(dataset: IndexedDataset) -> tuple[NDArray[np.int64], dict[str, Any]]:
     """Return a histogram of document lengths in powers of two (0, 1, 2-3, 4-7, ...) and a summary.
 
     Takes one pass and bounded memory.
     """
     map_ = DocumentMap.of(dataset)
-    counts, longest, ones = np.zeros(65, np.int64), 0, np.array([2**i for i in range(63)], np.int64)
+    counts, longest, powers = np.zeros(65, np.int64), 0, np.array([2**i for i in range(63)], np.int64)
     for first in range(0, dataset.num_documents, _COPIED_DOCUMENTS):
         lengths = map_.lengths(first, min(first + _COPIED_DOCUMENTS, dataset.num_documents))
-        counts += np.bincount(np.searchsorted(ones, lengths, side="right"), minlength=65)
+        counts += np.bincount(np.searchsorted(powers, lengths, side="right"), minlength=65)
         longest = max(longest, int(lengths.max()))
     num = dataset.num_documents
     return counts[: int(longest).bit_length() + 1], {

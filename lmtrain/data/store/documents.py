@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.data.store.index_cache import Index, IndexCache, kept_if, rises, within
-from lmtrain.data.store.indexed import IndexedDataset, part
+from lmtrain.data.store.index_cache import Index, IndexCache, all_within, cache_if, is_ascending
+from lmtrain.data.store.indexed import IndexedDataset, dataset_file
 from lmtrain.errors import DataError
 from lmtrain.observe.safe_text import warn
 
@@ -34,39 +34,42 @@ _CACHED_FROM = 1 << 22  # entries of an .idx; because: checking fewer takes less
 
 
 class DocumentMap:
-    """First tokens of documents. `every` holds the first tokens of documents 0, stride, 2 stride, ... and the end."""
+    """Map between documents and tokens. `sampled_starts`: first tokens of documents 0, stride, 2 stride, ..., end."""
 
     def __init__(
-        self, bounds: NDArray[Any], pointers: NDArray[Any], itemsize: int, num_tokens: int, every: Int64s, stride: int,
-        one_each: bool = False,
+        self, bounds: NDArray[Any], pointers: NDArray[Any], itemsize: int, num_tokens: int, sampled_starts: Int64s,
+        stride: int, one_sequence_each: bool = False,
     ) -> None:  # fmt: skip
+        """Set up the map from the arrays of an .idx: `bounds` is the document index, `pointers` are in bytes.
+
+        `one_sequence_each`: document d is sequence d, so that a search needs no lookup in the document index.
+        """
         self.num_documents, self.num_tokens = len(bounds) - 1, num_tokens
         self._bounds, self._pointers, self._itemsize = bounds, pointers, itemsize
-        # `one_each`: document d is sequence d, so that a search needs no lookup in the document index
-        self._every, self._stride, self._one_each = every, stride, one_each
+        self._sampled_starts, self._stride, self._is_one_sequence_each = sampled_starts, stride, one_sequence_each
 
     @classmethod
     def of(cls, dataset: IndexedDataset, cache: IndexCache | None = None) -> DocumentMap:
         """Build the map from the cache, or check every entry of the .idx first. Raise DataError at a wrong entry."""
-        num = dataset.num_documents
-        stride = 1 if num <= ALL_IN_MEMORY else STRIDE
-        index = kept_if(dataset.num_sequences + num >= _CACHED_FROM, cache).get(
+        num_documents = dataset.num_documents
+        stride = 1 if num_documents <= ALL_IN_MEMORY else STRIDE
+        index = cache_if(dataset.num_sequences + num_documents >= _CACHED_FROM, cache).get(
             "documents", lambda: index_identity(dataset) | {"stride": stride},
-            lambda build: _check(dataset, stride, build.create("every", "<i8", -(-num // stride))),
-            lambda index: _in_range(index, -(-num // stride), dataset.num_tokens),
+            lambda build: _check_index(dataset, stride, build.create("every", "<i8", -(-num_documents // stride))),
+            lambda index: _in_range(index, -(-num_documents // stride), dataset.num_tokens),
         )  # fmt: skip
-        dataset.refuse_lost()
-        every = np.append(index.arrays["every"], dataset.num_tokens)
+        dataset.check_intact()
+        sampled_starts = np.append(index.arrays["every"], dataset.num_tokens)
         return cls(
-            dataset.document_index, dataset.pointers, dataset.dtype.itemsize, dataset.num_tokens, every, stride,
-            one_each=bool(index.facts["one_each"]),
+            dataset.document_index, dataset.pointers, dataset.dtype.itemsize, dataset.num_tokens, sampled_starts,
+            stride, one_sequence_each=bool(index.facts["one_each"]),
         )  # fmt: skip
 
     def starts(self, documents: Int64s) -> Int64s:
         """Return the first token of each document; `num_documents` gives the number of tokens."""
         if self._stride == 1:
-            return self._every[documents]
-        sequences = documents if self._one_each else self._bounds[documents]
+            return self._sampled_starts[documents]
+        sequences = documents if self._is_one_sequence_each else self._bounds[documents]
         starts = np.full(len(sequences), self.num_tokens)
         inside = np.flatnonzero(sequences < len(self._pointers))
         starts[inside] = self._pointers[sequences[inside]] // self._itemsize
@@ -76,15 +79,15 @@ class DocumentMap:
         return int(self.starts(np.array([document]))[0])
 
     def lengths(self, first: int, last: int) -> Int64s:
-        """Return the tokens in each of documents first to last - 1."""
+        """Return the number of tokens in each of documents first to last - 1."""
         return np.diff(self.starts(np.arange(first, last + 1)))
 
     def find(self, tokens: Int64s) -> Int64s:
         """Return the document that contains each token."""
-        blocks = np.searchsorted(self._every, tokens, side="right") - 1
+        intervals = np.searchsorted(self._sampled_starts, tokens, side="right") - 1
         if self._stride == 1:
-            return blocks
-        low = blocks * self._stride  # invariant: document `low` starts at or before the token, `high` after it
+            return intervals
+        low = intervals * self._stride  # invariant: document `low` starts at or before the token, `high` after it
         high = np.minimum(low + self._stride, self.num_documents)
         while (high - low > 1).any():
             middle = (low + high) >> 1
@@ -93,58 +96,59 @@ class DocumentMap:
         return low
 
 
-def split_documents(num: int, ratios: Sequence[float]) -> tuple[range, range, range]:
-    """Return the document ranges of training, validation and test: consecutive, in these proportions."""
+def split_documents(num_documents: int, ratios: Sequence[float]) -> tuple[range, range, range]:
+    """Return the document ranges of training, validation and test: consecutive, sized in proportion to `ratios`."""
     shares = [float(ratio) for ratio in ratios] + [0.0] * (3 - len(ratios))
-    bounds = [round(sum(shares[:i]) / sum(shares) * num) for i in range(4)]
+    bounds = [round(sum(shares[:i]) / sum(shares) * num_documents) for i in range(4)]
     return range(bounds[0], bounds[1]), range(bounds[1], bounds[2]), range(bounds[2], bounds[3])
 
 
-def split_tokens(map_: DocumentMap, share: float, least: int) -> tuple[range, range]:
+def split_tokens(map_: DocumentMap, share: float, min_documents: int) -> tuple[range, range]:
     """Return the document ranges of training and validation: validation is the last documents.
 
-    The bound is the one that gives validation nearest to this share of the tokens. Training has at least one document;
-    validation has at least `least` if that many others exist.
+    The boundary gives validation as nearly as possible this share of the tokens. Training has at least one document;
+    validation has at least `min_documents` if that many others exist.
     """
-    num, tokens = map_.num_documents, map_.num_tokens
+    num_documents, tokens = map_.num_documents, map_.num_tokens
     target = round(tokens * (1 - share))
     after = int(map_.find(np.array([min(target, tokens - 1)]))[0]) + 1  # the first document after the target
     bound = after if map_.start(after) - target <= target - map_.start(after - 1) else after - 1
-    bound = max(min(bound, num - least), min(num, 1))
-    return range(bound), range(bound, num)
+    bound = max(min(bound, num_documents - min_documents), min(num_documents, 1))
+    return range(bound), range(bound, num_documents)
 
 
 def index_identity(dataset: IndexedDataset) -> dict[str, Any]:
     """Return the facts that identify the content of an .idx, including a checksum of all its bytes."""
-    return _sizes(dataset) | {
+    return _index_facts(dataset) | {
         "idx_crc32c": dataset.index_crc, "content_sha256": dataset.info.content_sha256 if dataset.info else None,
     }  # fmt: skip
 
 
 def record_path(dataset: IndexedDataset, folder: Path) -> Path:
-    """Return the file where `watch` records block checksums of a dataset without P.blocks.
+    """Return the file where `set_verification` records block checksums of a dataset without P.blocks.
 
     The name depends on the .idx's modification time and counts: another dataset under the same prefix gets another
     record, damage to the tokens does not.
     """
-    about = [dataset.prefix.name, *_sizes(dataset).values()]
-    return folder / f"tokens-{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:24]}.seen"
+    facts = [dataset.prefix.name, *_index_facts(dataset).values()]
+    return folder / f"tokens-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.seen"
 
 
 def compare_with_record(dataset: IndexedDataset) -> None:
     """Compare the tokens from now on with checksums that earlier runs recorded beside a dataset without P.blocks."""
     record = record_path(dataset, index_folder(dataset))
     if dataset.blocks is None and record.exists():
-        dataset.watch("read", record, warn)
+        dataset.set_verification("read", record, warn)
 
 
 def index_folder(dataset: IndexedDataset, chosen: str | None = None) -> Path:
+    """Return the folder of a dataset's indexes: `chosen` (data.index_dir) if set, else PREFIX.index."""
     return Path(chosen) if chosen else dataset.prefix.with_name(f"{dataset.prefix.name}.index")
 
 
-def _sizes(dataset: IndexedDataset) -> dict[str, Any]:
+def _index_facts(dataset: IndexedDataset) -> dict[str, Any]:
     return {
-        "idx_mtime_ns": os.stat(part(dataset.prefix, ".idx")).st_mtime_ns,
+        "idx_mtime_ns": os.stat(dataset_file(dataset.prefix, ".idx")).st_mtime_ns,
         "num_sequences": dataset.num_sequences,
         "num_documents": dataset.num_documents,
         "num_tokens": dataset.num_tokens,
@@ -153,66 +157,68 @@ def _sizes(dataset: IndexedDataset) -> dict[str, Any]:
 
 
 def _in_range(index: Index, count: int, num_tokens: int) -> bool:
-    every, facts = index.arrays["every"], index.facts
-    known = set(index.arrays) == {"every"} and type(facts["one_each"]) in (bool, int)
-    return known and len(every) == count and rises(every) and within(every, 0, num_tokens)
+    """Return True if a cached index has `count` ascending first tokens within the dataset."""
+    starts, facts = index.arrays["every"], index.facts
+    has_keys = set(index.arrays) == {"every"} and type(facts["one_each"]) in (bool, int)
+    return has_keys and len(starts) == count and is_ascending(starts) and all_within(starts, 0, num_tokens)
 
 
-def _check(dataset: IndexedDataset, stride: int, every: Int64s) -> dict[str, Any]:
-    """Check every entry of the .idx on two threads; fill `every` with the first token of each stride-th document."""
+def _check_index(dataset: IndexedDataset, stride: int, sampled_starts: Int64s) -> dict[str, Any]:
+    """Check every entry of the .idx on two threads; store every stride-th document's first token in `sampled_starts`.
+    """
     num = dataset.num_documents
     step = max(_CHUNK // stride, 1) * stride
 
     def check(first: int) -> int:
-        """Return 0 if an entry is wrong, 2 if each document is one sequence, else 1 (as `bounds_rise`)."""
+        """Check documents from `first` on. Return 0 if an entry is wrong, 2 if each is one sequence, else 1."""
         last = min(first + step, num)
         low, high = int(dataset.document_index[first]), int(dataset.document_index[last])
-        rise = bounds_rise(dataset.document_index[first : last + 1])
+        rise = classify_bounds(dataset.document_index[first : last + 1])
         if rise == 0 or low < 0 or high > dataset.num_sequences:
             return 0
-        wanted = dataset.document_index[first:last:stride].astype(np.int64)
-        starts = np.full(len(wanted), dataset.num_tokens)
-        inside = wanted < dataset.num_sequences
-        starts[inside] = dataset.pointers[wanted[inside]] // dataset.dtype.itemsize
-        every[first // stride : first // stride + len(starts)] = starts
+        sequences = dataset.document_index[first:last:stride].astype(np.int64)
+        starts = np.full(len(sequences), dataset.num_tokens)
+        inside = sequences < dataset.num_sequences
+        starts[inside] = dataset.pointers[sequences[inside]] // dataset.dtype.itemsize
+        sampled_starts[first // stride : first // stride + len(starts)] = starts
         parts = range(low, high, 2 * _CHUNK)
-        return rise if all(_follow(dataset, i, min(i + parts.step, high)) for i in parts) else 0
+        return rise if all(_are_contiguous(dataset, i, min(i + parts.step, high)) for i in parts) else 0
 
     with ThreadPoolExecutor(2) as threads:
-        rise = min(threads.map(check, range(0, num, step)), default=0 if dataset.num_sequences else 2)
-    if rise == 0:
+        order = min(threads.map(check, range(0, num, step)), default=0 if dataset.num_sequences else 2)
+    if order == 0:
         dataset.check_index()  # raises with the offset of the damage
-        raise DataError(f"{part(dataset.prefix, '.idx')} changed while it was read. Try again.")
-    return {"one_each": rise == 2}
+        raise DataError(f"{dataset_file(dataset.prefix, '.idx')} changed while it was read. Try again.")
+    return {"one_each": order == 2}
 
 
-def _follow(dataset: IndexedDataset, first: int, last: int) -> bool:
+def _are_contiguous(dataset: IndexedDataset, first: int, last: int) -> bool:
     """Return True if sequences first to last - 1 are contiguous: each begins where the previous ends."""
     itemsize, pointers = dataset.dtype.itemsize, dataset.pointers[first : last + 1]
     if last == dataset.num_sequences:
         pointers = np.append(pointers, np.int64(dataset.num_tokens * itemsize))
-    return sequences_follow(dataset.lengths[first:last], pointers, itemsize)
+    return are_contiguous(dataset.lengths[first:last], pointers, itemsize)
 
 
-def sequences_follow(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
+def are_contiguous(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
     """Return True if the pointers, one more than the lengths, are the running sums of the lengths in bytes."""
     if native.lib is None:
-        return sequences_follow_twin(lengths, pointers, itemsize)
+        return are_contiguous_twin(lengths, pointers, itemsize)
     return bool(native.lib.sequences_follow(lengths.view(np.uint8), pointers.view(np.uint8), itemsize))
 
 
-def sequences_follow_twin(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
+def are_contiguous_twin(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
     sizes = lengths.astype(np.int64) * itemsize
     return bool((sizes >= 0).all() and (np.diff(pointers) == sizes).all())
 
 
-def bounds_rise(bounds: NDArray[Any]) -> int:
+def classify_bounds(bounds: NDArray[Any]) -> int:
     """Return 0 if the bounds decrease anywhere, 2 if each is one more than the previous, else 1."""
-    return bounds_rise_twin(bounds) if native.lib is None else int(native.lib.bounds_rise(bounds.view(np.uint8)))
+    return classify_bounds_twin(bounds) if native.lib is None else int(native.lib.bounds_rise(bounds.view(np.uint8)))
 
 
-def bounds_rise_twin(bounds: NDArray[Any]) -> int:
-    before, after = bounds[:-1], bounds[1:]
-    if not (after >= before).all():
+def classify_bounds_twin(bounds: NDArray[Any]) -> int:
+    lower, upper = bounds[:-1], bounds[1:]
+    if not (upper >= lower).all():
         return 0
-    return 2 if (after == before + 1).all() else 1
+    return 2 if (upper == lower + 1).all() else 1

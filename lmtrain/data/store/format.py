@@ -25,7 +25,7 @@ DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 SUFFIXES = (".bin", ".idx", ".json", ".tokenizer.json", ".blocks")
 CHUNK = 1 << 20  # entries checked or written at once
-_SEAL = "sidecar_sha256"
+_HASH_KEY = "sidecar_sha256"
 
 Ints = NDArray[Any]
 
@@ -35,7 +35,7 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocab_size < 65500 else np.int32)  # because: Megatron uses the same threshold
 
 
-def part(prefix: Path, suffix: str) -> Path:
+def dataset_file(prefix: Path, suffix: str) -> Path:
     """Return the dataset's file with this suffix; the prefix itself may contain dots."""
     return prefix.with_name(prefix.name + suffix)
 
@@ -59,8 +59,9 @@ class DatasetInfo:
     format: str = "lmtrain dataset"
     version: int = 1
 
-    def sealed(self) -> DatasetInfo:
-        return dataclasses.replace(self, sidecar_sha256=seal(dataclasses.asdict(self)))
+    def with_hash(self) -> DatasetInfo:
+        """Return a copy with `sidecar_sha256`, the hash of all other fields."""
+        return dataclasses.replace(self, sidecar_sha256=hash_without(dataclasses.asdict(self)))
 
     def to_bytes(self) -> bytes:
         """Return the content of P.json."""
@@ -71,7 +72,7 @@ class DatasetInfo:
         """Read a sidecar. Raise DataError if it is damaged or of an unknown version."""
         tree = files.read_json(path)
         if not isinstance(tree, dict) or tree.get("format") != cls.format:
-            raise DataError(f"{path} is not a sidecar of a dataset. Move it away if P.bin and P.idx are not ours.")
+            raise DataError(f"{path} is not a sidecar of a dataset. Move it away if another tool wrote the dataset.")
         if tree.get("version") != cls.version:
             raise DataError(f"{path} has version={tree.get('version')!r}; this lmtrain reads 1. Upgrade lmtrain.")
         for field in dataclasses.fields(cls):
@@ -80,9 +81,9 @@ class DatasetInfo:
             nullable = str(field.type).endswith("None") and value is None
             if not nullable and (type(value) not in kinds or (isinstance(value, int) and not -1 <= value < 2**63)):
                 raise DataError(f"{path}: {field.name}={value!r} is not {kinds[0].__name__}. The sidecar is damaged.")
-        _check_seal(path, tree)
-        known: dict[str, Any] = {field.name: tree.get(field.name) for field in dataclasses.fields(cls)}
-        info = cls(**known)
+        _check_hash(path, tree)
+        values: dict[str, Any] = {field.name: tree.get(field.name) for field in dataclasses.fields(cls)}
+        info = cls(**values)
         for name, value in (("max_id", info.max_id), ("eod_id", info.eod_id)):
             if value is not None and value >= info.vocab_size:
                 raise DataError(
@@ -92,25 +93,26 @@ class DatasetInfo:
         return info
 
 
-def seal(tree: dict[str, Any], but: str = _SEAL) -> str:
-    """Return the hash of all keys except `but`: of their JSON with sorted keys and without blanks."""
-    rest = {key: value for key, value in tree.items() if key != but}
+def hash_without(tree: dict[str, Any], hash_key: str = _HASH_KEY) -> str:
+    """Return the SHA-256 of all keys except `hash_key`: of their JSON with sorted keys and without spaces."""
+    rest = {key: value for key, value in tree.items() if key != hash_key}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _check_seal(path: Path, tree: dict[str, Any]) -> None:
+def _check_hash(path: Path, tree: dict[str, Any]) -> None:
     """Raise DataError if the sidecar does not match its own hash.
 
     A sidecar without a hash is accepted only if it is an old one: all old keys and no newer ones.
     """
     # because: a sidecar must not pass as an old one when a letter in the name of its hash key is damaged
-    old = {field.name for field in dataclasses.fields(DatasetInfo)} - {"blocks_sha256", "tokenizer_sha256", _SEAL}
-    found, newer = tree.get(_SEAL), sorted(set(tree) - old)
-    if found is None and not newer:
-        if missing := sorted(old - set(tree)):
+    new_keys = {"blocks_sha256", "tokenizer_sha256", _HASH_KEY}
+    old_keys = {field.name for field in dataclasses.fields(DatasetInfo)} - new_keys
+    stored, newer_keys = tree.get(_HASH_KEY), sorted(set(tree) - old_keys)
+    if stored is None and not newer_keys:
+        if missing := sorted(old_keys - set(tree)):
             raise DataError(
                 f"{path} has no {missing[0]}. The sidecar is damaged; restore it, or make the dataset again."
             )
-    elif found != seal(tree):
-        wrong = "has no hash of itself" if found is None else "has not the hash that it says it has"
+    elif stored != hash_without(tree):
+        wrong = "has no hash of itself" if stored is None else "does not match its own hash"
         raise DataError(f"{path} {wrong}, so something in it is damaged. Restore it, or make the dataset again.")

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.data.store.blocks import Mapped
-from lmtrain.data.store.format import seal
+from lmtrain.data.store.blocks import MappedFile
+from lmtrain.data.store.format import hash_without
 from lmtrain.errors import LmtrainError
 from lmtrain.observe.safe_text import warn
 from lmtrain.runtime.files import files
@@ -34,9 +34,9 @@ from lmtrain.runtime.files.checksum import crc32c
 
 VERSION = 2
 FACTS = "facts.json"
-_SEAL = "sha256"  # key of the hash over all other keys of facts.json
+_HASH_KEY = "sha256"  # key of the hash over all other keys of facts.json
 _DTYPES = ("<i2", "<i4", "<i8", "<u4", "<u8")
-_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 _CHUNK = 1 << 20  # entries checked per pass, to bound memory
 _CRC_BYTES = 1 << 28  # bytes between two updates of the checksum
 
@@ -45,33 +45,35 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Index:
+    """A finished index: its arrays, memory-mapped or in memory, and the facts that its builder returned."""
+
     facts: dict[str, Any]
     arrays: Mapping[str, Array]
     folder: Path | None = None  # None: the arrays are in memory
 
 
-Check = Callable[[Index], bool]  # returns True if every entry is in its allowed range
+EntryCheck = Callable[[Index], bool]  # returns True if every entry is in its allowed range
 
 
-def within(array: Array, low: int, high: int) -> bool:
+def all_within(array: Array, low: int, high: int) -> bool:
     """Return True if all entries are in low..high."""
     parts = (array[i : i + _CHUNK] for i in range(0, len(array), _CHUNK))
     return all(low <= int(part.min()) and int(part.max()) <= high for part in parts)
 
 
-def rises(array: Array) -> bool:
+def is_ascending(array: Array) -> bool:
     """Return True if the array never decreases."""
     parts = (array[i : i + _CHUNK + 1] for i in range(0, len(array), _CHUNK))
     return all(bool((part[1:] >= part[:-1]).all()) for part in parts)
 
 
 @dataclass
-class Build:
-    """Arrays of an index under construction: allocated whole, or appended to piece by piece."""
+class IndexBuild:
+    """Arrays of an index under construction: allocated at full size, or appended to piece by piece."""
 
     folder: Path | None
     arrays: dict[str, Array] = field(default_factory=dict)
-    _grown: dict[str, list[Array]] = field(default_factory=dict)
+    _pieces: dict[str, list[Array]] = field(default_factory=dict)
     _dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
 
     def create(self, name: str, dtype: str, count: int) -> Array:
@@ -88,101 +90,105 @@ class Build:
             self.arrays[name] = np.memmap(path, np.dtype(dtype), "r+", shape=(count,)).view(np.ndarray)
         return self.arrays[name]
 
-    def append(self, name: str, dtype: str, more: Array) -> None:
-        more = np.ascontiguousarray(more, dtype)
+    def append(self, name: str, dtype: str, values: Array) -> None:
+        values = np.ascontiguousarray(values, dtype)
         self._dtypes[name] = np.dtype(dtype)
         if self.folder is None:
-            self._grown.setdefault(name, []).append(more)
+            self._pieces.setdefault(name, []).append(values)
             return
         with open(self.folder / name, "ab") as file:
-            file.write(more.data.cast("B") if more.size else b"")
+            file.write(values.data.cast("B") if values.size else b"")
 
     def finish(self, header: dict[str, Any]) -> None:
         """Sync all arrays to disk, then write facts.json. In memory, join the appended pieces."""
         if self.folder is None:
-            self.arrays |= {name: np.concatenate(arrays) for name, arrays in self._grown.items()}
+            self.arrays |= {name: np.concatenate(arrays) for name, arrays in self._pieces.items()}
             return
         self.arrays.clear()
-        described = {}
+        array_facts = {}
         for name, dtype in self._dtypes.items():
             path = self.folder / name
             with open(path, "rb+") as file:
                 os.fsync(file.fileno())
-            described[name] = {
+            array_facts[name] = {
                 "dtype": dtype.str,
                 "count": path.stat().st_size // dtype.itemsize,
-                "crc32c": _crc_of(Mapped(path, path.stat().st_size)),
+                "crc32c": _crc_of(MappedFile(path, path.stat().st_size)),
             }
-        tree = header | {"arrays": described}
-        files.write_json(self.folder / FACTS, tree | {_SEAL: seal(tree, _SEAL)})
+        tree = header | {"arrays": array_facts}
+        files.write_json(self.folder / FACTS, tree | {_HASH_KEY: hash_without(tree, _HASH_KEY)})
 
 
-def _crc_of(file: Mapped) -> int:
+def _crc_of(file: MappedFile) -> int:
     crc = 0
     for first in range(0, file.num_bytes, _CRC_BYTES):
         crc = crc32c(file.bytes[first : first + _CRC_BYTES], crc)
-    file.refuse_lost()
+    file.check_intact()
     return crc
 
 
 class IndexCache:
-    """Cache of indexes in a folder; None builds in memory. `say` receives warnings about damaged indexes."""
+    """Cache of indexes in a folder; None builds in memory. `notify` receives warnings about damaged indexes."""
 
-    def __init__(self, folder: Path | None, say: Callable[[str], None] = warn) -> None:
-        self.folder, self.say = folder, say
+    def __init__(self, folder: Path | None, notify: Callable[[str], None] = warn) -> None:
+        self.folder, self.notify = folder, notify
 
     def get(
-        self, kind: str, about: Callable[[], dict[str, Any]], build: Callable[[Build], dict[str, Any]],
-        check: Check = lambda index: True,
+        self, kind: str, describe_inputs: Callable[[], dict[str, Any]], build: Callable[[IndexBuild], dict[str, Any]],
+        check: EntryCheck = lambda index: True,
     ) -> Index:  # fmt: skip
-        """Return the index of this kind for exactly the inputs `about`, building it if it is not cached."""
+        """Return the index of this kind for exactly these inputs, building it if it is not cached.
+
+        `describe_inputs` returns all that the index depends on; `build` fills its arrays and returns facts to store;
+        `check` returns True if every entry of a cached index is in range.
+        """
         if self.folder is None:
-            return _in_memory(build)
-        plain = files.parse_json(json.dumps(about()).encode(), self.folder)
-        text = json.dumps([kind, VERSION, plain], sort_keys=True)
+            return _build_in_memory(build)
+        inputs = files.parse_json(json.dumps(describe_inputs()).encode(), self.folder)
+        text = json.dumps([kind, VERSION, inputs], sort_keys=True)
         path = self.folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-        header = {"format": "lmtrain index", "version": VERSION, "kind": kind, "about": plain}
-        if (found := _read(path, header, check)) is not None:
-            return found
+        header = {"format": "lmtrain index", "version": VERSION, "kind": kind, "about": inputs}
+        if (index := _read_index(path, header, check)) is not None:
+            return index
         if os.path.lexists(path):
-            self.say(f"the index {path} is damaged. It is not used and is built again.")
+            self.notify(f"the index {path} is damaged. It is not used and is built again.")
         try:
-            with _alone(self.folder, path.name) as sure:
-                return _read(path, header, check) or _on_disk(path, header, build, check, sure)
-        except _Unwritable:
-            return _in_memory(build)
+            with _build_lock(self.folder, path.name) as has_lock:
+                return _read_index(path, header, check) or _build_on_disk(path, header, build, check, has_lock)
+        except _UnwritableFolder:
+            return _build_in_memory(build)
 
 
-def kept_if(large: bool, cache: IndexCache | None) -> IndexCache:
-    """Return the cache if the index is large enough for a file; else a cache that builds in memory."""
-    return cache if cache is not None and large else IndexCache(None)
+def cache_if(is_large: bool, cache: IndexCache | None) -> IndexCache:
+    """Return the cache if the index is large enough to be worth a file; else a cache that builds in memory."""
+    return cache if cache is not None and is_large else IndexCache(None)
 
 
-class _Unwritable(Exception):
+class _UnwritableFolder(Exception):
     """Raised if the index folder is not writable for this user."""
 
 
-def _in_memory(build: Callable[[Build], dict[str, Any]]) -> Index:
-    made = Build(None)
-    facts = build(made)
-    made.finish({})
-    return Index(facts, made.arrays)
+def _build_in_memory(build: Callable[[IndexBuild], dict[str, Any]]) -> Index:
+    arrays = IndexBuild(None)
+    facts = build(arrays)
+    arrays.finish({})
+    return Index(facts, arrays.arrays)
 
 
-def _on_disk(
-    path: Path, header: dict[str, Any], build: Callable[[Build], dict[str, Any]], check: Check, sure: bool
+def _build_on_disk(
+    path: Path, header: dict[str, Any], build: Callable[[IndexBuild], dict[str, Any]], check: EntryCheck, has_lock: bool
 ) -> Index:
-    """Build an index under a temporary name, rename it and read it back. `sure`: this process holds the lock."""
-    if sure:  # because: this process holds the lock, so these are left over from killed processes
-        for left in path.parent.glob(f".{path.name}.*"):
-            shutil.rmtree(left, ignore_errors=True)
+    """Build an index under a temporary name, rename it and read it back. `has_lock`: this process holds its lock."""
+    if has_lock:  # because: this process holds the lock, so these are left over from killed processes
+        for leftover in path.parent.glob(f".{path.name}.*"):
+            shutil.rmtree(leftover, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         with files.storage_errors(path, "Writing"):
-            made = Build(temporary)
-            header = header | {"facts": build(made)}
-            made.finish(header)
-            if os.path.lexists(path) and _read(path, header, check) is None:  # a damaged index is replaced
+            arrays = IndexBuild(temporary)
+            header = header | {"facts": build(arrays)}
+            arrays.finish(header)
+            if os.path.lexists(path) and _read_index(path, header, check) is None:  # a damaged index is replaced
                 files.remove(path)
             temporary.chmod(0o755)
             try:
@@ -193,13 +199,13 @@ def _on_disk(
             files.fsync_dir(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    if (index := _read(path, header, check)) is None:
+    if (index := _read_index(path, header, check)) is None:
         raise LmtrainError(f"{path} was built and cannot be read back. Remove it and try again.")
     return index
 
 
 @contextmanager
-def _alone(folder: Path, name: str) -> Iterator[bool]:
+def _build_lock(folder: Path, name: str) -> Iterator[bool]:
     """Hold the lock on building this index, waiting for other processes; yield False if the file system has no locks.
 
     Raise _Unwritable if the folder is not writable.
@@ -208,25 +214,26 @@ def _alone(folder: Path, name: str) -> Iterator[bool]:
         folder.mkdir(parents=True, exist_ok=True)
         fd = os.open(folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        if error.errno in _NOT_OURS:
-            raise _Unwritable from error
+        if error.errno in _UNWRITABLE:
+            raise _UnwritableFolder from error
         with files.storage_errors(folder, "Making"):
             raise
     try:
-        sure = False
+        has_lock = False
         with suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
-            sure = True
-        yield sure
+            has_lock = True
+        yield has_lock
     finally:
         os.close(fd)
 
 
-def _read(path: Path, header: dict[str, Any], check: Check) -> Index | None:
+def _read_index(path: Path, header: dict[str, Any], check: EntryCheck) -> Index | None:
     """Return the index in this folder if its inputs match and it is undamaged, else None."""
     try:
         tree = files.read_json(path / FACTS)
-        if tree.get(_SEAL) != seal(tree, _SEAL) or any(tree.get(key) != value for key, value in header.items()):
+        is_same = all(tree.get(key) == value for key, value in header.items())
+        if tree.get(_HASH_KEY) != hash_without(tree, _HASH_KEY) or not is_same:
             return None
         arrays = {}
         for name, entry in tree["arrays"].items():
@@ -235,7 +242,7 @@ def _read(path: Path, header: dict[str, Any], check: Check) -> Index | None:
             dtype, num_bytes = np.dtype(entry["dtype"]), (path / name).stat().st_size
             if num_bytes != int(entry["count"]) * dtype.itemsize:
                 return None
-            file = Mapped(path / name, num_bytes)
+            file = MappedFile(path / name, num_bytes)
             if _crc_of(file) != entry["crc32c"]:
                 return None
             arrays[name] = file.bytes.view(dtype)

@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.data.store.blocks import Mapped, Record, TokenBlocks, Watch, read_block_file
-from lmtrain.data.store.format import CHUNK, DTYPES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, dtype_for, part
+from lmtrain.data.store.blocks import ChecksumRecord, MappedFile, MappedFiles, TokenBlocks, read_block_file
+from lmtrain.data.store.format import CHUNK, DTYPES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, dataset_file, dtype_for
 from lmtrain.data.store.writer import DatasetWriter
 from lmtrain.errors import DataError, MissingInputError, join_few
 from lmtrain.runtime.files import files
 from lmtrain.runtime.files.checksum import crc32c
 
 # the names that readers and writers of a dataset import from here
-__all__ = ["SUFFIXES", "DatasetInfo", "DatasetWriter", "IndexedDataset", "dtype_for", "part"]
+__all__ = ["SUFFIXES", "DatasetInfo", "DatasetWriter", "IndexedDataset", "dataset_file", "dtype_for"]
 
 
 class IndexedDataset:
@@ -41,16 +41,18 @@ class IndexedDataset:
     """
 
     def __init__(
-        self, prefix: Path, index: Mapped, tokens: Mapped, dtype: np.dtype[Any], num: int, bounds: int
-    ) -> None:
-        self.prefix, self.dtype, self.num_sequences = prefix, dtype, num
+        self, prefix: Path, index: MappedFile, tokens: MappedFile, dtype: np.dtype[Any], num_sequences: int,
+        num_bounds: int,
+    ) -> None:  # fmt: skip
+        """Set up the views of the mapped files. `num_bounds`: length of the document index. Callers use `open`."""
+        self.prefix, self.dtype, self.num_sequences = prefix, dtype, num_sequences
         self.tokens: Ints = tokens.bytes.view(dtype)
-        self.token_bytes, self._index, self._watch = tokens, index, Watch((tokens, index))
+        self.token_bytes, self._index, self._files = tokens, index, MappedFiles((tokens, index))
         start = HEADER.size
         # because: the format does not align its arrays, which np.frombuffer accepts
-        self.lengths: Ints = np.frombuffer(index.bytes, "<i4", num, start)
-        self.pointers: Ints = np.frombuffer(index.bytes, "<i8", num, start + 4 * num)
-        self.document_index: Ints = np.frombuffer(index.bytes, "<i8", bounds, start + 12 * num)
+        self.lengths: Ints = np.frombuffer(index.bytes, "<i4", num_sequences, start)
+        self.pointers: Ints = np.frombuffer(index.bytes, "<i8", num_sequences, start + 4 * num_sequences)
+        self.document_index: Ints = np.frombuffer(index.bytes, "<i8", num_bounds, start + 12 * num_sequences)
         self.info: DatasetInfo | None = None
 
     @classmethod
@@ -59,16 +61,16 @@ class IndexedDataset:
         prefix = Path(prefix)
         if prefix.suffix in (".bin", ".idx"):
             prefix = prefix.with_suffix("")
-        idx_path, bin_path = part(prefix, ".idx"), part(prefix, ".bin")
+        idx_path, bin_path = dataset_file(prefix, ".idx"), dataset_file(prefix, ".bin")
         num_idx_bytes, num_bin_bytes = _size(idx_path, bin_path), _size(bin_path, idx_path)
         dtype, num, num_bounds = _read_header(idx_path, num_idx_bytes)
-        index = Mapped(idx_path, num_idx_bytes)
+        index = MappedFile(idx_path, num_idx_bytes)
         if num_bin_bytes % dtype.itemsize:
             raise DataError(f"{bin_path} has {num_bin_bytes} bytes, no whole number of {dtype} ids. It is cut short.")
-        dataset = cls(prefix, index, Mapped(bin_path, num_bin_bytes), dtype, num, num_bounds)
+        dataset = cls(prefix, index, MappedFile(bin_path, num_bin_bytes), dtype, num, num_bounds)
         dataset._check_ends(idx_path, bin_path, num_bin_bytes)
-        if part(prefix, ".json").exists():
-            dataset.info = dataset._checked_info(part(prefix, ".json"))
+        if dataset_file(prefix, ".json").exists():
+            dataset.info = dataset._read_info(dataset_file(prefix, ".json"))
         return dataset
 
     @property
@@ -83,39 +85,39 @@ class IndexedDataset:
     def index_crc(self) -> int:
         """CRC-32C of the whole .idx."""
         crc = crc32c(self._index.bytes)
-        self._index.refuse_lost()
+        self._index.check_intact()
         return crc
 
     @cached_property
     def blocks(self) -> TokenBlocks | None:
-        """The checksums that tokens are compared with: of P.blocks, or set by `watch`; None: tokens are not checked."""
+        """The block checksums to compare tokens with, of P.blocks or set by `set_verification`; None: no checks."""
         if self.info is None or self.info.blocks_sha256 is None:
             return None
         sums, index_crc = read_block_file(
-            part(self.prefix, ".blocks"), self.info.blocks_sha256, self.token_bytes.num_bytes
+            dataset_file(self.prefix, ".blocks"), self.info.blocks_sha256, self.token_bytes.num_bytes
         )
         if index_crc != self.index_crc:
             raise DataError(
-                f"{part(self.prefix, '.idx')} is not what was written there (CRC-32C {self.index_crc:08x} in place of "
-                f"{index_crc:08x}). Restore the file or make the dataset again."
+                f"{dataset_file(self.prefix, '.idx')} is not what was written there (CRC-32C {self.index_crc:08x} in "
+                f"place of {index_crc:08x}). Restore the file or make the dataset again."
             )
-        return TokenBlocks.known(self.token_bytes, self.dtype.itemsize, sums)
+        return TokenBlocks.from_sums(self.token_bytes, self.dtype.itemsize, sums)
 
-    def watch(self, verify: str, record: Path, say: Callable[[str], None]) -> None:
-        """Choose how tokens are checked from now on.
+    def set_verification(self, verify: str, record: Path, notify: Callable[[str], None]) -> None:
+        """Choose how tokens are checked from now on: `verify` is read, full or none.
 
-        `verify` is read, full or none. Without P.blocks, the checksums of blocks at first read are kept in the file
-        `record`. Raise DataError if the .idx differs from the one that was recorded.
+        Without P.blocks, the checksums of blocks at first read are kept in the file `record`; `notify` receives
+        warnings about its damage. Raise DataError if the .idx differs from the one that was recorded.
         """
         if verify == "none":
             self.blocks = None
         elif self.blocks is None:
-            kept = Record(record, say)
-            self.blocks = TokenBlocks.recorded(self.token_bytes, self.dtype.itemsize, kept)
-            if not kept.check_index(len(self.blocks.sums), self.index_crc):
+            checksums = ChecksumRecord(record, notify)
+            self.blocks = TokenBlocks.from_record(self.token_bytes, self.dtype.itemsize, checksums)
+            if not checksums.matches_index(len(self.blocks.sums), self.index_crc):
                 raise DataError(
-                    f"{part(self.prefix, '.idx')} is not what it was when it was first read. Restore the file, or "
-                    f"remove {record} if you replaced it yourself."
+                    f"{dataset_file(self.prefix, '.idx')} is not what it was when it was first read. Restore the file, "
+                    f"or remove {record} if you replaced it yourself."
                 )
 
     def check(
@@ -128,18 +130,18 @@ class IndexedDataset:
         if self.blocks is not None:
             self.blocks.check(starts, sizes, stride, first)  # also checks that the files were not truncated
         else:
-            self._watch.refuse_lost()
+            self._files.check_intact()
 
-    def refuse_lost(self) -> None:
+    def check_intact(self) -> None:
         """Raise DataError if the .bin or the .idx was truncated or became unreadable."""
-        self._watch.refuse_lost()
+        self._files.check_intact()
 
     def check_all(self, part: int = 0, parts: int = 1) -> None:
-        """Check the whole index and all token blocks, or share `part` of `parts` equal shares of the blocks."""
+        """Check the whole index and all token blocks, or those of share `part` of `parts` equal shares."""
         if self.blocks is not None:
             self.blocks.check_all(part, parts)
         self.check_index()
-        self.refuse_lost()
+        self.check_intact()
 
     def read(self, start: int, stop: int) -> Ints:
         """Return a checked copy of the tokens [start, stop)."""
@@ -148,10 +150,12 @@ class IndexedDataset:
         return tokens
 
     def sequence(self, i: int) -> Ints:
+        """Return a checked copy of the tokens of sequence i."""
         start = int(self.pointers[i]) // self.dtype.itemsize
         return self.read(start, start + int(self.lengths[i]))
 
     def document(self, d: int) -> Ints:
+        """Return a checked copy of the tokens of document d."""
         return self.read(*self.document_range(d))
 
     def document_range(self, d: int) -> tuple[int, int]:
@@ -164,18 +168,18 @@ class IndexedDataset:
 
     def check_index(self) -> None:
         """Raise DataError unless lengths, pointers and document index agree with each other, entry by entry."""
-        path, base, expected = part(self.prefix, ".idx"), HEADER.size, 0
+        path, base, expected = dataset_file(self.prefix, ".idx"), HEADER.size, 0
         at_pointers, at_documents = base + 4 * self.num_sequences, base + 12 * self.num_sequences
         for first in range(0, self.num_sequences, CHUNK):
             lengths = self.lengths[first : first + CHUNK].astype(np.int64)
-            _refuse_any(lengths < 0, path, base + 4 * first, 4, "a negative length")
+            _raise_at_first(lengths < 0, path, base + 4 * first, 4, "a negative length")
             ends = expected + np.cumsum(lengths) * self.dtype.itemsize
             wrong = self.pointers[first : first + CHUNK] != np.append(np.int64(expected), ends[:-1])
-            _refuse_any(wrong, path, at_pointers + 8 * first, 8, "a pointer that disagrees with the lengths")
+            _raise_at_first(wrong, path, at_pointers + 8 * first, 8, "a pointer that disagrees with the lengths")
             expected = int(ends[-1])
         for first in range(0, self.num_documents, CHUNK):
             step = np.diff(self.document_index[first : first + CHUNK + 1])
-            _refuse_any(step < 0, path, at_documents + 8 * (first + 1), 8, "a document that ends before it starts")
+            _raise_at_first(step < 0, path, at_documents + 8 * (first + 1), 8, "a document that ends before it starts")
 
     def _check_ends(self, idx_path: Path, bin_path: Path, num_bin_bytes: int) -> None:
         """Raise DataError if the arrays' first and last entries are inconsistent; the rest is not read."""
@@ -183,79 +187,85 @@ class IndexedDataset:
         at_documents = HEADER.size + 12 * num
         if self.document_index[0] != 0 or self.document_index[-1] != num:
             ends = f"{self.document_index[0]} to {self.document_index[-1]}"
-            raise _damaged(idx_path, at_documents, f"the document index runs from {ends}, not from 0 to {num}")
+            raise _damage_error(idx_path, at_documents, f"the document index runs from {ends}, not from 0 to {num}")
         if num and self.pointers[0] != 0:
-            raise _damaged(idx_path, HEADER.size + 4 * num, f"the first pointer is {self.pointers[0]}, not 0")
-        needed = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if num else 0
-        if needed != num_bin_bytes:
+            raise _damage_error(idx_path, HEADER.size + 4 * num, f"the first pointer is {self.pointers[0]}, not 0")
+        num_described = int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize if num else 0
+        if num_described != num_bin_bytes:
             raise DataError(
-                f"{bin_path} has {num_bin_bytes} bytes and {idx_path} (offset {at_documents - 8}) speaks of {needed}. "
-                "One of them is cut short or of another dataset."
+                f"{bin_path} has {num_bin_bytes} bytes, but {num_described} according to {idx_path} (offset "
+                f"{at_documents - 8}). One of them is cut short or of another dataset."
             )
 
-    def _checked_info(self, path: Path) -> DatasetInfo:
+    def _read_info(self, path: Path) -> DatasetInfo:
+        """Read the sidecar. Raise DataError if its counts or dtype are not those of the .idx."""
         info = DatasetInfo.read(path)
-        for what, said, found in (
+        for name, stated, actual in (
             ("num_documents", info.num_documents, self.num_documents),
             ("num_tokens", info.num_tokens, self.num_tokens),
             ("dtype", info.dtype, self.dtype.name),
         ):
-            if said != found:
-                raise DataError(f"{path}: {what}={said}, but the .idx has {found}. One of them is of another dataset.")
+            if stated != actual:
+                raise DataError(
+                    f"{path}: {name}={stated}, but the .idx has {actual}. One of them is of another dataset."
+                )
         return info
 
 
-def _size(path: Path, other: Path) -> int:
+def _size(path: Path, companion: Path) -> int:
+    """Return the size of a .bin or .idx. Raise MissingInputError if it is missing; `companion` is the other file."""
     try:
         return path.stat().st_size
     except OSError as error:
-        if other.exists():
-            raise MissingInputError(f"{path} is missing beside {other}. Make the dataset again.") from error
-        raise MissingInputError(f"{path} does not exist. {_meant(path.with_name(path.stem))}") from error
+        if companion.exists():
+            raise MissingInputError(f"{path} is missing beside {companion}. Make the dataset again.") from error
+        raise MissingInputError(f"{path} does not exist. {_suggest_dataset(path.with_name(path.stem))}") from error
 
 
-def _meant(prefix: Path) -> str:
+def _suggest_dataset(prefix: Path) -> str:
     """Return a hint if a prefix names no dataset: how to preprocess a file of that name, or a similar dataset."""
     if prefix.is_file():
-        made = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
+        output = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
         return (
             "A dataset is made of such a file: type "
-            f"`lmtrain preprocess {prefix} --tokenizer TOKENIZER --output {made}`, and then give {made}. "
+            f"`lmtrain preprocess {prefix} --tokenizer TOKENIZER --output {output}`, and then give {output}. "
             "A BERT model needs --split-sentences as well."
         )
-    beside = prefix if prefix.is_dir() else prefix.parent
-    known = sorted(str(path.with_name(path.stem)) for path in beside.glob("*.idx"))
+    folder = prefix if prefix.is_dir() else prefix.parent
+    prefixes = sorted(str(path.with_name(path.stem)) for path in folder.glob("*.idx"))
     # because: the shared folder name would make any two full paths similar, so only the last component is compared
-    near = [one for one in known if difflib.get_close_matches(prefix.name, [Path(one).name], n=1, cutoff=0.6)]
-    if near or (known and beside == prefix):
-        return f"Did you mean {near[0] if near else join_few(known)}?"
+    similar = [name for name in prefixes if difflib.get_close_matches(prefix.name, [Path(name).name], n=1, cutoff=0.6)]
+    if similar or (prefixes and folder == prefix):
+        return f"Did you mean {similar[0] if similar else join_few(prefixes)}?"
     return "Give a dataset's path without .bin or .idx."
 
 
 def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
+    """Return (dtype, number of sequences, length of the document index) of an .idx. Raise DataError at damage."""
     with files.read_errors(path), files.opened(path) as (fd, _):
         header = files.read_range(fd, 0, HEADER.size)
     if len(header) < HEADER.size:
         raise DataError(f"{path} has {num_bytes} bytes, fewer than the {HEADER.size} of its header. It is cut short.")
     magic, version, code, num, num_bounds = HEADER.unpack(header)
     if magic != MAGIC:
-        raise _damaged(path, 0, "it does not begin with MMIDIDX")
+        raise _damage_error(path, 0, "it does not begin with MMIDIDX")
     if version != 1:
-        raise _damaged(path, 9, f"version {version}, and only 1 is known")
+        raise _damage_error(path, 9, f"version {version}, and only 1 is known")
     if code not in DTYPES:
-        raise _damaged(path, 17, f"dtype code {code} is no type of whole numbers")
+        raise _damage_error(path, 17, f"dtype code {code} is no type of whole numbers")
     needed = HEADER.size + 12 * num + 8 * num_bounds
     if num_bounds < 1 or num_bytes != needed:
         hint = " (a multimodal dataset?)" if num_bytes == needed + num > needed else ""
         counts = f"{num} sequences and {num_bounds} document bounds"
-        raise _damaged(path, 18, f"{counts} need {needed} bytes, the file has {num_bytes}{hint}")
+        raise _damage_error(path, 18, f"{counts} need {needed} bytes, the file has {num_bytes}{hint}")
     return np.dtype(DTYPES[code]), num, num_bounds
 
 
-def _refuse_any(bad: NDArray[np.bool_], path: Path, base: int, width: int, what: str) -> None:
+def _raise_at_first(bad: NDArray[np.bool_], path: Path, base: int, width: int, problem: str) -> None:
+    """Raise DataError with the file offset of the first bad entry, if any; entry i is at base + i * width."""
     if bad.any():
-        raise _damaged(path, base + width * int(np.argmax(bad)), what)
+        raise _damage_error(path, base + width * int(np.argmax(bad)), problem)
 
 
-def _damaged(path: Path, offset: int, what: str) -> DataError:
-    return DataError(f"{path}, offset {offset}: {what}. It is damaged or no file of this format.")
+def _damage_error(path: Path, offset: int, problem: str) -> DataError:
+    return DataError(f"{path}, offset {offset}: {problem}. It is damaged or no file of this format.")

@@ -18,8 +18,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from lmtrain.data.store.blocks import BlockSums, Mapped, TokenBlocks, block_file, read_block_file
-from lmtrain.data.store.format import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, part
+from lmtrain.data.store.blocks import BlockSums, MappedFile, TokenBlocks, build_block_file, read_block_file
+from lmtrain.data.store.format import CODES, HEADER, MAGIC, SUFFIXES, DatasetInfo, Ints, dataset_file
 from lmtrain.errors import DataError, OutputError
 from lmtrain.runtime.files import files
 from lmtrain.runtime.files.checksum import crc32c
@@ -31,8 +31,8 @@ _READ_BYTES = 4 << 20
 _ONE_BLOCK = 1 << 62  # more than the size of any file, so that the file is one block
 
 
-def open_own(path: Path, mode: str) -> IO[bytes]:
-    """Open a file in a folder that a killed process may have left; refuse links, and do not block on pipes."""
+def open_without_links(path: Path, mode: str) -> IO[bytes]:
+    """Open a file that a killed process may have left. Raise OSError for a link; do not block on a pipe."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -40,11 +40,11 @@ def open_own(path: Path, mode: str) -> IO[bytes]:
     return open(path, mode, opener=opener)
 
 
-class _Growing:
+class _HashedFile:
     """Append-only file with a running SHA-256 of its content and, if `blocks` is given, checksums of its blocks."""
 
     def __init__(self, path: Path, mode: str = "w+b", blocks: BlockSums | None = None) -> None:
-        self.file: IO[bytes] = open_own(path, mode)
+        self.file: IO[bytes] = open_without_links(path, mode)
         self.num_bytes, self.digest, self.blocks = 0, hashlib.sha256(), blocks
 
     def append(self, data: Ints | bytes) -> None:
@@ -56,6 +56,7 @@ class _Growing:
         self.num_bytes += view.nbytes
 
     def read(self, at: int = 0) -> Iterator[bytes]:
+        """Yield the file's content from this offset on, in pieces."""
         self.file.flush()
         self.file.seek(at)
         while data := self.file.read(_READ_BYTES):
@@ -63,7 +64,7 @@ class _Growing:
 
 
 @dataclass(frozen=True)
-class Mark:
+class SpoolState:
     """Recorded state of a spool: its counts, and the size and hash of each of its files."""
 
     num_documents: int
@@ -74,7 +75,7 @@ class Mark:
     hashes: tuple[str, ...]
 
     @classmethod
-    def from_dict(cls, tree: dict[str, Any]) -> Mark:
+    def from_dict(cls, tree: dict[str, Any]) -> SpoolState:
         return cls(
             **{name: int(tree[name]) for name in _COUNTS},
             sizes=tuple(map(int, tree["sizes"])),
@@ -96,8 +97,8 @@ class DatasetSpool:
         self.num_documents = self.num_sequences = self.num_tokens = 0
         self.max_id = -1
         self.sidecar_sha256: str | None = None  # set by `finish`
-        self._held = ExitStack()
-        self._growing = self._bin, self._lengths, self._counts = self._open("w+b" if empty else "r+b")
+        self._resources = ExitStack()
+        self._files = self._bin, self._lengths, self._counts = self._open("w+b" if empty else "r+b")
 
     def add_documents(self, tokens: Ints, lengths: Ints, num_sequences: Ints) -> None:
         """Append documents: their tokens, the length of each sequence, and the number of sequences per document.
@@ -107,7 +108,7 @@ class DatasetSpool:
         if lengths.sum() != len(tokens) or num_sequences.sum() != len(lengths):
             raise ValueError("tokens, lengths and num_sequences do not belong together")
         if len(lengths) and lengths.max() > np.iinfo(np.int32).max:
-            raise DataError(f"A sequence of {lengths.max()} tokens is longer than .idx can say. Split the document.")
+            raise DataError(f"A sequence of {lengths.max()} tokens is longer than an .idx allows. Split the document.")
         if len(tokens):
             low, high = 0 if tokens.dtype.kind == "u" else int(tokens.min()), int(tokens.max())
             if low < 0 or high > np.iinfo(self.dtype).max:
@@ -122,44 +123,54 @@ class DatasetSpool:
         self.num_sequences += len(lengths)
         self.num_documents += len(num_sequences)
 
-    def mark(self) -> Mark:
-        """Return the spool's state. All data is flushed to the operating system, so that a kill cannot lose any."""
+    def record_state(self) -> SpoolState:
+        """Return the spool's state, after flushing all data to the operating system, so that a kill cannot lose any."""
         with files.storage_errors(self.prefix, "Writing"):
-            for one in self._growing:
-                one.file.flush()
+            for file in self._files:
+                file.file.flush()
         counts = {name: getattr(self, name) for name in _COUNTS}
-        hashes = tuple(one.digest.hexdigest() for one in self._growing)
-        return Mark(**counts, sizes=tuple(one.num_bytes for one in self._growing), hashes=hashes)
+        hashes = tuple(file.digest.hexdigest() for file in self._files)
+        return SpoolState(**counts, sizes=tuple(file.num_bytes for file in self._files), hashes=hashes)
 
-    def rewind(self, marks: Sequence[Mark]) -> int:
-        """Return how many marks, oldest first, match the files on disk; rewind the spool to the last of them."""
-        holds = 0
+    def rewind(self, states: Sequence[SpoolState]) -> int:
+        """Rewind the spool to the last of these states, oldest first, that the files on disk match.
+
+        Return how many states match: each state and all before it must match.
+        """
+        num_matching = 0
         with files.storage_errors(self.prefix, "Reading"):
-            states = [_states(one, [mark.sizes[i] for mark in marks]) for i, one in enumerate(self._growing)]
-            for mark, digests in zip(marks, zip(*states, strict=True), strict=True):
-                if any(d is None or d.hexdigest() != h for d, h in zip(digests, mark.hashes, strict=True)):
+            hashes = [_hashes_at(file, [state.sizes[i] for state in states]) for i, file in enumerate(self._files)]
+            for state, digests in zip(states, zip(*hashes, strict=True), strict=True):
+                if any(d is None or d.hexdigest() != h for d, h in zip(digests, state.hashes, strict=True)):
                     break
-                holds += 1
-            self._go_back(marks[holds - 1] if holds else None, [state[holds - 1] for state in states] if holds else [])
-        return holds
+                num_matching += 1
+            last = num_matching - 1
+            if num_matching:
+                self._truncate_to(states[last], [file_hashes[last] for file_hashes in hashes])
+            else:
+                self._truncate_to(None, [])
+        return num_matching
 
-    def finish(self, about: dict[str, Any] | None = None, tokenizer: bytes | None = None) -> None:
-        """Write the index and, if `about` and `tokenizer` are given, the sidecar. `sync` puts the files on disk."""
+    def finish(self, facts: dict[str, Any] | None = None, tokenizer: bytes | None = None) -> None:
+        """Write the index and, if `facts` and `tokenizer` are given, the sidecar and the tokenizer; close the files.
+
+        `facts` are the sidecar's fields that the spool cannot count itself. `sync` puts the files on disk.
+        """
         with files.storage_errors(self.prefix, "Writing"):
             for suffix in (".idx", ".tokenizer.json", ".blocks", ".json"):
                 self._path(suffix).unlink(missing_ok=True)  # because: a killed process may have left a link or a pipe
-            index = _Growing(self._path(".idx"), blocks=BlockSums(_ONE_BLOCK))
+            index = _HashedFile(self._path(".idx"), blocks=BlockSums(_ONE_BLOCK))
             index.digest = self._bin.digest.copy()  # because: content_sha256 covers .bin, then .idx
             with index.file:
                 self._write_index(index)
-            if about is not None and tokenizer is not None:
+            if facts is not None and tokenizer is not None:
                 assert self._bin.blocks is not None
                 assert index.blocks is not None
-                blocks = block_file(self._bin.blocks.sums(), self._bin.num_bytes, int(index.blocks.sums()[0]))
+                blocks = build_block_file(self._bin.blocks.sums(), self._bin.num_bytes, int(index.blocks.sums()[0]))
                 self._path(".tokenizer.json").write_bytes(tokenizer)
                 self._path(".blocks").write_bytes(blocks)
                 info = DatasetInfo(
-                    **about,
+                    **facts,
                     max_id=self.max_id,
                     num_documents=self.num_documents,
                     num_tokens=self.num_tokens,
@@ -167,7 +178,7 @@ class DatasetSpool:
                     content_sha256=index.digest.hexdigest(),
                     blocks_sha256=hashlib.sha256(blocks).hexdigest(),
                     tokenizer_sha256=hashlib.sha256(tokenizer).hexdigest(),
-                ).sealed()
+                ).with_hash()
                 self._path(".json").write_bytes(info.to_bytes())
                 self.sidecar_sha256 = info.sidecar_sha256
             self.close()
@@ -180,34 +191,36 @@ class DatasetSpool:
             files.fsync_dir(self.folder)
 
     def close(self) -> None:
-        self._held.close()
+        self._resources.close()
 
     def _path(self, suffix: str) -> Path:
         return self.folder / f"{self.name}{suffix}"
 
-    def _open(self, mode: str) -> list[_Growing]:
-        with files.storage_errors(self.folder / self.name, "Making"), ExitStack() as held:
-            growing = []
+    def _open(self, mode: str) -> list[_HashedFile]:
+        with files.storage_errors(self.folder / self.name, "Making"), ExitStack() as resources:
+            opened = []
             for suffix in _GROWING:
-                growing.append(_Growing(self._path(suffix), mode, BlockSums() if suffix == ".bin" else None))
-                held.enter_context(growing[-1].file)
-            self._held = held.pop_all()
-        return growing
+                opened.append(_HashedFile(self._path(suffix), mode, BlockSums() if suffix == ".bin" else None))
+                resources.enter_context(opened[-1].file)
+            self._resources = resources.pop_all()
+        return opened
 
-    def _go_back(self, mark: Mark | None, digests: list[Any]) -> None:
-        for i, one in enumerate(self._growing):
-            one.num_bytes = mark.sizes[i] if mark else 0
-            one.digest = digests[i] if mark else hashlib.sha256()
-            one.file.truncate(one.num_bytes)
-            if one.blocks is not None:
-                one.blocks = BlockSums()
-                for data in one.read():
-                    one.blocks.add(memoryview(data))
-            one.file.seek(one.num_bytes)
+    def _truncate_to(self, state: SpoolState | None, digests: list[Any]) -> None:
+        """Truncate the files to a state with these running hashes, or to nothing if `state` is None."""
+        for i, file in enumerate(self._files):
+            file.num_bytes = state.sizes[i] if state else 0
+            file.digest = digests[i] if state else hashlib.sha256()
+            file.file.truncate(file.num_bytes)
+            if file.blocks is not None:
+                file.blocks = BlockSums()
+                for data in file.read():
+                    file.blocks.add(memoryview(data))
+            file.file.seek(file.num_bytes)
         for name in _COUNTS:
-            setattr(self, name, getattr(mark, name) if mark else -(name == "max_id"))
+            setattr(self, name, getattr(state, name) if state else -(name == "max_id"))
 
-    def _write_index(self, index: _Growing) -> None:
+    def _write_index(self, index: _HashedFile) -> None:
+        """Write the .idx from the recorded sequence lengths and document sizes."""
         index.append(HEADER.pack(MAGIC, 1, CODES[self.dtype], self.num_sequences, self.num_documents + 1))
         for data in self._lengths.read():
             index.append(data)
@@ -224,16 +237,17 @@ class DatasetSpool:
             at = int(ends[-1])
 
 
-def _states(growing: _Growing, ends: list[int]) -> list[Any]:
-    """Return the running hash at each of these ascending sizes; None from the first size beyond the file's end on."""
-    digest, at, states = hashlib.sha256(), 0, []
-    growing.file.seek(0)
-    for end in ends:
-        while at < end and (data := growing.file.read(min(_READ_BYTES, end - at))):
+def _hashes_at(file: _HashedFile, sizes: list[int]) -> list[Any]:
+    """Return the hash of a file's first `size` bytes for each of these ascending sizes; None for sizes beyond its end.
+    """
+    digest, position, hashes = hashlib.sha256(), 0, []
+    file.file.seek(0)
+    for size in sizes:
+        while position < size and (data := file.file.read(min(_READ_BYTES, size - position))):
             digest.update(data)
-            at += len(data)
-        states.append(digest.copy() if at == end else None)
-    return states
+            position += len(data)
+        hashes.append(digest.copy() if position == size else None)
+    return hashes
 
 
 def publish(folder: Path, name: str, prefix: Path) -> None:
@@ -245,20 +259,20 @@ def publish(folder: Path, name: str, prefix: Path) -> None:
         if not (folder / f"{name}.idx").exists():
             return
         fault_point("data.publish")
-        part(prefix, ".idx").unlink(missing_ok=True)
+        dataset_file(prefix, ".idx").unlink(missing_ok=True)
         for suffix in (".json", ".tokenizer.json", ".blocks"):  # the file of the dataset that is replaced
             if not (folder / f"{name}{suffix}").exists() and (folder / f"{name}.bin").exists():
-                part(prefix, suffix).unlink(missing_ok=True)
+                dataset_file(prefix, suffix).unlink(missing_ok=True)
         for suffix in (".bin", ".tokenizer.json", ".blocks", ".json", ".idx"):
             if (folder / f"{name}{suffix}").exists():
-                os.replace(folder / f"{name}{suffix}", part(prefix, suffix))
+                os.replace(folder / f"{name}{suffix}", dataset_file(prefix, suffix))
                 fault_point("data.publish")
         files.fsync_dir(prefix.parent)
 
 
-def refuse_taken(prefix: Path) -> None:
+def refuse_existing(prefix: Path) -> None:
     """Raise OutputError if any file of the output dataset exists."""
-    for path in (part(prefix, suffix) for suffix in SUFFIXES):
+    for path in (dataset_file(prefix, suffix) for suffix in SUFFIXES):
         if path.exists():
             raise OutputError(f"{path} exists already. Choose another output, or add --overwrite to replace it.")
 
@@ -277,28 +291,28 @@ class DatasetWriter:
     def __init__(self, prefix: Path | str, dtype: Any, *, overwrite: bool = False) -> None:
         self.prefix, self.dtype = Path(prefix), np.dtype(dtype)
         self._overwrite = overwrite
-        self._held = ExitStack()
-        self._about: dict[str, Any] | None = None
+        self._resources = ExitStack()
+        self._facts: dict[str, Any] | None = None
         self._tokenizer: bytes | None = None
 
     def __enter__(self) -> DatasetWriter:
         if not self._overwrite:
-            refuse_taken(self.prefix)
+            refuse_existing(self.prefix)
         folder = working_folder(self.prefix)
-        with ExitStack() as held:
-            held.enter_context(files.folder_lock(folder))
-            held.callback(shutil.rmtree, folder, ignore_errors=True)  # also removes files that a killed writer left
+        with ExitStack() as resources:
+            resources.enter_context(files.folder_lock(folder))
+            resources.callback(shutil.rmtree, folder, ignore_errors=True)  # also removes a killed writer's files
             self._spool = DatasetSpool(folder, "data", self.prefix, self.dtype)
-            held.callback(self._spool.close)
-            self._held = held.pop_all()
+            resources.callback(self._spool.close)
+            self._resources = resources.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._held:
+        with self._resources:
             if kind is None:
-                self._spool.finish(self._about, self._tokenizer)
+                self._spool.finish(self._facts, self._tokenizer)
                 self._spool.sync()
                 publish(self._spool.folder, self._spool.name, self.prefix)
 
@@ -311,7 +325,7 @@ class DatasetWriter:
     ) -> None:
         """Set the sidecar's facts that the writer cannot count itself; without this call there is no sidecar."""
         self._tokenizer = tokenizer
-        self._about = {
+        self._facts = {
             "tokenizer_fingerprint": fingerprint, "vocab_size": vocab_size, "eod_id": eod_id, "num_bytes": num_bytes
         }  # fmt: skip
 
@@ -322,9 +336,9 @@ def check_finished(path_of: Callable[[str], Path], sidecar_sha256: str, tokenize
     if info.sidecar_sha256 != sidecar_sha256 or info.blocks_sha256 is None:
         raise DataError(f"{path_of('.json')} is not the sidecar that was written here. Make the dataset again.")
     if files.read_bytes(path_of(".tokenizer.json"), len(tokenizer)) != tokenizer:
-        raise DataError(f"{path_of('.tokenizer.json')} is not the tokenizer of this work. Make the dataset again.")
-    index, tokens = (Mapped(path_of(suffix), path_of(suffix).stat().st_size) for suffix in (".idx", ".bin"))
+        raise DataError(f"{path_of('.tokenizer.json')} is not the tokenizer of this dataset. Make the dataset again.")
+    index, tokens = (MappedFile(path_of(suffix), path_of(suffix).stat().st_size) for suffix in (".idx", ".bin"))
     sums, index_crc = read_block_file(path_of(".blocks"), info.blocks_sha256, tokens.num_bytes)
     if crc32c(index.bytes) != index_crc:
         raise DataError(f"{index.path} is not the index that was written here. Make the dataset again.")
-    TokenBlocks.known(tokens, np.dtype(info.dtype).itemsize, sums).check_all()
+    TokenBlocks.from_sums(tokens, np.dtype(info.dtype).itemsize, sums).check_all()

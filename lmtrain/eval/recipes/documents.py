@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.data.store.documents import compare_with_record
-from lmtrain.data.store.indexed import IndexedDataset, part
+from lmtrain.data.store.indexed import IndexedDataset, dataset_file
 from lmtrain.errors import DataError
 from lmtrain.eval.task import Columns, ratio
 from lmtrain.eval.texts import TextInput, oddities
@@ -59,7 +59,7 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
             f"{tokenizer.fingerprint[:12]}. Preprocess the text with the checkpoint's tokenizer."
         )
     compare_with_record(indexed)
-    refuse_hole(part(prefix, ".bin"))
+    refuse_hole(dataset_file(prefix, ".bin"))
     total = indexed.num_tokens
     # read every token once, which also compares it with the checksums of its writing
     parts = (indexed.read(first, min(first + _TOKENS, total)) for first in range(0, total, _TOKENS))

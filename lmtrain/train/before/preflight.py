@@ -18,7 +18,7 @@ from lmtrain.checkpoint.contents import Contents, checked_model
 from lmtrain.checkpoint.store import latest, list_checkpoints, list_set_aside, resolve
 from lmtrain.config.base import show
 from lmtrain.data.data_settings import DataChoice
-from lmtrain.data.store.indexed import IndexedDataset, part
+from lmtrain.data.store.indexed import IndexedDataset, dataset_file
 from lmtrain.data.training_data import (
     TOKEN_SHARES,
     DataRequirements,
@@ -207,7 +207,7 @@ def _tokenizer(settings: DataChoice, opened: OpenDatasets) -> Tokenizer:
 
 
 def _beside(dataset: IndexedDataset) -> Path:
-    return part(dataset.prefix, ".tokenizer.json")
+    return dataset_file(dataset.prefix, ".tokenizer.json")
 
 
 def _model(config: RunConfig, opened: OpenDatasets, tokenizer: Tokenizer) -> ModelSettings:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.config.base import plugins, show
-from lmtrain.data.store.format import part
+from lmtrain.data.store.format import dataset_file
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.data.training_data import open_datasets
 from lmtrain.runfolder.differences import flatten
@@ -89,7 +89,7 @@ def _content(dataset: IndexedDataset) -> str:
     """Return the digest in the dataset's sidecar; without one, a digest of the whole .idx and of sampled .bin pages."""
     if dataset.info is not None:
         return dataset.info.content_sha256
-    path = part(dataset.prefix, ".bin")
+    path = dataset_file(dataset.prefix, ".bin")
     with read_errors(path), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.sha256(f"{dataset.index_crc} {size}".encode())

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data_tools.preprocess.pipeline import Options, preprocess
-from lmtrain.data.store.blocks import BlockSums, block_file
-from lmtrain.data.store.format import SUFFIXES, part, seal
+from lmtrain.data.store.blocks import BlockSums, build_block_file
+from lmtrain.data.store.format import SUFFIXES, dataset_file, hash_without
 from lmtrain.runtime.files.checksum import crc32c
 from lmtrain.tokenizer.train import train_bpe
 from tests.fuzz.fuzzer import Case, Ran, Runner, honest
@@ -48,7 +48,7 @@ class Fuzz:
             text.write_text("\n".join(json.dumps({"text": line}) for line in lines))
             preprocess([text], tokenizer, folder / name, Options(workers=1))
         self.prefix, self.beside = folder / "data", folder / "beside"
-        assert part(self.prefix, ".bin").stat().st_size > 2 << 16
+        assert dataset_file(self.prefix, ".bin").stat().st_size > 2 << 16
         self._settings = (
             f"data.tokenizer={self.tokenizer}", "model.seq_len=64", "train.steps=9", "schedule.warmup_steps=0"
         )  # fmt: skip
@@ -114,29 +114,29 @@ def lay_out(source: Path, target: Path, foreign: bool) -> None:
     """A copy, with the times of its files; of a foreign dataset the two files and what was noted of them."""
     target.parent.mkdir(parents=True, exist_ok=True)
     for suffix in (".bin", ".idx") if foreign else SUFFIXES:
-        shutil.copy2(part(source, suffix), part(target, suffix))
-    if part(source, ".index").exists():
-        shutil.copytree(part(source, ".index"), part(target, ".index"))
+        shutil.copy2(dataset_file(source, suffix), dataset_file(target, suffix))
+    if dataset_file(source, ".index").exists():
+        shutil.copytree(dataset_file(source, ".index"), dataset_file(target, ".index"))
 
 
 def change_signed(prefix: Path, rng: random.Random) -> str:
     """A change whose checksums and hashes are right."""
     suffix = rng.choice((".bin", ".idx", ".idx", ".json", ".json", ".blocks"))
-    path, sidecar = part(prefix, suffix), part(prefix, ".json")
+    path, sidecar = dataset_file(prefix, suffix), dataset_file(prefix, ".json")
     if suffix == ".json":
         what, tree = some_json(json.loads(path.read_bytes()), rng)
     else:
         what, tree = change_bytes(path, rng), json.loads(sidecar.read_bytes())
-    data, index = part(prefix, ".bin").read_bytes(), part(prefix, ".idx").read_bytes()
+    data, index = dataset_file(prefix, ".bin").read_bytes(), dataset_file(prefix, ".idx").read_bytes()
     if suffix in (".bin", ".idx"):
         sums = BlockSums()
         sums.add(memoryview(data))
-        part(prefix, ".blocks").write_bytes(block_file(sums.sums(), len(data), crc32c(index)))
+        dataset_file(prefix, ".blocks").write_bytes(build_block_file(sums.sums(), len(data), crc32c(index)))
     if isinstance(tree, dict):
         if suffix != ".json":
             tree["content_sha256"] = hashlib.sha256(data + index).hexdigest()
-            tree["blocks_sha256"] = hashlib.sha256(part(prefix, ".blocks").read_bytes()).hexdigest()
-        tree["sidecar_sha256"] = seal(tree)
+            tree["blocks_sha256"] = hashlib.sha256(dataset_file(prefix, ".blocks").read_bytes()).hexdigest()
+        tree["sidecar_sha256"] = hash_without(tree)
     sidecar.write_bytes(as_json(tree))
     return f"signed: {path.name}: {what}"
 

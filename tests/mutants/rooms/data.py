@@ -153,9 +153,9 @@ MUTANTS = [
     Mutant(
         name="one_good_portion_is_enough",
         file="lmtrain/data/store/documents.py",
-        function="_check",
-        old="rise = min(threads.map",
-        new="rise = max(threads.map",
+        function="_check_index",
+        old="order = min(threads.map",
+        new="order = max(threads.map",
         breaks="An .idx with wrong entries passes if any 65,536 documents of it are right, and samples are cut at "
         "wrong places.",
         only_for="datasets of more than 65,536 documents",
@@ -205,8 +205,8 @@ MUTANTS = [
         name="unknown_bytes_added_up",
         file="lmtrain/data/store/dataset_operations.py",
         function="merge",
-        old="UNKNOWN if UNKNOWN in counted else sum(counted)",
-        new="max(sum(counted), UNKNOWN)",
+        old="UNKNOWN if UNKNOWN in byte_counts else sum(byte_counts)",
+        new="max(sum(byte_counts), UNKNOWN)",
         breaks="The sidecar of a merged dataset gives a number of text bytes that leaves out whole parts and is off by "
         "one, where it should say that nobody knows.",
         only_for="merging a dataset that came from `lmtrain data split` with one that was preprocessed",
@@ -214,7 +214,7 @@ MUTANTS = [
     Mutant(
         name="nothing_is_recorded",
         file="lmtrain/data/store/blocks.py",
-        function="TokenBlocks.recorded",
+        function="TokenBlocks.from_record",
         old=".astype(np.uint8), record)",
         new=".astype(np.uint8))",
         breaks="What was first read of a dataset is noted nowhere, so that a later run takes damaged tokens as good.",

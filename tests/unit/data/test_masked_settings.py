@@ -36,7 +36,7 @@ def test_no_more_tokens_are_scored_than_may_be_predicted(most: int | None, share
         ({"mask_share": float("nan")}, "mask_share=nan"),
         ({"max_predictions": 0}, "max_predictions=0 must be at least 1"),
         ({"max_ngram": 0}, "max_ngram=0 must lie in"),
-        ({"order": "megatron", "pairs": "next_sentence"}, "order=megatron knows"),
+        ({"order": "megatron", "pairs": "next_sentence"}, "order=megatron supports"),
         ({"document_mask": True}, "document_mask=true has no meaning"),
         ({"packing": "document"}, "packing=document has no meaning"),
         ({"path": ""}, "names no dataset"),

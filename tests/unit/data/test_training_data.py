@@ -140,7 +140,7 @@ def test_a_blend_is_read_by_its_shares(paths: list[str]) -> None:
 def test_tokens_of_a_run_are_counted_without_padding(
     paths: list[str], kind: str, blended: bool, counted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_data, "_COUNTED", counted)
+    monkeypatch.setattr(training_data, "_EXACT_SAMPLES", counted)
     data = build(settings_of(kind, blended, paths))
     rows, real = data.contributions(8), data.train.counts(data.order.ids(0, data.num_samples)).tokens
     found = sum(row["run_tokens"] for row in rows)

@@ -266,7 +266,7 @@ def test_each_epoch_reads_every_sample_once_and_masks_it_anew(indexed: IndexedDa
     assert (epochs[0] % n).tolist() != (epochs[1] % n).tolist()
     assert order.ids(n - 2, 5).tolist() == [*epochs[0][-2:].tolist(), *epochs[1][:3].tolist()]
     first, second = dataset.batch(np.arange(n)), dataset.batch(np.arange(n, 2 * n))
-    same = (first.pair_labels_B == second.pair_labels_B) & (first.segments_BT == second.segments_BT).datasets(1)
+    same = (first.pair_labels_B == second.pair_labels_B) & (first.segments_BT == second.segments_BT).all(1)
     assert same.any()
     assert (unmasked(first)[same] == unmasked(second)[same]).all()
     assert ((first.labels_BT != second.labels_BT).any(1))[same].mean() > 0.9
@@ -278,7 +278,7 @@ def test_megatrons_order(indexed: IndexedDataset) -> None:
     assert 500 <= dataset.num_samples < 1000
     assert dataset.order(1234).ids(490, 10).tolist() == list(range(490, 500))
     assert dataset.batch(np.arange(500)).tokens_BT.shape == (500, 64)
-    with pytest.raises(DataError, match="Sample 5000 was asked for"):
+    with pytest.raises(DataError, match="Sample 5000 was requested"):
         dataset.order(1234).ids(4990, 10)
 
 

@@ -25,7 +25,7 @@ from lmtrain.data.samples.megatron import (
     build_index,
     split_sequences,
 )
-from lmtrain.data.store.index_cache import Build, IndexCache
+from lmtrain.data.store.index_cache import IndexBuild, IndexCache
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError
 from tests.unit.data.conftest import Make
@@ -73,7 +73,7 @@ def slow_indexes(
 
 
 def built(lengths: Sequence[int], sequences: range, seq_len: int, wanted: int, seed: int) -> dict[str, NDArray[Any]]:
-    build = Build(None)
+    build = IndexBuild(None)
     build_index(build, np.array(lengths, np.int32), sequences, seq_len, wanted, seed)
     return build.arrays
 
@@ -171,7 +171,7 @@ def test_one_epoch_and_none(make: Make) -> None:
     assert MegatronDataset(indexed, range(3), 4, None, 1).num_samples == 3
     with pytest.raises(DataError, match="0 samples"):
         MegatronDataset(indexed, range(1, 2), 4, None, 1)
-    with pytest.raises(DataError, match=r"Sample 4 was asked for .* holds 3"):
+    with pytest.raises(DataError, match=r"Sample 4 was requested.* has 3"):
         SequentialOrder(3).ids(2, 2)
     assert SequentialOrder(3).ids(1, 2).tolist() == [1, 2]
 

@@ -100,7 +100,7 @@ def test_a_flipped_bit_is_found_when_its_block_is_read_and_not_before(tmp_path: 
         dataset.read(BLOCK_BYTES - 1, BLOCK_BYTES + 1)
     for word in ("lmtrain data verify", "restore the file", "data.verify=none"):
         assert word in str(error.value)
-    dataset.watch("none", tmp_path / "record", print)
+    dataset.set_verification("none", tmp_path / "record", print)
     dataset.read(0, TOKENS)
 
 
@@ -135,7 +135,7 @@ def test_shares_of_several_processes_cover_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"), [("missing", "is missing"), ("longer", "larger"), ("shorter", "not the hash")]
+    ("damage", "says"), [("missing", "is missing"), ("longer", "larger"), ("shorter", "not have the hash")]
 )
 def test_a_damaged_file_of_checksums(tmp_path: Path, damage: str, says: str) -> None:
     write(tmp_path / "a")
@@ -148,14 +148,14 @@ def test_a_damaged_file_of_checksums(tmp_path: Path, damage: str, says: str) -> 
     with pytest.raises(DataError, match=says):
         dataset.read(0, 1)
     dataset = IndexedDataset.open(tmp_path / "a")
-    dataset.watch("none", tmp_path / "record", print)
+    dataset.set_verification("none", tmp_path / "record", print)
     assert dataset.read(0, 1).tolist() == [0]
 
 
 def test_checksums_of_another_dataset_are_not_believed(tmp_path: Path) -> None:
     size = write(tmp_path / "a").token_bytes.num_bytes
     data = (tmp_path / "a.blocks").read_bytes()
-    with pytest.raises(DataError, match=r"says version 1, blocks of 65536 and 200000 bytes"):
+    with pytest.raises(DataError, match=r"has version 1, blocks of 65536 and 200000 bytes"):
         blocks.read_block_file(tmp_path / "a.blocks", hashlib.sha256(data).hexdigest(), size + 2)
 
 
@@ -174,7 +174,7 @@ def foreign(tmp_path: Path) -> Callable[[], IndexedDataset]:
 
     def watched() -> IndexedDataset:
         dataset = IndexedDataset.open(tmp_path / "a")
-        dataset.watch("read", tmp_path / "index" / "record", lambda text: said.append(text))
+        dataset.set_verification("read", tmp_path / "index" / "record", lambda text: said.append(text))
         return dataset
 
     said: list[str] = []
@@ -201,14 +201,14 @@ def test_a_damaged_record_is_made_anew(tmp_path: Path) -> None:
     write(tmp_path / "a", described=False)
     for _ in range(2):
         dataset = IndexedDataset.open(tmp_path / "a")
-        dataset.watch("read", tmp_path / "record", said.append)
+        dataset.set_verification("read", tmp_path / "record", said.append)
         dataset.read(0, TOKENS)
     whole = (tmp_path / "record").read_bytes()
     assert len(whole) == 8 * 5
     assert said == []
     flip(tmp_path / "record", 9)
     dataset = IndexedDataset.open(tmp_path / "a")
-    dataset.watch("read", tmp_path / "record", said.append)
+    dataset.set_verification("read", tmp_path / "record", said.append)
     dataset.read(0, TOKENS)
     assert (tmp_path / "record").read_bytes() == whole
     assert "1 of 5 entries were damaged" in said[0]
@@ -217,7 +217,7 @@ def test_a_damaged_record_is_made_anew(tmp_path: Path) -> None:
 def test_a_record_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
     write(tmp_path / "a", described=False)
     dataset = IndexedDataset.open(tmp_path / "a")
-    dataset.watch("read", Path("/sys/lmtrain.index/record"), print)
+    dataset.set_verification("read", Path("/sys/lmtrain.index/record"), print)
     assert len(dataset.read(0, TOKENS)) == TOKENS
 
 
@@ -227,7 +227,7 @@ def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
         dataset.read(0, TOKENS)
         os.truncate(tmp_path / f"a{size}.bin", size)
         with pytest.raises(DataError, match=rf"has become shorter while it was in use: {size} of its 200000 bytes"):
-            dataset.read(0, TOKENS) if hasattr(native.lib, "map_file") else dataset.refuse_lost()
+            dataset.read(0, TOKENS) if hasattr(native.lib, "map_file") else dataset.check_intact()
 
 
 @pytest.mark.skipif(not hasattr(native.lib, "map_file"), reason="the compiled helper is not built")
@@ -238,6 +238,6 @@ def test_a_file_that_was_cut_and_written_again_while_it_was_read(tmp_path: Path)
     assert int(dataset.tokens.sum()) == 0  # no signal, and zeros for what is gone
     os.truncate(tmp_path / "a.bin", 2 * TOKENS)
     with pytest.raises(StorageError, match=r"Reading .*a\.bin failed while it was in use"):
-        dataset.refuse_lost()
+        dataset.check_intact()
     del dataset
     other.read(0, TOKENS)

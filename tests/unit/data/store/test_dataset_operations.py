@@ -11,7 +11,7 @@ import pytest
 
 from lmtrain.data.samples.causal import CausalDataset
 from lmtrain.data.store import dataset_operations
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dataset_file
 from lmtrain.errors import DataError, LmtrainError, OutputError, UsageError
 from tests.unit.data.writing import add_document
 
@@ -45,7 +45,7 @@ def test_merging_and_splitting_keep_all(tmp_path: Path, monkeypatch: pytest.Monk
     info = IndexedDataset.open(tmp_path / "both").info
     assert info is not None
     assert (info.num_bytes, info.tokenizer_fingerprint, info.eod_id, info.vocab_size) == (84, "abc", 7, 100)
-    assert part(tmp_path / "both", ".tokenizer.json").read_bytes() == b"{}"
+    assert dataset_file(tmp_path / "both", ".tokenizer.json").read_bytes() == b"{}"
     outputs = [tmp_path / name for name in ("x", "y", "z")]
     dataset_operations.split(tmp_path / "both", (5, 3, 3), outputs)
     assert [len(documents(output)) for output in outputs] == [5, 3, 3]
@@ -77,7 +77,7 @@ def test_what_differs_is_not_merged(tmp_path: Path) -> None:
         write(tmp_path / name, [3], **kwargs)
         with pytest.raises(DataError, match=says):
             dataset_operations.merge([tmp_path / "a", tmp_path / name], tmp_path / "both")
-        assert not part(tmp_path / "both", ".idx").exists()
+        assert not dataset_file(tmp_path / "both", ".idx").exists()
 
 
 def test_foreign_datasets_merge_without_a_sidecar(tmp_path: Path) -> None:
@@ -125,20 +125,20 @@ def test_verifying_says_the_checksum(tmp_path: Path) -> None:
         "content_sha256": info.content_sha256, "max_id": info.max_id, "compared_with_sidecar": True,
         "sidecar_has_hash": True, "compared_with_record": False,
     }  # fmt: skip
-    part(tmp_path / "a", ".json").unlink()
+    dataset_file(tmp_path / "a", ".json").unlink()
     facts = dataset_operations.verify(IndexedDataset.open(tmp_path / "a"))
     assert (facts["content_sha256"], facts["compared_with_sidecar"]) == (info.content_sha256, False)
 
 
 def test_lengths_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "a", LENGTHS)
-    counts, facts = dataset_operations.length_counts(IndexedDataset.open(tmp_path / "a"))
+    counts, facts = dataset_operations.length_histogram(IndexedDataset.open(tmp_path / "a"))
     assert counts.tolist() == [2, 1, 3, 1, 1]  # 0, 1, 2-3, 4-7, 8-15
     assert facts == {
         "documents": 8, "tokens": 22, "empty_documents": 2, "longest_document": 9, "mean_length": 2.75
     }  # fmt: skip
     write(tmp_path / "b", [])
-    assert dataset_operations.length_counts(IndexedDataset.open(tmp_path / "b"))[0].tolist() == [0]
+    assert dataset_operations.length_histogram(IndexedDataset.open(tmp_path / "b"))[0].tolist() == [0]
 
 
 def mutate_and_open(folder: Path, times: int, seed: int) -> tuple[int, int]:
@@ -147,13 +147,13 @@ def mutate_and_open(folder: Path, times: int, seed: int) -> tuple[int, int]:
     found = harmless = 0
     for described in (True, False):
         write(folder / "a", LENGTHS, described="abc" if described else None)
-        whole = {suffix: part(folder / "a", suffix).read_bytes() for suffix in (".bin", ".idx")}
+        whole = {suffix: dataset_file(folder / "a", suffix).read_bytes() for suffix in (".bin", ".idx")}
         for _ in range(times // 2):
             suffix = chance.choice([".bin", ".idx", ".idx", ".idx"])
             mutated = mutate(bytearray(whole[suffix]), chance)
             if mutated == whole[suffix]:
                 continue
-            part(folder / "a", suffix).write_bytes(mutated)
+            dataset_file(folder / "a", suffix).write_bytes(mutated)
             try:
                 dataset = IndexedDataset.open(folder / "a")
                 dataset_operations.verify(dataset)
@@ -163,9 +163,9 @@ def mutate_and_open(folder: Path, times: int, seed: int) -> tuple[int, int]:
             else:
                 assert not described, f"{suffix} passed for whole: {mutated.hex()}"
                 # Without a checksum, other ids and other borders between documents are a dataset like any other.
-                assert dataset.num_tokens * 2 == len(part(folder / "a", ".bin").read_bytes())
+                assert dataset.num_tokens * 2 == len(dataset_file(folder / "a", ".bin").read_bytes())
                 harmless += 1
-            part(folder / "a", suffix).write_bytes(whole[suffix])
+            dataset_file(folder / "a", suffix).write_bytes(whole[suffix])
     return found, harmless
 
 

@@ -17,15 +17,15 @@ from lmtrain import native
 from lmtrain.data.store import documents
 from lmtrain.data.store.documents import (
     DocumentMap,
-    bounds_rise,
-    bounds_rise_twin,
-    sequences_follow,
-    sequences_follow_twin,
+    are_contiguous,
+    are_contiguous_twin,
+    classify_bounds,
+    classify_bounds_twin,
     split_documents,
     split_tokens,
 )
 from lmtrain.data.store.index_cache import IndexCache
-from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, part
+from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dataset_file
 from lmtrain.errors import DataError
 from tests.unit.data.writing import add_document, map_of
 
@@ -75,7 +75,7 @@ def test_documents_that_are_sequences_one_by_one(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(documents, "STRIDE", 8)
     monkeypatch.setattr(documents, "ALL_IN_MEMORY", 0)
     found = DocumentMap.of(IndexedDataset.open(tmp_path / "a"))
-    assert found._one_each
+    assert found._is_one_sequence_each
     check(found, lengths)
 
 
@@ -113,7 +113,7 @@ def test_damage_is_found_while_indexing(
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
         for _ in range(4):
             add_document(writer, [np.ones(3, np.uint16)])
-    path = part(tmp_path / "a", ".idx")
+    path = dataset_file(tmp_path / "a", ".idx")
     raw = bytearray(path.read_bytes())
     raw[offset : offset + 4] = value.to_bytes(4, "little", signed=True)
     path.write_bytes(raw)
@@ -133,8 +133,8 @@ def test_rising_bounds(values: list[int], step: bool) -> None:
     expected = 0 if any(b < a for a, b in pairwise(values)) else 1
     if expected and all(b == a + 1 for a, b in pairwise(values)):
         expected = 2
-    assert bounds_rise_twin(bounds) == expected
-    assert bounds_rise(bounds) == expected
+    assert classify_bounds_twin(bounds) == expected
+    assert classify_bounds(bounds) == expected
 
 
 @given(
@@ -146,8 +146,8 @@ def test_sequences_that_follow(lengths: list[int], itemsize: int, at: int, wrong
     pointers[min(at, len(lengths))] += wrong
     expected = all(n >= 0 and b - a == n * itemsize for n, (a, b) in zip(lengths, pairwise(pointers), strict=True))
     arrays = unaligned(np.array(lengths, np.int32)), unaligned(np.array(pointers, np.int64))
-    assert sequences_follow_twin(*arrays, itemsize) == expected
-    assert sequences_follow(*arrays, itemsize) == expected
+    assert are_contiguous_twin(*arrays, itemsize) == expected
+    assert are_contiguous(*arrays, itemsize) == expected
 
 
 def unaligned(array: NDArray[Any]) -> NDArray[Any]:
@@ -157,7 +157,7 @@ def unaligned(array: NDArray[Any]) -> NDArray[Any]:
     return np.frombuffer(raw, array.dtype, len(array), 2)
 
 
-@pytest.mark.parametrize("follow", [sequences_follow, sequences_follow_twin])
+@pytest.mark.parametrize("follow", [are_contiguous, are_contiguous_twin])
 @pytest.mark.parametrize("tokens", [2**30, 2**31 - 1])
 def test_a_sequence_may_be_larger_than_four_gibibytes(follow: Callable[..., bool], tokens: int) -> None:
     lengths = np.array([tokens, 3, tokens], np.int32)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from lmtrain.data.store import index_cache
-from lmtrain.data.store.index_cache import Build, Index, IndexCache, rises, within
+from lmtrain.data.store.index_cache import Index, IndexBuild, IndexCache, all_within, is_ascending
 from lmtrain.errors import LmtrainError, StorageError
 
 
@@ -23,7 +23,7 @@ class Builder:
     def __init__(self) -> None:
         self.times = 0
 
-    def __call__(self, build: Build) -> dict[str, Any]:
+    def __call__(self, build: IndexBuild) -> dict[str, Any]:
         self.times += 1
         build.create("made", "<i8", 5)[:] = np.arange(5)
         build.create("none", "<i4", 0)
@@ -103,7 +103,7 @@ def test_a_damaged_index_is_built_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
-    def fail(build: Build) -> dict[str, Any]:
+    def fail(build: IndexBuild) -> dict[str, Any]:
         Builder()(build)
         raise OSError(28, "No space left on device")
 
@@ -173,20 +173,20 @@ def test_entries_out_of_range_are_not_used_whatever_their_checksums_say(tmp_path
     for largest, times in ((4, 1), (4, 1), (3, 2)):
         if largest == 3:  # of what was built, which is then not what is asked for
             with pytest.raises(LmtrainError, match="cannot be read back"):
-                IndexCache(tmp_path).get("k", dict, builder, lambda index: within(index.arrays["made"], 0, 3))
+                IndexCache(tmp_path).get("k", dict, builder, lambda index: all_within(index.arrays["made"], 0, 3))
         else:
-            IndexCache(tmp_path).get("k", dict, builder, lambda index: within(index.arrays["made"], 0, 4))
+            IndexCache(tmp_path).get("k", dict, builder, lambda index: all_within(index.arrays["made"], 0, 4))
         assert builder.times == times
 
 
 def test_ranges() -> None:
     numbers = np.arange(3_000_000)
     for some in (numbers, numbers[:0]):
-        assert rises(some)
-        assert within(some, 0, 2_999_999)
+        assert is_ascending(some)
+        assert all_within(some, 0, 2_999_999)
     for at in (1 << 20, (1 << 20) - 1, 2_999_999):
         numbers[at] -= 2
-        assert not rises(numbers)
+        assert not is_ascending(numbers)
         numbers[at] += 2
-    assert not within(numbers, 0, 2_999_998)
-    assert not within(numbers, 1, 2_999_999)
+    assert not all_within(numbers, 0, 2_999_998)
+    assert not all_within(numbers, 1, 2_999_999)
