@@ -329,7 +329,7 @@ class _HeldOutTail:
         held_out, total = len(self.tokens), len(self.train_tokens) + len(self.tokens)
         return (
             f"the last {held_out:,} of {total:,} tokens of {indexed.prefix} ({held_out / total:.1%}), "
-            f"cut off {few} and not trained on"
+            f"from the end of {few}, which are not trained on"
         )
 
 

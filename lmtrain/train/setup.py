@@ -30,11 +30,11 @@ from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.files.files import folder_lock
 from lmtrain.runtime.machine.device import device_name, set_deterministic, set_tf32, set_threads
 from lmtrain.runtime.processes.agreement import Peers, together
-from lmtrain.train.before.preflight import Inputs
+from lmtrain.train.before.preflight import Inputs, changed_settings
 from lmtrain.train.before.resume_checks import passed_over
 from lmtrain.train.config import RunConfig
 from lmtrain.train.costs import Costs
-from lmtrain.train.record.records import changed_settings, open_records, open_view, show_beginning, worth_before
+from lmtrain.train.record.records import open_records, open_view, show_beginning, worth_before
 from lmtrain.train.state import Progress, Run, agreed_resume, go_on, pieces
 
 
@@ -81,7 +81,7 @@ def open_run(
         if config.checkpoint.saves_on_the_way:  # because: a save at the end can allocate buffers then
             writer.reserve(model.owned(pieces(model, optimizer)))
 
-        changed = changed_settings(folder, config, inputs) if leads else {}
+        changed = changed_settings(config, inputs) if leads else {}
         with together(peers):
             metrics, sinks, log = open_records(stack, folder, config, inputs, progress, leads=leads)
             writer.worth = worth_before(folder, config, progress.step) if leads else {}

@@ -24,7 +24,9 @@ def test_a_finished_run_keeps_what_it_trained_with_and_one_that_goes_on_says_wha
     older = json.loads(trained)
     del older["checkpoint"]["fallback"]  # as an older version had no such setting
     (folder / "config.json").write_text(json.dumps(older))
-    said = lmtrain("pretrain", *toy.settings(folder, train__steps=16, optim__betas="[0.9,0.99]"))
+    words = toy.settings(folder, train__steps=16, optim__betas="[0.9,0.99]")
+    assert "optim.betas=[0.9,0.99], was [0.9,0.95]; train.steps=16, was 4" in lmtrain("pretrain", *words, "--dry-run")
+    said = lmtrain("pretrain", *words)
     assert "checkpoint.fallback" not in said
     for text in (
         "train.steps is 16 from here on; it was 4",
@@ -56,5 +58,7 @@ def test_steps_of_which_nothing_was_saved_are_said_to_be_lost(toy: Toy, tmp_path
     words = toy.settings(tmp_path / "run", checkpoint__interval_steps=500)
     fault = {"LMTRAIN_FAULT": "exc:point=step:step=4", "LMTRAIN_ALLOW_FAULTS": "1"}
     assert "no checkpoint" not in lmtrain("pretrain", *words, code=1, env=fault)
-    said = lmtrain("pretrain", *words)
+    other = toy.settings(tmp_path / "run", checkpoint__interval_steps=500, model__num_layers=1)
+    said = lmtrain("pretrain", *other)
     assert "warning: no checkpoint is there of the 4 steps before; the run begins at step 1 again" in said
+    assert "model.num_layers is 1 from here on; it was 2" in said

@@ -47,7 +47,7 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
 def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     documents, sequences, tokens = facts["documents"], facts["sequences"], facts["tokens"]
     per_document = f", {tokens / documents:,.0f} a document" if documents else ""
-    yield "documents", f"{documents:,}" + (f" of {sequences:,} sequences" if sequences != documents else "")
+    yield "documents", f"{documents:,}" + (f" ({sequences:,} sequences)" if sequences != documents else "")
     yield "tokens", f"{tokens:,} ({format_count(tokens)}){per_document}"
     if facts["longest_sequence"] is not None:
         what = "a document" if sequences == documents else "a sequence"

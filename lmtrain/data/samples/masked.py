@@ -56,7 +56,10 @@ class MaskVocabulary:
         missing = [role for role in ("cls", "sep", "mask", "pad") if role not in tokenizer.special]
         if missing:
             names = ", ".join(f"[{role.upper()}]" for role in missing)
-            raise DataError(f"The tokenizer has no {names}, which masked samples need. Use a WordPiece vocabulary.")
+            raise DataError(
+                f"The tokenizer has no {names}, which masked samples need. Use a WordPiece vocabulary, as of `lmtrain "
+                "tokenizer train --kind wordpiece`, and preprocess the text again with --split-sentences."
+            )
         pieces = map(tokenizer.piece, range(tokenizer.vocab_size))
         kinds = np.array([CONTINUES if piece.startswith("##") else BEGINS for piece in pieces], np.uint8)
         kinds[list(tokenizer.special.values())] = SPECIAL

@@ -27,11 +27,22 @@ from lmtrain.data.training_data import (
     build_training_data,
     open_datasets,
 )
-from lmtrain.errors import CheckpointError, DataError, LayoutError, OutputError, SettingsError, StorageError
+from lmtrain.errors import (
+    CheckpointError,
+    DataError,
+    LayoutError,
+    LmtrainError,
+    OutputError,
+    SettingsError,
+    StorageError,
+)
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.plan.run_model.checkpoint_size import check_listed, checkpoint_bytes
-from lmtrain.runfolder.names import CHECKPOINTS
+from lmtrain.runfolder.changes import compare_settings
+from lmtrain.runfolder.differences import flatten
+from lmtrain.runfolder.folder import read_settings
+from lmtrain.runfolder.names import CHECKPOINTS, CONFIG
 from lmtrain.runtime.files.files import check_output_folder, free_bytes
 from lmtrain.runtime.machine.gpus import Gpus, device_problem
 from lmtrain.runtime.machine.installed import install_command
@@ -252,6 +263,18 @@ def find_resume(config: RunConfig) -> Path | None:
 def settled(config: RunConfig, inputs: Inputs) -> RunConfig:
     """Return the settings completed with the model that the data decided, as run folder and checkpoints record them."""
     return replace(config, model=inputs.model)
+
+
+def changed_settings(config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:
+    """Return key -> [old, new] for the settings that differ from those of the last start in the same run folder."""
+    folder = Path(config.run.dir)
+    if not (folder / CONFIG).is_file():
+        return {}
+    try:
+        known = dict(flatten(read_settings(folder)))
+    except LmtrainError:  # because: a damaged record is rewritten, and should not stop a run
+        return {}
+    return compare_settings(known, dict(flatten(settled(config, inputs).to_dict())))
 
 
 def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer) -> Path | None:

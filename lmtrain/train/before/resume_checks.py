@@ -152,11 +152,11 @@ def _other_way(path: Path, config: RunConfig, wrong: Sequence[str]) -> str:
     is_own = path.resolve().is_relative_to(Path(config.run.dir).resolve())
     if any(name == "tokenizer" or name.startswith("model.") for name in wrong):  # because: the weights do not fit
         begin = f"give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
-        return "or choose another run.dir for a new run" if is_own else f"or {begin}"
-    begin = "run.dir=FOLDER " if is_own else ""
-    instead = "" if is_own else ", in place of checkpoint.resume"
-    anew = "choose another run.dir for a new run, " if is_own else ""
-    return f"{anew}or begin one from its weights alone: {begin}checkpoint.init_from={path}{instead}"
+        return "or begin a new run: run.dir=FOLDER checkpoint.resume=none" if is_own else f"or {begin}"
+    folder = "run.dir=FOLDER " if is_own else ""
+    weights = f"from its weights alone: {folder}checkpoint.init_from={path}"
+    instead = "" if is_own else ", without checkpoint.resume"
+    return f"begin a new run: {folder}checkpoint.resume=none, or one {weights}{instead}"
 
 
 def _wrong_types(manifest: Manifest) -> Iterator[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
+from lmtrain.config.base import show
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.screen.row_text import milliseconds
 from lmtrain.placement.places import stages_of_rank
@@ -25,11 +26,11 @@ from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.run_model.run import Planned
 from lmtrain.runtime.machine.gpus import Gpus, has_kernel_compiler
 from lmtrain.schedules.simulate import activations_held, simulate
-from lmtrain.train.before.preflight import Inputs
+from lmtrain.train.before.preflight import Inputs, changed_settings
 from lmtrain.train.config import RunConfig
 from lmtrain.train.costs import Costs, measured_before, young_daly_s
 from lmtrain.train.layouts.layout_table import layout_words, span
-from lmtrain.units import format_bytes, format_seconds
+from lmtrain.units import format_bytes, format_seconds, plural
 
 COMPARED_STEPS = 20  # because: the first steps of an attempt allocate memory and fill caches, so only its newest count
 
@@ -221,10 +222,12 @@ def _saving(config: RunConfig) -> dict[str, Any]:
 def _beginning(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
     """Return the checkpoint that the run resumes from, or the checkpoint of its first weights."""
     named = config.checkpoint.init_from
+    changed = [f"{key}={show(now)}, was {show(was)}" for key, (was, now) in changed_settings(config, inputs).items()]
+    found = {"changed": "; ".join(changed)} if changed else {}
     if inputs.resume_from is not None:
-        found = {"resume_from": str(inputs.resume_from)}
+        found |= {"resume_from": str(inputs.resume_from)}
         return found | ({"weights_from": f"{named}, when the run began"} if named else {})
-    found = {"resume_from": "nothing: a new run"}
+    found |= {"resume_from": "nothing: a new run"}
     if inputs.weights_from is not None:
         found |= {"weights_from": str(inputs.weights_from), "weights_are": _origin(inputs.weights_from)}
     return found
@@ -237,7 +240,7 @@ def _origin(checkpoint: Path) -> str:
     if isinstance(imported, dict):
         kind = f" {imported['model_type']}" if "model_type" in imported else ""
         return f"imported from {imported.get('format')}{kind}"
-    return f"those of step {manifest.step} of a run"
+    return f"trained for {plural(manifest.step, 'step')}"
 
 
 def pipeline_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:

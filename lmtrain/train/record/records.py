@@ -25,7 +25,7 @@ from torch import Tensor
 from lmtrain.batch import StepBatches
 from lmtrain.checkpoint.store import list_broken
 from lmtrain.config.base import show
-from lmtrain.errors import LmtrainError, OutputError, StorageError, error_from_peer
+from lmtrain.errors import OutputError, StorageError, error_from_peer
 from lmtrain.models.model_settings import true_weights
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import device_peak_bytes
@@ -40,9 +40,6 @@ from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.plan.run_model.ranks import rank_bytes_of
-from lmtrain.runfolder.changes import compare_settings
-from lmtrain.runfolder.differences import flatten
-from lmtrain.runfolder.folder import read_settings
 from lmtrain.runfolder.names import (
     CHECKPOINTS,
     CONFIG,
@@ -70,7 +67,7 @@ _LARGEST = 1 << 18  # bytes of settings; because: readers of rows refuse a row o
 _AT_ONCE = 1 << 22  # numbers; because: their bucket indices take as much memory again
 WEIGHTS, GRADIENTS = "weights", "gradients"
 _LEAP = 1.5  # ratio of learning rates between two steps above which a warning is shown
-_OF_THE_RATE = ("optim.lr", "schedule.", "train.steps", "train.tokens")  # settings that decide the learning rate
+_OF_THE_RATE = ("schedule.", "train.steps", "train.tokens")  # settings that decide the shape of the learning rate
 MOST_FAILED = 3  # failed checkpoints in a row that end the run
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -114,17 +111,6 @@ def _sinks(folder: Path, config: RunConfig, inputs: Inputs, step: int, say: Call
             observe.wandb_name or folder.resolve().name, observe.wandb_tags,
         )  # fmt: skip
         yield Behind("Weights & Biases", lambda tell: WeightsAndBiases(folder, account, settings), say)
-
-
-def changed_settings(folder: Path, config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:
-    """Return key -> [old, new] for the settings that differ from the last start of a resumed run."""
-    if inputs.resume_from is None or not (folder / CONFIG).is_file():
-        return {}
-    try:
-        known = dict(flatten(read_settings(folder)))
-    except LmtrainError:  # because: a damaged record is rewritten, and should not stop a run
-        return {}
-    return compare_settings(known, dict(flatten(settled(config, inputs).to_dict())))
 
 
 def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
@@ -288,14 +274,15 @@ def record_start(run: Run) -> None:
         reached = max(map(row_step, read_last_rows(run.folder / METRICS)), default=0)
         lost = f"no checkpoint is there of the {reached} steps before; the run begins at step 1 again"
         if reached:
-            run.view.note(f"warning: {lost}")
+            for text in (f"warning: {lost}", *_said_of_changes(run)):
+                run.view.note(text)
 
 
 def _said_of_changes(run: Run) -> Iterator[str]:
     """Yield a line for each changed setting, and a warning if the learning rate jumps because of the change."""
     for key, (was, now) in run.changed.items():
         yield f"{key} is {show(now)} from here on; it was {show(was)}"
-    if not any(key.startswith(_OF_THE_RATE) for key in run.changed):
+    if not any(key.startswith(_OF_THE_RATE) for key in run.changed):  # because: a changed optim.lr is meant to jump
         return
     step, total = run.progress.step, run.config.total_steps
     rows = [row for row in read_last_rows(run.folder / METRICS) if row["event"] == "step" and row["step"] == step]

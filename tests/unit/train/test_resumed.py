@@ -69,7 +69,7 @@ def test_all_that_differs_is_named() -> None:
         (["train.global_batch=16"], 2, r"train\.global_batch is 16, and was 32\."),
         (["train.rampup={start: 16, increment: 16, samples: 64}"], 2,
          r"train\.global_batch with train\.rampup, as samples up to step 2, is 32, and was 64\."),
-        (["train.seed=7"], 0, r"weights alone: checkpoint\.init_from=here, in place of checkpoint\.resume\.$"),
+        (["train.seed=7"], 0, r"weights alone: checkpoint\.init_from=here, without checkpoint\.resume\.$"),
         (["train.seed=7", "run.dir=."], 0, r"weights alone: run\.dir=FOLDER checkpoint\.init_from=here\.$"),
         (["model.width=64"], 0, r"Go on with those, or give checkpoint\.resume=none to begin run\.dir=x anew\."),
     ],
