@@ -21,17 +21,17 @@ class Batch:
     positions_BT: Any = None  # int64, only if positions restart within a row
     documents_BT: Any = None  # int32, each token's document number; only if attention must not cross documents
     segments_BT: Any = None  # int64, only if samples are pairs: 0 for the first segment, 1 for the second
-    real_BT: Any = None  # bool, only if rows can be padded: True at tokens, False at padding
-    asked_BT: Any = None  # bool, only in evaluation: True where hidden states are read; they may be 0 elsewhere
+    not_padding_BT: Any = None  # bool, only if rows can be padded: True at tokens, False at padding
+    is_query_BT: Any = None  # bool, only in evaluation: True where a hidden state is read; others may be 0
     pair_labels_B: Any = None  # int64, only if samples are pairs: 1 if the second segment does not follow the first
-    scored_K: Any = None  # int64, only if few positions have labels: flat indices of this rank's scored positions
+    scored_positions_K: Any = None  # int64, only if few positions have labels: their flat indices on this rank
     scored_labels_K: Any = None  # int64, labels of the scored positions; those of all ranks if ranks shard the sequence
 
     def map(self, change: Callable[[Any], Any]) -> Batch:
         """Return a batch with `change` applied to each present array, such as numpy to torch or host to device."""
         return Batch(**{name: None if value is None else change(value) for name, value in vars(self).items()})
 
-    def unlabelled(self) -> Batch:
+    def without_labels(self) -> Batch:
         """Return the same samples with every label set to IGNORED."""
         labels = {name: getattr(self, name) for name in ("labels_BT", "pair_labels_B")}
         return replace(self, **{name: each * 0 + IGNORED for name, each in labels.items() if each is not None})

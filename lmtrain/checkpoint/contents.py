@@ -34,7 +34,7 @@ from lmtrain.checkpoint.disk.tensor_file import Array, Stored, read_box, read_he
 from lmtrain.checkpoint.store import load_manifest
 from lmtrain.config.build import build_settings
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, join_few, spelling_hint
-from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
+from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runtime.files.files import parse_json
 
@@ -200,7 +200,7 @@ def fit_problems(manifest: Manifest, model: ModelSettings) -> list[str]:
     num_layers, num_tensors = model.shape.num_layers, len(manifest.tensors)
     if num_layers > max(_FEW_LAYERS, num_tensors):
         return [f"its model has {num_layers} layers and it holds {num_tensors} tensors"]
-    shapes, first = true_weights(model), {tie.second: tie.first for tie in model.ties()}
+    shapes, first = unpadded_shapes(model), {tie.second: tie.first for tie in model.ties()}
     weights = {name.removeprefix("model."): t for name, t in manifest.tensors.items() if name.startswith("model.")}
     told = {f"model.{name}": shapes[name] for name in shapes if name in weights}
     # `optim.exp_avg.norm.weight` has the shape of `norm.weight`

@@ -252,7 +252,7 @@ def collate(requests: list[Request], *, packs: bool) -> Batch:
             labels_BT[row, stop - request.num_scored : stop] = request.tokens[-request.num_scored :]
             positions_BT[row, start:stop] = np.arange(stop - start)
             documents_BT[row, start:stop] = number
-    batch = Batch(tokens_BT=tokens_BT, labels_BT=labels_BT, asked_BT=labels_BT != IGNORED)
+    batch = Batch(tokens_BT=tokens_BT, labels_BT=labels_BT, is_query_BT=labels_BT != IGNORED)
     if len(rows) == len(requests):
         return batch
     return replace(batch, positions_BT=positions_BT, documents_BT=documents_BT)
@@ -263,24 +263,24 @@ def collate_masked(requests: Sequence[Request]) -> Batch:
     asked = cast(Sequence[MaskedRequest], requests)
     shape = len(asked), max(request.num_fed for request in asked)
     tokens_BT, segments_BT = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    labels_BT, real_BT = np.full(shape, IGNORED, np.int64), np.zeros(shape, np.bool_)
+    labels_BT, not_padding_BT = np.full(shape, IGNORED, np.int64), np.zeros(shape, np.bool_)
     for row, request in enumerate(asked):
         length = request.num_fed
         tokens_BT[row, :length] = request.tokens[:length]
-        real_BT[row, :length] = True
+        not_padding_BT[row, :length] = True
         if request.segments is not None:
             segments_BT[row, :length] = request.segments
         if request.places is not None:
             labels_BT[row, request.places] = request.tokens[-request.num_scored :]
     pairs = asked[0].places is None
-    asked_BT = labels_BT != IGNORED
-    asked_BT[:, 0] |= pairs  # because: the pair head reads the first token
+    is_query_BT = labels_BT != IGNORED
+    is_query_BT[:, 0] |= pairs  # because: the pair head reads the first token
     return Batch(
         tokens_BT=tokens_BT,
         labels_BT=labels_BT,
         segments_BT=segments_BT,
-        real_BT=real_BT,
-        asked_BT=asked_BT,
+        not_padding_BT=not_padding_BT,
+        is_query_BT=is_query_BT,
         pair_labels_B=np.array([request.tokens[-1] for request in asked], np.int64) if pairs else None,
     )
 

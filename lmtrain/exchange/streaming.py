@@ -19,7 +19,7 @@ from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData, encode_head
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import latest
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, UsageError
-from lmtrain.models.model_settings import ModelSettings, true_weights
+from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
 from lmtrain.tokenizer.base import Tokenizer
 
 PART_BYTES = 64 << 20  # of a tensor in memory at once
@@ -90,7 +90,7 @@ def save_foreign(
         )
     if latest(output) is not None:
         raise OutputError(f"{output} holds a checkpoint already. Choose a new --output.")
-    specs = [spec(f"model.{name}", "F32", shape) for name, shape in true_weights(settings).items()]
+    specs = [spec(f"model.{name}", "F32", shape) for name, shape in unpadded_shapes(settings).items()]
     total = sum(s.num_bytes for s in specs)
 
     def rows() -> Iterator[memoryview]:

@@ -22,13 +22,16 @@ from lmtrain.models.stack import Stack
 
 
 def build(settings: BertSettings) -> Bert:
+    """Build the whole model; raise SettingsError if the vocabulary size is not set."""
     if settings.vocab_size is None:
         raise SettingsError(["model.vocab_size=null is known only with a tokenizer. Set model.vocab_size=30522."])
     return Bert(settings)
 
 
 class Bert(Stack):
-    behind = ("norm", "head", "pair")
+    """The encoder, with a masked-token head and, if `pair_head` is set, a sentence-pair head."""
+
+    parts_after_blocks = ("norm", "head", "pair")
     separates_documents = False  # because: the pair head reads only the first token of a row
 
     settings: BertSettings
@@ -43,11 +46,11 @@ class Bert(Stack):
                 seq_len=s.seq_len,
                 dropout=s.dropout,
                 num_segments=NUM_SEGMENTS,
-                norm=_norm(s) if post else None,
+                norm=_build_norm(s) if post else None,
             ),
-            {str(layer): _block(s) for layer in range(s.num_layers)},
-            None if post else _norm(s),
-            MaskedHead(_norm(s), s.width, s.vocab_size or 0, s.padded_vocab_size, s.head_activation),
+            {str(layer): _build_block(s) for layer in range(s.num_layers)},
+            None if post else _build_norm(s),
+            MaskedHead(_build_norm(s), s.width, s.vocab_size or 0, s.padded_vocab_size, s.head_activation),
             causal=False,
         )
         self.pair = PairHead(s.width) if s.pair_head else None
@@ -59,13 +62,13 @@ class Bert(Stack):
         return hidden_BTD if self.pair is None else self.pair(hidden_BTD)
 
 
-def _block(s: BertSettings) -> Block:
+def _build_block(s: BertSettings) -> Block:
     attention = Attention(
         s.width, s.num_heads, s.num_heads, s.width // s.num_heads, bias=True, dropout=s.dropout, causal=False
     )
     mlp = MLP(s.width, s.ffn, s.activation, bias=True, dropout=s.dropout)
-    return (PostNormBlock if s.norm_order == "post" else Block)(_norm(s), attention, _norm(s), mlp)
+    return (PostNormBlock if s.norm_order == "post" else Block)(_build_norm(s), attention, _build_norm(s), mlp)
 
 
-def _norm(s: BertSettings) -> nn.Module:
+def _build_norm(s: BertSettings) -> nn.Module:
     return build_norm("layernorm", s.width, eps=s.norm_eps, bias=True)

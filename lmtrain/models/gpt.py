@@ -19,12 +19,15 @@ from lmtrain.models.stack import Stack
 
 
 def build(settings: GPTSettings) -> GPT:
+    """Build the whole model; raise SettingsError if the vocabulary size is not set."""
     if settings.vocab_size is None:
         raise SettingsError(["model.vocab_size=null is known only with a tokenizer. Set model.vocab_size=50257."])
     return GPT(settings)
 
 
 class GPT(Stack):
+    """The decoder."""
+
     settings: GPTSettings
 
     def __init__(self, settings: GPTSettings) -> None:
@@ -36,8 +39,8 @@ class GPT(Stack):
                 seq_len=s.seq_len if s.positions == "learned" else None,
                 dropout=s.dropout,
             ),
-            {str(layer): _block(s) for layer in range(s.num_layers)},
-            _norm(s),
+            {str(layer): _build_block(s) for layer in range(s.num_layers)},
+            _build_norm(s),
             Head(s.width, vocab_size, s.padded_vocab_size),
             causal=True,
             window=s.window,
@@ -48,11 +51,11 @@ class GPT(Stack):
         apply_ties(self)
 
 
-def _block(s: GPTSettings) -> Block:
+def _build_block(s: GPTSettings) -> Block:
     attention = Attention(s.width, s.num_heads, s.kv_heads, s.head, bias=s.bias, dropout=s.dropout, causal=True)
     mlp = MLP(s.width, s.ffn, s.activation, bias=s.bias, dropout=s.dropout)
-    return Block(_norm(s), attention, None if s.parallel_block else _norm(s), mlp)
+    return Block(_build_norm(s), attention, None if s.parallel_block else _build_norm(s), mlp)
 
 
-def _norm(s: GPTSettings) -> nn.Module:
+def _build_norm(s: GPTSettings) -> nn.Module:
     return build_norm(s.norm, s.width, eps=s.norm_eps, bias=s.bias)

@@ -21,10 +21,10 @@ from lmtrain.spec import LanguageModel, Start
 _ROWS, _BLOCK_NUMBERS = 16, 8 << 20
 
 
-def drawn(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield the whole parameter as (first row, block of rows), in fp32 on the CPU.
+def draw_parameter(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield a whole parameter's initial values as (first row, block of rows), in fp32 on the CPU.
 
-    Padding rows are left out, and do not change the values of the other rows.
+    The values depend on `name`, `shape`, `start` and `seed` only. Padding rows, from `start.num_rows` on, are left out.
     """
     num_rows = shape[0] if start.num_rows is None else start.num_rows
     step = _ROWS * max(1, _BLOCK_NUMBERS // (_ROWS * math.prod(shape[1:])))
@@ -40,7 +40,7 @@ def drawn(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Iterato
             yield first, block.normal_(start.mean, start.std, generator=generator)
 
 
-def apply_memory(model: nn.Module, device: torch.device) -> None:
+def allocate_memory(model: nn.Module, device: torch.device) -> None:
     """Replace meta tensors by uninitialized ones on `device`, as `to_empty` does.
 
     because: `to_empty` calls `empty_like` on meta, which imports sympy and takes a quarter of a CPU second

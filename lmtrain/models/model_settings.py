@@ -89,7 +89,7 @@ class ModelSettings(Choice):
         return model
 
 
-def true_weights(settings: ModelSettings) -> dict[str, Shape]:
+def unpadded_shapes(settings: ModelSettings) -> dict[str, Shape]:
     """Return every weight's shape as checkpoints store it: without the rows that pad the vocabulary."""
     cuts, rows = settings.cuts(), settings.shape.vocab_size
     return {

@@ -8,17 +8,23 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from lmtrain.batch import Batch
-from lmtrain.models.layers.attention import BuildMask, asked_positions, build_mask, build_rotation, put_back
-from lmtrain.models.layers.block import Block, Surroundings
+from lmtrain.models.layers.attention import (
+    BuildMask,
+    build_mask,
+    build_rotation,
+    scatter_to_sequence,
+    select_query_positions,
+)
+from lmtrain.models.layers.block import Block, BlockContext
 from lmtrain.models.layers.embedding import positions_of
 from lmtrain.models.model_settings import TransformerSettings, cut_of
 from lmtrain.spec import Cuts, ModelShape, Start, Tie
 
 
 class Stack(nn.Module):
-    """A transformer. In a pipeline stage missing parts are None; blocks keep their number in the whole model."""
+    """A transformer, or a pipeline stage of it: the parts of other stages are None, and blocks keep their numbers."""
 
-    behind: ClassVar[tuple[str, ...]] = ("norm", "head")  # names of the parts after the last block
+    parts_after_blocks: ClassVar[tuple[str, ...]] = ("norm", "head")  # names of the parts after the last block
     separates_documents: ClassVar[bool] = True
     build_mask: BuildMask = staticmethod(build_mask)  # parallel may replace it by a function that builds block masks
 
@@ -59,20 +65,21 @@ class Stack(nn.Module):
         return {name: cut_of(name, self.shape) for name, _ in self.named_parameters(remove_duplicate=False)}
 
     def starts(self) -> dict[str, Start]:
-        """Return GPT-2's initialization: the same std for all weights but the last linear of a branch."""
-        return {name: _start(name, self.settings) for name, _ in self.named_parameters(remove_duplicate=False)}
+        """Return GPT-2's initialization: one std for all weights except the last linear of a branch."""
+        return {name: _start_of(name, self.settings) for name, _ in self.named_parameters(remove_duplicate=False)}
 
     def forward(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
         """Return hidden states after the final norm. A later stage takes the previous stage's hidden states."""
         x_BTD = hidden_BTD if self.embedding is None else self.embedding(batch)
         assert x_BTD is not None, "a stage without an embedding needs the hidden states of the stage before it"
-        around = self.surroundings(batch)
+        context = self.block_context(batch)
         blocks = list(self.blocks.values())
-        asked_BQ = self._asked(x_BTD, batch) if blocks else None
-        for block in blocks if asked_BQ is None else blocks[:-1]:
-            x_BTD = block(x_BTD, around)
-        if asked_BQ is not None:
-            x_BTD = put_back(blocks[-1](x_BTD, replace(around, asked_BQ=asked_BQ)), asked_BQ, x_BTD.shape[1])
+        query_positions_BQ = self._query_positions(x_BTD, batch) if blocks else None
+        for block in blocks if query_positions_BQ is None else blocks[:-1]:
+            x_BTD = block(x_BTD, context)
+        if query_positions_BQ is not None:
+            x_BQD = blocks[-1](x_BTD, replace(context, query_positions_BQ=query_positions_BQ))
+            x_BTD = scatter_to_sequence(x_BQD, query_positions_BQ, x_BTD.shape[1])
         return x_BTD if self.norm is None else self.norm(x_BTD)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -83,32 +90,33 @@ class Stack(nn.Module):
         """Keep only the modules of a pipeline stage."""
         if not first:
             self.embedding = None
-        for name in () if last else self.behind:
+        for name in () if last else self.parts_after_blocks:
             setattr(self, name, None)
         self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) in layers})
 
-    def _asked(self, x_BTD: Tensor, batch: Batch) -> Tensor | None:
-        """Return the positions that the model's last block must compute; None for all, as with sequence shards."""
-        if batch.asked_BT is None or self.head is None or x_BTD.shape[1] != batch.tokens_BT.shape[1]:
+    def _query_positions(self, x_BTD: Tensor, batch: Batch) -> Tensor | None:
+        """Return the positions [B, Q] that the last block must compute; None for all, as with sequence shards."""
+        if batch.is_query_BT is None or self.head is None or x_BTD.shape[1] != batch.tokens_BT.shape[1]:
             return None
-        return asked_positions(batch.asked_BT)
+        return select_query_positions(batch.is_query_BT)
 
-    def surroundings(self, batch: Batch) -> Surroundings:
+    def block_context(self, batch: Batch) -> BlockContext:
         """Build the mask and rotary angles that all blocks share, for the whole sequence even if x is a shard."""
         mask = self.build_mask(
             batch.tokens_BT.shape[1],
             causal=self.causal,
             window=self.window,
             documents_BT=batch.documents_BT,
-            real_BT=batch.real_BT,
+            not_padding_BT=batch.not_padding_BT,
             device=batch.tokens_BT.device,
         )
         if self.rotary_width is None:
-            return Surroundings(mask)
-        return Surroundings(mask, build_rotation(positions_of(batch), self.rotary_width, self.rotary_base))
+            return BlockContext(mask)
+        return BlockContext(mask, build_rotation(positions_of(batch), self.rotary_width, self.rotary_base))
 
 
-def _start(name: str, s: TransformerSettings) -> Start:
+def _start_of(name: str, s: TransformerSettings) -> Start:
+    """Return the initial distribution of the parameter of this name."""
     match name.split(".")[-2:]:
         case [_, "bias"]:
             return Start()

@@ -75,7 +75,7 @@ class MaskedLM(CausalLM):
         most = max(1, *map(len, kept))  # because: not every kernel accepts an input without rows
         mine = (cuts[self.cut] != IGNORED).nonzero().squeeze(1)
         labels_K = torch.cat([F.pad(labels, (0, most - len(labels)), value=IGNORED) for labels in kept])
-        return replace(batch, scored_K=F.pad(mine, (0, most - len(mine))), scored_labels_K=labels_K)
+        return replace(batch, scored_positions_K=F.pad(mine, (0, most - len(mine))), scored_labels_K=labels_K)
 
     def scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return scored hidden states [1, K, D] and labels [1, K].
@@ -83,9 +83,9 @@ class MaskedLM(CausalLM):
         With sequence shards the labels are those of all shards in order, as a head that gathers the sequence needs
         them.
         """
-        if batch.scored_K is None:
+        if batch.scored_positions_K is None:
             return super().scored(hidden_BTD, batch)
-        hidden_KD = hidden_BTD.flatten(0, 1).index_select(0, batch.scored_K)
+        hidden_KD = hidden_BTD.flatten(0, 1).index_select(0, batch.scored_positions_K)
         return hidden_KD.unsqueeze(0), batch.scored_labels_K.unsqueeze(0)
 
     def loss_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:

@@ -15,7 +15,7 @@ from torch import nn
 
 from lmtrain.kernels.kernel_support import uses_fused_kernels
 from lmtrain.layout import Layout
-from lmtrain.models.init import apply_memory, apply_ties
+from lmtrain.models.init import allocate_memory, apply_ties
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.objective import CausalLM, MaskedLM, build_objective
 from lmtrain.parallel.blocks.dropout import Noise, apply_noise
@@ -93,7 +93,7 @@ def build_parallel(
         done += [apply_compile(model, deterministic=compute.deterministic)] if compiled else []
         # applied last, so that FSDP's hooks wrap whole blocks
         done += [sharding.apply_data_parallel(model, mesh, parallel.zero, dtype)] if shards else []
-        model.to_empty(device=device) if shards else apply_memory(model, device)
+        model.to_empty(device=device) if shards else allocate_memory(model, device)
         apply_ties(model)  # because: leaving meta allocates two tensors for a tied weight
         model.train(training)
         stages[stage.number] = model

@@ -52,9 +52,9 @@ def sum_parts(x: Tensor, axis: Axis, *, sequence: bool) -> Tensor:
     return y
 
 
-def taken_from_first(x: Tensor, axis: Axis) -> Tensor:
+def broadcast_from_first(x: Tensor, axis: Axis) -> Tensor:
     """Return the first rank's x on every rank. Only the first rank passes gradients on, so that they count once."""
-    y: Tensor = _TakenFromFirst.apply(x, axis)  # type: ignore[no-untyped-call]
+    y: Tensor = _BroadcastFromFirst.apply(x, axis)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -124,7 +124,7 @@ class _SumParts(torch.autograd.Function):
         return gather_sequence(grad, ctx.axis) if ctx.sequence else grad, None, None
 
 
-class _TakenFromFirst(torch.autograd.Function):
+class _BroadcastFromFirst(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.is_first = axis.index == 0

@@ -66,7 +66,7 @@ class Inference:
         for some in chunks(batches, self.scored_at_once):
             mine = some[dp.index :: dp.size]
             # because: dp ranks that share weights take part in each other's gathers, so each needs equally many batches
-            found = self._labels(mine + [some[0].unlabelled()] * (-(-len(some) // dp.size) - len(mine)))
+            found = self._labels(mine + [some[0].without_labels()] * (-(-len(some) // dp.size) - len(mine)))
             counts = [int((_asked(batch) != IGNORED).sum()) for batch in some]
             all_2K = torch.zeros(2, sum(counts), dtype=torch.float64, device=self.device)
             for index, place_2K in enumerate(torch.split(all_2K, counts, 1)[dp.index :: dp.size]):
@@ -168,6 +168,6 @@ def _padded(batch: Batch, multiple: int) -> Batch:
     missing = -batch.tokens_BT.shape[1] % multiple
     if not missing:
         return batch
-    if batch.real_BT is None:
-        batch = replace(batch, real_BT=torch.ones_like(batch.tokens_BT, dtype=torch.bool))
+    if batch.not_padding_BT is None:
+        batch = replace(batch, not_padding_BT=torch.ones_like(batch.tokens_BT, dtype=torch.bool))
     return batch.map(lambda array: F.pad(array, (0, missing)) if array.ndim == 2 else array)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lmtrain.models.layers.heads import Head, added_to_scores
+from lmtrain.models.layers.heads import Head, padded_bias
 from lmtrain.spec import LanguageModel
 
 Later = Callable[[], None]
@@ -63,8 +63,8 @@ class OwnLinear(Summing):
         self.weight, self.bias = plain.weight, plain.bias
         self.num_true = plain.vocab_size if isinstance(plain, Head) else plain.out_features
 
-    def forward(self, x: Tensor, *, biased: bool = True) -> Tensor:
-        bias = added_to_scores(self.weight, self.bias, self.num_true) if biased else None
+    def forward(self, x: Tensor, *, add_bias: bool = True) -> Tensor:
+        bias = padded_bias(self.weight, self.bias, self.num_true) if add_bias else None
         y: Tensor = _Linear.apply(x, self.weight, bias, self.total)  # type: ignore[no-untyped-call]
         return y
 

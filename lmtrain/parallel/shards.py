@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.layout import Piece
-from lmtrain.models.init import drawn
+from lmtrain.models.init import draw_parameter
 from lmtrain.placement.places import Place, Region
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.spec import Start
@@ -33,7 +33,7 @@ def fill(parameters: Mapping[str, Tensor], places: Places, starts: Mapping[str, 
     torch._foreach_zero_(list(parameters.values()))
     if starts is None:
         return
-    blocks = {n: drawn(places[n].name, places[n].global_shape, starts[n], seed) for n in parameters}
+    blocks = {n: draw_parameter(places[n].name, places[n].global_shape, starts[n], seed) for n in parameters}
     for name, (first, block) in _in_turn(blocks, torch.get_num_threads()):
         for region in places[name].regions:
             _keep(block, first, region, parameters[name])

@@ -28,14 +28,14 @@ from lmtrain.errors import LayoutError
 from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_statistics
 from lmtrain.layout import divisors, words
 from lmtrain.models.init import apply_ties
-from lmtrain.models.layers.heads import Head, OfFirst, added_to_scores
+from lmtrain.models.layers.heads import FirstTokenOutput, Head, padded_bias
 from lmtrain.parallel.collectives import (
     all_reduce,
+    broadcast_from_first,
     column_linear,
     gather_stack,
     row_linear,
     sum_parts,
-    taken_from_first,
 )
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.products import Summing
@@ -81,8 +81,8 @@ def _part(module: nn.Module, cut: Cut, axis: Axis, sequence: bool) -> nn.Module 
             return VocabHead(module, axis, sequence=sequence)
         case Split.NONE, nn.Embedding() if sequence:
             return SequenceEmbedding(module, axis)
-        case Split.NONE, OfFirst() if sequence:
-            return TakenFromFirst(axis)
+        case Split.NONE, FirstTokenOutput() if sequence:
+            return BroadcastFromFirst(axis)
         case Split.NONE, _:
             return None
     raise LayoutError(f"{type(module).__name__} has no {cut.split.value} cut. Use a Linear, an Embedding or a Head.")
@@ -98,8 +98,8 @@ class ColumnLinear(Summing):
         self.weight = nn.Parameter(whole.weight.new_empty(rows, whole.in_features))
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.new_empty(rows))
 
-    def forward(self, x_BTD: Tensor, *, biased: bool = True) -> Tensor:
-        bias = self.bias if biased else None
+    def forward(self, x_BTD: Tensor, *, add_bias: bool = True) -> Tensor:
+        bias = self.bias if add_bias else None
         return column_linear(x_BTD, self.weight, bias, self.axis, sequence=self.sequence, total=self.total)
 
 
@@ -130,7 +130,7 @@ class SequenceEmbedding(nn.Module):
         return nn.functional.embedding(ids.narrow(-1, self.axis.index * length, length), self.weight)
 
 
-class TakenFromFirst(nn.Module):
+class BroadcastFromFirst(nn.Module):
     """A module that broadcasts the first rank's value: only its sequence shard contains the first token."""
 
     def __init__(self, axis: Axis) -> None:
@@ -138,7 +138,7 @@ class TakenFromFirst(nn.Module):
         self.axis = axis
 
     def forward(self, x: Tensor) -> Tensor:
-        return taken_from_first(x, self.axis)
+        return broadcast_from_first(x, self.axis)
 
 
 def rows_per_rank(num_rows: int, size: int) -> int:
@@ -178,7 +178,7 @@ class VocabHead(Summing):
 
     def _padding(self) -> Tensor | None:
         """Return Head's bias with -inf for padding; a rank may hold only padding."""
-        return added_to_scores(self.weight, self.bias, self.vocab_size - self.axis.index * self.weight.shape[0])
+        return padded_bias(self.weight, self.bias, self.vocab_size - self.axis.index * self.weight.shape[0])
 
 
 @contextmanager

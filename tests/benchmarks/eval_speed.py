@@ -156,11 +156,11 @@ def build(folder: Path, vocab: Path) -> None:
     from lmtrain.exchange.huggingface.convert import export_hf
     from lmtrain.exchange.streaming import save_foreign
     from lmtrain.models.gpt_settings import GPTSettings
-    from lmtrain.models.model_settings import true_weights
+    from lmtrain.models.model_settings import unpadded_shapes
     from lmtrain.tokenizer.base import Tokenizer
 
     settings = GPTSettings(num_layers=12, width=768, num_heads=12, vocab_size=50257, seq_len=1024)
-    shapes, generator = true_weights(settings), torch.Generator().manual_seed(1)
+    shapes, generator = unpadded_shapes(settings), torch.Generator().manual_seed(1)
 
     def random(name: str) -> list[torch.Tensor]:
         norm = name.endswith("norm.weight")

@@ -127,8 +127,8 @@ def block_of(settings: Any, *, sums: bool = False) -> tuple[Any, Callable[[], Te
         block.masters = MasterWeights(dict(block.named_parameters()), torch.bfloat16, modules)
         block.masters.clear_gradients(num_microbatches=2)
         tokens_BT = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
-        real_BT = None if settings.shape.causal else torch.arange(LENGTH) < torch.tensor([[LENGTH]] * ROWS) - 7
-        around = model.surroundings(Batch(tokens_BT, tokens_BT, real_BT=real_BT))
+        not_padding_BT = None if settings.shape.causal else torch.arange(LENGTH) < torch.tensor([[LENGTH]] * ROWS) - 7
+        around = model.block_context(Batch(tokens_BT, tokens_BT, not_padding_BT=not_padding_BT))
         x_BTD = torch.randn(ROWS, LENGTH, settings.width).bfloat16().requires_grad_()
     return model, lambda: block(x_BTD, around)
 

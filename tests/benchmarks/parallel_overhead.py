@@ -36,7 +36,7 @@ from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.init import apply_ties
-from lmtrain.models.layers.block import Surroundings
+from lmtrain.models.layers.block import BlockContext
 from lmtrain.objectives.cross_entropy import cross_entropy_sum
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
@@ -112,7 +112,7 @@ def two_processes() -> Times:
     theirs = cut_by_dtensor(ThreeLinears(deepcopy(whole.blocks["0"])))
     torch.manual_seed(0)
     x_BTD = torch.randn(SAMPLES, SETTINGS.seq_len, SETTINGS.width, requires_grad=True)
-    around = Surroundings()
+    around = BlockContext()
     right = gradient_of(lambda: whole.blocks["0"](x_BTD, around), x_BTD, whole)
 
     def local_shards() -> Tensor:

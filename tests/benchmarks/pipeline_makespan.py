@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.layers.block import Surroundings
+from lmtrain.models.layers.block import BlockContext
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
@@ -101,7 +101,7 @@ class Slow(nn.Module):
         super().__init__()
         self.weight = next(block.parameters())  # any will do; what it gets is a gradient of 0
 
-    def forward(self, x_BTD: Tensor, around: Surroundings) -> Tensor:
+    def forward(self, x_BTD: Tensor, around: BlockContext) -> Tensor:
         y: Tensor = _Pause.apply(x_BTD, self.weight)  # type: ignore[no-untyped-call]
         return y
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.layers.block import Surroundings
+from lmtrain.models.layers.block import BlockContext
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
@@ -175,7 +175,7 @@ class Slow:
         self.block = block
         self.seconds = seconds
 
-    def __call__(self, x_BTD: Tensor, around: Surroundings) -> Tensor:
+    def __call__(self, x_BTD: Tensor, around: BlockContext) -> Tensor:
         y: Tensor = _Pause.apply(x_BTD, next(self.block.parameters()), self.seconds)  # type: ignore[no-untyped-call]
         return y
 

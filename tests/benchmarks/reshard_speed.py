@@ -67,9 +67,9 @@ def write(folder: Path, model: GPTSettings, layout: str) -> Path:
 
 def _specs(model: GPTSettings, layout: str) -> list[list[PieceSpec]]:
     from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
-    from lmtrain.models.model_settings import true_weights
+    from lmtrain.models.model_settings import unpadded_shapes
 
-    shapes = {f"{slot}.{name}": shape for slot in SLOTS for name, shape in true_weights(model).items()}
+    shapes = {f"{slot}.{name}": shape for slot in SLOTS for name, shape in unpadded_shapes(model).items()}
     tensors = {name: TensorEntry("F32", shape, ()) for name, shape in shapes.items()}
     return list(files_of_layout(Manifest(1000, {}, tensors, {}), model, parse_layout(layout)).values())
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from lmtrain.batch import Batch, StepBatches
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.layers.block import Surroundings
+from lmtrain.models.layers.block import BlockContext
 from lmtrain.observe.measure import phases
 from lmtrain.observe.spans import recorder as recording
 from lmtrain.observe.spans.format import Header, SpanFile, file_name, read_spans
@@ -249,7 +249,7 @@ class Slow:
     def __init__(self, block: nn.Module, stage: int, slept: list[tuple[int, str, float]]) -> None:
         self.weight, self.stage, self.slept = next(block.parameters()), stage, slept  # any weight will do
 
-    def __call__(self, x_BTD: Tensor, around: Surroundings) -> Tensor:
+    def __call__(self, x_BTD: Tensor, around: BlockContext) -> Tensor:
         y: Tensor = _Pause.apply(x_BTD, self.weight, self)  # type: ignore[no-untyped-call]
         return y
 

@@ -86,7 +86,7 @@ def direct_loss(given: list[str], checkpoint: Path) -> float:
     batch = data.train.batch(data.order.ids(0, config.train.global_batch)).map(torch.from_numpy)
     reader = CheckpointReader(checkpoint / "step_00000000")
     scores = answers(model, lambda name: reader.read(f"model.{name}"), batch)
-    real = torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.real_BT is None else batch.real_BT
+    real = torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.not_padding_BT is None else batch.not_padding_BT
     loss = F.cross_entropy(scores[0], batch.labels_BT[real].flatten(), ignore_index=IGNORED)
     return float(loss if len(scores) == 1 else loss + F.cross_entropy(scores[1], batch.pair_labels_B))
 

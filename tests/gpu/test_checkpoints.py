@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lmtrain.layout import Layout
-from lmtrain.models.init import drawn
+from lmtrain.models.init import draw_parameter
 from lmtrain.parallel.shards import fill
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import places_of_rank
@@ -68,7 +68,7 @@ def test_first_weights_are_the_same_bits(device: torch.device) -> None:
     held = {name: torch.empty(place.local_shape, device=device) for name, place in places.items()}
     fill(held, places, starts, 7)
     for name, place in places.items():
-        expected = torch.cat([block for _, block in drawn(name, place.global_shape, starts[name], 7)])
+        expected = torch.cat([block for _, block in draw_parameter(name, place.global_shape, starts[name], 7)])
         true_rows = held[name][: len(expected)].cpu()
         assert same_bits(true_rows, expected), name
         assert not same_bits(true_rows + 2**-20, expected)

@@ -162,37 +162,37 @@ def _pairs_divided_by_tokens() -> Iterator[Patch]:
 
 def _every_cut_has_a_first_token() -> Iterator[Patch]:
     """The pair is judged by the first token of the sequence, which one rank holds."""
-    yield tensor, "taken_from_first", lambda x, axis: x
+    yield tensor, "broadcast_from_first", lambda x, axis: x
 
 
 def _documents_of_the_first_microbatch() -> Iterator[Patch]:
     """The mask is made once, and not for each microbatch."""
     first: dict[str, Tensor] = {}
-    right = Stack.surroundings
+    right = Stack.block_context
 
-    def surroundings(self: Stack, batch: Batch) -> Any:
+    def block_context(self: Stack, batch: Batch) -> Any:
         return right(self, replace(batch, documents_BT=first.setdefault("documents", batch.documents_BT)))
 
-    yield Stack, "surroundings", surroundings
+    yield Stack, "block_context", block_context
 
 
 def _documents_shifted_by_one() -> Iterator[Patch]:
     """The mask is of the labels' documents, and not of the tokens'."""
-    right = Stack.surroundings
+    right = Stack.block_context
 
-    def surroundings(self: Stack, batch: Batch) -> Any:
+    def block_context(self: Stack, batch: Batch) -> Any:
         return right(self, replace(batch, documents_BT=batch.documents_BT.roll(-1, dims=1)))
 
-    yield Stack, "surroundings", surroundings
+    yield Stack, "block_context", block_context
 
 
 def _blocks_deaf_to_documents() -> Iterator[Patch]:
-    right = block_masks._allowed
+    right = block_masks._pair_rule
 
-    def allowed(least: int, most: int, documents_BT: Tensor | None, real_BT: Tensor | None) -> Any:
-        return right(least, most, None, real_BT)
+    def allowed(least: int, most: int, documents_BT: Tensor | None, not_padding_BT: Tensor | None) -> Any:
+        return right(least, most, None, not_padding_BT)
 
-    yield block_masks, "_allowed", allowed
+    yield block_masks, "_pair_rule", allowed
 
 
 def _positions_not_restarted() -> Iterator[Patch]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint
 
-from lmtrain.models.layers.block import Surroundings
+from lmtrain.models.layers.block import BlockContext
 from lmtrain.models.stack import Stack
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import Case
@@ -41,7 +41,7 @@ def measure(name: str) -> dict[str, int]:
     logits: Sizes = {}
     shared: list[Any] = []
     objective: Any = model.objective
-    entropy, surroundings = objective.cross_entropy, Stack.surroundings
+    entropy, surroundings = objective.cross_entropy, Stack.block_context
 
     def keep(tensor: Tensor) -> Tensor:
         saved[tensor.untyped_storage()._cdata] = tensor
@@ -51,7 +51,7 @@ def measure(name: str) -> dict[str, int]:
         logits.update(sizes_of([scores]))
         return entropy(scores, labels)
 
-    def note_shared(self: Stack, batch: Any) -> Surroundings:
+    def note_shared(self: Stack, batch: Any) -> BlockContext:
         around = surroundings(self, batch)
         shared.extend(map(ref, _tensors(around)))
         return around
@@ -59,7 +59,7 @@ def measure(name: str) -> dict[str, int]:
     aside: list[Any] = []
     objective.cross_entropy = note_logits
     with (
-        replaced(Stack, "surroundings", note_shared),
+        replaced(Stack, "block_context", note_shared),
         replaced(checkpoint._VersionWrapper, "__init__", _noted(aside)),
         saved_tensors_hooks(keep, lambda tensor: tensor),
     ):
@@ -72,7 +72,7 @@ def measure(name: str) -> dict[str, int]:
     return {"activations": sum(rest.values()), "logits": sum(logits.values())}
 
 
-def _tensors(around: Surroundings) -> Iterator[Tensor]:
+def _tensors(around: BlockContext) -> Iterator[Tensor]:
     for field in fields(around):
         value = getattr(around, field.name)
         yield from (value,) if isinstance(value, Tensor) else value or ()

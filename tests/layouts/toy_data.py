@@ -46,7 +46,7 @@ def _masked(length: int) -> Batch:
     pairs = rng.integers(2, size=NUM_SAMPLES)
     # because: a pair that can be told from its tokens gives the head something to learn
     shown = np.where((pairs[:, None] == 1) & (segments == 1), tokens[:, ::-1], tokens)
-    return Batch(np.where(hidden, 0, shown), labels, segments_BT=segments, real_BT=real, pair_labels_B=pairs)
+    return Batch(np.where(hidden, 0, shown), labels, segments_BT=segments, not_padding_BT=real, pair_labels_B=pairs)
 
 
 @cache
@@ -67,7 +67,7 @@ class ToyMasked:
 
     def counts(self, sample_ids: Int64s) -> Counts:
         rows = self.batch(sample_ids)
-        return Counts(int((rows.labels_BT != IGNORED).sum()), int(rows.real_BT.sum()))
+        return Counts(int((rows.labels_BT != IGNORED).sum()), int(rows.not_padding_BT.sum()))
 
     def batch(self, sample_ids: Int64s) -> Batch:
         return _masked(self.length).map(lambda array: array[sample_ids])

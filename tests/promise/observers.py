@@ -345,7 +345,7 @@ def _step_of(model: ModelSettings) -> StepBatches:
     if model.terms != ("lm",):
         labels = np.where(rng.random(shape) < 0.3, tokens, IGNORED)
         pairs = {"segments_BT": rng.integers(2, size=shape), "pair_labels_B": rng.integers(2, size=_ROWS)}
-        batch = Batch(tokens, labels, real_BT=np.ones(shape, bool), **pairs)
+        batch = Batch(tokens, labels, not_padding_BT=np.ones(shape, bool), **pairs)
         counts = (int((labels != IGNORED).sum()), *[_ROWS] * ("pair" in model.terms))
     return StepBatches(0, [batch.map(torch.from_numpy)], _ROWS, counts, np.arange(_ROWS), tokens.size)
 

@@ -110,10 +110,13 @@ class MaskedDataset:
         return Counts(*sizes.sum(axis=0).tolist())
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        tokens_BT, labels_BT, segments_BT, real_BT, pair_labels_B = self._call_sampler(self._sampler.batch, sample_ids)
+        arrays = self._call_sampler(self._sampler.batch, sample_ids)
+        tokens_BT, labels_BT, segments_BT, not_padding_BT, pair_labels_B = arrays
         if self.settings.pairs == "none":
-            return Batch(tokens_BT, labels_BT, real_BT=real_BT)
-        return Batch(tokens_BT, labels_BT, segments_BT=segments_BT, real_BT=real_BT, pair_labels_B=pair_labels_B)
+            return Batch(tokens_BT, labels_BT, not_padding_BT=not_padding_BT)
+        return Batch(
+            tokens_BT, labels_BT, segments_BT=segments_BT, not_padding_BT=not_padding_BT, pair_labels_B=pair_labels_B
+        )
 
     def _call_sampler(self, method: Any, sample_ids: Int64s) -> Any:
         """Call a method of the sampler, check the token runs that it read, and return the rest of its result.

@@ -69,11 +69,11 @@ class SampledMasks:
     def __iter__(self) -> Iterator[MaskedRequest]:
         for first in range(0, len(self._items), _AT_ONCE):
             items = self._items[first : first + _AT_ONCE]
-            tokens_BT, labels_BT, _, real_BT, *_ = self._sampler.batch(np.arange(first, first + len(items)))
+            tokens_BT, labels_BT, _, not_padding_BT, *_ = self._sampler.batch(np.arange(first, first + len(items)))
             for row, item in enumerate(items.tolist()):
                 places = np.flatnonzero(labels_BT[row] != IGNORED)
                 if len(places):
-                    asked = np.concatenate([tokens_BT[row, real_BT[row]], labels_BT[row, places]])
+                    asked = np.concatenate([tokens_BT[row, not_padding_BT[row]], labels_BT[row, places]])
                     yield MaskedRequest(asked, len(places), item, places=places)
 
     @cached_property
@@ -135,7 +135,7 @@ class Pairs:
     def __iter__(self) -> Iterator[MaskedRequest]:
         for first in range(0, self.num_targets, _AT_ONCE):
             batch = self.dataset.batch(np.arange(first, min(first + _AT_ONCE, self.num_targets)))
-            for row, real_T in enumerate(batch.real_BT):
+            for row, real_T in enumerate(batch.not_padding_BT):
                 asked = np.append(batch.tokens_BT[row, real_T], batch.pair_labels_B[row])
                 yield MaskedRequest(asked, 1, first + row, segments=batch.segments_BT[row, real_T])
 

@@ -21,7 +21,7 @@ from lmtrain.errors import CheckpointError, shorten
 from lmtrain.exchange.plain_values import settings_of_values
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
+from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
 from lmtrain.runtime.files.files import parse_json
 from lmtrain.tokenizer.base import Tokenizer
 
@@ -378,7 +378,7 @@ NAMES = {"gpt2": GPT2, "llama": LLAMA, "mistral": LLAMA, "bert": BERT, "megatron
 
 def matches(settings: ModelSettings, family: str) -> Iterator[Match]:
     names, cuts = NAMES[family], settings.cuts()
-    for name, shape in true_weights(settings).items():
+    for name, shape in unpadded_shapes(settings).items():
         part, _, leaf = name.rpartition(".")
         turned = False
         if part.startswith("blocks."):

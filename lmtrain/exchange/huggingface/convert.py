@@ -171,7 +171,7 @@ def random_batch(settings: ModelSettings) -> Batch:
         return Batch(tokens, tokens)
     at = torch.arange(length)
     ends = torch.tensor([[length], [-(-3 * length // 4)]])
-    return Batch(tokens, tokens, segments_BT=(at >= length // 3).long().expand(2, -1), real_BT=at < ends)
+    return Batch(tokens, tokens, segments_BT=(at >= length // 3).long().expand(2, -1), not_padding_BT=at < ends)
 
 
 @torch.no_grad()
@@ -190,12 +190,12 @@ def answers(settings: ModelSettings, weight: Callable[[str], Tensor], batch: Bat
         part.to_empty(device="meta")
         return result
 
-    x_BTD, around = run("embedding", batch), model.surroundings(batch)
+    x_BTD, context = run("embedding", batch), model.block_context(batch)
     for layer in model.blocks:
-        x_BTD = run(f"blocks.{layer}", x_BTD, around)
+        x_BTD = run(f"blocks.{layer}", x_BTD, context)
     if model.norm is not None:
         x_BTD = run("norm", x_BTD)
-    real = torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.real_BT is None else batch.real_BT
+    real = torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.not_padding_BT is None else batch.not_padding_BT
     result = [run("head", x_BTD[real])[:, : settings.shape.vocab_size]]
     pair: nn.Module | None = getattr(model, "pair", None)
     return result if pair is None else [*result, run("pair", x_BTD)]
@@ -224,7 +224,7 @@ def transformers_answers(folder: Path, settings: ModelSettings, batch: Batch) ->
         theirs = theirs.float().eval()
         inputs = {"input_ids": batch.tokens_BT}
         if encoder:
-            inputs |= {"attention_mask": batch.real_BT.long(), "token_type_ids": batch.segments_BT}
+            inputs |= {"attention_mask": batch.not_padding_BT.long(), "token_type_ids": batch.segments_BT}
         found = theirs(**inputs)
     finally:
         if was_shown:
@@ -233,8 +233,8 @@ def transformers_answers(folder: Path, settings: ModelSettings, batch: Batch) ->
     if not encoder:
         return transformers.__version__, [found.logits.flatten(0, 1)]
     if masked:
-        return transformers.__version__, [found.logits[batch.real_BT]]
-    return transformers.__version__, [found.prediction_logits[batch.real_BT], found.seq_relationship_logits]
+        return transformers.__version__, [found.logits[batch.not_padding_BT]]
+    return transformers.__version__, [found.prediction_logits[batch.not_padding_BT], found.seq_relationship_logits]
 
 
 class HFWeights:

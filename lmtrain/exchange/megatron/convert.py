@@ -24,7 +24,7 @@ from lmtrain.exchange.megatron.folder import RANK_FILE, TRACKER, Part, Source, o
 from lmtrain.exchange.megatron.names import core_name, fuse_qkv, split_qkv
 from lmtrain.exchange.streaming import Report, bytes_of, checked_type, save_foreign, tokenizer_of
 from lmtrain.exchange.torch_files.writer import Namespace, Saved, write_torch_file
-from lmtrain.models.model_settings import ModelSettings, Shape, true_weights
+from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Place, names_of_rank, place_all, stages_of_rank
 from lmtrain.runtime.files.files import new_folder
@@ -193,7 +193,7 @@ def _matrix(source: Source, name: str) -> list[Part]:
 
 def _check(source: Source, settings: ModelSettings, weights: Mapping[str, list[Part]]) -> None:
     """Raise unless all weights of the model are there, in shapes that join to the model's, and no others."""
-    wrong, shapes, cuts = [], true_weights(settings), settings.cuts()
+    wrong, shapes, cuts = [], unpadded_shapes(settings), settings.cuts()
     for name, shape in shapes.items():
         parts = weights.get(name)
         if parts is None:
@@ -253,7 +253,7 @@ def _joined(name: str, parts: list[Part], by_half: bool, settings: ModelSettings
 
 def _masters(source: Source, settings: ModelSettings) -> dict[str, list[Part]]:
     """Return the optimizer's fp32 weights, or nothing unless all of them are there."""
-    shapes, cuts = true_weights(settings), settings.cuts()
+    shapes, cuts = unpadded_shapes(settings), settings.cuts()
     whole = all(
         (parts := source.masters.get(name)) is not None and _fits(parts, shape, cuts[name], by_half=len(parts) == 2)
         for name, shape in shapes.items()

@@ -3,7 +3,7 @@
 Stores no head count: a tensor-parallel rank holds a part of the heads, so counts follow from the output width of the
 qkv linear. The head width and the number of queries per key do not change with sharding.
 
-The last block may be limited to a few positions: queries and MLP are then computed for these alone. Keys and values are
+The last block may be limited to a few positions: queries and MLP are then computed only for these. Keys and values are
 still computed for all positions, so that the results equal those of the whole block. Used by Stack and Block.
 """
 
@@ -66,18 +66,22 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x_BTD: Tensor, mask: Tensor | BlockMask | None, rotation: Rotation | None, asked_BQ: Tensor | None = None
+        self,
+        x_BTD: Tensor,
+        mask: Tensor | BlockMask | None,
+        rotation: Rotation | None,
+        query_positions_BQ: Tensor | None = None,
     ) -> Tensor:
-        """Return [B, T, D], or [B, Q, D] if `asked_BQ` limits the query positions."""
+        """Return [B, T, D], or [B, Q, D] if `query_positions_BQ` limits the queries to these positions."""
         q_BTHK, k_BTHK, v_BTHK = self._split_heads(self.qkv(x_BTD))
         if rotation is not None:
             q_BTHK, k_BTHK = rotate(q_BTHK, rotation), rotate(k_BTHK, rotation)
         # because: the memory order stays token by token, head after head, as the linears before and after use it; the
         # attention kernels accept this order, so that neither their inputs nor their output are copied
         q_BHTK, k_BHTK, v_BHTK = (x_BTHK.transpose(1, 2) for x_BTHK in (q_BTHK, k_BTHK, v_BTHK))
-        if asked_BQ is not None:
-            mask = mask_of_asked(mask, asked_BQ, k_BHTK.shape[2], causal=self.causal)
-            q_BHTK = q_BHTK.take_along_dim(asked_BQ[:, None, :, None], dim=2)
+        if query_positions_BQ is not None:
+            mask = mask_rows(mask, query_positions_BQ, k_BHTK.shape[2], causal=self.causal)
+            q_BHTK = q_BHTK.take_along_dim(query_positions_BQ[:, None, :, None], dim=2)
         y_BHTK = self.core(q_BHTK, k_BHTK, v_BHTK, mask)
         y: Tensor = self.dropout(self.out(y_BHTK.transpose(1, 2).flatten(2)))
         return y
@@ -99,9 +103,9 @@ class DotProduct(nn.Module):
 
     def forward(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
         if mask is not None and not isinstance(mask, Tensor):
-            from lmtrain.models.layers.block_masks import attend  # because: this import takes a second
+            from lmtrain.models.layers.block_masks import attend_with_block_mask  # because: this import takes a second
 
-            return attend(q_BHTK, k_BHTK, v_BHTK, mask)
+            return attend_with_block_mask(q_BHTK, k_BHTK, v_BHTK, mask)
         if mask is not None and q_BHTK.shape[1] != k_BHTK.shape[1]:
             # because: no fused CUDA kernel takes a mask with grouped queries; the fallback would hold all scores
             group = q_BHTK.shape[1] // k_BHTK.shape[1]
@@ -124,7 +128,7 @@ class BuildMask(Protocol):
         causal: bool,
         window: int | None,
         documents_BT: Tensor | None,
-        real_BT: Tensor | None,
+        not_padding_BT: Tensor | None,
         device: torch.device,
     ) -> Tensor | BlockMask | None: ...
 
@@ -135,7 +139,7 @@ def build_mask(
     causal: bool,
     window: int | None,
     documents_BT: Tensor | None,
-    real_BT: Tensor | None = None,
+    not_padding_BT: Tensor | None = None,
     device: torch.device,
 ) -> Tensor | None:
     """Return a mask, True where a query may attend to a key, or None if the kernel's causal rule or no mask suffices.
@@ -145,62 +149,64 @@ def build_mask(
     """
     masks = []
     if window is not None and window < length:
-        back = _back(length, device)
-        masks.append(back < window if causal else back.abs() < window)
+        distance_TT = _query_minus_key(length, device)
+        masks.append(distance_TT < window if causal else distance_TT.abs() < window)
     if documents_BT is not None:
         masks.append(documents_BT[:, None, :, None] == documents_BT[:, None, None, :])
-    if real_BT is not None and not causal:  # rows are padded on the right, which causal tokens never attend to
-        masks.append(real_BT[:, None, None, :])
+    if not_padding_BT is not None and not causal:  # rows are padded on the right, which causal tokens never attend to
+        masks.append(not_padding_BT[:, None, None, :])
     if causal and masks:
-        masks.insert(0, _back(length, device) >= 0)
+        masks.insert(0, _query_minus_key(length, device) >= 0)
     return reduce(torch.logical_and, masks) if masks else None
 
 
-def _back(length: int, device: torch.device) -> Tensor:
+def _query_minus_key(length: int, device: torch.device) -> Tensor:
     """Return [T, T]: the query position minus the key position."""
-    at = torch.arange(length, device=device)
-    return at[:, None] - at[None, :]
+    position = torch.arange(length, device=device)
+    return position[:, None] - position[None, :]
 
 
-def asked_positions(asked_BT: Tensor) -> Tensor | None:
-    """Return [B, Q]: each row's requested positions in order, then others in rows that request fewer.
+def select_query_positions(is_query_BT: Tensor) -> Tensor | None:
+    """Return [B, Q]: each row's positions with `is_query_BT` in order, then others in rows that have fewer than Q.
 
-    Return None if a row requests more than half of its positions: a kernel with its own causal rule is then faster.
+    Return None if a row has more than half of its positions: computing all of them, with a kernel that has its own
+    causal rule, is then faster.
     """
-    most = int(asked_BT.sum(1).max())  # sync: reads the count, once per batch
-    if 2 * most > asked_BT.shape[1]:
+    num_positions = int(is_query_BT.sum(1).max())  # sync: reads the count, once per batch
+    if 2 * num_positions > is_query_BT.shape[1]:
         return None
-    return asked_BT.byte().argsort(dim=1, descending=True, stable=True)[:, : max(most, 1)]
+    return is_query_BT.byte().argsort(dim=1, descending=True, stable=True)[:, : max(num_positions, 1)]
 
 
-def at(x_BTD: Tensor, asked_BQ: Tensor) -> Tensor:
-    """Select the hidden states at these positions."""
-    return x_BTD.take_along_dim(asked_BQ[:, :, None], dim=1)
+def select_positions(x_BTD: Tensor, query_positions_BQ: Tensor) -> Tensor:
+    """Return [B, Q, D]: the hidden states at each row's query positions."""
+    return x_BTD.take_along_dim(query_positions_BQ[:, :, None], dim=1)
 
 
-def put_back(x_BQD: Tensor, asked_BQ: Tensor, length: int) -> Tensor:
+def scatter_to_sequence(x_BQD: Tensor, query_positions_BQ: Tensor, length: int) -> Tensor:
     """Scatter [B, Q, D] into [B, T, D] with zeros elsewhere; return the input if the block computed all positions."""
-    rows, num, width = x_BQD.shape
-    if num == length:
+    rows, num_positions, width = x_BQD.shape
+    if num_positions == length:
         return x_BQD
-    whole = x_BQD.new_zeros(rows, length, width)
-    return whole.scatter_(1, asked_BQ[:, :, None].expand(-1, -1, width), x_BQD)
+    x_BTD = x_BQD.new_zeros(rows, length, width)
+    return x_BTD.scatter_(1, query_positions_BQ[:, :, None].expand(-1, -1, width), x_BQD)
 
 
-def mask_of_asked(
-    mask: Tensor | BlockMask | None, asked_BQ: Tensor, length: int, *, causal: bool
+def mask_rows(
+    mask: Tensor | BlockMask | None, query_positions_BQ: Tensor, length: int, *, causal: bool
 ) -> Tensor | None:
-    """Return the mask rows of the requested query positions.
+    """Return the rows of an attention mask for these query positions, [B, 1, Q, T]; None if no mask is needed.
 
-    The mask is [T, T], [B, 1, T, T], [B, 1, 1, T], a block mask or None.
+    `mask` is [T, T], [B, 1, T, T], [B, 1, 1, T], a block mask, or None, which stands for a kernel's own causal rule if
+    `causal`. `length` is T.
     """
     if mask is None:
-        keys_T = torch.arange(length, device=asked_BQ.device)
-        return (keys_T <= asked_BQ[:, :, None])[:, None] if causal else None
+        keys_T = torch.arange(length, device=query_positions_BQ.device)
+        return (keys_T <= query_positions_BQ[:, :, None])[:, None] if causal else None
     if not isinstance(mask, Tensor):
-        from lmtrain.models.layers.block_masks import dense  # because: this import takes a second
+        from lmtrain.models.layers.block_masks import dense_mask_rows  # because: this import takes a second
 
-        return dense(mask, asked_BQ)
+        return dense_mask_rows(mask, query_positions_BQ)
     if mask.ndim == 2:
-        return mask[asked_BQ][:, None]
-    return mask if mask.shape[2] == 1 else mask.take_along_dim(asked_BQ[:, None, :, None], dim=2)
+        return mask[query_positions_BQ][:, None]
+    return mask if mask.shape[2] == 1 else mask.take_along_dim(query_positions_BQ[:, None, :, None], dim=2)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lmtrain.kernels.activations import Activation, activate_with_bias
 from lmtrain.kernels.kernel_support import uses_fused_kernels
-from lmtrain.models.layers.attention import Rotation, at
+from lmtrain.models.layers.attention import Rotation, select_positions
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -33,11 +33,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Up(nn.Linear):
-    """A linear whose bias can be left to the fused activation after it."""
+class UpLinear(nn.Linear):
+    """A linear whose bias can be left out (`add_bias` false) and added by the fused activation after it."""
 
-    def forward(self, x: Tensor, *, biased: bool = True) -> Tensor:
-        return F.linear(x, self.weight, self.bias if biased else None)
+    def forward(self, x: Tensor, *, add_bias: bool = True) -> Tensor:
+        return F.linear(x, self.weight, self.bias if add_bias else None)
 
 
 class MLP(nn.Module):
@@ -46,13 +46,13 @@ class MLP(nn.Module):
     def __init__(self, width: int, ffn_width: int, activation: Activation, *, bias: bool, dropout: float) -> None:
         super().__init__()
         self.activation = activation
-        self.up = Up(width, ffn_width * (2 if activation == "swiglu" else 1), bias=bias)
+        self.up = UpLinear(width, ffn_width * (2 if activation == "swiglu" else 1), bias=bias)
         self.down = nn.Linear(ffn_width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         hidden_BTF = (
-            activate_with_bias(self.up(x_BTD, biased=False), self.up.bias, self.activation)
+            activate_with_bias(self.up(x_BTD, add_bias=False), self.up.bias, self.activation)
             if uses_fused_kernels(x_BTD.device)
             else ACTIVATIONS[self.activation](self.up(x_BTD))
         )
@@ -61,15 +61,15 @@ class MLP(nn.Module):
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """The inputs that all blocks of a forward pass share.
+class BlockContext:
+    """The inputs, besides hidden states, that the blocks of a forward pass share.
 
     because: FSDP's mixed precision casts every tensor argument that it finds; inside a dataclass the angles stay fp32
     """
 
     mask: Tensor | BlockMask | None = None
     rotation: Rotation | None = None
-    asked_BQ: Tensor | None = None  # the positions that this block computes; None: all
+    query_positions_BQ: Tensor | None = None  # the positions that the block computes; None: all
 
 
 class Block(nn.Module):
@@ -85,25 +85,25 @@ class Block(nn.Module):
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def forward(self, x_BTD: Tensor, around: Surroundings) -> Tensor:
+    def forward(self, x_BTD: Tensor, context: BlockContext) -> Tensor:
         normed_BTD = self.attention_norm(x_BTD)
-        attended_BTD: Tensor = self.attention(normed_BTD, around.mask, around.rotation, around.asked_BQ)
-        if around.asked_BQ is not None:
-            x_BTD, normed_BTD = at(x_BTD, around.asked_BQ), at(normed_BTD, around.asked_BQ)
-        x_BTD = x_BTD + attended_BTD
-        thought_BTD: Tensor = self.mlp(normed_BTD if self.mlp_norm is None else self.mlp_norm(x_BTD))
-        return x_BTD + thought_BTD
+        attention_BTD: Tensor = self.attention(normed_BTD, context.mask, context.rotation, context.query_positions_BQ)
+        if context.query_positions_BQ is not None:
+            x_BTD, normed_BTD = (select_positions(x, context.query_positions_BQ) for x in (x_BTD, normed_BTD))
+        x_BTD = x_BTD + attention_BTD
+        mlp_BTD: Tensor = self.mlp(normed_BTD if self.mlp_norm is None else self.mlp_norm(x_BTD))
+        return x_BTD + mlp_BTD
 
 
 class PostNormBlock(Block):
     """A post-norm block, as in the original transformer and BERT: a norm after each residual sum."""
 
-    def forward(self, x_BTD: Tensor, around: Surroundings) -> Tensor:
-        assert self.mlp_norm is not None, "halves that stand side by side have one sum, and these are two"
-        attended_BTD: Tensor = self.attention(x_BTD, around.mask, around.rotation, around.asked_BQ)
-        if around.asked_BQ is not None:
-            x_BTD = at(x_BTD, around.asked_BQ)
-        x_BTD = self.attention_norm(x_BTD + attended_BTD)
+    def forward(self, x_BTD: Tensor, context: BlockContext) -> Tensor:
+        assert self.mlp_norm is not None, "a post-norm block needs a norm after each of its two residual sums"
+        attention_BTD: Tensor = self.attention(x_BTD, context.mask, context.rotation, context.query_positions_BQ)
+        if context.query_positions_BQ is not None:
+            x_BTD = select_positions(x_BTD, context.query_positions_BQ)
+        x_BTD = self.attention_norm(x_BTD + attention_BTD)
         y_BTD: Tensor = self.mlp_norm(x_BTD + self.mlp(x_BTD))
         return y_BTD
 

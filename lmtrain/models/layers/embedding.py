@@ -50,8 +50,8 @@ def _table(num_rows: int, width: int) -> nn.Embedding:
 
 def positions_of(batch: Batch) -> Tensor:
     """Return positions: [B, T] if they restart within a row, else [T] as 0, 1, 2, ..."""
-    given: Tensor | None = batch.positions_BT
-    return torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device) if given is None else given
+    positions: Tensor | None = batch.positions_BT
+    return torch.arange(batch.tokens_BT.shape[1], device=batch.tokens_BT.device) if positions is None else positions
 
 
 def segments_of(batch: Batch) -> Tensor:

@@ -21,11 +21,13 @@ class Head(nn.Linear):
         self.vocab_size = vocab_size
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight, added_to_scores(self.weight, self.bias, self.vocab_size))
+        return F.linear(hidden, self.weight, padded_bias(self.weight, self.bias, self.vocab_size))
 
 
-def added_to_scores(weight: Tensor, bias: Tensor | None, num_true: int) -> Tensor | None:
-    """Return the bias, with -inf at the rows of `weight` after the true tokens; None without bias and padding.
+def padded_bias(weight: Tensor, bias: Tensor | None, num_true: int) -> Tensor | None:
+    """Return a head's bias with -inf at its padding, the rows of `weight` from `num_true` on.
+
+    Return `bias` itself, which may be None, if there is no padding.
 
     because: as a bias the -inf is part of the product's own kernel; filling the columns afterwards would cost a copy of
     all logits in forward and another in backward
@@ -61,17 +63,17 @@ class PairHead(nn.Module):
         super().__init__()
         self.pooler = nn.Linear(width, width)
         self.scores = nn.Linear(width, 2)
-        self.of_first = OfFirst()
+        self.first_token_output = FirstTokenOutput()
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         # because: a view of the first tokens would keep the hidden states of all other tokens until backward
         pooled_BD = torch.tanh(self.pooler(hidden_BTD[:, 0].contiguous()))
-        logits_B2: Tensor = self.of_first(self.scores(pooled_BD))
+        logits_B2: Tensor = self.first_token_output(self.scores(pooled_BD))
         return logits_B2
 
 
-class OfFirst(nn.Identity):
-    """A marker module for values computed from the first token of a sequence.
+class FirstTokenOutput(nn.Identity):
+    """An identity that marks a value computed from the first token of a sequence.
 
     If ranks shard the sequence, only the first rank's value is right, and parallel broadcasts it to the others.
     """

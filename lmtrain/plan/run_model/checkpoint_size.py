@@ -26,7 +26,7 @@ from lmtrain.checkpoint.disk.format import (
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
-from lmtrain.models.model_settings import ModelSettings, true_weights
+from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
 from lmtrain.placement.places import Shape, num_saved_regions, saved_regions
 from lmtrain.runtime.files.files import json_memory, size_problem
 from lmtrain.spec import Cut, Split
@@ -43,7 +43,7 @@ Kind = tuple[Shape, Cut, Shape]  # of weights: the padded shape, the cut, the sh
 def checkpoint_bytes(model: ModelSettings, num_slots: Slots) -> int:
     """Return the bytes of all weights and their optimizer tensors; the rest of a checkpoint is small."""
     return sum(
-        _FP32_BYTES * math.prod(shape) * (1 + num_slots(name, shape)) for name, shape in true_weights(model).items()
+        _FP32_BYTES * math.prod(shape) * (1 + num_slots(name, shape)) for name, shape in unpadded_shapes(model).items()
     )
 
 
@@ -55,7 +55,7 @@ def check_listed(model: ModelSettings, layout: Layout, num_slots: Slots, data_by
     """
     shapes, cuts, vocab_size = model.weights(), model.cuts(), model.shape.vocab_size
     names: dict[Kind, list[str]] = {}  # because: all blocks of a model are cut alike, so each kind is computed once
-    for name, shape in true_weights(model).items():
+    for name, shape in unpadded_shapes(model).items():
         kind = names.setdefault((shapes[name], cuts.get(name, Cut(Split.NONE)), shape), [])
         kind += [f"model.{name}"] + [f"{_SLOT}{name}"] * num_slots(name, shape)
     check_num_pieces(sum(

@@ -118,7 +118,7 @@ def valid_batches(
         if mine in starts:
             yield valid.batch(ids[mine : mine + size]).map(torch.from_numpy)
         else:
-            yield valid.batch(ids[first : first + size]).unlabelled().map(torch.from_numpy)
+            yield valid.batch(ids[first : first + size]).without_labels().map(torch.from_numpy)
 
 
 def is_due(step: int, interval: int | None) -> bool:

@@ -26,7 +26,7 @@ from lmtrain.batch import StepBatches
 from lmtrain.checkpoint.store import list_broken
 from lmtrain.config.base import show
 from lmtrain.errors import OutputError, StorageError, error_from_peer
-from lmtrain.models.model_settings import true_weights
+from lmtrain.models.model_settings import unpadded_shapes
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import device_peak_bytes
 from lmtrain.observe.measure.named_measures import EDGES, Histogram, worth_by_step
@@ -210,7 +210,7 @@ def histograms(model: ParallelModel) -> dict[str, Histogram]:
     Gradients are summed over ranks and clipped. Counts are the same at every layout. Tensors without a finite number
     are left out. All ranks take part, in all-reduces over the world.
     """
-    names = [f"{what}/{name}" for what in (WEIGHTS, GRADIENTS) for name in true_weights(model.settings)]
+    names = [f"{what}/{name}" for what in (WEIGHTS, GRADIENTS) for name in unpadded_shapes(model.settings)]
     row_of, device = {name: row for row, name in enumerate(names)}, model.device
     edges = torch.tensor(EDGES, device=device)
     counts = torch.zeros(len(names), len(EDGES) + 1, dtype=torch.int64, device=device)

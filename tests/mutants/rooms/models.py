@@ -7,8 +7,8 @@ MUTANTS = [
         name="window_sees_one_token_more",
         file="lmtrain/models/layers/attention.py",
         function="build_mask",
-        old="back < window if causal",
-        new="back <= window if causal",
+        old="distance_TT < window if causal",
+        new="distance_TT <= window if causal",
         breaks="A token looks back over window + 1 tokens, one more than the setting, the block masks of GPUs and "
         "other programs say.",
         only_for="models with a window where masks are of all positions: on a CPU, with dropout, in evaluation",
@@ -25,9 +25,9 @@ MUTANTS = [
     Mutant(
         name="every_stage_works_out_asked_positions_alone",
         file="lmtrain/models/stack.py",
-        function="Stack._asked",
-        old="if batch.asked_BT is None or self.head is None or x_BTD",
-        new="if batch.asked_BT is None or x_BTD",
+        function="Stack._query_positions",
+        old="if batch.is_query_BT is None or self.head is None or x_BTD",
+        new="if batch.is_query_BT is None or x_BTD",
         breaks="The last block of a stage in the middle leaves zeros where nothing is asked for, and the blocks of the "
         "next stage look at these: scores of an evaluation are wrong.",
         only_for="evaluation of a pipeline where few positions are asked for",
@@ -63,9 +63,9 @@ MUTANTS = [
     Mutant(
         name="window_blocks_at_the_far_edge_are_whole",
         file="lmtrain/models/layers/block_masks.py",
-        function="_by_distance",
-        old="(nearest >= least) & (furthest <= most)",
-        new="(nearest >= least) & (nearest <= most)",
+        function="_blocks_by_distance",
+        old="(nearest >= min_distance) & (furthest <= max_distance)",
+        new="(nearest >= min_distance) & (nearest <= max_distance)",
         breaks="Blocks that the window's far edge crosses count as visible to everybody, so tokens look up to 127 "
         "places too far back.",
         only_for="windows smaller than the sequence, where masks are of blocks (GPUs)",

@@ -96,8 +96,8 @@ MUTANTS = [
         name="copy_of_a_tied_weight_is_drawn_by_its_own_name",
         file="lmtrain/parallel/shards.py",
         function="fill",
-        old="drawn(places[n].name, places[n].global_shape, starts[n], seed)",
-        new="drawn(n, places[n].global_shape, starts[n], seed)",
+        old="draw_parameter(places[n].name, places[n].global_shape, starts[n], seed)",
+        new="draw_parameter(n, places[n].global_shape, starts[n], seed)",
         breaks="The head's copy of a tied weight starts with other numbers than the embedding, and as both move alike "
         "they are never equal, while the checkpoint holds one of them.",
         only_for="pipelines of models whose head is tied to the embedding, in runs that start from first weights",
@@ -133,7 +133,7 @@ MUTANTS = [
     Mutant(
         name="pair_head_learns_from_every_cut",
         file="lmtrain/parallel/collectives.py",
-        function="_TakenFromFirst.backward",
+        function="_BroadcastFromFirst.backward",
         old="return grads[0] if ctx.is_first else torch.zeros_like(grads[0]), None",
         new="return grads[0], None",
         breaks="The pair head's gradient also comes from the first tokens of the other ranks' cuts of the sequence, "

@@ -61,7 +61,7 @@ MUTANTS = [
         name="filling_batches_of_validation_keep_their_labels",
         file="lmtrain/train/in_loop/measure.py",
         function="valid_batches",
-        old="yield valid.batch(ids[first : first + size]).unlabelled().map(torch.from_numpy)",
+        old="yield valid.batch(ids[first : first + size]).without_labels().map(torch.from_numpy)",
         new="yield valid.batch(ids[first : first + size]).map(torch.from_numpy)",
         breaks="The last round's first batch is scored several times while it is counted once, so the validation loss "
         "comes out too high, and depends on the layout.",

@@ -13,7 +13,7 @@ from lmtrain.checkpoint.contents import Contents, checked_model, fit_problems
 from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
 from lmtrain.errors import CheckpointError
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.model_settings import true_weights
+from lmtrain.models.model_settings import unpadded_shapes
 from tests.unit.checkpoint.layouts import MODELS, draw, write
 
 Tensors = dict[str, TensorEntry]
@@ -63,7 +63,7 @@ def test_what_does_not_fit_is_said(manifest: Manifest, change: Callable[[Tensors
 def test_a_vocabulary_is_not_padded_beyond_what_the_weights_are(manifest: Manifest) -> None:
     usual = GPTSettings(num_layers=1, width=480, num_heads=4, vocab_size=67, seq_len=8)
     model = replace(usual, vocab_multiple=1 << 16)
-    tensors = {f"model.{name}": TensorEntry("F32", shape, ()) for name, shape in true_weights(model).items()}
+    tensors = {f"model.{name}": TensorEntry("F32", shape, ()) for name, shape in unpadded_shapes(model).items()}
     contents = replace(manifest, tensors=tensors)
     assert fit_problems(contents, usual) == []
     (said,) = fit_problems(contents, model)

@@ -48,7 +48,7 @@ def test_each_request_is_fed_once_with_little_padding(
         # labels lie in the order of the requests, and each behind the token that it follows
         labels = [requests[one].tokens[-scored[one] :] for one in group]
         assert np.array_equal(batch.labels_BT[batch.labels_BT != IGNORED], np.concatenate(labels))
-        assert np.array_equal(batch.labels_BT[batch.asked_BT], batch.tokens_BT[batch.asked_BT] + 1)
+        assert np.array_equal(batch.labels_BT[batch.is_query_BT], batch.tokens_BT[batch.is_query_BT] + 1)
 
 
 def test_equal_lengths_keep_their_order_and_are_not_packed() -> None:

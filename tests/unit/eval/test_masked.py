@@ -147,7 +147,7 @@ def test_pairs_are_counted_as_validation_counts_them(
     twin = Twin()
     for number in range(dataset.num_samples):
         batch = dataset.batch(np.array([number]))
-        fed, segments = batch.tokens_BT[0, batch.real_BT[0]], batch.segments_BT[0, batch.real_BT[0]]
+        fed, segments = batch.tokens_BT[0, batch.not_padding_BT[0]], batch.segments_BT[0, batch.not_padding_BT[0]]
         twin.add(row_scores(model, fed.tolist(), segments.tolist())[1], int(batch.pair_labels_B[0]))
     for batch_size in (1, 7):
         result = measured(model, pieces, name, sentences, batch_size=batch_size).result
@@ -206,7 +206,7 @@ def _other_windows(num_tokens: int, room: int, stride: int, *, last_looks_back: 
 MISTAKES: dict[str, tuple[str, Any]] = {
     "the first piece of a masked word alone": ("masked/tokens", _first_pieces),
     "padding seen": (
-        "masked/tokens", lambda patch: patch.setattr(scoring, "collate_masked", _collated(real_BT=None)),
+        "masked/tokens", lambda patch: patch.setattr(scoring, "collate_masked", _collated(not_padding_BT=None)),
     ),
     "other masks": ("masked/tokens", lambda patch: patch.setattr(masked, "SEED", 2)),
     "a last window that does not look back": (
@@ -262,7 +262,7 @@ def test_batches_hold_each_request_once_and_little_padding(pieces: Tokenizer, ba
     for rows in found:
         batch = scoring.collate([requests[row] for row in rows], packs=False)
         assert len(rows) <= batch_size
-        assert batch.real_BT.mean() >= 0.95
+        assert batch.not_padding_BT.mean() >= 0.95
         assert (batch.labels_BT >= 0).sum() == len(rows)
 
 

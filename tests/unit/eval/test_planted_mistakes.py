@@ -71,7 +71,7 @@ MISTAKES: dict[str, tuple[str, Plant]] = {
     ),
     "padding scored": ("wikitext103/megatron-o32", _replace(wikitext, "StreamRequests", Padded)),
     "padded vocabulary chosen": (
-        "lambada/megatron-strict", _replace(heads, "added_to_scores", lambda weight, bias, num_true: bias),
+        "lambada/megatron-strict", _replace(heads, "padded_bias", lambda weight, bias, num_true: bias),
     ),
     "samples counted twice": ("wikitext103/megatron-o32", _replace(wikitext, "StreamRequests", Doubled)),
     "target tokenized apart": (

@@ -12,7 +12,7 @@ from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.exchange.streaming import save_foreign
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.model_settings import ModelSettings, true_weights
+from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
@@ -50,7 +50,7 @@ def random_weights(settings: ModelSettings, seed: int = 1) -> dict[str, Tensor]:
     """Large enough that a wrong order of heads or a lost norm is seen in the scores."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in true_weights(settings).items():
+    for name, shape in unpadded_shapes(settings).items():
         is_norm = name.endswith("norm.weight")
         weights[name] = torch.randn(shape, generator=generator) * 0.2 + (1.0 if is_norm else 0.0)
     return weights

@@ -8,7 +8,7 @@ from torch import Tensor
 from lmtrain.layout import Coordinate
 from lmtrain.models.bert import Bert
 from lmtrain.models.gpt import GPT
-from lmtrain.models.init import drawn
+from lmtrain.models.init import draw_parameter
 from lmtrain.parallel.shards import fill
 from lmtrain.parallel.weights.grads import copies
 from lmtrain.placement.parallel_settings import ParallelSettings
@@ -24,4 +24,4 @@ def start(model: GPT | Bert, seed: int) -> None:
 
 def whole(name: str, shape: tuple[int, ...], how: Start, seed: int) -> Tensor:
     """A parameter without its padding."""
-    return torch.cat([block for _, block in drawn(name, shape, how, seed)])
+    return torch.cat([block for _, block in draw_parameter(name, shape, how, seed)])

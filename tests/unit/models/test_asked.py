@@ -40,36 +40,36 @@ def model_of(settings: ModelSettings) -> Any:
 def batch_of(*, packed: bool) -> tuple[Batch, Tensor]:
     """Rows that ask for 0, 1 and 7 positions, scattered."""
     tokens_BT = torch.randint(0, VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(0))
-    asked_BT = torch.zeros(3, LENGTH, dtype=torch.bool)
-    asked_BT[1, LENGTH - 1] = True
-    asked_BT[2, [0, 3, 4, 9, 15, 20, 22]] = True
+    is_query_BT = torch.zeros(3, LENGTH, dtype=torch.bool)
+    is_query_BT[1, LENGTH - 1] = True
+    is_query_BT[2, [0, 3, 4, 9, 15, 20, 22]] = True
     batch = Batch(tokens_BT=tokens_BT, labels_BT=tokens_BT)
     if packed:
         at = torch.arange(LENGTH).expand(3, -1)
         batch = replace(batch, documents_BT=at // 10, positions_BT=at % 10)
-    return batch, asked_BT
+    return batch, is_query_BT
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_asked_positions_are_those_of_the_whole_block(kind: str, packed: bool) -> None:
-    model, (batch, asked_BT) = model_of(MODELS[kind]), batch_of(packed=packed)
+    model, (batch, is_query_BT) = model_of(MODELS[kind]), batch_of(packed=packed)
     rows: list[tuple[int, ...]] = []
     for block in model.blocks.values():
         block.mlp.register_forward_pre_hook(lambda _, given: rows.append(tuple(given[0].shape[:2])))
-    found = model(replace(batch, asked_BT=asked_BT))
+    found = model(replace(batch, is_query_BT=is_query_BT))
     assert rows == [(3, LENGTH), (3, 7)]
-    torch.testing.assert_close(found[asked_BT], model(batch)[asked_BT], rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(found[is_query_BT], model(batch)[is_query_BT], rtol=1e-6, atol=2e-6)
 
 
 @torch.no_grad()
 def test_more_than_half_is_worked_out_whole() -> None:
     model, (batch, _) = model_of(MODELS["gpt2"]), batch_of(packed=False)
-    asked_BT = torch.ones_like(batch.tokens_BT, dtype=torch.bool)
-    assert torch.equal(model(replace(batch, asked_BT=asked_BT)), model(batch))
-    asked_BT[:, : LENGTH // 2 - 1] = False
-    assert torch.equal(model(replace(batch, asked_BT=asked_BT)), model(batch))
+    is_query_BT = torch.ones_like(batch.tokens_BT, dtype=torch.bool)
+    assert torch.equal(model(replace(batch, is_query_BT=is_query_BT)), model(batch))
+    is_query_BT[:, : LENGTH // 2 - 1] = False
+    assert torch.equal(model(replace(batch, is_query_BT=is_query_BT)), model(batch))
 
 
 @torch.no_grad()
@@ -79,17 +79,17 @@ def test_only_the_last_of_several_stages_leaves_positions_out(kind: str) -> None
     whole, first, last = (model_of(MODELS[kind]) for _ in range(3))
     first.cut(range(1), first=True, last=False)
     last.cut(range(1, 2), first=False, last=True)
-    batch, asked_BT = batch_of(packed=False)
-    asking = replace(batch, asked_BT=asked_BT)
+    batch, is_query_BT = batch_of(packed=False)
+    asking = replace(batch, is_query_BT=is_query_BT)
     found = last(asking, first(asking, None))
-    torch.testing.assert_close(found[asked_BT], whole(batch)[asked_BT], rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(found[is_query_BT], whole(batch)[is_query_BT], rtol=1e-6, atol=2e-6)
 
 
 @torch.no_grad()
 def test_a_block_of_another_kind_may_do_all() -> None:
-    model, (batch, asked_BT) = model_of(MODELS["gpt2"]), batch_of(packed=False)
+    model, (batch, is_query_BT) = model_of(MODELS["gpt2"]), batch_of(packed=False)
     whole = model(batch)
     last = model.blocks["1"]
     whole_block = last.forward
-    last.forward = lambda x_BTD, around: whole_block(x_BTD, replace(around, asked_BQ=None))
-    assert torch.equal(model(replace(batch, asked_BT=asked_BT)), whole)
+    last.forward = lambda x_BTD, around: whole_block(x_BTD, replace(around, query_positions_BQ=None))
+    assert torch.equal(model(replace(batch, is_query_BT=is_query_BT)), whole)

@@ -59,15 +59,16 @@ def test_mask_equals_the_definition(data: st.DataObject, length: int, causal: bo
 
 @pytest.mark.parametrize("documents", [None, [0, 0, 1, 1]])
 def test_nobody_who_sees_both_sides_sees_padding(documents: list[int] | None) -> None:
-    real_BT = torch.tensor([[True, True, True, False]])
+    not_padding_BT = torch.tensor([[True, True, True, False]])
     documents_BT = None if documents is None else torch.tensor([documents])
     options: dict[str, Any] = {"window": None, "documents_BT": documents_BT, "device": torch.device("cpu")}
-    mask = build_mask(4, causal=False, real_BT=real_BT, **options)
+    mask = build_mask(4, causal=False, not_padding_BT=not_padding_BT, **options)
     assert mask is not None
-    expected = torch.tensor(slow_mask(4, False, None, documents)) & real_BT
+    expected = torch.tensor(slow_mask(4, False, None, documents)) & not_padding_BT
     assert torch.equal(mask.expand(1, 1, 4, 4)[0, 0], expected)
     alone = build_mask(4, causal=True, **options)
-    padded = build_mask(4, causal=True, real_BT=real_BT, **options)  # a causal token never looks to the right
+    # a causal token never looks to the right
+    padded = build_mask(4, causal=True, not_padding_BT=not_padding_BT, **options)
     assert (alone is None and padded is None) or torch.equal(alone, padded)  # type: ignore[arg-type]
 
 

@@ -51,7 +51,7 @@ def batch_of(num_samples: int = 3, seed: int = 0, **extra: Any) -> Batch:
     lengths = LENGTH - 5 * torch.arange(num_samples).unsqueeze(1)
     real = at < lengths
     values: dict[str, Any] = {
-        "segments_BT": ((at >= lengths // 2) & real).long(), "real_BT": real,
+        "segments_BT": ((at >= lengths // 2) & real).long(), "not_padding_BT": real,
         "pair_labels_B": torch.arange(num_samples) % 2,
     }  # fmt: skip
     labels = labels.masked_fill((torch.rand(labels.shape, generator=generator) > 0.3) | ~real, IGNORED)
@@ -111,10 +111,10 @@ def test_equals_transformers_bert(act: str, ours_act: str) -> None:
     batch = batch_of()
     with torch.no_grad():
         expected = theirs(
-            input_ids=batch.tokens_BT, attention_mask=batch.real_BT.long(), token_type_ids=batch.segments_BT
+            input_ids=batch.tokens_BT, attention_mask=batch.not_padding_BT.long(), token_type_ids=batch.segments_BT
         )
     logits, pair = scores(ours, batch)
-    real = batch.real_BT
+    real = batch.not_padding_BT
     assert min(expected.prediction_logits.std(), expected.seq_relationship_logits.std()) > 0.1
     assert (logits[..., :VOCAB] - expected.prediction_logits)[real].abs().max() < 1e-5
     assert (pair - expected.seq_relationship_logits).abs().max() < 1e-5
@@ -128,13 +128,13 @@ def test_equals_transformers_bert(act: str, ours_act: str) -> None:
 def test_padding_is_not_seen(order: str) -> None:
     """Whatever stands behind the end of a row, the row's own scores are the same to the bit."""
     model, batch = model_of(tiny(norm_order=order)), batch_of()
-    real = batch.real_BT
+    real = batch.not_padding_BT
     tokens = torch.where(real, batch.tokens_BT, (batch.tokens_BT + 1) % VOCAB)
     other = replace(batch, tokens_BT=tokens)
     (logits, pair), (changed, changed_pair) = scores(model, batch), scores(model, other)
     assert torch.equal(logits[real], changed[real])
     assert torch.equal(pair, changed_pair)
-    seen = scores(model, replace(other, real_BT=None))[0]
+    seen = scores(model, replace(other, not_padding_BT=None))[0]
     assert not torch.allclose(seen[1, 0, :VOCAB], changed[1, 0, :VOCAB], atol=1e-3)
 
 

@@ -21,7 +21,7 @@ from lmtrain.config.base import kinds
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers import block_masks
 from lmtrain.models.layers.attention import DotProduct, build_mask
-from lmtrain.models.layers.block_masks import BLOCK, build_block_mask, dense
+from lmtrain.models.layers.block_masks import BLOCK, build_block_mask, dense_mask_rows
 from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.blocks.recompute import apply_recompute
 from lmtrain.parallel.compute_settings import RecomputeSettings
@@ -58,7 +58,7 @@ def wrong(length: int, **options: Any) -> list[str]:
     assert isinstance(right, Tensor)
     assert isinstance(found, BlockMask)
     samples, place = found.shape[0], torch.arange(length)
-    said = dense(found, place.expand(samples, -1)).expand(samples, 1, length, length)
+    said = dense_mask_rows(found, place.expand(samples, -1)).expand(samples, 1, length, length)
     problems = [] if torch.equal(said, right.expand_as(said)) else ["positions"]
     twin = create_block_mask(found.mask_mod, samples, None, length, length, device="cpu", BLOCK_SIZE=BLOCK)
     tables = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks", "q_indices",
@@ -73,7 +73,7 @@ def test_blocks_say_what_positions_say(length: int) -> None:
         documents_BT = documents_of(begins, length)
         options: dict[str, Any] = {"window": window, "documents_BT": documents_BT}
         assert not wrong(length, causal=True, **options), (window, begins)
-        assert not wrong(length, causal=True, real_BT=real_of(length), **options), (window, begins)
+        assert not wrong(length, causal=True, not_padding_BT=real_of(length), **options), (window, begins)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -82,7 +82,7 @@ def test_so_they_do_where_both_sides_are_seen(length: int, window: int | None) -
     for begins in (None, (), (3, 4, 127), (BLOCK - 1, BLOCK + 1)):
         options: dict[str, Any] = {"window": window, "documents_BT": documents_of(begins, length)}
         assert not wrong(length, causal=False, **options), begins
-    assert not wrong(length, causal=False, window=None, documents_BT=None, real_BT=real_of(length))
+    assert not wrong(length, causal=False, window=None, documents_BT=None, not_padding_BT=real_of(length))
 
 
 @pytest.mark.parametrize("length", [BLOCK + 1, 3 * BLOCK, 389])
@@ -97,37 +97,38 @@ def test_blocks_may_be_asked_in_vain_and_are_answered_alike(length: int, options
     """A block in which some pair is near and some key is real need have none that is both."""
     if options["documents_BT"] is not None:
         options |= {"documents_BT": (torch.arange(length) * 7 % 5).expand(2, -1).to(torch.int32)}
-    options |= {"real_BT": real_of(length), "device": CPU}
+    options |= {"not_padding_BT": real_of(length), "device": CPU}
     right, found = (make(length, **options) for make in (build_mask, build_block_mask))
     assert isinstance(found, BlockMask)
     assert isinstance(right, Tensor)
-    assert torch.equal(dense(found, torch.arange(length).expand(2, -1)), right)
+    assert torch.equal(dense_mask_rows(found, torch.arange(length).expand(2, -1)), right)
     asked = found.to_dense().repeat_interleave(BLOCK, -1).repeat_interleave(BLOCK, -2).bool()
     assert not (right & ~asked[..., :length, :length]).any()
 
 
-def _wide_window(least: int, most: int, *rest: Any) -> Any:
-    return _allowed(least, most + 1, *rest)
+def _wide_window(min_distance: int, max_distance: int, *rest: Any) -> Any:
+    return _pair_rule(min_distance, max_distance + 1, *rest)
 
 
-def _deaf(least: int, most: int, documents_BT: Any, real_BT: Any) -> Any:
-    return _allowed(least, most, None, real_BT)
+def _deaf(min_distance: int, max_distance: int, documents_BT: Any, not_padding_BT: Any) -> Any:
+    return _pair_rule(min_distance, max_distance, None, not_padding_BT)
 
 
-def _short_table(first_N: Tensor, length: int, least: int, most: int) -> Any:
-    return _by_distance(first_N, length, least, most - 1)
+def _short_table(first_N: Tensor, length: int, min_distance: int, max_distance: int) -> Any:
+    return _blocks_by_distance(first_N, length, min_distance, max_distance - 1)
 
 
 def _eager_table(table: Tensor) -> Any:
-    return _listed(torch.ones_like(table))
+    return _block_lists(torch.ones_like(table))
 
 
-_allowed, _by_distance, _listed = block_masks._allowed, block_masks._by_distance, block_masks._listed
+_pair_rule, _block_lists = block_masks._pair_rule, block_masks._block_lists
+_blocks_by_distance = block_masks._blocks_by_distance
 BUGS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "a window one too wide": ("_allowed", _wide_window),
-    "documents forgotten": ("_allowed", _deaf),
-    "a table for a window one too narrow": ("_by_distance", _short_table),
-    "every block is asked and every block is whole": ("_listed", _eager_table),
+    "a window one too wide": ("_pair_rule", _wide_window),
+    "documents forgotten": ("_pair_rule", _deaf),
+    "a table for a window one too narrow": ("_blocks_by_distance", _short_table),
+    "every block is asked and every block is whole": ("_block_lists", _eager_table),
 }
 
 
@@ -185,13 +186,13 @@ def batch_of(seed: int) -> Batch:
 @pytest.mark.parametrize("words", [ROTARY | {"window": 5}, *wide({"window": 5}, ROTARY)])
 def test_asked_positions_look_along_their_rows(words: dict[str, Any]) -> None:
     model, batch = model_of(**words).eval(), batch_of(0)
-    asked_BT = torch.zeros(2, 24, dtype=torch.bool)
-    asked_BT[1, [0, 3, 4, 9, 15]] = True
+    is_query_BT = torch.zeros(2, 24, dtype=torch.bool)
+    is_query_BT[1, [0, 3, 4, 9, 15]] = True
     right = model(batch)
     model.build_mask = build_block_mask
     with flex_on_cpu():
-        found = model(replace(batch, asked_BT=asked_BT))
-    torch.testing.assert_close(found[asked_BT], right[asked_BT], rtol=1e-5, atol=2e-6)
+        found = model(replace(batch, is_query_BT=is_query_BT))
+    torch.testing.assert_close(found[is_query_BT], right[is_query_BT], rtol=1e-5, atol=2e-6)
 
 
 def test_every_block_and_microbatch_shares_one_graph() -> None:

@@ -285,7 +285,7 @@ def test_vocabulary_must_be_known() -> None:
 def test_compiled_block_equals_the_plain_one(backend: str, settings: GPTSettings) -> None:
     """One graph, forward and backward, with mask and rotation handed in."""
     model, batch = model_of(settings), batch_of(1)
-    block, around = model.blocks["0"], model.surroundings(batch)
+    block, around = model.blocks["0"], model.block_context(batch)
     compiled = torch.compile(block, fullgraph=True, dynamic=False, backend=backend)
     x = torch.randn(1, LENGTH, 48, requires_grad=True)
     results = []

@@ -12,7 +12,7 @@ import torch
 from lmtrain.models import init
 from lmtrain.models.gpt import GPT, build
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.models.init import apply_ties, drawn
+from lmtrain.models.init import apply_ties, draw_parameter
 from lmtrain.spec import Start
 from tests.unit.models.first_weights import start
 
@@ -60,7 +60,7 @@ def test_order_does_not_matter_and_names_do() -> None:
 
 
 def whole(name: str, shape: tuple[int, ...], start: Start, seed: int = 5) -> torch.Tensor:
-    blocks = list(drawn(name, shape, start, seed))
+    blocks = list(draw_parameter(name, shape, start, seed))
     firsts = [0, *accumulate(len(block) for _, block in blocks)]
     assert [first for first, _ in blocks] == firsts[:-1]
     return torch.cat([block for _, block in blocks])
@@ -80,10 +80,10 @@ SHAPES = [(5,), (16,), (37,), (160,), (1000,), (3, 3), (16, 8), (33, 7), (50, 3)
 def differ(monkeypatch: pytest.MonkeyPatch, rows: int, block_numbers: int) -> list[tuple[int, ...]]:
     """Shapes whose blocks are not the numbers that torch draws for the whole in one call."""
     expected = {shape: whole("a", shape, Start(std=0.5)) for shape in SHAPES}
-    assert all(len(list(drawn("a", shape, Start(std=0.5), 5))) == 1 for shape in SHAPES)
+    assert all(len(list(draw_parameter("a", shape, Start(std=0.5), 5))) == 1 for shape in SHAPES)
     monkeypatch.setattr(init, "_ROWS", rows)
     monkeypatch.setattr(init, "_BLOCK_NUMBERS", block_numbers)
-    assert max(len(list(drawn("a", shape, Start(std=0.5), 5))) for shape in SHAPES) > 5
+    assert max(len(list(draw_parameter("a", shape, Start(std=0.5), 5))) for shape in SHAPES) > 5
     return [shape for shape in SHAPES if not torch.equal(whole("a", shape, Start(std=0.5)), expected[shape])]
 
 

@@ -12,7 +12,7 @@ from lmtrain.batch import Batch
 from lmtrain.models.gpt import build
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.attention import build_rotation, rotate
-from lmtrain.models.layers.block import MLP, Surroundings, build_norm
+from lmtrain.models.layers.block import MLP, BlockContext, build_norm
 from lmtrain.models.layers.embedding import Embedding, positions_of
 from lmtrain.models.layers.heads import Head
 
@@ -51,7 +51,7 @@ def test_block_formula(parallel: bool) -> None:
     else:
         after = x + attention(norm("attention_norm", x))
         expected = after + mlp(norm("mlp_norm", after))
-    assert torch.allclose(block(x, Surroundings()), expected, atol=1e-5)
+    assert torch.allclose(block(x, BlockContext()), expected, atol=1e-5)
 
 
 def test_swiglu_is_silu_of_the_first_half_times_the_second() -> None:

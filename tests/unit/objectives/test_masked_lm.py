@@ -36,7 +36,8 @@ def batch_of() -> Batch:
     labels[torch.rand(labels.shape, generator=generator) < 0.7] = IGNORED
     labels[4] = IGNORED
     pairs = torch.randint(2, (COUNT,), generator=generator)
-    return Batch(tokens, labels, segments_BT=tokens % 2, pair_labels_B=pairs, real_BT=torch.ones_like(tokens).bool())
+    not_padding = torch.ones_like(tokens).bool()
+    return Batch(tokens, labels, segments_BT=tokens % 2, pair_labels_B=pairs, not_padding_BT=not_padding)
 
 
 def step_of(num_microbatches: int) -> StepBatches:
@@ -79,14 +80,14 @@ def _gradients(model: ParallelModel, sums: Tensor) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.parameters.items() if p.grad is not None}
 
 
-@pytest.mark.parametrize("unlabelled", [False, True])
+@pytest.mark.parametrize("without_labels", [False, True])
 @pytest.mark.parametrize("pair_head", [False, True])
-def test_scoring_the_labelled_positions_alone_changes_nothing(pair_head: bool, unlabelled: bool) -> None:
+def test_scoring_the_labelled_positions_alone_changes_nothing(pair_head: bool, without_labels: bool) -> None:
     """Sums, hits and every gradient are those of scoring all; also where a microbatch has no label at all."""
     model = model_of(replace(SETTINGS, pair_head=pair_head))
-    objective, batch = model.objective, batch_of().unlabelled() if unlabelled else batch_of()
+    objective, batch = model.objective, batch_of().without_labels() if without_labels else batch_of()
     few = objective.prepared(batch)
-    assert few.scored_K.numel() == max(1, int((batch.labels_BT != IGNORED).sum()))
+    assert few.scored_positions_K.numel() == max(1, int((batch.labels_BT != IGNORED).sum()))
     sums, valid, gradients = [], [], []
     for given in (batch, few):
         hidden_BTD = model.model(given)
@@ -122,7 +123,7 @@ def test_cuts_of_a_sequence_give_equally_many_positions() -> None:
         few = objective.prepared(batch)
         found.append(few.scored_labels_K.view(4, -1))
         mine = batch.labels_BT.chunk(4, dim=1)[cut].flatten()
-        at, labels = few.scored_K, few.scored_labels_K.view(4, -1)[cut]
+        at, labels = few.scored_positions_K, few.scored_labels_K.view(4, -1)[cut]
         kept = labels != IGNORED
         assert torch.equal(mine[at[kept]], labels[kept])
         assert int(kept.sum()) == int((mine != IGNORED).sum())
@@ -136,7 +137,7 @@ def test_a_planted_bug_is_noticed() -> None:
     """Positions that are off by one have other labels."""
     model, batch = model_of(), batch_of()
     few = model.objective.prepared(batch)
-    wrong = replace(few, scored_K=few.scored_K.roll(1))
+    wrong = replace(few, scored_positions_K=few.scored_positions_K.roll(1))
     hidden_BTD = model.model(batch)
     right, found = (model.objective.loss_sums(model.model, hidden_BTD, given)[0] for given in (batch, wrong))
     assert abs(found - right) > 1e-3 * right
@@ -182,7 +183,7 @@ def test_ignored_labels_hit_nothing() -> None:
 
 def test_a_batch_without_labels_adds_nothing() -> None:
     model = model_of()
-    assert next(model.valid_sums([batch_of().unlabelled()])).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert next(model.valid_sums([batch_of().without_labels()])).tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
 def test_what_a_model_learns_names_its_objective() -> None:

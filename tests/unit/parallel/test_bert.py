@@ -33,7 +33,7 @@ def batch_of(length: int, padded: bool) -> Batch:
     real = torch.arange(length) < torch.tensor([[length], [length - 2], [4]])
     labels = torch.where(real & (tokens % 3 == 0), tokens, IGNORED)
     pairs = torch.tensor([0, 1, 1])
-    return Batch(tokens, labels, segments_BT=tokens % 2, real_BT=real if padded else None, pair_labels_B=pairs)
+    return Batch(tokens, labels, segments_BT=tokens % 2, not_padding_BT=real if padded else None, pair_labels_B=pairs)
 
 
 def told(sequence: bool, tp: int = 2) -> dict[str, Any]:

@@ -139,12 +139,12 @@ def test_texts_of_any_length_are_scored_without_masks_of_blocks(monkeypatch: pyt
     """A run's own steps and validations have them: there a length is compiled for once."""
     lengths: list[int] = []
 
-    def attend(q: Tensor, *rest: Any) -> Tensor:
+    def attend_with_block_mask(q: Tensor, *rest: Any) -> Tensor:
         lengths.append(q.shape[2])
         return right(q, *rest)
 
-    right = block_masks.attend
-    monkeypatch.setattr(block_masks, "attend", attend)
+    right = block_masks.attend_with_block_mask
+    monkeypatch.setattr(block_masks, "attend_with_block_mask", attend_with_block_mask)
     with block_masks_everywhere():
         of_blocks = build({}, window=3)
         of_blocks.forward_backward(step_of(0, Layout(), 1, 0))

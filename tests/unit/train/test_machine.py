@@ -20,7 +20,7 @@ from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import prune
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
-from lmtrain.models.model_settings import true_weights
+from lmtrain.models.model_settings import unpadded_shapes
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.tokenizer.train import train_wordpiece
@@ -83,7 +83,7 @@ def test_a_folder_that_another_run_has(config: RunConfig, tmp_path: Path) -> Non
 def _data(config: RunConfig) -> RankData:
     """All that one process would save."""
     slots, specs = config.optim.num_slots, []
-    for name, shape in true_weights(config.model).items():
+    for name, shape in unpadded_shapes(config.model).items():
         names = [f"model.{name}", *(f"optim.exp_avg{n}.{name}" for n in range(slots(name, shape)))]
         specs += [PieceSpec(one, "F32", shape, Box((0,) * len(shape), shape)) for one in names]
     return RankData(specs, [memoryview(bytes(spec.num_bytes)) for spec in specs])

@@ -86,8 +86,8 @@ def test_a_pair_is_laid_out_as_bert_reads_it(indexed: IndexedDataset, pairs: str
     batch = dataset.batch(np.arange(dataset.num_samples))
     assert batch.tokens_BT.shape == (dataset.num_samples, 64)
     assert [batch.tokens_BT.dtype, batch.labels_BT.dtype, batch.segments_BT.dtype] == [np.int64] * 3
-    assert (batch.real_BT.dtype, batch.pair_labels_B.dtype) == (np.bool_, np.int64)
-    for tokens, segments, real in zip(unmasked(batch), batch.segments_BT, batch.real_BT, strict=True):
+    assert (batch.not_padding_BT.dtype, batch.pair_labels_B.dtype) == (np.bool_, np.int64)
+    for tokens, segments, real in zip(unmasked(batch), batch.segments_BT, batch.not_padding_BT, strict=True):
         size = int(real.sum())
         first = int((segments[:size] == 0).sum())
         assert real[:size].all()
@@ -105,7 +105,7 @@ def test_one_segment_without_pairs(indexed: IndexedDataset) -> None:
     assert batch.segments_BT is None
     assert batch.pair_labels_B is None
     assert ((batch.tokens_BT == ROLES["sep"]).sum(1) == 1).all()
-    assert batch.real_BT.sum(1).max() == 64  # 62 of text
+    assert batch.not_padding_BT.sum(1).max() == 64  # 62 of text
 
 
 def text_of(indexed: IndexedDataset, first: int, end: int) -> list[int]:
@@ -118,7 +118,8 @@ def test_the_text_is_that_of_the_sentences(indexed: IndexedDataset) -> None:
     batch = dataset.batch(np.arange(dataset.num_samples))
     seen = set()
     for row, tokens, segments, real, label in zip(
-        dataset._rows.tolist(), unmasked(batch), batch.segments_BT, batch.real_BT, batch.pair_labels_B, strict=True
+        dataset._rows.tolist(), unmasked(batch), batch.segments_BT, batch.not_padding_BT, batch.pair_labels_B,
+        strict=True,
     ):
         a, b = (tokens[real & (segments == s)].tolist() for s in (0, 1))
         first, second = (b, a) if label else (a, b)
@@ -165,7 +166,7 @@ def test_shares(indexed: IndexedDataset) -> None:
     dataset = made(indexed, seq_len=128)
     batch = dataset.batch(np.arange(40_000))
     masked = batch.labels_BT != IGNORED
-    assert 0.145 < masked.sum() / batch.real_BT.sum() < 0.155
+    assert 0.145 < masked.sum() / batch.not_padding_BT.sum() < 0.155
     tokens, labels = batch.tokens_BT[masked], batch.labels_BT[masked]
     hidden, kept = (tokens == ROLES["mask"]).mean(), (tokens == labels).mean()
     assert 0.795 < hidden < 0.805
@@ -236,7 +237,7 @@ def test_the_twin_makes_the_same(
     ids = np.array(data.draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=6)))
     batch = here.batch(ids)
     assert arrays(batch) == arrays(twin.batch(ids))
-    assert here.counts(ids) == twin.counts(ids) == ((batch.labels_BT != IGNORED).sum(), batch.real_BT.sum())
+    assert here.counts(ids) == twin.counts(ids) == ((batch.labels_BT != IGNORED).sum(), batch.not_padding_BT.sum())
 
 
 def test_other_dtypes_of_tokens(indexed: IndexedDataset, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def saved_by(model: Any, x_BTD: Tensor) -> int:
             seen[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
-    around = model.surroundings(batch_of(GPT2))
+    around = model.block_context(batch_of(GPT2))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         kept_alive = model.blocks["0"](x_BTD.requires_grad_(), around)
     del kept_alive
