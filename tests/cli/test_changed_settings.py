@@ -17,7 +17,7 @@ def test_a_finished_run_keeps_what_it_trained_with_and_one_that_goes_on_says_wha
     trained = (folder / "config.json").read_bytes()
     said = lmtrain("pretrain", *toy.settings(folder, train__steps=4, optim__lr="5e-4"))
     assert "nothing is left to do" in said
-    assert "what was given anew has no effect; the run's record keeps optim.lr=0.003" in said
+    assert "the run is finished, so its settings stay as they were: optim.lr=0.003" in said
     assert (folder / "config.json").read_bytes() == trained
     assert "from here on" not in lmtrain("pretrain", *toy.settings(folder, train__steps=4))
 

@@ -26,7 +26,7 @@ from lmtrain.runfolder.changes import History, changed_histories
 from lmtrain.runfolder.folder import read_run_state, read_settings
 from lmtrain.runfolder.names import CHECKPOINTS, METRICS, step_from_name
 from lmtrain.runfolder.rows import last_write_time, read_metrics
-from lmtrain.units import format_bytes, format_count, format_measure, format_seconds
+from lmtrain.units import format_bytes, format_count, format_measure, format_seconds, plural
 
 _CURVE = 40  # characters
 Rows = Sequence[dict[str, Any]]
@@ -223,7 +223,8 @@ def made_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def model_words(model: dict[str, Any], parameters: int | None = None) -> str:
     """Return a model in words, from settings that another version may have written."""
     size = "" if parameters is None else f", {format_count(parameters)} parameters"
-    shape = [f"{model[key]} {word}" for key, word in (("num_layers", "layers"), ("width", "wide")) if key in model]
+    shape = [plural(model["num_layers"], "layer")] if "num_layers" in model else []
+    shape += [f"{model['width']} wide"] if "width" in model else []
     length = [f"sequences of {model['seq_len']}"] if "seq_len" in model else []
     return ", ".join([f"{model.get('kind', '-')}{size}", *shape, *length])
 

@@ -209,7 +209,7 @@ def print_key(facts: dict[str, Any]) -> None:
             ("" if at else "held", f"{as_typed(one['value'])}, {one['from']}")
             for at, one in enumerate(facts.get("held", ()))
         ),
-        *(("" if at else "set by", f"{one['choice']}: {one['value']}") for at, one in enumerate(facts["set_by"])),
+        *(("" if at else "presets", f"{one['choice']}: {one['value']}") for at, one in enumerate(facts["set_by"])),
     ])  # fmt: skip
 
 

@@ -110,16 +110,16 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, here: bool = Fals
     talk = _communicators(run, held["communicators"])
     if hardware is None:
         return {
-            "memory": f"{format_bytes(whole)} on rank {rank}, the fullest, predicted"
-            f"{', beside what Python and torch take' * run.on_cpu}: {parts}",
+            "memory": f"{format_bytes(whole)} predicted on rank {rank}, which needs most"
+            f"{', without Python and torch themselves' * run.on_cpu}; mainly {parts}",
             **talk,
             "step_time": "not predicted: hardware=NAME says on which machine, as in hardware=h100",
         }
     room = hardware.memory_GiB * GIB
     return {
         "hardware": f"{hardware.name}{', which no measured run has confirmed' * hardware.unchecked}",
-        "memory": f"{format_bytes(whole)} of {format_bytes(room)} on rank {rank}, the fullest, predicted"
-        f"{'' if whole <= room else ', which does not fit'}: {parts}",
+        "memory": f"{format_bytes(whole)} of {format_bytes(room)} predicted on rank {rank}, which needs most"
+        f"{'' if whole <= room else ', and does not fit'}; mainly {parts}",
         **talk,
         "step_time": f"{expected_step(run, hardware).words()}, predicted",
         **_energy(run, hardware),

@@ -263,7 +263,7 @@ def record_start(run: Run) -> None:
         run.view.note(f"nothing is left to do: {resumed} is step {total} of {total}")
         if run.changed:
             kept = ", ".join(f"{key}={show(was)}" for key, (was, _) in run.changed.items())
-            run.view.note(f"what was given anew has no effect; the run's record keeps {kept}")
+            run.view.note(f"the run is finished, so its settings stay as they were: {kept}")
     elif resumed is not None:
         run.view.note(f"continuing from {resumed} at step {run.progress.step}")
         for text in _said_of_changes(run):

@@ -24,7 +24,7 @@ def facts(*words: str) -> dict[str, Any]:
 
 def test_memory_is_known_without_a_machine_and_time_is_not() -> None:
     found = facts(*LAYOUT)
-    assert "GiB on rank 0, the fullest, predicted: " in found["memory"]
+    assert "GiB predicted on rank 0, which needs most; mainly " in found["memory"]
     assert "hardware=NAME" in found["step_time"]
     assert "energy" not in found
 
@@ -36,7 +36,7 @@ def test_a_run_of_one_process_where_no_gpu_is_holds_what_a_cpu_does(
     monkeypatch.setattr(Gpus, "found", lambda: Gpus("13.0", num_gpus))
     said = facts(*words)["memory"]
     assert (said == facts(*words, "compute.device=cpu")["memory"]) == is_cpu
-    assert ("beside what Python and torch take" in said) == is_cpu
+    assert ("without Python and torch themselves" in said) == is_cpu
 
 
 def test_a_machine_tells_time_and_room() -> None:
