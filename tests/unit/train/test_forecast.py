@@ -41,7 +41,7 @@ def test_a_run_of_one_process_where_no_gpu_is_holds_what_a_cpu_does(
 
 def test_a_machine_tells_time_and_room() -> None:
     found = facts(*LAYOUT, "hardware=h100")
-    assert "of 79.1 GiB on rank 0" in found["memory"]
+    assert "of 79.1 GiB predicted on rank 0" in found["memory"]
     assert found["step_time"].endswith("), predicted")
     assert "unverified" in found["energy"]
     assert found["hardware"] == "h100"
