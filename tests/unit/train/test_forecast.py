@@ -45,7 +45,7 @@ def test_a_machine_tells_time_and_room() -> None:
     assert found["step_time"].endswith("), predicted")
     assert "unverified" in found["energy"]
     assert found["hardware"] == "h100"
-    assert "which does not fit" in facts("parallel.tp=8", "hardware=h100")["memory"]
+    assert "and does not fit" in facts("parallel.tp=8", "hardware=h100")["memory"]
     assert "no measured run has confirmed" in facts(*LAYOUT, "hardware=l40s")["hardware"]
 
 
