@@ -170,7 +170,7 @@ class Run(Protocol):
     @property
     def scored_share(self) -> float: ...  # share of tokens for which logits are computed
 
-    def again(self, block: int) -> str:
+    def recompute_kind(self, block: int) -> str:
         """Return which recompute kind a block uses."""
 
 
@@ -257,7 +257,7 @@ class Layers:
         found = 0.0
         if stage.layers and self.rotary:
             found += FP32_BYTES * run.shape.head_width * rows
-        if run.shape.causal and any(run.again(number) != "none" for number in stage.layers):
+        if run.shape.causal and any(run.recompute_kind(number) != "none" for number in stage.layers):
             found += BOOL_BYTES * self.mask_numbers  # a bidirectional model's mask is a view of the batch
         if stage.first and not self.rotary and not run.document_mask:
             found += INT64_BYTES * rows
@@ -276,7 +276,7 @@ class Layers:
 
     def received(self, stage: Stage) -> float:
         """Return the bytes of a later stage's input: kept by the first norm, unless the norm makes an fp32 copy."""
-        again = self.run.again(stage.layers[0]) if stage.layers else "none"
+        again = self.run.recompute_kind(stage.layers[0]) if stage.layers else "none"
         copied = self.rms and self.cpu and self.run.number_bytes < FP32_BYTES and again in ("none", "attention")
         return self.cut if copied else 0.0
 
@@ -310,7 +310,7 @@ class Layers:
 
     def kept(self, stage: Stage) -> Kept:
         """Return the bytes that a micro-batch keeps in this stage."""
-        blocks = Counter(map(self.run.again, stage.layers))  # because: many blocks use the same recompute kind
+        blocks = Counter(map(self.run.recompute_kind, stage.layers))  # because: many blocks use the same recompute kind
         hidden = sum(count * self.block_with(again) for again, count in blocks.items())
         later = len(stage.layers) * self.later_of_block()
         hidden += self.embedding() if stage.first else self.received(stage)

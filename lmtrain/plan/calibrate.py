@@ -2,7 +2,7 @@
 
 Only a few numbers are fitted, each as a multiple of itself and each regularized by how well it was known before: a data
 sheet's figure hardly moves, a guess moves freely. Two runs are therefore enough to start with; more are better. Called
-by `lmtrain plan --calibrate`; `prices_of` by all code that prices a step on a machine.
+by `lmtrain plan --calibrate`; `machine_prices` by all code that prices a step on a machine.
 """
 
 from __future__ import annotations
@@ -13,108 +13,138 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import Factors, Hardware, fitted, fitted_memory, interval
+from lmtrain.plan.price.hardware import Factors, Hardware, fitted_interval, fitted_memory_factors, fitted_time_factors
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.run_model.run import PlannedRun
 from lmtrain.plan.search.rank import Prices
 
 FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
-FACTORS_HERE = ("side_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")
+MACHINE_FACTORS = ("side_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")
 # expected error, as an exponent of e: of a data sheet's figure, of a guess, of a factor of all machines
-_KNOWN, _GUESSED, _FITTED = 0.1, 1.0, 0.5
+_DATA_SHEET_ERROR, _GUESS_ERROR, _FACTOR_ERROR = 0.1, 1.0, 0.5
 _NOISE = 0.05  # least relative noise of a measured step
 _ROUNDS = 20
-_NOTHING = 1e-12
-_ENOUGH = 1e-3  # relative decrease of the sum of squares below which the iteration stops
-_STEP = 1e-4
+_TINY = 1e-12
+_CONVERGED = 1e-3  # relative decrease of the sum of squares below which the iteration stops
+_DIFFERENCE_STEP = 1e-4
 _LEAST_INTERVAL = 0.03
-_HELD = 0.8  # share of runs that the interval must contain
+_COVERAGE = 0.8  # share of runs that the interval must contain
 
 Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
+    """A run whose step time was measured on the machine."""
+
     name: str
-    run: Planned
+    run: PlannedRun
     step_s: float
     spread: float = 0.0  # relative spread of the run's step times; a wide spread lowers the run's weight
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class Calibration:
     hardware: Hardware
     before: list[float]  # relative error of each run's prediction before the fit; 0.1 is 10% too long
     after: list[float]  # the same after a fit to the other runs only (leave-one-out)
 
 
-def prices_of(hardware: Hardware) -> Prices:
+def machine_prices(hardware: Hardware) -> Prices:
     """Return the factors of all machines, overridden by those that were fitted on this machine."""
-    time = Factors({**fitted().values, **hardware.factors})
-    memory = fitted_memory(on_cpu=hardware.device == "cpu")
-    return Prices(time=time, memory=memory, interval=interval() if hardware.interval is None else hardware.interval)
-
-
-def calibrate(hardware: Hardware, runs: Sequence[Measured]) -> Calibrated:
-    """Fit the machine to all runs, and judge each run by a fit to all other runs."""
-    before, whole = _errors(hardware, runs), _fit(hardware, runs, np.zeros(len(FIGURES) + len(FACTORS_HERE)))
-    after = [
-        float(_errors(_moved(hardware, _fit(hardware, [*runs[:number], *runs[number + 1 :]], whole)), [one])[0])
-        for number, one in enumerate(runs)
-    ]
-    spread = float(np.quantile(np.abs(np.log1p(after)), _HELD))
-    machine = replace(_moved(hardware, whole), interval=max(round(float(np.expm1(spread)), 3), _LEAST_INTERVAL))
-    return Calibrated(machine, before.tolist(), after)
-
-
-def _errors(hardware: Hardware, runs: Sequence[Measured]) -> Vector:
-    time, _ = price_runs([one.run for one in runs], hardware, prices_of(hardware).time)
-    found: Vector = time.total / np.array([one.step_s for one in runs]) - 1
-    return found
-
-
-def _fit(hardware: Hardware, runs: Sequence[Measured], start: Vector) -> Vector:
-    """Return, for each number, the exponent of e by which it changes, starting the search at `start`.
-
-    The method is damped Gauss-Newton least squares on logarithms, regularized toward the machine as given.
-    """
-    guess = hardware.device == "cpu" or hardware.unchecked
-    widths = np.repeat((_GUESSED, _GUESSED) if guess else (_KNOWN, _FITTED), (len(FIGURES), len(FACTORS_HERE)))
-
-    noise = np.array([max(one.spread, _NOISE) for one in runs])
-
-    def residuals(moved: Vector) -> Vector:
-        return np.concatenate([np.log1p(_errors(_moved(hardware, moved), runs)) / noise, moved / widths])
-
-    at, now, damping = start, residuals(start), 1e-3
-    for _ in range(_ROUNDS):
-        slopes = np.stack([(residuals(at + step) - now) / _STEP for step in np.eye(len(at)) * _STEP], axis=1)
-        curve = slopes.T @ slopes
-        step = np.linalg.solve(curve + damping * np.diag(np.diag(curve)), -slopes.T @ now)
-        then = residuals(at + step)
-        gained = 1 - (then @ then + _NOTHING) / (now @ now + _NOTHING)
-        if gained < 0:
-            damping *= 10
-            continue
-        at, now, damping = at + step, then, damping / 10
-        if gained < _ENOUGH:
-            break
-    return at
-
-
-def _moved(hardware: Hardware, by: Vector) -> Hardware:
-    """Return the machine with each figure and factor multiplied by e to the power of its entry in `by`."""
-    times = dict(zip((*FIGURES, *FACTORS_HERE), np.exp(by).tolist(), strict=True))
-    was = prices_of(hardware).time
-    return replace(
-        hardware,
-        peak_tflops={kind: _short(value * times["peak_tflops"]) for kind, value in hardware.peak_tflops.items()},
-        memory_GBps=_short(hardware.memory_GBps * times["memory_GBps"]),
-        link_GBps=_short(hardware.link_GBps * times["link_GBps"]),
-        nic_GBps=_short(hardware.nic_GBps * times["nic_GBps"]),
-        factors={**hardware.factors, **{name: _short(was[name] * times[name]) for name in FACTORS_HERE}},
+    time = Factors({**fitted_time_factors().values, **hardware.factors})
+    memory = fitted_memory_factors(on_cpu=hardware.device == "cpu")
+    return Prices(
+        time=time, memory=memory, interval=fitted_interval() if hardware.interval is None else hardware.interval
     )
 
 
-def _short(value: float) -> float:
+def calibrate(hardware: Hardware, runs: Sequence[MeasuredRun]) -> Calibration:
+    """Fit the machine to all runs, and test each run against a fit to all other runs."""
+    before, full_fit = (
+        _prediction_errors(hardware, runs),
+        _fit_exponents(hardware, runs, np.zeros(len(FIGURES) + len(MACHINE_FACTORS))),
+    )
+    after = [
+        float(
+            _prediction_errors(
+                _scaled_machine(hardware, _fit_exponents(hardware, [*runs[:index], *runs[index + 1 :]], full_fit)),
+                [run],
+            )[0]
+        )
+        for index, run in enumerate(runs)
+    ]
+    error = float(np.quantile(np.abs(np.log1p(after)), _COVERAGE))
+    machine = replace(
+        _scaled_machine(hardware, full_fit), interval=max(round(float(np.expm1(error)), 3), _LEAST_INTERVAL)
+    )
+    return Calibration(machine, before.tolist(), after)
+
+
+def _prediction_errors(hardware: Hardware, runs: Sequence[MeasuredRun]) -> Vector:
+    """Return the relative error of each run's predicted step time; 0.1 is 10% too long."""
+    time, _ = price_runs([run.run for run in runs], hardware, machine_prices(hardware).time)
+    errors: Vector = time.total / np.array([run.step_s for run in runs]) - 1
+    return errors
+
+
+def _fit_exponents(hardware: Hardware, runs: Sequence[MeasuredRun], start: Vector) -> Vector:
+    """Return, for each of FIGURES and MACHINE_FACTORS, the exponent of e to multiply it by, searched from `start`.
+
+    The method is damped Gauss-Newton least squares on logarithms, regularized toward the machine as given.
+    """
+    is_guess = hardware.device == "cpu" or hardware.unchecked
+    expected_errors = np.repeat(
+        (_GUESS_ERROR, _GUESS_ERROR) if is_guess else (_DATA_SHEET_ERROR, _FACTOR_ERROR),
+        (len(FIGURES), len(MACHINE_FACTORS)),
+    )
+
+    noise = np.array([max(run.spread, _NOISE) for run in runs])
+
+    def residuals(exponents: Vector) -> Vector:
+        return np.concatenate(
+            [
+                np.log1p(_prediction_errors(_scaled_machine(hardware, exponents), runs)) / noise,
+                exponents / expected_errors,
+            ]
+        )
+
+    position, current, damping = start, residuals(start), 1e-3
+    for _ in range(_ROUNDS):
+        slopes = np.stack(
+            [
+                (residuals(position + step) - current) / _DIFFERENCE_STEP
+                for step in np.eye(len(position)) * _DIFFERENCE_STEP
+            ],
+            axis=1,
+        )
+        curve = slopes.T @ slopes
+        step = np.linalg.solve(curve + damping * np.diag(np.diag(curve)), -slopes.T @ current)
+        proposed = residuals(position + step)
+        decrease = 1 - (proposed @ proposed + _TINY) / (current @ current + _TINY)
+        if decrease < 0:
+            damping *= 10
+            continue
+        position, current, damping = position + step, proposed, damping / 10
+        if decrease < _CONVERGED:
+            break
+    return position
+
+
+def _scaled_machine(hardware: Hardware, exponents: Vector) -> Hardware:
+    """Return the machine with each figure and factor multiplied by e to the power of its entry in `exponents`."""
+    multiples = dict(zip((*FIGURES, *MACHINE_FACTORS), np.exp(exponents).tolist(), strict=True))
+    previous = machine_prices(hardware).time
+    return replace(
+        hardware,
+        peak_tflops={kind: _rounded(value * multiples["peak_tflops"]) for kind, value in hardware.peak_tflops.items()},
+        memory_GBps=_rounded(hardware.memory_GBps * multiples["memory_GBps"]),
+        link_GBps=_rounded(hardware.link_GBps * multiples["link_GBps"]),
+        nic_GBps=_rounded(hardware.nic_GBps * multiples["nic_GBps"]),
+        factors={**hardware.factors, **{name: _rounded(previous[name] * multiples[name]) for name in MACHINE_FACTORS}},
+    )
+
+
+def _rounded(value: float) -> float:
+    """Round to eight significant digits."""
     return float(f"{value:.8g}")

@@ -35,8 +35,8 @@ from lmtrain.parallel.pipeline import messages
 from lmtrain.parallel.products import weight_gradient
 from lmtrain.parallel.weights import sharding
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.run_model.replay import Seconds, replay
-from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.run_model.replay import Seconds, replay_step
+from lmtrain.plan.run_model.run import PlannedRun
 from tests.layouts.bugs import replaced
 from tests.layouts.workers import Pool
 
@@ -57,7 +57,7 @@ def layouts() -> Iterator[dict[str, Any]]:
         yield {"dp_shard": PROCESSES, "zero": zero}
 
 
-def planned(layout: dict[str, Any]) -> Planned:
+def planned(layout: dict[str, Any]) -> PlannedRun:
     """Stages of unequal length: a layer more than stages, or, without any, three."""
     parallel = ParallelSettings(**layout)
     stages = parallel.pp * parallel.vp
@@ -66,7 +66,7 @@ def planned(layout: dict[str, Any]) -> Planned:
         num_layers=num_layers, width=8, num_heads=1, vocab_size=16, vocab_multiple=1, seq_len=SEQ_LEN, tied=False
     )
     count = 2 * parallel.pp if parallel.pp > 1 else 3
-    return Planned(
+    return PlannedRun(
         model=model, parallel=parallel, precision=Fp32Settings(), compute=ComputeSettings(device="cpu"),
         optim=AdamWSettings(lr=1e-3), micro_batch=1, global_batch=count * parallel.layout.dp,
     )  # fmt: skip
@@ -85,7 +85,7 @@ def main() -> int:
     off = 0
     for number, layout in enumerate(every):
         run = planned(layout)
-        predicted = replay(run, SECONDS).makespan
+        predicted = replay_step(run, SECONDS).makespan
         measured, at_once = (median(column) for column in zip(*found[number], strict=True))
         off += abs(predicted / measured - 1) > MOST_APART
         p = run.parallel

@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import FITTED, Factor, Factors
+from lmtrain.plan.price.hardware import FITTED_FILE, Factor, Factors
 
 Floats = NDArray[np.float64]
 Residuals = Callable[[Factors], Floats]
@@ -70,10 +70,10 @@ HEADER = "# What published runs make of the numbers in hardware.py. Written by p
 
 def store(section: str, value: float | Mapping[str, float]) -> None:
     """One section of the planner's file of fitted numbers; the others stay."""
-    found: dict[str, Any] = yaml.safe_load(FITTED.read_text(encoding="utf-8")) if FITTED.exists() else {}
+    found: dict[str, Any] = yaml.safe_load(FITTED_FILE.read_text(encoding="utf-8")) if FITTED_FILE.exists() else {}
     short = round(value, 4) if isinstance(value, float) else {k: float(f"{v:.4g}") for k, v in value.items()}
     text = yaml.safe_dump(found | {section: short}, sort_keys=False)
-    FITTED.write_text(HEADER + text, encoding="utf-8")
+    FITTED_FILE.write_text(HEADER + text, encoding="utf-8")
 
 
 def print_factors(found: Factors, factors: Mapping[str, Factor]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.plan.price.hardware import MEMORY_FACTORS, Factors
-from lmtrain.plan.price.workload import columns
+from lmtrain.plan.price.workload import build_columns
 from lmtrain.plan.run_model.memory import GIB, RankMemory, price_memory
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import PROGRAMS, Row, case_of, read_rows, why_not
@@ -41,7 +41,7 @@ def measured_bytes(row: Row) -> float:
 class Rows:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = list(rows)
-        self.columns = columns([case_of(row) for row in self.rows])
+        self.columns = build_columns([case_of(row) for row in self.rows])
         self.kinds = np.array([kind_of(row) for row in self.rows])
         measured = np.array([measured_bytes(row) for row in self.rows])
         self.true = np.where(self.kinds == MEASURED, measured, self.columns.memory_bytes)

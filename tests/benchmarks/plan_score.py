@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import FACTORS, Factors
+from lmtrain.plan.price.hardware import TIME_FACTORS, Factors
 from lmtrain.plan.price.step import price_step
-from lmtrain.plan.price.workload import columns
+from lmtrain.plan.price.workload import build_columns
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import Published, published, read_rows, seconds_of, why_not
 from tests.unit.plan.machines import nominal
@@ -30,7 +30,7 @@ class Scored:
 
     def __init__(self, runs: Sequence[Published]) -> None:
         self.runs = runs
-        self.columns = columns([run.case for run in runs])
+        self.columns = build_columns([run.case for run in runs])
         self.seconds = np.array([run.seconds for run in runs])
         self.sources = [run.row["source"] for run in runs]
         self.weights = root_weights(self.sources)
@@ -41,7 +41,7 @@ class Scored:
         return found
 
     def fitted(self) -> Factors:
-        return fit(self.errors, FACTORS, self.weights)
+        return fit(self.errors, TIME_FACTORS, self.weights)
 
     def left_out(self) -> Floats:
         """Each source's errors with factors fitted to the others."""
@@ -160,7 +160,7 @@ def main() -> None:
     if args.write:
         store("time", factors.values)
     if args.factors:
-        print_factors(factors, FACTORS)
+        print_factors(factors, TIME_FACTORS)
     if args.rows:
         print_rows(rows, factors, args.rows)
     if args.alone:

@@ -11,8 +11,8 @@ import sys
 import time
 
 from lmtrain.cli.plan.planning import asked
-from lmtrain.plan.search.rank import Limits, Prices, rank
-from lmtrain.plan.search.search import legal
+from lmtrain.plan.search.rank import Limits, Prices, rank_layouts
+from lmtrain.plan.search.search import legal_layouts
 
 
 def main() -> None:
@@ -23,9 +23,9 @@ def main() -> None:
     words = ["model=gpt3_175b", "hardware=h100", f"gpus={gpus}", "train.global_batch=1536"]
     question = asked(words, None, None, "pretrain")
     composed = time.perf_counter()
-    space = legal(question.run, gpus, question.hardware)
+    space = legal_layouts(question.run, gpus, question.hardware)
     searched = time.perf_counter()
-    ranked = rank(space, question.hardware, Limits(), Prices())
+    ranked = rank_layouts(space, question.hardware, Limits(), Prices())
     done, used = time.perf_counter(), time.process_time() - busy
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{len(space):,} legal, {len(ranked.rows):,} priced, {ranked.num_fitting:,} fit")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.workload import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
+from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, Program, RecomputedShares, Schedule
 from tests.unit.plan.machines import hardware_named
 
 CONF = Path(__file__).parents[2] / "conf" / "hardware"
@@ -200,7 +200,8 @@ def case_of(row: Row) -> Case:
         shard=shard, regather=regather, each_microbatch=not (row["source"] == "torchtitan" and pp > 1),
         sequence_parallel=_sequence_parallel(row, tp), microbatch=micro,
         num_microbatches=max(round(number(row, "global_batch") / (dp * micro)), 1), schedule=_schedule(row),
-        first_stage=first, largest_stage=largest, last_stage=last, again=again_of(row, program), precision=precision,
+        first_stage=first, largest_stage=largest, last_stage=last, precision=precision,
+        recomputed=again_of(row, program),
         # because: of these programs, those with a gate turn queries and keys, and the others do not
         rotary=gated, parallel_block="parallel block" in row["notes"],
         window=512 if "sliding-window" in row["notes"] else 0,  # how wide is not published
@@ -247,22 +248,22 @@ def program_of(row: Row) -> Program:
     return program
 
 
-def again_of(row: Row, program: Program) -> Again:
+def again_of(row: Row, program: Program) -> RecomputedShares:
     """What recompute does again. `selective` is a different thing in each program."""
-    word, full = row["recompute"], Again(products=1.0, attention=1.0, pointwise=1.0, collectives=1.0)
+    word, full = row["recompute"], RecomputedShares(products=1.0, attention=1.0, pointwise=1.0, collectives=1.0)
     if word.startswith("full"):
         return full
     if row["source"] == "ibm_fms_fsdp" and word == "selective":
         hfu = re.search(r"HFU ([0-9.]+)", row["notes"])
         share = 3 * (float(hfu[1]) / number(row, "mfu_pct") - 1) if hfu else 0.5
-        return Again(products=share, attention=share, pointwise=share)
+        return RecomputedShares(products=share, attention=share, pointwise=share)
     if row["source"] == "torchtitan" and word == "selective(layer)":
-        return Again(products=0.5, attention=0.5, pointwise=0.5, collectives=0.5)
+        return RecomputedShares(products=0.5, attention=0.5, pointwise=0.5, collectives=0.5)
     if row["source"] == "torchtitan" and word.startswith("selective"):
-        return Again(products=0.5, pointwise=1.0)  # every second product is kept, and attention
+        return RecomputedShares(products=0.5, pointwise=1.0)  # every second product is kept, and attention
     if word == "selective" and program.attention <= Attention.FUSED:
-        return Again(attention=1.0)
-    return Again()
+        return RecomputedShares(attention=1.0)
+    return RecomputedShares()
 
 
 def sharding(row: Row, dp: int) -> tuple[int, int, bool]:

@@ -40,7 +40,7 @@ from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.products import weight_gradient
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.measured import beside_table
+from lmtrain.plan.trace_comparison import compare_with_replay
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import Costs, simulate
 from lmtrain.schedules.table import Action, Kind
@@ -111,7 +111,7 @@ def look(pool: Pool, starts: tuple[dict[str, Any], ...], sheet: Sheet) -> int:
             assert segment.notes == (), segment.notes
             off = off_ms(Path(folder), segment, since)
             times = step_times(segment)
-            beside = beside_table(segment, times)
+            beside = compare_with_replay(segment, times)
             assert beside is not None
             wrong, bubble = class_off(segment, slept)
             ideal = closed_form(segment)

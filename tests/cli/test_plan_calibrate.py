@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from lmtrain.plan import calibrate
-from lmtrain.plan.calibrate import Calibrated, Measured
+from lmtrain.plan.calibrate import Calibration, MeasuredRun
 from lmtrain.plan.price.hardware import Hardware
 from tests.cli.harness import Toy, lmtrain
 
 
 @pytest.mark.wide
 def test_runs_make_a_machine_that_can_be_chosen(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[Measured] = []
+    measured: list[MeasuredRun] = []
     fit = calibrate.calibrate
 
-    def seen(machine: Hardware, runs: Sequence[Measured]) -> Calibrated:
+    def seen(machine: Hardware, runs: Sequence[MeasuredRun]) -> Calibration:
         measured.extend(runs)
         return fit(machine, runs)
 
@@ -94,7 +94,7 @@ def test_rows_without_a_time_are_refused(tmp_path: Path, damage: dict[str, Any])
 
 
 def test_what_is_done_between_steps_is_no_time_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "calibrate", lambda machine, runs: Calibrated(machine, [0.0, 0.0], [0.0, 0.0]))
+    monkeypatch.setattr(calibrate, "calibrate", lambda machine, runs: Calibration(machine, [0.0, 0.0], [0.0, 0.0]))
     runs = _run(tmp_path / "plain", _rows()), _run(tmp_path / "validates", _rows_between_others())
     facts = json.loads(lmtrain("plan", "--calibrate", *runs, "hardware=cpu", "--json"))
     assert [row["measured_step_s"] for row in facts["runs"]] == pytest.approx([0.1, 0.1])

@@ -19,7 +19,7 @@ from lmtrain.optim.state import apply_empty_state
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.run_model.run import PlannedRun
 from lmtrain.spec import LanguageModel
 from lmtrain.train.setup import build_optimizer
 from tests.layouts.bugs import replaced
@@ -46,7 +46,7 @@ def rank_of_gpt3(rank: int) -> dict[str, int]:
         dist.destroy_process_group()
 
 
-def _lasting(run: Planned, model: ParallelModel) -> dict[str, int]:
+def _lasting(run: PlannedRun, model: ParallelModel) -> dict[str, int]:
     optimizer = build_optimizer(run.optim, model)
     apply_empty_state(optimizer)
     slots = (slot for state in optimizer.state.values() for slot in state.values() if slot.ndim)
@@ -55,7 +55,7 @@ def _lasting(run: Planned, model: ParallelModel) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _kept(run: Planned, model: ParallelModel) -> dict[str, int]:
+def _kept(run: PlannedRun, model: ParallelModel) -> dict[str, int]:
     ((number, stage),) = model.stages.items()
     length, width = run.shape.seq_len, run.shape.width
     tokens = torch.zeros(run.micro_batch, length, dtype=torch.int64)

@@ -6,7 +6,7 @@ import pytest
 
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.plan.run_model.ranks import rank_bytes_of
-from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.run_model.run import PlannedRun
 from tests.layouts.cases import Case, random_cases
 from tests.layouts.toy_data import EvenlyMasked
 from tests.layouts.workers import Pool
@@ -59,8 +59,8 @@ def _compare(case: Case, pool: Pool) -> None:
             assert said[key] == pytest.approx(held[key], rel=WITHIN, abs=1), f"rank {rank}: {key}"
 
 
-def planned_of(case: Case) -> Planned:
-    return Planned(
+def planned_of(case: Case) -> PlannedRun:
+    return PlannedRun(
         model=case.model_settings, parallel=case.parallel, precision=case.precision_settings, compute=case.compute,
         optim=AdamWSettings(lr=1e-3), recompute=case.recompute_settings, micro_batch=case.train.micro_batch,
         global_batch=case.global_batch, document_mask=case.documents,

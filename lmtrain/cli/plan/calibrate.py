@@ -17,7 +17,7 @@ from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.observe.screen.row_text import milliseconds
-from lmtrain.plan.calibrate import FACTORS_HERE, FIGURES, Calibrated, Measured, calibrate, prices_of
+from lmtrain.plan.calibrate import FIGURES, MACHINE_FACTORS, Calibration, MeasuredRun, calibrate, machine_prices
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.names import CONFIG, METRICS
 from lmtrain.runfolder.rows import read_metrics
@@ -60,7 +60,7 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
     return print_json(facts | {"file": out and str(out)}) if as_json else _print(facts, out)
 
 
-def _measured(folder: Path, config: RunConfig) -> Measured:
+def _measured(folder: Path, config: RunConfig) -> MeasuredRun:
     """Return a run as the planner prices it, and how long its steps took."""
     path = folder / METRICS
     try:
@@ -80,7 +80,7 @@ def _measured(folder: Path, config: RunConfig) -> Measured:
             "observe.log_interval_steps."
         )
     low, middle, high = quantiles(times, n=4)
-    return Measured(str(folder), planned_of(config, config.model), middle, (high - low) / 2 / middle)
+    return MeasuredRun(str(folder), planned_of(config, config.model), middle, (high - low) / 2 / middle)
 
 
 def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> Iterator[float]:
@@ -114,8 +114,8 @@ def _hardware(words: Sequence[str], configs: Sequence[RunConfig], config_dir: Pa
     return next(iter(given.values()))
 
 
-def _facts(hardware: Hardware, measured: Sequence[Measured], found: Calibrated) -> dict[str, Any]:
-    was, now = prices_of(hardware).time, prices_of(found.hardware).time
+def _facts(hardware: Hardware, measured: Sequence[MeasuredRun], found: Calibration) -> dict[str, Any]:
+    was, now = machine_prices(hardware).time, machine_prices(found.hardware).time
     return {
         "hardware": hardware.name,
         "runs": [
@@ -126,7 +126,7 @@ def _facts(hardware: Hardware, measured: Sequence[Measured], found: Calibrated) 
         "median_after": median(map(abs, found.after)),
         "interval": found.hardware.interval,
         "figures": {name: (_number(hardware, name), _number(found.hardware, name)) for name in FIGURES}
-        | {name: (was[name], now[name]) for name in FACTORS_HERE},
+        | {name: (was[name], now[name]) for name in MACHINE_FACTORS},
     }
 
 

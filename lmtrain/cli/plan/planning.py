@@ -33,13 +33,23 @@ from lmtrain.placement.parallel_settings import (
     layout_problems,
     rampup_problems,
 )
-from lmtrain.plan.calibrate import prices_of
+from lmtrain.plan.calibrate import machine_prices
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step import dollars
-from lmtrain.plan.run_model.run import Planned
-from lmtrain.plan.search.rank import FAMILY, Limits, Prices, Ranked
-from lmtrain.plan.search.result import Answer, Point, Study, answers, curve, map_of, price, unfitting, why_slower
-from lmtrain.plan.search.search import Fixed
+from lmtrain.plan.run_model.run import PlannedRun
+from lmtrain.plan.search.rank import FAMILY_COLUMNS, Limits, Prices, RankedLayouts
+from lmtrain.plan.search.result import (
+    CurveInputs,
+    CurvePoint,
+    LayoutResult,
+    best_by_pp_and_tp,
+    price_layouts,
+    results_at,
+    scaling_curve,
+    too_large_results,
+    why_slower,
+)
+from lmtrain.plan.search.search import FixedSettings
 from lmtrain.train.before.preflight import check_pieces
 from lmtrain.train.config import RunConfig
 from lmtrain.train.costs import Costs, young_daly_s
@@ -62,16 +72,16 @@ class Open:
     """Something that was not given: what is assumed, and the runs that other values would make."""
 
     said: str
-    others: Mapping[str, Planned]
+    others: Mapping[str, PlannedRun]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
     config: RunConfig
-    run: Planned
+    run: PlannedRun
     hardware: Hardware
     gpus: int
-    fixed: Fixed
+    fixed: FixedSettings
     tokens: int | None
     assumed: tuple[Open, ...]
     has_layout: bool = False  # whether the config has a layout besides, which this one has to overrule
@@ -226,7 +236,7 @@ def _batch(config: RunConfig, shares: int, is_open: bool) -> tuple[RunConfig, li
 
     usual = with_batch(USUAL_TOKENS / config.seq_len)
     batch = usual.train.global_batch
-    runs = dict[str, Planned]()
+    runs = dict[str, PlannedRun]()
     for factor in (0.25, 4):
         with suppress(LmtrainError):  # because: what is given may not go with other batches than the usual one
             if (one := with_batch(batch * factor)).train.global_batch != batch:
@@ -235,7 +245,7 @@ def _batch(config: RunConfig, shares: int, is_open: bool) -> tuple[RunConfig, li
     return usual, [Open(said=said, others=runs)]
 
 
-def _vocab(config: RunConfig) -> tuple[Planned, list[Open]]:
+def _vocab(config: RunConfig) -> tuple[PlannedRun, list[Open]]:
     run, was_open = _known(config)
     if not was_open:
         return run, []
@@ -243,7 +253,7 @@ def _vocab(config: RunConfig) -> tuple[Planned, list[Open]]:
     return run, [Open(said=f"model.vocab_size is the tokenizer's: {run.shape.vocab_size:,} tokens", others=others)]
 
 
-def _known(config: RunConfig) -> tuple[Planned, bool]:
+def _known(config: RunConfig) -> tuple[PlannedRun, bool]:
     """Return a run with a vocabulary size, and whether the size was assumed."""
     if config.model.shape.vocab_size:
         return planned_of(config, config.model), False
@@ -266,7 +276,7 @@ def _pair(word: str) -> tuple[str, str]:
     return key, value
 
 
-def _whole(question: Question, layout: str) -> Fixed:
+def _whole(question: Question, layout: str) -> FixedSettings:
     """--layout: what it does not name is as usual; copies fill the devices."""
     fixed = dict(question.fixed)
     for item in filter(None, layout.split(",")):
@@ -345,27 +355,27 @@ def _never(question: Question) -> Iterator[Problem]:
 @dataclass(frozen=True)
 class Found:
     question: Question
-    ranked: Ranked
-    best: list[Answer]
-    too_large: list[Answer]
-    points: list[Point]
-    cells: dict[tuple[int, int], Answer | float]
+    ranked: RankedLayouts
+    best: list[LayoutResult]
+    too_large: list[LayoutResult]
+    points: list[CurvePoint]
+    cells: dict[tuple[int, int], LayoutResult | float]
     ranges: list[tuple[str, Span | None]]  # what is assumed, and tokens/s with other values
     by: str = "time"
     hourly: float | None = None  # dollars of a device
 
     @property
-    def first(self) -> Answer | None:
+    def first(self) -> LayoutResult | None:
         return self.best[0] if self.best else None
 
-    def rates(self, answer: Answer) -> tuple[float, float]:
+    def rates(self, answer: LayoutResult) -> tuple[float, float]:
         """Tokens a second, from the slowest to the fastest that is to be expected, open questions included."""
-        rates = [answer.tokens / seconds for seconds in answer.between]
+        rates = [answer.tokens_per_step / seconds for seconds in answer.interval_s]
         if answer is self.first:
             rates += [rate for _, span in self.ranges for rate in span or ()]
         return min(rates), max(rates)
 
-    def duration(self, answer: Answer) -> tuple[float, float, float] | None:
+    def duration(self, answer: LayoutResult) -> tuple[float, float, float] | None:
         """Seconds of all tokens, as expected, at best and at worst."""
         tokens = self.question.tokens
         if tokens is None:
@@ -373,7 +383,7 @@ class Found:
         slow, fast = self.rates(answer)
         return tokens / answer.tokens_per_s, tokens / fast, tokens / slow
 
-    def dollars(self, answer: Answer) -> tuple[float, ...] | None:
+    def dollars(self, answer: LayoutResult) -> tuple[float, ...] | None:
         duration = self.duration(answer)
         if duration is None or self.hourly is None:
             return None
@@ -403,7 +413,7 @@ class Found:
             "save_every_s": self.save_every,
         }  # fmt: skip
 
-    def _facts(self, answer: Answer) -> dict[str, Any]:
+    def _facts(self, answer: LayoutResult) -> dict[str, Any]:
         assert self.first is not None  # because: it is first among these
         return answer.facts() | {
             "words": layout_words(answer.run.parallel), "duration_s": self.duration(answer),
@@ -411,35 +421,39 @@ class Found:
             "why_slower": None if answer is self.first else why_slower(answer, self.first),
         }  # fmt: skip
 
-    def over(self, answer: Answer) -> float:
+    def over(self, answer: LayoutResult) -> float:
         """Bytes too many."""
-        return answer.held - self.ranked.usable
+        return answer.total_bytes - self.ranked.usable_bytes
 
 
 def find(
     question: Question, *, top: int, every: bool, by: str, doublings: int, grow_batch: bool, margin: float,
     switch: int, hourly: float | None,
 ) -> Found:  # fmt: skip
-    study = Study(
+    study = CurveInputs(
         run=question.run, hardware=question.hardware, limits=Limits(margin=margin, switch=switch),
-        prices=prices_of(question.hardware),
-        fixed=question.fixed, batch_per_gpu=question.run.global_batch / question.gpus if grow_batch else 0.0, by=by,
+        prices=machine_prices(question.hardware),
+        fixed_settings=question.fixed, objective=by,
+        batch_per_gpu=question.run.global_batch / question.gpus if grow_batch else 0.0,
     )  # fmt: skip
-    ranked = study.ranked(question.gpus)
+    ranked = study.rank_layouts(question.gpus)
     if not len(ranked.space):
         raise nothing_legal(question)
     if not len(ranked.smallest):
         raise LayoutError(_beyond_switch(ranked))
-    best = answers(ranked, islice(ranked.fitting(study.ordered(ranked), () if every else FAMILY), top))
+    best = results_at(
+        ranked, islice(ranked.iter_fitting(study.best_first(ranked), () if every else FAMILY_COLUMNS), top)
+    )
     ranges = list(_ranges(question, study.prices, best[:1]))
     sizes = [gpus for at in range(doublings + 1) if (gpus := question.gpus << at) <= MAX_PROCESSES]
-    points = list(curve(study, ranked, sizes)) if doublings else []
+    points = list(scaling_curve(study, ranked, sizes)) if doublings else []
     return Found(
-        question, ranked, best, list(unfitting(ranked, _LEAST_FIT)), points, map_of(ranked), ranges, by, hourly,
+        question, ranked, best, list(too_large_results(ranked, _LEAST_FIT)), points, best_by_pp_and_tp(ranked), ranges,
+        by, hourly,
     )  # fmt: skip
 
 
-def _beyond_switch(ranked: Ranked) -> str:
+def _beyond_switch(ranked: RankedLayouts) -> str:
     node, space = ranked.hardware.gpus_per_node, ranked.space
     least = int(np.min(space.column("shard", ranked.rows) * space.column("tp", ranked.rows)))
     return (
@@ -449,16 +463,16 @@ def _beyond_switch(ranked: Ranked) -> str:
     )
 
 
-def _ranges(question: Question, prices: Prices, best: list[Answer]) -> Iterator[tuple[str, Span | None]]:
+def _ranges(question: Question, prices: Prices, best: list[LayoutResult]) -> Iterator[tuple[str, Span | None]]:
     """Yield each assumption with the range of tokens per second that other values would give the best layout."""
     for one in question.assumed:
         others = [_in_layout(run, best[0].run) for run in one.others.values()] if best else []
-        every = [*best, *price(others, question.hardware, prices)]
-        rates = [answer.tokens / seconds for answer in every for seconds in answer.between]
+        every = [*best, *price_layouts(others, question.hardware, prices)]
+        rates = [answer.tokens_per_step / seconds for answer in every for seconds in answer.interval_s]
         yield one.said, (min(rates), max(rates)) if others else None
 
 
-def _in_layout(run: Planned, of: Planned) -> Planned:
+def _in_layout(run: PlannedRun, of: PlannedRun) -> PlannedRun:
     """Another run in the same layout, with microbatches that divide its batch."""
     micro = max(math.gcd(of.micro_batch, run.global_batch // of.parallel.layout.dp), 1)
     return replace(run, parallel=of.parallel, recompute=of.recompute, micro_batch=micro)

@@ -30,8 +30,8 @@ from lmtrain.page.document import (
     svg_rect,
     svg_text,
 )
-from lmtrain.plan.run_model.replay import replay
-from lmtrain.plan.search.result import PARTS, Answer, Point, more, why_slower
+from lmtrain.plan.run_model.replay import replay_step
+from lmtrain.plan.search.result import STEP_PARTS, CurvePoint, LayoutResult, excess_share, why_slower
 from lmtrain.schedules.simulate import Timeline
 from lmtrain.schedules.table import Kind
 from lmtrain.units import format_bytes, format_count, format_seconds
@@ -90,31 +90,32 @@ def facts_of(found: Found) -> Iterator[tuple[str, str]]:
     yield "machine", said + ("; not checked against measured runs" if hardware.unchecked else "")
     yield "layouts", (
         f"{len(ranked.space):,} are legal, {len(ranked.rows):,} of them differ in price, {ranked.num_fitting:,} fit in "
-        f"{format_bytes(ranked.usable)} ({ranked.limits.margin:.0%} of the memory stays free)"
+        f"{format_bytes(ranked.usable_bytes)} ({ranked.limits.margin:.0%} of the memory stays free)"
     )
     for said, span in found.ranges:
         yield "assumed", said + (f"; {format_count(span[0])} to {format_count(span[1])} tokens/s else" if span else "")
 
 
-def row(found: Found, at: int, one: Answer, wide: bool) -> Cells:
+def row(found: Found, at: int, one: LayoutResult, wide: bool) -> Cells:
     first, parallel, run = found.best[0], one.run.parallel, one.run
     cells = {
         "#": str(at), "pp": str(parallel.pp), "vp": str(parallel.vp), "tp": str(parallel.tp),
         "dp": f"{parallel.dp_replicate}x{parallel.dp_shard}", "zero": str(parallel.zero),
         "<schedule": parallel.schedule if parallel.pp > 1 else "-", "micro": str(run.micro_batch),
         "<recompute": run.recompute.words, "step": step_time(one.seconds) if wide else likely(one),
-        "80%": "-".join(map(step_time, one.between)), "GiB": f"{one.held / 2**30:.1f}", "MFU": percent(one.mfu),
-        "bubble": percent(one.bubble), "bare": percent(one.exposed),
+        "80%": "-".join(map(step_time, one.interval_s)), "GiB": f"{one.total_bytes / 2**30:.1f}",
+        "MFU": percent(one.mfu),
+        "bubble": percent(one.bubble_share), "bare": percent(one.exposed_share),
         "tok/s/GPU": format_count(one.tokens_per_s / one.gpus), "J/token": f"{one.joules_per_token:.3g}",
         "slower": "" if one is first else f"{one.seconds / first.seconds - 1:+.1%}",
     }  # fmt: skip
     return {title: cell for title, cell in cells.items() if wide or title not in _WHERE_WIDE}
 
 
-def lost(found: Found, at: int, one: Answer) -> str:
+def lost(found: Found, at: int, one: LayoutResult) -> str:
     """Return why a layout is not the best, in words."""
     first = found.best[0]
-    said = f"{at} {_BEHIND[found.by].format(more(one, first, found.by))}"
+    said = f"{at} {_BEHIND[found.by].format(excess_share(one, first, found.by))}"
     return f"{said}: {why_slower(one, first)}" if one.seconds > first.seconds else said
 
 
@@ -124,20 +125,20 @@ def step_time(seconds: float) -> str:
     return f"{seconds:.3g}s" if seconds >= 1 else f"{1000 * seconds:.3g}ms"
 
 
-def likely(one: Answer) -> str:
+def likely(one: LayoutResult) -> str:
     """Return a step's time with the interval that holds four runs of five."""
     return f"{step_time(one.seconds)}±{one.interval:.0%}"
 
 
-def of_best(found: Found, best: Answer) -> Iterator[tuple[str, str]]:
-    low, high = best.between
+def of_best(found: Found, best: LayoutResult) -> Iterator[tuple[str, str]]:
+    low, high = best.interval_s
     yield "step", (
         f"{step_time(best.seconds)} ({step_time(low)} to {step_time(high)} in four runs of five), "
         f"{format_count(best.tokens_per_s)} tokens/s, MFU {percent(best.mfu)}"
     )
-    yield "of which", shares({PARTS[name]: value for name, value in best.parts.items()}, best.seconds)
-    yield "memory", f"{format_bytes(best.held)} of {format_bytes(best.room)} on the fullest rank"
-    yield "of which", shares(best.memory, best.held)
+    yield "of which", shares({STEP_PARTS[name]: value for name, value in best.parts.items()}, best.seconds)
+    yield "memory", f"{format_bytes(best.total_bytes)} of {format_bytes(best.device_bytes)} on the fullest rank"
+    yield "of which", shares(best.memory, best.total_bytes)
     tokens, hours = found.question.tokens or 0, ""
     if duration := found.duration(best):
         likely_s, low_s, high_s = map(days, duration)
@@ -151,7 +152,7 @@ def of_best(found: Found, best: Answer) -> Iterator[tuple[str, str]]:
     yield "settings", " ".join(settings(best, is_whole=found.question.has_layout))
 
 
-def settings(one: Answer, *, is_whole: bool) -> Iterator[str]:
+def settings(one: LayoutResult, *, is_whole: bool) -> Iterator[str]:
     """Words for `lmtrain pretrain`: what differs from the usual; all, where a config has a layout of its own."""
     usual, parallel = type(one.run.parallel)(), one.run.parallel
     for name in ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance"):
@@ -181,15 +182,15 @@ def _print_too_large(console: Any, found: Found) -> None:
         say(console, f"  {layout_of(one)}: {likely(one)}, {format_bytes(found.over(one))} too much")
 
 
-def layout_of(one: Answer) -> str:
+def layout_of(one: LayoutResult) -> str:
     parallel = one.run.parallel
     sizes = [f"{axis}={getattr(parallel, axis)}" for axis in ("pp", "tp", "dp_replicate", "dp_shard", "zero")]
     stages = f"{parallel.schedule} vp={parallel.vp}, " if parallel.pp > 1 else ""
     return f"{' '.join(sizes)}, {stages}microbatch {one.run.micro_batch}, recompute {one.run.recompute.words}"
 
 
-def row_of(point: Point, by: str) -> Cells:
-    best, plain = point.best, point.plain
+def row_of(point: CurvePoint, by: str) -> Cells:
+    best, plain = point.best, point.zero3_only
     if best is None:
         return {"GPUs": f"{point.gpus:,}", "<best layout": "nothing fits"}
     parallel = best.run.parallel
@@ -199,11 +200,11 @@ def row_of(point: Point, by: str) -> Cells:
         "tok/s": format_count(best.tokens_per_s),
         "tok/s/GPU": format_count(best.tokens_per_s / best.gpus), "W/GPU": f"{best.watts:.0f}",
         "gain": "" if point.gain is None else f"x{point.gain:.2f}",
-        "sharded": "-" if plain is None else f"{more(plain, best, by):+.1%}",
+        "sharded": "-" if plain is None else f"{excess_share(plain, best, by):+.1%}",
     }  # fmt: skip
 
 
-def takeovers(points: Sequence[Point], by: str) -> Iterator[str]:
+def takeovers(points: Sequence[CurvePoint], by: str) -> Iterator[str]:
     """Yield a line for each number of GPUs at which another layout is best than at half as many."""
     for before, point in pairwise(points):
         if point.best is None or before.best is None:
@@ -211,18 +212,20 @@ def takeovers(points: Sequence[Point], by: str) -> Iterator[str]:
         old, new = before.best.run.parallel, point.best.run.parallel
         if (old.pp, old.tp) == (new.pp, new.tp):
             continue
-        kept = point.kept and f"; as before it {_BEHIND[by].format(more(point.kept, point.best, by))}"
+        kept = point.same_cut and f"; as before it {_BEHIND[by].format(excess_share(point.same_cut, point.best, by))}"
         yield (
             f"between {before.gpus:,} and {point.gpus:,}: pp {new.pp} and tp {new.tp} take over from pp {old.pp} and "
             f"tp {old.tp}{kept or ', which does not fit'}"
         )
 
 
-def timeline(one: Answer) -> tuple[Timeline, str]:
+def timeline(one: LayoutResult) -> tuple[Timeline, str]:
     """Simulate a step of a few micro-batches; return its timeline, and how few they are in words."""
     every = one.run.num_microbatches
     count = min(every, 2 * one.run.parallel.pp)
-    return replay(one.run, one.microbatch, count), f", shown with {count} of {every} microbatches" * (count < every)
+    return replay_step(one.run, one.microbatch, count), f", shown with {count} of {every} microbatches" * (
+        count < every
+    )
 
 
 def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:
@@ -231,7 +234,7 @@ def shown_ranks(num_ranks: int, most: int = _MOST_RANKS) -> list[int]:
     return [round(at * (num_ranks - 1) / max(most - 1, 1)) for at in range(most)]
 
 
-def picture(one: Answer, width: int, *, plain: bool) -> Iterator[str]:
+def picture(one: LayoutResult, width: int, *, plain: bool) -> Iterator[str]:
     found, few = timeline(one)
     total, parallel = found.makespan, one.run.parallel
     yield f"pipeline: {parallel.schedule}, {parallel.pp} ranks x {parallel.vp}{few}"
@@ -247,7 +250,9 @@ def picture(one: Answer, width: int, *, plain: bool) -> Iterator[str]:
     yield f"      F forward, B backward, W weights' gradients, {gap} waits"
 
 
-def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | None, step: Callable[[float], str]) -> str:
+def layouts_map(
+    cells: dict[tuple[int, int], LayoutResult | float], best: LayoutResult | None, step: Callable[[float], str]
+) -> str:
     """Draw a square for each pp and tp: the darker, the nearer to the best; empty if nothing fits."""
     stages, cuts = sorted({pp for pp, _ in cells}), sorted({tp for _, tp in cells})
     wide, high, left, top = min((WIDTH - 70) / len(stages), 120.0), 42.0, 60.0, 30.0
@@ -260,8 +265,8 @@ def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | Non
             for column, pp in enumerate(stages):
                 x, y = left + column * wide, top + row * high
                 match cells.get((pp, tp)):
-                    case Answer() as one:
-                        said = f"pp {pp}, tp {tp}: {step(one.seconds)}, {format_bytes(one.held)}"
+                    case LayoutResult() as one:
+                        said = f"pp {pp}, tp {tp}: {step(one.seconds)}, {format_bytes(one.total_bytes)}"
                         share = best.seconds / one.seconds if best else 1.0
                         style = f"fill-opacity:{0.7 * max(share, 0.06) ** 2:.3f}"
                         kind = "best" if one.seconds == (best and best.seconds) else "fits"
@@ -275,9 +280,11 @@ def layouts_map(cells: dict[tuple[int, int], Answer | float], best: Answer | Non
     return svg_element(top + len(cuts) * high + 6, parts(), "the fastest layout for each number of stages and of cuts")
 
 
-def memory_bars(fitting: Sequence[Answer], too_large: Sequence[Answer], words: Callable[[Answer], str]) -> str:
+def memory_bars(
+    fitting: Sequence[LayoutResult], too_large: Sequence[LayoutResult], words: Callable[[LayoutResult], str]
+) -> str:
     every = [*fitting, *too_large]
-    most = max(max(one.held for one in every), every[0].room) * 1.02
+    most = max(max(one.total_bytes for one in every), every[0].device_bytes) * 1.02
     high, left, top = 34.0, 10.0, 46.0
     names = [name for name in every[0].memory if any(one.memory[name] > 0 for one in every)]
 
@@ -286,10 +293,10 @@ def memory_bars(fitting: Sequence[Answer], too_large: Sequence[Answer], words: C
 
     def parts() -> Iterator[str]:
         yield from svg_legend([(f"m-{name}", name) for name in names], left)
-        x = at(every[0].room)
+        x = at(every[0].device_bytes)
         for row, one in enumerate(every):
             y, done = top + row * (high + 14), 0.0
-            yield svg_text(left, y - 3, f"{words(one)}: {format_bytes(one.held)}", "small")
+            yield svg_text(left, y - 3, f"{words(one)}: {format_bytes(one.total_bytes)}", "small")
             for name in names:
                 value = one.memory[name]
                 wide = at(done + value) - at(done)
@@ -297,12 +304,14 @@ def memory_bars(fitting: Sequence[Answer], too_large: Sequence[Answer], words: C
                 done += value
             yield svg_line(x, y - 1, x, y + high - 13, "limit")  # because: further up it would cross the words
         capacity = f"the GPU has {format_bytes(every[0].room)}"
-        yield svg_text(x, top + len(every) * (high + 14) + 4, capacity, "small", "end")
+        yield svg_text(
+            x, top + len(every) * (high + 14) + 4, f"the GPU has {format_bytes(every[0].device_bytes)}", "small", "end"
+        )
 
     return svg_element(top + len(every) * (high + 14) + 12, parts(), "bytes of the fullest rank by name")
 
 
-def pipeline(one: Answer) -> str:
+def pipeline(one: LayoutResult) -> str:
     found, _ = timeline(one)
     ranks = shown_ranks(one.run.parallel.pp, max(_MOST_SPANS * one.run.parallel.pp // max(len(found.spans), 1), 4))
     high, left, top, total = min(26.0, 420 / len(ranks)), 60.0, 26.0, found.makespan
@@ -324,11 +333,11 @@ def pipeline(one: Answer) -> str:
     return svg_element(top + len(ranks) * high + 4, parts(), "what each rank of the pipeline does when")
 
 
-def scaling(points: Sequence[Point]) -> str:
+def scaling(points: Sequence[CurvePoint]) -> str:
     """Tokens a second and GPU over the number of GPUs, with the interval; full sharding beside it."""
     shown = [(point, point.best) for point in points if point.best is not None]
     left, right, top, bottom = 70.0, 150.0, 16.0, 250.0
-    high = 1.08 * max(best.tokens / best.between[0] / best.gpus for _, best in shown)
+    high = 1.08 * max(best.tokens_per_step / best.interval_s[0] / best.gpus for _, best in shown)
     first, last = shown[0][0].gpus, shown[-1][0].gpus
 
     def x(gpus: int) -> float:
@@ -342,13 +351,16 @@ def scaling(points: Sequence[Point]) -> str:
             yield svg_line(left, y(share * high), WIDTH - right, y(share * high), "grid")
             yield svg_text(left - 6, y(share * high) + 4, format_count(share * high), "soft small", "end")
         fast, slow = (
-            [f"{x(best.gpus):.1f},{y(best.tokens / best.between[end] / best.gpus):.1f}" for _, best in shown]
+            [
+                f"{x(best.gpus):.1f},{y(best.tokens_per_step / best.interval_s[end] / best.gpus):.1f}"
+                for _, best in shown
+            ]
             for end in (0, 1)
         )
         yield f'<polygon points="{" ".join([*fast, *reversed(slow)])}" class="band"/>'
         curve = [(x(best.gpus), y(best.tokens_per_s / best.gpus)) for _, best in shown]
         yield from _line(curve, "curve", "best layout", curve[-1][1])
-        plain = [(x(p.gpus), y(p.plain.tokens_per_s / p.gpus)) for p, _ in shown if p.plain]
+        plain = [(x(p.gpus), y(p.zero3_only.tokens_per_s / p.gpus)) for p, _ in shown if p.zero3_only]
         if plain:
             # because: names of two lines that end beside each other would be written over each other
             name_y = max(plain[-1][1], curve[-1][1] + _NAME_HEIGHT)

@@ -31,7 +31,7 @@ from lmtrain.observe.timeline.step_time import (
     step_times,
     timeline_rows,
 )
-from lmtrain.plan.measured import beside_table
+from lmtrain.plan.trace_comparison import compare_with_replay
 
 Facts = dict[str, Any]
 
@@ -73,7 +73,7 @@ def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tupl
     longest = np.nanmax(times.seconds.sum(axis=2), axis=1)
     median = times.steps[int(np.argsort(longest, kind="stable")[(len(times.steps) - 1) // 2])]
     chosen = median if step is None else step
-    found, beside = heat(segment, times), beside_table(segment, times)
+    found, beside = heat(segment, times), compare_with_replay(segment, times)
     facts |= {
         "start": segment.start,
         "steps": segment.steps,

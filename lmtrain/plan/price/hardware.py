@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lmtrain.config.base import Problem, Settings
 from lmtrain.errors import join_few
 
-FITTED = Path(__file__).with_name("fitted.yaml")
+FITTED_FILE = Path(__file__).with_name("fitted.yaml")
 GENERATIONS = ("volta", "ampere", "hopper", "blackwell", "cpu")
 PRECISIONS = ("fp32", "fp16", "bf16", "float8", "mxfp8", "nvfp4")
 NETWORKS = ("infiniband", "ethernet", "omnipath")
@@ -36,7 +36,7 @@ class Factor:
     meaning: str
 
 
-FACTORS: dict[str, Factor] = {
+TIME_FACTORS: dict[str, Factor] = {
     # products
     "sustain_volta": Factor(0.74, 0.55, 0.95, "share of the peak that a large product reaches, V100"),
     "sustain_ampere": Factor(0.84, 0.70, 0.95, "the same, A100: 263 of 312 measured by Fire-Flyer"),
@@ -123,35 +123,36 @@ class Factors:
     def __getitem__(self, name: str) -> float:
         return self.values[name]
 
-    def by_kind(self, names: Sequence[str], kind: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a value per case: `kind` holds each case's index into `names`."""
-        found: NDArray[np.float64] = np.array([self.values[name] for name in names])[kind.astype(np.intp)]
-        return found
+    def by_index(self, names: Sequence[str], index: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a value per case: the factor `names[i]` for the case's entry i in `index`."""
+        values: NDArray[np.float64] = np.array([self.values[name] for name in names])[index.astype(np.intp)]
+        return values
 
 
-def fitted() -> Factors:
+def fitted_time_factors() -> Factors:
     """Return the factors of step time, fitted to published runs."""
-    return Factors(_stored()["time"])
+    return Factors(_read_fitted()["time"])
 
 
-def fitted_memory(*, on_cpu: bool = False) -> Factors:
+def fitted_memory_factors(*, on_cpu: bool = False) -> Factors:
     """Return the factors of memory, fitted to published runs; on a CPU, those of CUDA, NCCL and the allocator are 0."""
-    none = dict.fromkeys(("base_GiB", "slack", "unreused"), 0.0)
-    return Factors(_stored()["memory"] | (none if on_cpu else {}))
+    zeros = dict.fromkeys(("base_GiB", "slack", "unreused"), 0.0)
+    return Factors(_read_fitted()["memory"] | (zeros if on_cpu else {}))
 
 
-def interval() -> float:
+def fitted_interval() -> float:
     """Return the half-width i of the 80% interval, measured on sources that were not fitted to.
 
     Four of five steps take between 1 / (1 + i) and 1 + i times the predicted time.
     """
-    return float(_stored()["interval"])
+    return float(_read_fitted()["interval"])
 
 
 @cache
-def _stored() -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(FITTED.read_text(encoding="utf-8"))
-    return found
+def _read_fitted() -> dict[str, Any]:
+    """Return the content of fitted.yaml."""
+    fitted: dict[str, Any] = yaml.safe_load(FITTED_FILE.read_text(encoding="utf-8"))
+    return fitted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,7 @@ class Hardware(Settings):
     def problems(self) -> Iterator[Problem]:
         sizes = ("memory_GiB", "memory_GBps", "num_cores", "cache_MB", "gpus_per_node", "link_GBps", "nic_GBps")
         unknown = sorted(set(self.peak_tflops) - set(PRECISIONS))
-        no_factors = [name for name, value in self.factors.items() if name not in FACTORS or value < 0]
+        no_factors = [name for name, value in self.factors.items() if name not in TIME_FACTORS or value < 0]
         yield from self.checked(
             (self.generation not in GENERATIONS, "generation", "is not known", f"Use one of {', '.join(GENERATIONS)}."),
             (self.network not in NETWORKS, "network", "is not known", f"Use one of {', '.join(NETWORKS)}."),

@@ -15,12 +15,12 @@ import numpy as np
 from lmtrain.plan.price.hardware import Factors, Hardware
 from lmtrain.plan.price.workload import Attention, Column, Columns, Overlap, Pointwise, Schedule
 
-SUSTAIN = ("sustain_volta", "sustain_ampere", "sustain_hopper", "sustain_blackwell", "sustain_ampere")
-TILES = ((256, 128), (128, 128))
-NORMS_PASSES, FLASH_BACKWARD = 11.0, 2.5
+SUSTAIN_FACTORS = ("sustain_volta", "sustain_ampere", "sustain_hopper", "sustain_blackwell", "sustain_ampere")
+TILE_SIZES = ((256, 128), (128, 128))
+NORM_PASSES, FLASH_BACKWARD = 11.0, 2.5
 EAGER_ROTARY = 10.0  # reads and writes per number: two products, a rotated copy of two halves, a sum
-RESTING = 0.80  # share of the device's power that it draws all through a step
-COMPUTING = 0.18  # further share of its power, times the share of the step in which it computes
+IDLE_POWER_SHARE = 0.80  # share of the device's power that it draws all through a step
+COMPUTE_POWER_SHARE = 0.18  # further share of its power, times the share of the step in which it computes
 
 
 @dataclass(frozen=True)
@@ -46,87 +46,103 @@ class Work:
 
 
 def price_work(c: Columns, f: Factors) -> Work:
+    """Return the seconds of each kind of work in a block and in the head, for one micro-batch on one tp rank."""
     tokens = c.microbatch * c.seq_len
     heads, keys = c.num_heads * c.head_width / c.tp, c.num_kv_heads * c.head_width / c.tp
     up = c.ffn_width * (1 + c.gated) / c.tp
     shapes = ((heads + 2 * keys, c.width), (c.width, heads), (up, c.width), (c.width, c.ffn_width / c.tp))
-    forward = sum((product(c, f, tokens, out, inner) for out, inner in shapes), np.zeros(len(c)))
-    backward = sum((_backward(c, f, tokens, out, inner) for out, inner in shapes), np.zeros(len(c)))
-    attention, attention_back = _attention(c, f, tokens)
-    pointwise, pointwise_back = _pointwise(c, f, tokens, heads, keys)
+    forward = sum((product_seconds(c, f, tokens, out, inner) for out, inner in shapes), np.zeros(len(c)))
+    backward = sum((_backward_seconds(c, f, tokens, out, inner) for out, inner in shapes), np.zeros(len(c)))
+    attention, attention_back = _attention_seconds(c, f, tokens)
+    pointwise, pointwise_back = _pointwise_seconds(c, f, tokens, heads, keys)
     columns, scored = c.vocab / c.tp, tokens * c.scored_share
-    head = product(c, f, scored, columns, c.width, whole=True) + _backward(c, f, scored, columns, c.width, whole=True)
+    head = product_seconds(c, f, scored, columns, c.width, in_16_bits=True) + _backward_seconds(
+        c, f, scored, columns, c.width, in_16_bits=True
+    )
     loss_bytes = f["loss_bytes"] * np.where(c.fused_loss > 0, f["loss_fused"], 1.0)
-    loss = scored * np.where(c.whole_logits > 0, c.vocab, columns) * loss_bytes / _stream(c, f)
+    loss = scored * np.where(c.whole_logits > 0, c.vocab, columns) * loss_bytes / _memory_bandwidth(c, f)
     return Work(forward, attention, pointwise, backward, attention_back, pointwise_back, head + loss)
 
 
-def product(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
-    """Return seconds of [rows, inner] x [inner, columns]. `whole`: in 16 bits, even if other products use fewer."""
-    low = np.where(whole, 0, c.low_precision)
-    lower = f.by_kind(("sustain_low", "sustain_low", "sustain_low", "sustain_4bit", "sustain_low"), low)
-    peak = np.where(low > 0, c.peak * lower * np.where(low == 4, f["sustain_row"], 1.0), c.half_peak)
-    odd = (rows % 64 > 0) | (columns % 64 > 0) | (inner % 64 > 0)
-    share = f.by_kind(SUSTAIN, c.generation) * c.sustained * np.where(odd, f["unaligned"], 1.0)
-    short = 1 + f["side_ramp"] * (1 / rows + 1 / columns + 1 / inner)
-    seconds = 2 * rows * columns * inner / (peak * share * _fill(c, f, rows, columns)) * short
+def product_seconds(
+    c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, in_16_bits: bool = False
+) -> Column:
+    """Return seconds of the matrix product [rows, inner] x [inner, columns].
+
+    `in_16_bits`: even if the case computes other products in fewer bits.
+    """
+    low_kind = np.where(in_16_bits, 0, c.low_precision)
+    low_speed = f.by_index(("sustain_low", "sustain_low", "sustain_low", "sustain_4bit", "sustain_low"), low_kind)
+    peak = np.where(low_kind > 0, c.peak * low_speed * np.where(low_kind == 4, f["sustain_row"], 1.0), c.half_peak)
+    is_unaligned = (rows % 64 > 0) | (columns % 64 > 0) | (inner % 64 > 0)
+    reached_share = (
+        f.by_index(SUSTAIN_FACTORS, c.generation) * c.sustained * np.where(is_unaligned, f["unaligned"], 1.0)
+    )
+    ramp = 1 + f["side_ramp"] * (1 / rows + 1 / columns + 1 / inner)
+    seconds = 2 * rows * columns * inner / (peak * reached_share * _fill_share(c, f, rows, columns)) * ramp
     bytes_moved = c.precision * (rows * columns + rows * inner + columns * inner)
-    cast = np.where(low > 0, f["cast_passes"] * (rows + columns) * inner, 0)
-    return np.maximum(seconds, bytes_moved / _stream(c, f)) + cast / _stream(c, f) + f["gap_s"]
+    cast = np.where(low_kind > 0, f["cast_passes"] * (rows + columns) * inner, 0)
+    return np.maximum(seconds, bytes_moved / _memory_bandwidth(c, f)) + cast / _memory_bandwidth(c, f) + f["gap_s"]
 
 
-def _backward(c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, whole: bool = False) -> Column:
+def _backward_seconds(
+    c: Columns, f: Factors, rows: Column, columns: Column, inner: Column, *, in_16_bits: bool = False
+) -> Column:
     """Return seconds of the two backward products: the gradients of the input and of the weight."""
-    return product(c, f, rows, inner, columns, whole=whole) + product(c, f, columns, inner, rows, whole=whole)
+    return product_seconds(c, f, rows, inner, columns, in_16_bits=in_16_bits) + product_seconds(
+        c, f, columns, inner, rows, in_16_bits=in_16_bits
+    )
 
 
-def _fill(c: Columns, f: Factors, rows: Column, columns: Column) -> Column:
+def _fill_share(c: Columns, f: Factors, rows: Column, columns: Column) -> Column:
     """Return how full the device is, in (0, 1]: tiles run in waves, and the last wave may be nearly empty."""
     best = np.zeros(len(c))
-    for height, breadth in TILES:
+    for height, breadth in TILE_SIZES:
         num_tiles = np.ceil(rows / height) * np.ceil(columns / breadth)
         fill = (rows / height) * (columns / breadth) / (np.ceil(num_tiles / c.num_cores) * c.num_cores)
         best = np.maximum(best, fill ** f["fill_power"] * (1.0 if height == 256 else f["small_tile"]))
     return best
 
 
-def _attention(c: Columns, f: Factors, tokens: Column) -> tuple[Column, Column]:
-    seen = np.where(c.window > 0, np.minimum(c.window, c.seq_len), c.seq_len)
-    flops = 4 * tokens * seen * c.num_heads * c.head_width / c.tp
+def _attention_seconds(c: Columns, f: Factors, tokens: Column) -> tuple[Column, Column]:
+    """Return forward and backward seconds of attention between queries and keys, without its projections."""
+    visible = np.where(c.window > 0, np.minimum(c.window, c.seq_len), c.seq_len)
+    flops = 4 * tokens * visible * c.num_heads * c.head_width / c.tp
     flash = c.attention >= Attention.FLASH1
     newer = np.where((c.attention == Attention.FLASH2) & (c.generation >= 2), f["flash2_newer"], 1.0)
-    shares = f.by_kind(("scores_share", "scores_share", "flash1_share", "flash2_share", "cudnn_share"), c.attention)
+    shares = f.by_index(("scores_share", "scores_share", "flash1_share", "flash2_share", "cudnn_share"), c.attention)
     rate = c.half_peak * c.sustained * shares * newer * np.where(c.head_width % 8 > 0, f["odd_heads"], 1.0)
     causal = np.where(c.causal * flash > 0, 0.5 * (1 + 128 / c.seq_len), 1.0)
     narrow = np.where(c.attention == Attention.FLASH1, 0.0, f["head_ramp"] / c.head_width)
     ramp = np.where(flash, (1 + f["seq_ramp"] / c.seq_len) * (1 + narrow), 1.0)
     seconds = flops * causal * ramp / rate
-    moved = np.where(c.attention == Attention.SCORES, f["scores_bytes"], f["fused_bytes"]) * c.precision / 2
-    traffic = moved * (tokens * c.seq_len * c.num_heads / c.tp) / _stream(c, f)
+    bytes_per_score = np.where(c.attention == Attention.SCORES, f["scores_bytes"], f["fused_bytes"]) * c.precision / 2
+    traffic = bytes_per_score * (tokens * c.seq_len * c.num_heads / c.tp) / _memory_bandwidth(c, f)
     return (
         np.where(flash, seconds, seconds + 0.4 * traffic),
         np.where(flash, seconds * FLASH_BACKWARD, 2 * seconds + 0.6 * traffic),
     )
 
 
-def _pointwise(c: Columns, f: Factors, tokens: Column, heads: Column, keys: Column) -> tuple[Column, Column]:
+def _pointwise_seconds(c: Columns, f: Factors, tokens: Column, heads: Column, keys: Column) -> tuple[Column, Column]:
     """Return forward and backward seconds of pointwise work: the minimal traffic, scaled for the kind of kernels."""
-    along = np.where(c.sequence_parallel > 0, c.tp, 1.0)
-    residual = NORMS_PASSES * c.width / along * np.where(c.parallel_block > 0, 0.6, 1.0)
+    seq_shards = np.where(c.sequence_parallel > 0, c.tp, 1.0)
+    residual = NORM_PASSES * c.width / seq_shards * np.where(c.parallel_block > 0, 0.6, 1.0)
     mlp = np.where(c.gated > 0, 3.0, 2.0) * c.ffn_width / c.tp
-    turned = c.rotary * np.where((c.pointwise == Pointwise.EAGER) & (c.fused_rotary == 0), EAGER_ROTARY, 2.0)
-    numbers = residual + mlp + (2 + turned) * (heads + keys)
-    passes = f.by_kind(("passes_eager", "passes_fused", "passes_compiled"), c.pointwise)
-    norms = c.eager_norm * 2 * f["norm_bytes"] * c.width / along
-    at_once = 2 * tokens * c.precision * c.width / along  # bytes that a pass reads and writes
+    rotary_passes = c.rotary * np.where((c.pointwise == Pointwise.EAGER) & (c.fused_rotary == 0), EAGER_ROTARY, 2.0)
+    numbers = residual + mlp + (2 + rotary_passes) * (heads + keys)
+    passes = f.by_index(("passes_eager", "passes_fused", "passes_compiled"), c.pointwise)
+    norms = c.eager_norm * 2 * f["norm_bytes"] * c.width / seq_shards
+    at_once = 2 * tokens * c.precision * c.width / seq_shards  # bytes that a pass reads and writes
     missed = 1 - f["cached"] * np.minimum(c.cache / at_once, 1.0) ** 2
-    seconds = tokens * c.precision * numbers * passes * missed / _stream(c, f)
-    norm_s = tokens * norms * missed / _stream(c, f)
+    seconds = tokens * c.precision * numbers * passes * missed / _memory_bandwidth(c, f)
+    norm_s = tokens * norms * missed / _memory_bandwidth(c, f)
     kernels = np.where(c.pointwise == Pointwise.EAGER, 24, np.where(c.pointwise == Pointwise.FUSED, 10, 5)) * f["gap_s"]
     return seconds + 0.4 * norm_s + kernels, 1.6 * seconds + 0.6 * norm_s + 1.6 * kernels
 
 
-def _stream(c: Columns, f: Factors) -> Column:
+def _memory_bandwidth(c: Columns, f: Factors) -> Column:
+    """Return the bytes per second that a streaming kernel reads and writes."""
     return c.memory_Bps * f["stream_share"]
 
 
@@ -134,53 +150,56 @@ def _stream(c: Columns, f: Factors) -> Column:
 class Group:
     """The ranks of a collective: how many, how many of them per node, and the links between them."""
 
-    size: Column
-    local: Column
+    num_ranks: Column
+    num_in_node: Column
     bytes_per_s: Column  # bandwidth of the ring's slowest link
     latency_s: Column  # of a trip around the ring
     tree_s: Column  # of an all-reduce, which may use a tree instead of the ring
 
-    def shared(self, num_bytes: Column) -> Column:
-        """Return seconds of an all-gather or reduce-scatter with equal shares; `num_bytes` is the whole."""
-        share = (self.size - 1) / np.maximum(self.size, 1)
-        return np.where(self.size > 1, share * num_bytes / self.bytes_per_s + self.latency_s, 0.0)
+    def all_gather_seconds(self, num_bytes: Column) -> Column:
+        """Return seconds of an all-gather or of a reduce-scatter; `num_bytes` is the whole tensor, in equal shards."""
+        sent_share = (self.num_ranks - 1) / np.maximum(self.num_ranks, 1)
+        return np.where(self.num_ranks > 1, sent_share * num_bytes / self.bytes_per_s + self.latency_s, 0.0)
 
-    def reduced(self, num_bytes: Column) -> Column:
+    def all_reduce_seconds(self, num_bytes: Column) -> Column:
         """Return seconds of an all-reduce, which costs as much as a reduce-scatter and an all-gather."""
-        share = (self.size - 1) / np.maximum(self.size, 1)
-        return np.where(self.size > 1, 2 * (share * num_bytes / self.bytes_per_s + self.tree_s), 0.0)
+        sent_share = (self.num_ranks - 1) / np.maximum(self.num_ranks, 1)
+        return np.where(self.num_ranks > 1, 2 * (sent_share * num_bytes / self.bytes_per_s + self.tree_s), 0.0)
 
 
 def tp_group(c: Columns, f: Factors) -> Group:
+    """Return the tensor-parallel group of a rank."""
     return _group(c, f, c.tp, np.ones(len(c)))
 
 
 def dp_group(c: Columns, f: Factors, size: Column) -> Group:
+    """Return a group of `size` data-parallel ranks, whose neighbours are tp ranks apart."""
     return _group(c, f, size, c.tp)
 
 
-def copies_group(c: Columns, f: Factors) -> Group:
+def replica_group(c: Columns, f: Factors) -> Group:
     """Return the group of ranks that hold the same shard (the data-parallel replicas)."""
     return _group(c, f, np.maximum(c.dp / c.shard, 1.0), c.tp * c.shard)
 
 
 def _group(c: Columns, f: Factors, size: Column, stride: Column) -> Group:
-    local = _in_a_node(c, size, stride)
+    """Return a group of `size` ranks that are `stride` ranks apart."""
+    local = _ranks_per_node(c, size, stride)
     link = c.link_Bps * f["link_share"]
     nic = c.nic_Bps * nic_share(c, f) * np.minimum(local * stride, c.node) / c.node / np.minimum(stride, c.node)
     nodes = np.ceil(size / local)
-    inside = f["link_latency_s"] + 1e-6 * local
+    inside_s = f["link_latency_s"] + 1e-6 * local
     between = nodes > 1
     # because: NCCL switches large groups from rings to trees, whose depth grows with the logarithm of their size
     ring = f["hop_latency_s"] * (nodes - 1) + f["step_latency_s"] * (size - nodes)
     tree = np.minimum(ring, 12 * f["hop_latency_s"] * np.log2(np.maximum(nodes, 2)))
     return Group(
-        size, local, np.where(between, np.minimum(link, nic), link), inside + np.where(between, ring, 0.0),
-        inside + np.where(between, tree, 0.0),
+        size, local, np.where(between, np.minimum(link, nic), link), inside_s + np.where(between, ring, 0.0),
+        inside_s + np.where(between, tree, 0.0),
     )  # fmt: skip
 
 
-def _in_a_node(c: Columns, size: Column, stride: Column) -> Column:
+def _ranks_per_node(c: Columns, size: Column, stride: Column) -> Column:
     """Return how many ranks of a group share a node, at the least.
 
     A group that lies across two nodes may have few of its ranks in one of them. A run is spread evenly over as few
@@ -188,17 +207,18 @@ def _in_a_node(c: Columns, size: Column, stride: Column) -> Column:
     devices of a node: of 15 devices on nodes of 8, at least 7.
     """
     devices = c.pp * c.dp * c.tp
-    filled = np.floor(devices / np.ceil(devices / c.node))
+    per_node = np.floor(devices / np.ceil(devices / c.node))
     span = np.rint(size * stride)
-    together = np.where(span >= devices, filled, np.gcd(filled.astype(np.int64), span.astype(np.int64)))
-    return np.clip(np.floor(together / stride), 1, size)
+    same_node = np.where(span >= devices, per_node, np.gcd(per_node.astype(np.int64), span.astype(np.int64)))
+    return np.clip(np.floor(same_node / stride), 1, size)
 
 
 def nic_share(c: Columns, f: Factors) -> Column:
-    return f.by_kind(("nic_share", "nic_share_other", "nic_share_omnipath"), c.network)
+    """Return the share of the network adapters' bandwidth that collectives reach, by kind of network."""
+    return f.by_index(("nic_share", "nic_share_other", "nic_share_omnipath"), c.network)
 
 
-def send(c: Columns, f: Factors, num_bytes: Column) -> Column:
+def send_seconds(c: Columns, f: Factors, num_bytes: Column) -> Column:
     """Return seconds of a message to the neighbour stage, with all tp ranks sending at once.
 
     A rank has two neighbours. If several stages share a node, the first and last stage of the node have a boundary
@@ -224,22 +244,24 @@ def makespan(
     With many micro-batches, the slowest stage is always busy except for the bubble. With few, the step takes the
     passage of the first micro-batch plus the part of every other micro-batch that follows it.
     """
-    num, pp, vp, others = c.num_microbatches, c.pp, c.vp, c.pp - 1
+    num, pp, vp, num_others = c.num_microbatches, c.pp, c.vp, c.pp - 1
     pace = np.maximum(last, largest)
-    passage = others * (forward + backward) + last
-    one = np.maximum(num * pace + (passage - pace) / vp, passage + (num - 1) * pace / vp)
-    sooner = passage - others * weight  # the passage if the weight halves are deferred
-    behind = np.where(last > largest, weight_last, weight)  # deferred seconds of the slowest stage
-    h1 = np.maximum(
-        num * pace + others * (forward + np.maximum(backward - weight - behind, 0.0)),
-        sooner + (num - 1) * (pace - behind),
+    passage = num_others * (forward + backward) + last
+    one_f_one_b = np.maximum(num * pace + (passage - pace) / vp, passage + (num - 1) * pace / vp)
+    early_passage = passage - num_others * weight  # the passage if the weight halves are deferred
+    deferred = np.where(last > largest, weight_last, weight)  # deferred seconds of the slowest stage
+    zb_h1 = np.maximum(
+        num * pace + num_others * (forward + np.maximum(backward - weight - deferred, 0.0)),
+        early_passage + (num - 1) * (pace - deferred),
     )
-    v = np.maximum(
-        num * pace + others * np.maximum.reduce([forward, backward - weight, weight]) / 2,
-        sooner + (num - 1) * (pace - forward),
+    zb_v = np.maximum(
+        num * pace + num_others * np.maximum.reduce([forward, backward - weight, weight]) / 2,
+        early_passage + (num - 1) * (pace - forward),
     )
     halves = (c.schedule != Schedule.ONE_F_ONE_B) & (c.schedule != Schedule.GPIPE)
-    return np.where(pp == 1, num * last, np.where(halves, np.where(c.schedule == Schedule.ZB_1, h1, v), one))
+    return np.where(
+        pp == 1, num * last, np.where(halves, np.where(c.schedule == Schedule.ZB_1, zb_h1, zb_v), one_f_one_b)
+    )
 
 
 @dataclass(frozen=True)
@@ -285,26 +307,35 @@ class Microbatch:
 
 
 def price_microbatch(c: Columns, f: Factors) -> Microbatch:
+    """Return the seconds of a micro-batch for each case, with the recompute and the exposed tp collectives."""
     work = price_work(c, f)
     block, table = stage_weights(c)
     tokens = c.microbatch * c.seq_len
     # tensor parallelism: per block two collectives forward, two backward, and those of recompute
-    one = tp_group(c, f).reduced(tokens * c.width * c.precision)
-    bare = f.by_kind(("tp_exposed_none", "tp_exposed_weights", "tp_exposed_chunked"), c.tp_overlap)
-    tp_forward = 2 * one * np.where(c.tp_overlap == Overlap.CHUNKED, f["tp_exposed_chunked"], 1.0)
-    tp_back = 2 * one * bare + c.again_collectives * tp_forward
-    again = c.again_products * work.products + c.again_attention * work.attention + c.again_pointwise * work.pointwise
+    all_reduce = tp_group(c, f).all_reduce_seconds(tokens * c.width * c.precision)
+    exposed = f.by_index(("tp_exposed_none", "tp_exposed_weights", "tp_exposed_chunked"), c.tp_overlap)
+    tp_forward = 2 * all_reduce * np.where(c.tp_overlap == Overlap.CHUNKED, f["tp_exposed_chunked"], 1.0)
+    tp_backward = 2 * all_reduce * exposed + c.recomputed_collectives * tp_forward
+    recompute = (
+        c.recomputed_products * work.products
+        + c.recomputed_attention * work.attention
+        + c.recomputed_pointwise * work.pointwise
+    )
     # sharded weights: in each micro-batch, gathered for forward and backward, and their gradients reduced
-    group = dp_group(c, f, np.where(c.zero == 3, c.shard, 1.0))
-    logits = np.where(c.whole_logits > 0, tp_group(c, f).shared(tokens * c.scored_share * c.vocab * c.precision), 0.0)
+    shard_group = dp_group(c, f, np.where(c.zero == 3, c.shard, 1.0))
+    logits = np.where(
+        c.whole_logits > 0, tp_group(c, f).all_gather_seconds(tokens * c.scored_share * c.vocab * c.precision), 0.0
+    )
     boundary = tokens * c.width * c.precision / np.where(c.whole_messages > 0, 1.0, c.tp)
-    waits = np.where(c.send_overlap > 0, f["send_overlapped"], f["send_exposed"])
+    exposed_sends = np.where(c.send_overlap > 0, f["send_overlapped"], f["send_exposed"])
     return Microbatch(
-        forward=work.forward + tp_forward, backward=work.backward + again + tp_back + _add_seconds(c, f, block),
-        weight=work.products_back / 2, tp=tp_forward + tp_back,
-        gather=group.shared(c.precision * block), reduce=group.shared(c.reduce_bytes * block),
-        head=work.head + logits + _add_seconds(c, f, table) + one * np.where(c.tp > 1, 1.0, 0),
-        sends=np.where(c.pp > 1, 2 * waits * c.vp * send(c, f, boundary), 0.0),
+        forward=work.forward + tp_forward,
+        backward=work.backward + recompute + tp_backward + _accumulate_seconds(c, f, block),
+        weight=work.products_back / 2, tp=tp_forward + tp_backward,
+        gather=shard_group.all_gather_seconds(c.precision * block),
+        reduce=shard_group.all_gather_seconds(c.reduce_bytes * block),
+        head=work.head + logits + _accumulate_seconds(c, f, table) + all_reduce * np.where(c.tp > 1, 1.0, 0),
+        sends=np.where(c.pp > 1, 2 * exposed_sends * c.vp * send_seconds(c, f, boundary), 0.0),
     )  # fmt: skip
 
 
@@ -313,83 +344,100 @@ def price_step(c: Columns, f: Factors, replayed: Column | None = None) -> StepTi
 
     `replayed` has the pipeline seconds of all micro-batches from a replayed schedule table; None: by closed form.
     """
-    one = price_microbatch(c, f)
+    micro = price_microbatch(c, f)
     block, table = stage_weights(c)
     layers = c.largest_stage
-    hidden_forward = np.minimum(one.gather, one.forward)
-    behind = one.gather * c.regather + one.reduce
-    hidden_back = np.minimum(behind, one.backward)
+    hidden_forward = np.minimum(micro.gather, micro.forward)
+    backward_collectives = micro.gather * c.regather + micro.reduce
+    hidden_back = np.minimum(backward_collectives, micro.backward)
     sharded_block = (
-        (one.gather - hidden_forward) + (behind - hidden_back)
+        (micro.gather - hidden_forward) + (backward_collectives - hidden_back)
         + f["fsdp_exposed"] * (hidden_forward + hidden_back) + f["contention"] * (hidden_forward + hidden_back)
     )  # fmt: skip
-    group = dp_group(c, f, np.where(c.zero == 3, c.shard, 1.0))
-    sharded_table = 2 * group.shared(c.precision * table) + group.shared(c.reduce_bytes * table)
+    shard_group = dp_group(c, f, np.where(c.zero == 3, c.shard, 1.0))
+    sharded_table = 2 * shard_group.all_gather_seconds(c.precision * table) + shard_group.all_gather_seconds(
+        c.reduce_bytes * table
+    )
     sharded_s = np.where(c.each_microbatch > 0, c.num_microbatches, 1.0) * (layers * sharded_block + sharded_table)
     # the pipeline
     # mean over all stages but the last; because: with several chunks per rank, the longest delay all others in turn
-    mean = np.where((c.pp > 1) & (c.vp == 1), (c.num_layers - c.last_stage) / np.maximum(c.pp - 1, 1), layers)
-    forward, backward = mean * one.forward + one.sends / 2, mean * one.backward + one.sends / 2
-    fullest = layers * (one.forward + one.backward) + one.sends
-    last = c.last_stage * (one.forward + one.backward) + one.head + one.sends
-    weight_last = c.last_stage * one.weight + one.head / 3
-    whole = (
-        makespan(c, forward, backward, mean * one.weight, last, fullest, weight_last) if replayed is None else replayed
+    mean_layers = np.where((c.pp > 1) & (c.vp == 1), (c.num_layers - c.last_stage) / np.maximum(c.pp - 1, 1), layers)
+    forward, backward = mean_layers * micro.forward + micro.sends / 2, mean_layers * micro.backward + micro.sends / 2
+    fullest = layers * (micro.forward + micro.backward) + micro.sends
+    last = c.last_stage * (micro.forward + micro.backward) + micro.head + micro.sends
+    weight_last = c.last_stage * micro.weight + micro.head / 3
+    pipeline_s = (
+        makespan(c, forward, backward, mean_layers * micro.weight, last, fullest, weight_last)
+        if replayed is None
+        else replayed
     )
     busy = c.num_microbatches * np.maximum(last, np.where(c.pp > 1, fullest, 0.0))
     # gradients and weights over dp, once a step
-    held = layers * block + table
-    reduce_s, gather_s = _over_dp(c, f, held)
-    hidden = np.minimum(reduce_s, np.where(c.pp > 1, 0.5, 1.0) * layers * one.backward)
-    reduce_bare = np.where((c.zero == 2) & (c.reduce_each > 0), c.num_microbatches, 1.0) * np.where(
-        c.reduce_overlap > 0, (reduce_s - hidden) + (f["dp_exposed"] + f["contention"]) * hidden, reduce_s
+    num_weights = layers * block + table
+    reduce_s, gather_s = _data_parallel_seconds(c, f, num_weights)
+    hidden_reduce = np.minimum(reduce_s, np.where(c.pp > 1, 0.5, 1.0) * layers * micro.backward)
+    reduce_exposed = np.where((c.zero == 2) & (c.reduce_each > 0), c.num_microbatches, 1.0) * np.where(
+        c.reduce_overlap > 0, (reduce_s - hidden_reduce) + (f["dp_exposed"] + f["contention"]) * hidden_reduce, reduce_s
     )
-    gather_bare = np.where(c.gather_overlap > 0, f["dp_exposed"] * gather_s, gather_s)
-    owned = held / np.where(c.zero > 0, c.shard, 1.0)
-    update_s = owned * f["update_bytes"] * np.where(c.fused_optimizer > 0, 1.0, f["update_eager"]) / _stream(c, f)
-    base = whole + sharded_s + reduce_bare + gather_bare + update_s
-    late = base * f["straggler"] * np.sqrt(2 * np.log(np.maximum(c.pp * c.dp * c.tp / 4, 1.0)))
+    gather_exposed = np.where(c.gather_overlap > 0, f["dp_exposed"] * gather_s, gather_s)
+    updated_weights = num_weights / np.where(c.zero > 0, c.shard, 1.0)
+    update_s = (
+        updated_weights
+        * f["update_bytes"]
+        * np.where(c.fused_optimizer > 0, 1.0, f["update_eager"])
+        / _memory_bandwidth(c, f)
+    )
+    base = pipeline_s + sharded_s + reduce_exposed + gather_exposed + update_s
+    straggler_s = base * f["straggler"] * np.sqrt(2 * np.log(np.maximum(c.pp * c.dp * c.tp / 4, 1.0)))
     return StepTime(
-        compute=busy, tp=c.num_microbatches * layers * one.tp,
-        sends=c.num_microbatches * one.sends, bubble=np.maximum(whole - busy, 0.0),
-        sharded=sharded_s, reduce=reduce_bare + gather_bare, update=update_s,
-        fixed=np.full(len(c), f["step_s"]), stragglers=late,
+        compute=busy, tp=c.num_microbatches * layers * micro.tp,
+        sends=c.num_microbatches * micro.sends, bubble=np.maximum(pipeline_s - busy, 0.0),
+        sharded=sharded_s, reduce=reduce_exposed + gather_exposed, update=update_s,
+        fixed=np.full(len(c), f["step_s"]), stragglers=straggler_s,
     )  # fmt: skip
 
 
-def _add_seconds(c: Columns, f: Factors, weights: Column) -> Column:
-    """Return seconds per micro-batch to accumulate the gradients of these weights: write, read and add to the sum.
+def _accumulate_seconds(c: Columns, f: Factors, num_weights: Column) -> Column:
+    """Return seconds per micro-batch to accumulate gradients of `num_weights` weights: write, read and add.
 
     Gradients have the compute precision; their sum has its own number of bytes, four in our runs. A shard's sum is
     short, and its traffic is neglected.
     """
-    sent = ((c.zero == 2) & (c.reduce_each > 0)) | ((c.zero == 3) & (c.each_microbatch > 0))  # without a sum
-    fused = (c.fused_gradients > 0) & (c.num_microbatches >= c.fused_gradients) & ~sent
+    has_no_sum = ((c.zero == 2) & (c.reduce_each > 0)) | ((c.zero == 3) & (c.each_microbatch > 0))  # without a sum
+    fused = (c.fused_gradients > 0) & (c.num_microbatches >= c.fused_gradients) & ~has_no_sum
     sums = np.where((c.zero == 3) & (c.each_microbatch > 0), 0.0, 2 * c.sum_bytes)
-    return np.where(fused, f["add_fused"], f["add_share"]) * (c.precision + sums) * weights / _stream(c, f)
+    return (
+        np.where(fused, f["add_fused"], f["add_share"]) * (c.precision + sums) * num_weights / _memory_bandwidth(c, f)
+    )
 
 
-def _over_dp(c: Columns, f: Factors, held: Column) -> tuple[Column, Column]:
+def _data_parallel_seconds(c: Columns, f: Factors, num_weights: Column) -> tuple[Column, Column]:
     """Return seconds per step, without overlap, of reducing gradients over dp and of all-gathering weights."""
-    whole = dp_group(c, f, c.dp)
-    shard = dp_group(c, f, np.where(c.zero < 3, c.shard, 1.0))
-    summed = c.reduce_bytes * held
+    all_ranks = dp_group(c, f, c.dp)
+    shard_group = dp_group(c, f, np.where(c.zero < 3, c.shard, 1.0))
+    num_bytes = c.reduce_bytes * num_weights
     reduce_s = np.where(
-        c.zero == 3, copies_group(c, f).reduced(summed / c.shard),
-        np.where((c.zero > 0) & (c.shard == c.dp) & (c.reduce_whole == 0), whole.shared(summed), whole.reduced(summed)),
+        c.zero == 3, replica_group(c, f).all_reduce_seconds(num_bytes / c.shard),
+        np.where(
+            (c.zero > 0) & (c.shard == c.dp) & (c.reduce_whole == 0),
+            all_ranks.all_gather_seconds(num_bytes), all_ranks.all_reduce_seconds(num_bytes),
+        ),
     )  # fmt: skip
-    return reduce_s, np.where((c.zero > 0) & (c.zero < 3), shard.shared(c.precision * held), 0.0)
+    return reduce_s, np.where(
+        (c.zero > 0) & (c.zero < 3), shard_group.all_gather_seconds(c.precision * num_weights), 0.0
+    )
 
 
 def busy_share(time: StepTime) -> Column:
+    """Return the share of a step in which a device computes."""
     return (time.compute - time.tp - time.sends + time.update) / time.total
 
 
 def watts(time: StepTime, hardware: Hardware) -> Column:
     """Return the power of a device, without its host and cooling; 0 if the device's power is unknown."""
-    return hardware.power_W * (RESTING + COMPUTING * busy_share(time))
+    return hardware.power_W * (IDLE_POWER_SHARE + COMPUTE_POWER_SHARE * busy_share(time))
 
 
-def dollars(seconds: float, gpus: int, price: float) -> float:
-    """Return the cost of a run; `price` is per device and hour."""
-    return seconds / 3600 * gpus * price
+def dollars(seconds: float, gpus: int, dollars_per_gpu_hour: float) -> float:
+    """Return the cost of a run of `seconds` on `gpus` devices."""
+    return seconds / 3600 * gpus * dollars_per_gpu_hour

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lmtrain.plan.price.hardware import GENERATIONS, NETWORKS, Hardware
 
 Column = NDArray[np.float64]
-LOW = ("float8", "mxfp8", "nvfp4", "float8_row")
+LOW_PRECISIONS = ("float8", "mxfp8", "nvfp4", "float8_row")
 
 
 class Attention(IntEnum):
@@ -81,7 +81,7 @@ class Program:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
+class RecomputedShares:
     """Shares of a block's forward, from 0 to 1, that backward recomputes."""
 
     products: float = 0.0
@@ -127,7 +127,7 @@ class Case:
     largest_stage: int = 0  # layers of the fullest stage; 0: layers are divided evenly
     first_stage: int = -1  # layers of the first stage; -1: as many as the fullest
     last_stage: int = -1  # layers of the last stage; -1: layers are divided evenly
-    again: Again = Again()
+    recomputed: RecomputedShares = RecomputedShares()
     precision: str = "bf16"
     optimizer_bytes: float = 12.0  # bytes of optimizer state per weight: master and two moments
 
@@ -149,28 +149,30 @@ class Columns:
         return len(self.width)
 
     def take(self, rows: NDArray[np.int_] | NDArray[np.bool_]) -> Columns:
+        """Return the columns of these cases only; `rows` holds indices or a mask."""
         return Columns({name: array[rows] for name, array in self.arrays.items()})
 
 
-def columns(cases: Sequence[Case]) -> Columns:
-    rows = [_numbers(case) for case in cases]
+def build_columns(cases: Sequence[Case]) -> Columns:
+    """Return the numbers of all cases as arrays, with an entry per case."""
+    rows = [_case_numbers(case) for case in cases]
     return Columns({name: np.array([row[name] for row in rows], dtype=np.float64) for name in (rows or [{}])[0]})
 
 
-def _numbers(case: Case) -> dict[str, float]:
+def _case_numbers(case: Case) -> dict[str, float]:
     """Return all numbers of a case and of its program by name, and the numbers derived from them."""
     hardware, program = case.hardware, case.program
     fp32 = case.precision in ("fp32", "tf32")
-    half = hardware.peak(case.precision) if fp32 else hardware.peak("bf16") or hardware.peak("fp16")
-    even = -(-case.num_layers // case.pp)
-    own = vars(case) | vars(program)
-    return {name: float(value) for name, value in own.items() if isinstance(value, (int, float))} | {
-        f"again_{name}": share for name, share in vars(case.again).items()
+    half_peak = hardware.peak(case.precision) if fp32 else hardware.peak("bf16") or hardware.peak("fp16")
+    layers_per_stage = -(-case.num_layers // case.pp)
+    fields = vars(case) | vars(program)
+    return {name: float(value) for name, value in fields.items() if isinstance(value, (int, float))} | {
+        f"recomputed_{name}": share for name, share in vars(case.recomputed).items()
     } | {
         "generation": float(GENERATIONS.index(hardware.generation)),
-        "peak": hardware.peak(case.precision.removesuffix("_row")) or half,
-        "half_peak": half,
-        "low_precision": float(LOW.index(case.precision) + 1 if case.precision in LOW else 0),
+        "peak": hardware.peak(case.precision.removesuffix("_row")) or half_peak,
+        "half_peak": half_peak,
+        "low_precision": float(LOW_PRECISIONS.index(case.precision) + 1 if case.precision in LOW_PRECISIONS else 0),
         "sustained": hardware.sustained,
         "memory_Bps": hardware.memory_GBps * 1e9,
         "memory_bytes": hardware.memory_GiB * 2**30,
@@ -181,8 +183,8 @@ def _numbers(case: Case) -> dict[str, float]:
         "nic_Bps": hardware.nic_GBps * 1e9,
         "network": float(NETWORKS.index(hardware.network)),
         "sum_bytes": float(program.sum_bytes or program.reduce_bytes),
-        "largest_stage": float(case.largest_stage or even),
-        "first_stage": float((case.largest_stage or even) if case.first_stage < 0 else case.first_stage),
-        "last_stage": float(even if case.last_stage < 0 else case.last_stage),
+        "largest_stage": float(case.largest_stage or layers_per_stage),
+        "first_stage": float((case.largest_stage or layers_per_stage) if case.first_stage < 0 else case.first_stage),
+        "last_stage": float(layers_per_stage if case.last_stage < 0 else case.last_stage),
         "precision": 4.0 if fp32 else 2.0,
     }  # fmt: skip

@@ -31,10 +31,10 @@ from lmtrain.placement.places import Shape, num_saved_regions, saved_regions
 from lmtrain.runtime.files.files import json_memory, size_problem
 from lmtrain.spec import Cut, Split
 
-_SLOT = "optim.exp_avg_sq."  # because: no optimizer here gives a slot a longer name
-_STATE = 64 << 10  # bytes allowed for the run's state, which takes about 10 kB
-_STATE_MEMORY = 20 * _STATE
-_LARGEST = FileEntry(10**15, "0" * 64)
+_SLOT_PREFIX = "optim.exp_avg_sq."  # because: no optimizer here gives a slot a longer name
+_STATE_BYTES = 64 << 10  # bytes allowed for the run's state, which takes about 10 kB
+_STATE_MEMORY = 20 * _STATE_BYTES
+_LARGEST_FILE = FileEntry(10**15, "0" * 64)
 _FP32_BYTES = 4
 Slots = Callable[[str, Shape], int]  # (name, shape) of a weight -> how many tensors of its shape the optimizer keeps
 Kind = tuple[Shape, Cut, Shape]  # of weights: the padded shape, the cut, the shape without the vocabulary's padding
@@ -47,7 +47,7 @@ def checkpoint_bytes(model: ModelSettings, num_slots: Slots) -> int:
     )
 
 
-def check_listed(model: ModelSettings, layout: Layout, num_slots: Slots, data_bytes: int) -> int:
+def check_manifest_limits(model: ModelSettings, layout: Layout, num_slots: Slots, data_bytes: int) -> int:
     """Raise CheckpointError if the layout's checkpoints would have too many pieces or too large a manifest.
 
     Return a checkpoint's bytes as a save estimates them, without the files that the run adds. `data_bytes` is the size
@@ -57,24 +57,28 @@ def check_listed(model: ModelSettings, layout: Layout, num_slots: Slots, data_by
     names: dict[Kind, list[str]] = {}  # because: all blocks of a model are cut alike, so each kind is computed once
     for name, shape in unpadded_shapes(model).items():
         kind = names.setdefault((shapes[name], cuts.get(name, Cut(Split.NONE)), shape), [])
-        kind += [f"model.{name}"] + [f"{_SLOT}{name}"] * num_slots(name, shape)
+        kind += [f"model.{name}"] + [f"{_SLOT_PREFIX}{name}"] * num_slots(name, shape)
     check_num_pieces(sum(
-        len(alike) * num_saved_regions(shape, cut, layout, vocab_size) for (shape, cut, _), alike in names.items()
+        len(same_kind) * num_saved_regions(shape, cut, layout, vocab_size)
+        for (shape, cut, _), same_kind in names.items()
     ))  # fmt: skip
     file = rank_file(layout.world_size - 1)
-    both = "".join(manifest_line(one, _LARGEST) for one in (file, blocks_file(file)))
+    file_lines = "".join(manifest_line(name, _LARGEST_FILE) for name in (file, blocks_file(file)))
     num_pieces = num_letters = 0
-    num_bytes, memory = _STATE + len(both) * layout.world_size, _STATE_MEMORY + json_memory(both) * layout.world_size
-    for (padded, cut, shape), alike in names.items():
+    num_bytes, memory = (
+        _STATE_BYTES + len(file_lines) * layout.world_size,
+        _STATE_MEMORY + json_memory(file_lines) * layout.world_size,
+    )
+    for (padded, cut, shape), same_kind in names.items():
         boxes = [Box(region.offset, region.shape) for region in saved_regions(padded, cut, layout, vocab_size)]
-        pieces = tuple(PieceEntry(file, PieceSpec(alike[0], "F32", shape, box).key, box) for box in boxes)
-        line = manifest_line(alike[0], TensorEntry("F32", shape, pieces))
-        longer = sum(len(name) - len(alike[0]) for name in alike) * (1 + len(pieces))
-        num_pieces += len(alike) * len(pieces)
-        num_letters += len(alike) * sum(len(piece.key) for piece in pieces) + longer
-        num_bytes += len(alike) * len(line) + longer
-        memory += len(alike) * json_memory(line) + longer
+        pieces = tuple(PieceEntry(file, PieceSpec(same_kind[0], "F32", shape, box).key, box) for box in boxes)
+        line = manifest_line(same_kind[0], TensorEntry("F32", shape, pieces))
+        extra_letters = sum(len(name) - len(same_kind[0]) for name in same_kind) * (1 + len(pieces))
+        num_pieces += len(same_kind) * len(pieces)
+        num_letters += len(same_kind) * sum(len(piece.key) for piece in pieces) + extra_letters
+        num_bytes += len(same_kind) * len(line) + extra_letters
+        memory += len(same_kind) * json_memory(line) + extra_letters
     if problem := size_problem(num_bytes, memory, most_bytes(data_bytes)):
         raise CheckpointError(f"The manifest of a checkpoint could not be read again: {problem}. {FEWER}")
-    beside = room_beside(num_pieces, num_letters, data_bytes, layout.world_size)
-    return data_bytes + beside + _STATE + SLACK_BYTES
+    other_bytes = room_beside(num_pieces, num_letters, data_bytes, layout.world_size)
+    return data_bytes + other_bytes + _STATE_BYTES + SLACK_BYTES

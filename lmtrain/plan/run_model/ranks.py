@@ -21,9 +21,9 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.placement.memory import FP32_BYTES, Numbers, Weights, count, places_held, rank_bytes
 from lmtrain.placement.places import Stage
-from lmtrain.plan.price.hardware import fitted_memory
+from lmtrain.plan.price.hardware import fitted_memory_factors
 from lmtrain.plan.run_model.memory import GIB
-from lmtrain.plan.run_model.run import LOSS_NUMBERS, Planned
+from lmtrain.plan.run_model.run import LOSS_NUMBERS, PlannedRun
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.table import Kind
 from lmtrain.spec import Split
@@ -32,36 +32,38 @@ NEED_A_GPU = ("communicators", "slack")  # fitted to published runs, not measure
 
 
 @dataclass(frozen=True)
-class Flying:
+class InFlight:
     """Micro-batches in flight on a rank: each row is a point in time, each column a stage of the rank."""
 
-    waits: NDArray[np.int64]  # micro-batches that await their backward in the stage
-    later: NDArray[np.int64]  # micro-batches that await the second half of their backward
+    awaiting_backward: NDArray[np.int64]  # micro-batches that await their backward in the stage
+    awaiting_weight_half: NDArray[np.int64]  # micro-batches that await the second half of their backward
 
 
-_ONE = Flying(np.array([[1]]), np.array([[0]]))  # a single micro-batch if there is no pipeline
+_SINGLE_MICROBATCH = InFlight(np.array([[1]]), np.array([[0]]))  # a single micro-batch if there is no pipeline
 
 
-def rank_bytes_of(run: Planned, rank: int) -> dict[str, int]:
-    at = run.parallel.layout.coordinate(rank)
-    stages = run.stages[at.pp]
-    activations, logits = _most_kept(run, stages, at)
-    working = _working(run, stages)
-    found = _lasting(run, stages, at) | {
-        "activations": activations, "logits": logits, "working": working, "gathered": _gathered(run, stages, at),
+def rank_bytes_of(run: PlannedRun, rank: int) -> dict[str, int]:
+    """Return the bytes that a rank holds at its fullest, by name; names include weights, activations and NEED_A_GPU."""
+    coordinate = run.parallel.layout.coordinate(rank)
+    stages = run.stages[coordinate.pp]
+    activations, logits = _peak_activation_bytes(run, stages, coordinate)
+    working = _working_bytes(run, stages)
+    sizes = _state_bytes(run, stages, coordinate) | {
+        "activations": activations, "logits": logits, "working": working,
+        "gathered": _gathered_bytes(run, stages, coordinate),
         # to and from the two neighbours: two posted receives and two sends in flight (parallel.pipeline.messages)
         "messages": 8 * run.layers.tokens * run.layers.whole / run.parallel.tp if run.parallel.pp > 1 else 0.0,
     } | dict.fromkeys(NEED_A_GPU, 0.0)  # fmt: skip
     if not run.on_cpu:
-        factors = fitted_memory()
-        found |= {
+        factors = fitted_memory_factors()
+        sizes |= {
             "communicators": factors["base_GiB"] * GIB,
             "slack": factors["slack"] * (activations + logits + working),
         }
-    return {name: round(size) for name, size in found.items()}
+    return {name: round(size) for name, size in sizes.items()}
 
 
-def fullest_rank(run: Planned) -> int:
+def fullest_rank(run: PlannedRun) -> int:
     """Return the rank that holds most.
 
     Only the first rank of each stage is compared, since no other rank of the stage holds more.
@@ -71,73 +73,83 @@ def fullest_rank(run: Planned) -> int:
     return max(firsts, key=lambda rank: sum(rank_bytes_of(run, rank).values()))
 
 
-def _lasting(run: Planned, stages: Sequence[Stage], at: Coordinate) -> dict[str, float]:
+def _state_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> dict[str, float]:
+    """Return the bytes of a rank's weights, gradients, master weights and moments, by name."""
     parallel, layout = run.parallel, run.parallel.layout
-    by_layer = _by_layer(run.model, run.optim, layout.tp, layout.dp_shard, at.dp_shard)
-    held = reduce(add, (by_layer.stage(stage) for stage in stages), Numbers())
-    now = rank_bytes(held, layout, zero=parallel.zero, work_bytes=run.number_bytes)
-    gradients = now.gradients
+    by_part = _numbers_by_part(run.model, run.optim, layout.tp, layout.dp_shard, coordinate.dp_shard)
+    numbers = reduce(add, (by_part.of_stage(stage) for stage in stages), Numbers())
+    state = rank_bytes(numbers, layout, zero=parallel.zero, work_bytes=run.number_bytes)
+    gradients = state.gradients
     if layout.dp > 1 and run.num_microbatches == 1:  # because: they are reduced as soon as they are computed
-        gradients = FP32_BYTES * held.shards
+        gradients = FP32_BYTES * numbers.shards
     elif parallel.zero == 2 and parallel.splits_backward:  # first halves' gradients wait for the second
-        early = [by_layer.early(stage, tied=bool(run.model.ties())) for stage in stages]
-        gradients += FP32_BYTES * int(np.max((_flying(run, at).later > 0) @ early))
-    return {"weights": now.work, "gradients": gradients, "masters": now.masters, "moments": now.optimizer}
+        early_gradients = [by_part.num_early_gradients(stage, tied=bool(run.model.ties())) for stage in stages]
+        gradients += FP32_BYTES * int(
+            np.max((_in_flight_of_run(run, coordinate).awaiting_weight_half > 0) @ early_gradients)
+        )
+    return {"weights": state.work, "gradients": gradients, "masters": state.masters, "moments": state.optimizer}
 
 
 @dataclass(frozen=True)
-class ByLayer:
+class NumbersByPart:
     """Numbers of each part of a model on a rank."""
 
     blocks: tuple[Numbers, ...]
-    before: Numbers  # parts of the first stage other than blocks
-    after: Numbers  # parts of the last stage other than blocks
-    copies: Numbers  # copies of tied weights, in a last stage that is not also the first
-    read: Numbers  # the embedding table, included in `before`
-    scored: Numbers  # the head's table, included in `after` or in `copies`
+    first_stage_rest: Numbers  # parts of the first stage other than blocks
+    last_stage_rest: Numbers  # parts of the last stage other than blocks
+    tied_copies: Numbers  # copies of tied weights, in a last stage that is not also the first
+    embedding_table: Numbers  # the embedding table, included in `before`
+    head_table: Numbers  # the head's table, included in `after` or in `copies`
 
-    def root(self, stage: Stage) -> Numbers:
+    def outside_blocks(self, stage: Stage) -> Numbers:
         """Return the numbers of a stage outside of its blocks."""
-        at_end = self.after if stage.first else self.after + self.copies
-        return (self.before if stage.first else Numbers()) + (at_end if stage.last else Numbers())
+        last_rest = self.last_stage_rest if stage.first else self.last_stage_rest + self.tied_copies
+        return (self.first_stage_rest if stage.first else Numbers()) + (last_rest if stage.last else Numbers())
 
     def tables(self, stage: Stage, *, tied: bool) -> tuple[Numbers, Numbers]:
         """Return the embedding's and the head's tables, gathered separately; none if they are the same tensor."""
         if stage.first and stage.last and tied:
             return Numbers(), Numbers()
-        return self.read if stage.first else Numbers(), self.scored if stage.last else Numbers()
+        return self.embedding_table if stage.first else Numbers(), self.head_table if stage.last else Numbers()
 
-    def early(self, stage: Stage, *, tied: bool) -> int:
+    def num_early_gradients(self, stage: Stage, *, tied: bool) -> int:
         """Return how many gradients of first halves are held until the second: all but the embedding table's."""
-        return self.stage(stage).early - self.tables(stage, tied=tied)[0].early
+        return self.of_stage(stage).early - self.tables(stage, tied=tied)[0].early
 
-    def stage(self, stage: Stage) -> Numbers:
-        return reduce(add, (self.blocks[number] for number in stage.layers), self.root(stage))
+    def of_stage(self, stage: Stage) -> Numbers:
+        """Return the numbers of a whole stage: its blocks, and what it holds outside of them."""
+        return reduce(add, (self.blocks[block] for block in stage.layers), self.outside_blocks(stage))
 
 
 @lru_cache(maxsize=256)
-def _by_layer(model: ModelSettings, optim: OptimSettings, tp: int, dp_shard: int, shard: int) -> ByLayer:
+def _numbers_by_part(model: ModelSettings, optim: OptimSettings, tp: int, dp_shard: int, shard: int) -> NumbersByPart:
+    """Count the numbers of each part of a model on a tp rank that has the dp_shard index `shard`."""
     layout, weights = Layout(tp=tp, dp_shard=dp_shard), _weights(model)
 
     tables = {name.rpartition(".")[0] for name, cut in weights.cuts.items() if cut.split is Split.VOCAB}
 
-    def numbers(layers: range, *, first: bool, last: bool, alone: bool = False) -> Numbers:
-        places = places_held(model, [Stage(0, layers, first, last)], layout, shard, weights)
-        kept = [place for place in places if not alone or place.name.rpartition(".")[0] in tables]
-        return count(kept, layout, optim.num_slots)
+    def numbers(layers: range, *, is_first: bool, is_last: bool, tables_only: bool = False) -> Numbers:
+        places = places_held(model, [Stage(0, layers, is_first, is_last)], layout, shard, weights)
+        chosen = [place for place in places if not tables_only or place.name.rpartition(".")[0] in tables]
+        return count(chosen, layout, optim.num_slots)
 
-    none = range(0)
-    before, both = numbers(none, first=True, last=False), numbers(none, first=True, last=True)
-    after = both - before
+    no_blocks = range(0)
+    before, both_ends = (
+        numbers(no_blocks, is_first=True, is_last=False),
+        numbers(no_blocks, is_first=True, is_last=True),
+    )
+    after = both_ends - before
     # because: a copy serves as head, a product, whose weight gradient is computed in the second half
-    copies = replace(numbers(none, first=False, last=True) - after, early=0)
-    kinds = _kinds_of_blocks(model, optim)
-    one_of = {kind: number for number, kind in enumerate(kinds)}
-    alike = {kind: numbers(range(at, at + 1), first=False, last=False) for kind, at in one_of.items()}
-    return ByLayer(
-        tuple(alike[kind] for kind in kinds), before, after, copies,
-        read=numbers(none, first=True, last=False, alone=True),
-        scored=numbers(none, first=False, last=True, alone=True),
+    copies = replace(numbers(no_blocks, is_first=False, is_last=True) - after, early=0)
+    kinds = _block_kinds(model, optim)
+    example_of = {kind: number for number, kind in enumerate(kinds)}
+    numbers_of_kind = {
+        kind: numbers(range(at, at + 1), is_first=False, is_last=False) for kind, at in example_of.items()
+    }
+    return NumbersByPart(
+        tuple(numbers_of_kind[kind] for kind in kinds), before, after, copies,
+        embedding_table=numbers(no_blocks, is_first=True, is_last=False, tables_only=True),
+        head_table=numbers(no_blocks, is_first=False, is_last=True, tables_only=True),
     )  # fmt: skip
 
 
@@ -147,61 +159,70 @@ def _weights(model: ModelSettings) -> Weights:
 
 
 @lru_cache(maxsize=16)
-def _kinds_of_blocks(model: ModelSettings, optim: OptimSettings) -> tuple[tuple[object, ...], ...]:
-    """Return a key for each block; blocks with equal keys hold equally much."""
+def _block_kinds(model: ModelSettings, optim: OptimSettings) -> tuple[tuple[object, ...], ...]:
+    """Return a key for each block; blocks with equal keys hold equally many numbers."""
     weights = _weights(model)
-    found: list[list[object]] = [[] for _ in range(model.shape.num_layers)]
+    kinds: list[list[object]] = [[] for _ in range(model.shape.num_layers)]
     for name, shape in weights.shapes.items():
-        if 0 <= (layer := model.layer_of(name)) < len(found):
-            found[layer].append((shape, weights.cuts.get(name), optim.num_slots(name, shape)))
-    return tuple(map(tuple, found))
+        if 0 <= (layer := model.layer_of(name)) < len(kinds):
+            kinds[layer].append((shape, weights.cuts.get(name), optim.num_slots(name, shape)))
+    return tuple(map(tuple, kinds))
 
 
-def _most_kept(run: Planned, stages: Sequence[Stage], at: Coordinate) -> tuple[float, float]:
+def _peak_activation_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> tuple[float, float]:
     """Return the largest bytes of activations and of logits at any point of this rank's row."""
-    kept, flying = [run.layers.kept(stage) for stage in stages], _flying(run, at)
-    hidden, later, logits = ([getattr(one, name) for one in kept] for name in ("hidden", "later", "logits"))
+    kept_by_stage, in_flight = [run.layers.kept(stage) for stage in stages], _in_flight_of_run(run, coordinate)
+    hidden, later, logits = ([getattr(kept, name) for kept in kept_by_stage] for name in ("hidden", "later", "logits"))
     return (
-        float(np.max(flying.waits @ hidden + flying.later @ later)),
-        float(np.max((flying.waits + flying.later) @ logits)),
+        float(np.max(in_flight.awaiting_backward @ hidden + in_flight.awaiting_weight_half @ later)),
+        float(np.max((in_flight.awaiting_backward + in_flight.awaiting_weight_half) @ logits)),
     )
 
 
-def _flying(run: Planned, at: Coordinate) -> Flying:
+def _in_flight_of_run(run: PlannedRun, coordinate: Coordinate) -> InFlight:
+    """Return the micro-batches in flight on a rank at this coordinate."""
     p = run.parallel
-    return _in_flight(p.schedule, at.pp, p.pp, p.vp, run.num_microbatches) if p.pp > 1 else _ONE
+    return (
+        _in_flight_of_schedule(p.schedule, coordinate.pp, p.pp, p.vp, run.num_microbatches)
+        if p.pp > 1
+        else _SINGLE_MICROBATCH
+    )
 
 
 @lru_cache(maxsize=4096)
-def _in_flight(schedule: str, rank: int, pp: int, vp: int, count: int) -> Flying:
+def _in_flight_of_schedule(schedule: str, rank: int, pp: int, vp: int, num_microbatches: int) -> InFlight:
     """Return the distinct combinations of micro-batches in flight along a rank's schedule row.
 
     For many micro-batches, return those of a short row if a row with pp more micro-batches adds no combination.
     """
-    few = 4 * pp
-    if count > few + pp and count % pp == 0:
-        of_few, of_more = (_in_flight(schedule, rank, pp, vp, num) for num in (few, few + pp))
-        if np.array_equal(of_few.waits, of_more.waits) and np.array_equal(of_few.later, of_more.later):
-            return of_few
+    short_count = 4 * pp
+    if num_microbatches > short_count + pp and num_microbatches % pp == 0:
+        of_short, of_longer = (
+            _in_flight_of_schedule(schedule, rank, pp, vp, count) for count in (short_count, short_count + pp)
+        )
+        if np.array_equal(of_short.awaiting_backward, of_longer.awaiting_backward) and np.array_equal(
+            of_short.awaiting_weight_half, of_longer.awaiting_weight_half
+        ):
+            return of_short
     pipeline = schedule_named(schedule)
     stages = [stage for stage, owner in enumerate(pipeline.ranks_of_stages(pp, vp)) if owner == rank]
-    waits, later = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
-    found = set()
-    for kind, stage, _ in pipeline.row(rank, pp, vp, count):
-        waits[stage] += 1 if kind is Kind.FORWARD else -1 if kind is not Kind.WEIGHT else 0
-        later[stage] += 1 if kind is Kind.INPUT else -1 if kind is Kind.WEIGHT else 0
+    awaiting, deferred = dict.fromkeys(stages, 0), dict.fromkeys(stages, 0)
+    states = set()
+    for kind, stage, _ in pipeline.row(rank, pp, vp, num_microbatches):
+        awaiting[stage] += 1 if kind is Kind.FORWARD else -1 if kind is not Kind.WEIGHT else 0
+        deferred[stage] += 1 if kind is Kind.INPUT else -1 if kind is Kind.WEIGHT else 0
         if kind in (Kind.FORWARD, Kind.INPUT):  # because: other actions only reduce the counts
-            found.add((*waits.values(), *later.values()))
-    table = np.array(sorted(found))
-    return Flying(table[:, : len(stages)], table[:, len(stages) :])
+            states.add((*awaiting.values(), *deferred.values()))
+    table = np.array(sorted(states))
+    return InFlight(table[:, : len(stages)], table[:, len(stages) :])
 
 
-def _working(run: Planned, stages: Sequence[Stage]) -> float:
+def _working_bytes(run: PlannedRun, stages: Sequence[Stage]) -> float:
     """Return bytes of the most demanding action: a block's backward with its recomputed activations, or the loss."""
     layers = run.layers
-    blocks = {run.again(number) for stage in stages for number in stage.layers}
-    back = max((layers.block_with("none") - layers.block_with(again) for again in blocks), default=0.0)
-    block = back + 2 * layers.whole + 2 * layers.up if blocks else 0.0
+    blocks = {run.recompute_kind(number) for stage in stages for number in stage.layers}
+    recomputed = max((layers.block_with("none") - layers.block_with(kind) for kind in blocks), default=0.0)
+    block = recomputed + 2 * layers.whole + 2 * layers.up if blocks else 0.0
     if not any(stage.last for stage in stages):
         return layers.tokens * block
     logits = layers.tokens * layers.logits
@@ -209,7 +230,7 @@ def _working(run: Planned, stages: Sequence[Stage]) -> float:
     return max(layers.tokens * block, gradient + min(logits / run.number_bytes, LOSS_NUMBERS) * run.loss_bytes)
 
 
-def _gathered(run: Planned, stages: Sequence[Stage], at: Coordinate) -> float:
+def _gathered_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> float:
     """Return bytes of FSDP's buffers: a gather buffer, a reduce-scatter input and its output.
 
     Each is as large as the largest group. zero 3 adds the weights that are gathered at once: those outside of blocks
@@ -218,35 +239,40 @@ def _gathered(run: Planned, stages: Sequence[Stage], at: Coordinate) -> float:
     p, layout, tied = run.parallel, run.parallel.layout, bool(run.model.ties())
     if layout.dp == 1:
         return 0.0
-    by_layer = _by_layer(run.model, run.optim, layout.tp, layout.dp_shard, 0)
-    tables = [by_layer.tables(stage, tied=tied) for stage in stages]
-    roots = [(by_layer.root(s) - read - scored).shards for s, (read, scored) in zip(stages, tables, strict=True)]
-    scored = sum(table.shards for _, table in tables)
-    in_turn = [by_layer.blocks[number].shards for stage in stages for number in stage.layers]
-    in_turn += [table.shards for table, _ in tables]
+    by_part = _numbers_by_part(run.model, run.optim, layout.tp, layout.dp_shard, 0)
+    tables = [by_part.tables(stage, tied=tied) for stage in stages]
+    rest_sizes = [
+        (by_part.outside_blocks(s) - embedding - head).shards
+        for s, (embedding, head) in zip(stages, tables, strict=True)
+    ]
+    head = sum(table.shards for _, table in tables)
+    group_sizes = [by_part.blocks[number].shards for stage in stages for number in stage.layers]
+    group_sizes += [table.shards for table, _ in tables]
     shards = layout.dp_shard
     gathers = run.number_bytes if shards > 1 else 0  # because: a single shard needs no gather
-    found = max(roots + in_turn + [scored]) * (shards * (gathers + FP32_BYTES) + FP32_BYTES)
+    buffers = max(rest_sizes + group_sizes + [head]) * (shards * (gathers + FP32_BYTES) + FP32_BYTES)
     if p.zero < 3:
-        return float(found)
-    stays = scored > 0 and p.pp > 1 and _head_waits(p.schedule, at.pp, p.pp, p.vp, run.num_microbatches)
-    at_once = scored + max(in_turn) if stays else max(*in_turn, scored)
-    return float(found + shards * (sum(roots) + at_once) * run.number_bytes)
+        return float(buffers)
+    head_stays = head > 0 and p.pp > 1 and _is_head_delayed(p.schedule, coordinate.pp, p.pp, p.vp, run.num_microbatches)
+    at_once = head + max(group_sizes) if head_stays else max(*group_sizes, head)
+    return float(buffers + shards * (sum(rest_sizes) + at_once) * run.number_bytes)
 
 
-def groups_of(run: Planned, stage: Stage) -> dict[str, int]:
+def count_weight_groups(run: PlannedRun, stage: Stage) -> dict[str, int]:
     """Return how many weight groups of each kind a stage has; a group is gathered and reduced as a unit."""
-    by_layer = _by_layer(run.model, run.optim, run.parallel.layout.tp, run.parallel.layout.dp_shard, 0)
-    read, scored = by_layer.tables(stage, tied=bool(run.model.ties()))
-    kinds = {"embedding": read, "head": scored, "rest": by_layer.root(stage) - read - scored}
+    by_part = _numbers_by_part(run.model, run.optim, run.parallel.layout.tp, run.parallel.layout.dp_shard, 0)
+    embedding, head = by_part.tables(stage, tied=bool(run.model.ties()))
+    kinds = {"embedding": embedding, "head": head, "rest": by_part.outside_blocks(stage) - embedding - head}
     return {"blocks": len(stage.layers)} | {kind: int(numbers.parts > 0) for kind, numbers in kinds.items()}
 
 
 @lru_cache(maxsize=4096)
-def _head_waits(schedule: str, rank: int, pp: int, vp: int, count: int) -> bool:
+def _is_head_delayed(schedule: str, rank: int, pp: int, vp: int, num_microbatches: int) -> bool:
     """Return whether a rank of the last stage does other work between its head's forward and backward."""
     last = pp * vp - 1
     return any(
-        one.stage == last and one.kind is Kind.FORWARD and (then.stage, then.microbatch) != (last, one.microbatch)
-        for one, then in pairwise(schedule_named(schedule).row(rank, pp, vp, count))
+        action.stage == last
+        and action.kind is Kind.FORWARD
+        and (following.stage, following.microbatch) != (last, action.microbatch)
+        for action, following in pairwise(schedule_named(schedule).row(rank, pp, vp, num_microbatches))
     )

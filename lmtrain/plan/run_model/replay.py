@@ -13,9 +13,9 @@ import numpy as np
 
 from lmtrain.plan.price.hardware import Factors, Hardware
 from lmtrain.plan.price.step import StepTime, price_microbatch, price_step
-from lmtrain.plan.price.workload import columns
-from lmtrain.plan.run_model.ranks import groups_of
-from lmtrain.plan.run_model.run import Planned, case_of
+from lmtrain.plan.price.workload import build_columns
+from lmtrain.plan.run_model.ranks import count_weight_groups
+from lmtrain.plan.run_model.run import PlannedRun, case_of
 from lmtrain.schedules.simulate import Costs, Timeline, makespan, simulate
 from lmtrain.schedules.table import Action, Kind
 
@@ -33,8 +33,9 @@ class Seconds:
     gather: float = 0.0
     reduce: float = 0.0
 
-    def of(self, kind: Kind, num_layers: int, *, last: bool) -> float:
-        head = self.head / 3 if last else 0.0
+    def of_action(self, kind: Kind, num_layers: int, *, in_last_stage: bool) -> float:
+        """Return the seconds of an action in a stage with `num_layers` blocks."""
+        head = self.head / 3 if in_last_stage else 0.0
         match kind:
             case Kind.FORWARD:
                 return num_layers * self.forward + head + self.wait
@@ -45,73 +46,74 @@ class Seconds:
         return num_layers * (self.input + self.weight) + 2 * head + self.wait
 
 
-def price_runs(runs: Sequence[Planned], hardware: Hardware, factors: Factors) -> tuple[StepTime, list[Seconds]]:
+def price_runs(runs: Sequence[PlannedRun], hardware: Hardware, factors: Factors) -> tuple[StepTime, list[Seconds]]:
     """Return step times with replayed pipelines, and each run's seconds per micro-batch."""
-    c = columns([case_of(run, hardware) for run in runs])
-    one = price_microbatch(c, factors)
+    cases = build_columns([case_of(run, hardware) for run in runs])
+    microbatch = price_microbatch(cases, factors)
     parts = {
-        "forward": one.forward, "input": one.backward - one.weight, "weight": one.weight, "head": one.head,
-        "wait": one.sends / (2 * c.vp),
+        "forward": microbatch.forward, "input": microbatch.backward - microbatch.weight,
+        "weight": microbatch.weight, "head": microbatch.head,
+        "wait": microbatch.sends / (2 * cases.vp),
     }  # fmt: skip
-    each = [Seconds(**{name: float(part[at]) for name, part in parts.items()}) for at in range(len(c))]
-    pipelines = np.array([pipeline_seconds(run, one) for run, one in zip(runs, each, strict=True)])
-    return price_step(c, factors, pipelines), each
+    run_seconds = [Seconds(**{name: float(part[index]) for name, part in parts.items()}) for index in range(len(cases))]
+    pipelines = np.array([pipeline_seconds(run, seconds) for run, seconds in zip(runs, run_seconds, strict=True)])
+    return price_step(cases, factors, pipelines), run_seconds
 
 
-def pipeline_seconds(run: Planned, seconds: Seconds) -> float:
+def pipeline_seconds(run: PlannedRun, seconds: Seconds) -> float:
     """Return seconds of all micro-batches of a step, without collectives over dp."""
-    parallel, costs = run.parallel, costs_of(run, seconds)
+    parallel, costs = run.parallel, action_seconds(run, seconds)
     if parallel.pp == 1:
         return run.num_microbatches * (costs[Kind.FORWARD, 0] + costs[Kind.BACKWARD, 0])
     return makespan(parallel.pipeline, parallel.pp, parallel.vp, run.num_microbatches, costs)
 
 
-def costs_of(run: Planned, seconds: Seconds) -> dict[tuple[Kind, int], float]:
+def action_seconds(run: PlannedRun, seconds: Seconds) -> dict[tuple[Kind, int], float]:
     """Return the seconds of each kind of action in each stage, keyed by (kind, stage)."""
     return {
-        (kind, stage.number): seconds.of(kind, len(stage.layers), last=stage.last)
-        for kind in Kind for held in run.stages for stage in held
+        (kind, stage.number): seconds.of_action(kind, len(stage.layers), in_last_stage=stage.last)
+        for kind in Kind for stages in run.stages for stage in stages
     }  # fmt: skip
 
 
-def replay(run: Planned, seconds: Seconds, count: int | None = None) -> Timeline:
-    """Simulate one training step and return its timeline. `count` overrides the number of micro-batches."""
+def replay_step(run: PlannedRun, seconds: Seconds, num_microbatches: int | None = None) -> Timeline:
+    """Simulate one training step and return its timeline. `num_microbatches` overrides the run's own."""
     parallel = run.parallel
-    table = parallel.pipeline.table(parallel.pp, parallel.vp, count or run.num_microbatches)
-    groups = {stage.number: groups_of(run, stage) for held in run.stages for stage in held}
-    talk = dict[Action, float]()
+    table = parallel.pipeline.table(parallel.pp, parallel.vp, num_microbatches or run.num_microbatches)
+    group_counts = {stage.number: count_weight_groups(run, stage) for stages in run.stages for stage in stages}
+    collective_s = dict[Action, float]()
     if parallel.layout.dp > 1:
         for row in table.actions:
-            talk |= _collectives(row, groups, parallel.zero, table.num_microbatches - 1, seconds)
-    costs = costs_of(run, seconds)
+            collective_s |= _collective_seconds(row, group_counts, parallel.zero, table.num_microbatches - 1, seconds)
+    costs = action_seconds(run, seconds)
     return simulate(
         table, Costs(send=seconds.send),
-        cost=lambda action: costs[action.kind, action.stage] + talk.get(action, 0.0),
+        cost=lambda action: costs[action.kind, action.stage] + collective_s.get(action, 0.0),
     )  # fmt: skip
 
 
-def _collectives(
-    row: Sequence[Action], groups: dict[int, dict[str, int]], zero: int, last: int, seconds: Seconds
+def _collective_seconds(
+    row: Sequence[Action], group_counts: dict[int, dict[str, int]], zero: int, last_microbatch: int, seconds: Seconds
 ) -> dict[Action, float]:
     """Return the seconds of dp collectives that each action of a rank waits for.
 
-    `groups` counts the weight groups of each stage by kind: a block, a vocabulary table, or the rest of the stage.
-    `last` is the last micro-batch's number.
+    `group_counts` counts each stage's weight groups by kind: a block, a vocabulary table, the rest of the stage.
+    `last_microbatch` is the number of the step's last micro-batch.
     """
-    found = dict[Action, float]()
+    seconds_by_action = dict[Action, float]()
     gathered = set[tuple[int, str]]()
     for action in row:
         gathers = reduces = 0
-        for kind, num in groups[action.stage].items():
-            held = action.stage, kind
-            used = action.kind is Kind.FORWARD if kind == "embedding" else action.kind is not Kind.WEIGHT
-            if used and held not in gathered:
+        for kind, num in group_counts[action.stage].items():
+            group = action.stage, kind
+            is_used = action.kind is Kind.FORWARD if kind == "embedding" else action.kind is not Kind.WEIGHT
+            if is_used and group not in gathered:
                 gathers += num
-                gathered.add(held)
+                gathered.add(group)
             if zero == 3 and (kind in ("blocks", "embedding") or action.kind is Kind.BACKWARD):
-                gathered.discard(held)  # blocks and embedding are freed after each use, other groups after a backward
-            half = Kind.INPUT if kind == "embedding" else Kind.WEIGHT
-            if action.kind in (Kind.BACKWARD, half) and (zero >= 2 or action.microbatch == last):
+                gathered.discard(group)  # blocks and embedding are freed after each use, other groups after a backward
+            reducing_half = Kind.INPUT if kind == "embedding" else Kind.WEIGHT
+            if action.kind in (Kind.BACKWARD, reducing_half) and (zero >= 2 or action.microbatch == last_microbatch):
                 reduces += num
-        found[action] = gathers * seconds.gather + reduces * seconds.reduce
-    return found
+        seconds_by_action[action] = gathers * seconds.gather + reduces * seconds.reduce
+    return seconds_by_action

@@ -25,13 +25,13 @@ from lmtrain.placement.memory import FP32_BYTES, Layers, needs_mask, of_blocks
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Stage, stages_of_rank
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.workload import Again, Attention, Case, Overlap, Pointwise, Program, Schedule
+from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, Program, RecomputedShares, Schedule
 from lmtrain.spec import ModelShape
 
 LOSS_NUMBERS = 64 << 20  # logits that the loss converts to fp32 at a time: kernels.cross_entropy
 LOSS_BYTES = 9  # per logit: the softmax in fp32, a shifted fp32 copy, a label mask
 
-OURS = Program(
+OUR_PROGRAM = Program(
     attention=Attention.FLASH2,
     pointwise=Pointwise.EAGER,
     tp_overlap=Overlap.WEIGHTS,  # collectives._ColumnLinear.backward
@@ -48,7 +48,7 @@ _SCHEDULES = {"gpipe": Schedule.GPIPE, "zb_h1": Schedule.ZB_1, "zb_v": Schedule.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlannedRun:
     """The settings of a run that decide its time, memory and layouts. The vocabulary size is final."""
 
     model: ModelSettings
@@ -126,26 +126,27 @@ class Planned:
     def stages(self) -> tuple[tuple[Stage, ...], ...]:
         """The stages of each pipeline rank."""
         p = self.parallel
-        return _stages(self.model, p.pp, p.vp, p.schedule, p.balance)
+        return _stages_by_rank(self.model, p.pp, p.vp, p.schedule, p.balance)
 
     @property
     def on_cpu(self) -> bool:
         return self.compute.device == "cpu"
 
     def recomputes(self, block: int) -> bool:
+        """Return whether the backward of this block recomputes anything."""
         return isinstance(self.recompute, SomeRecomputeSettings) and self.recompute.is_for(block)
 
-    def again(self, block: int) -> str:
+    def recompute_kind(self, block: int) -> str:
         """Return which recompute kind a block uses."""
         return self.recompute.kind if self.recomputes(block) else "none"
 
 
-def program_of(run: Planned, hardware: Hardware) -> Program:
+def program_of(run: PlannedRun, hardware: Hardware) -> Program:
     """Return the properties of our executor with these settings on this machine."""
-    plainer = run.has_mask or run.precision.kind == "fp32" or hardware.generation == "volta"
+    has_old_flash = run.has_mask or run.precision.kind == "fp32" or hardware.generation == "volta"
     return replace(
-        OURS,
-        attention=Attention.FLASH1 if plainer else Attention.FLASH2,
+        OUR_PROGRAM,
+        attention=Attention.FLASH1 if has_old_flash else Attention.FLASH2,
         pointwise=Pointwise.COMPILED if run.compiles else Pointwise.EAGER,
         fused_loss=not run.loss_bytes,
         tp_overlap=Overlap.NONE if run.compiles else Overlap.WEIGHTS,  # because: graphs wait for collectives
@@ -157,11 +158,12 @@ def program_of(run: Planned, hardware: Hardware) -> Program:
     )
 
 
-def case_of(run: Planned, hardware: Hardware) -> Case:
+def case_of(run: PlannedRun, hardware: Hardware) -> Case:
+    """Return a run on a machine as a Case, the input of prices."""
     parallel, model, shape = run.parallel, run.model, run.shape
-    layers = [sum(len(stage.layers) for stage in held) for held in run.stages]
-    ends = next(rank for rank, held in enumerate(run.stages) if any(stage.last for stage in held))
-    others = [count for rank, count in enumerate(layers) if rank != ends] or layers
+    layer_counts = [sum(len(stage.layers) for stage in stages) for stages in run.stages]
+    last_rank = next(rank for rank, stages in enumerate(run.stages) if any(stage.last for stage in stages))
+    other_counts = [count for rank, count in enumerate(layer_counts) if rank != last_rank] or layer_counts
     return Case(
         hardware=hardware, program=program_of(run, hardware),
         num_layers=shape.num_layers, width=shape.width, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
@@ -177,35 +179,38 @@ def case_of(run: Planned, hardware: Hardware) -> Case:
         sequence_parallel=run.sequence_parts > 1,
         microbatch=run.micro_batch, num_microbatches=run.num_microbatches,
         schedule=_SCHEDULES.get(parallel.schedule, Schedule.ONE_F_ONE_B),
-        first_stage=layers[0], largest_stage=max(others), last_stage=layers[ends], again=again_of(run),
+        first_stage=layer_counts[0], largest_stage=max(other_counts), last_stage=layer_counts[last_rank],
+        recomputed=recomputed_shares(run),
         precision=run.product_precision, optimizer_bytes=_optimizer_bytes(model, run.optim),
     )  # fmt: skip
 
 
-def again_of(run: Planned) -> Again:
+def recomputed_shares(run: PlannedRun) -> RecomputedShares:
     """Return the recomputed shares of the rank that recomputes most, since the others of its pipeline wait for it."""
     if not isinstance(run.recompute, SomeRecomputeSettings):
-        return Again()
-    share = 1.0 if run.recompute.blocks is None else max(_share_again(run, held) for held in run.stages)
+        return RecomputedShares()
+    share = 1.0 if run.recompute.blocks is None else max(_recomputed_share(run, stages) for stages in run.stages)
     match run.recompute.kind:
         case "full":
-            return Again(products=share, attention=share, pointwise=share, collectives=share)
+            return RecomputedShares(products=share, attention=share, pointwise=share, collectives=share)
         case "attention":
-            return Again(attention=share)
+            return RecomputedShares(attention=share)
         case "operators":  # because: products are kept before the all-reduce over tp
-            return Again(pointwise=share, collectives=share)
+            return RecomputedShares(pointwise=share, collectives=share)
     raise AssertionError(f"recompute={run.recompute.kind} has no price")
 
 
-def _share_again(run: Planned, held: tuple[Stage, ...]) -> float:
-    blocks = [block for stage in held for block in stage.layers]
+def _recomputed_share(run: PlannedRun, stages: tuple[Stage, ...]) -> float:
+    """Return the share of these stages' blocks that recompute."""
+    blocks = [block for stage in stages for block in stage.layers]
     return sum(map(run.recomputes, blocks)) / max(len(blocks), 1)
 
 
 @lru_cache(maxsize=4096)
-def _stages(
+def _stages_by_rank(
     model: ModelSettings, pp: int, vp: int, schedule: str, balance: Literal["layers", "cost"]
 ) -> tuple[tuple[Stage, ...], ...]:
+    """Return the stages of each pipeline rank."""
     parallel = ParallelSettings(pp=pp, vp=vp, schedule=schedule, balance=balance)
     return tuple(tuple(stages_of_rank(model, parallel, rank)) for rank in range(pp))
 

@@ -16,28 +16,29 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import Factors, Hardware, fitted, fitted_memory, interval
+from lmtrain.plan.price.hardware import Factors, Hardware, fitted_interval, fitted_memory_factors, fitted_time_factors
 from lmtrain.plan.price.step import price_step, watts
 from lmtrain.plan.price.workload import Column
 from lmtrain.plan.run_model.memory import GIB, price_memory
 from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.run_model.run import PlannedRun
 from lmtrain.plan.search.search import Rows, Space
 
-_AT_ONCE = 8192  # because: columns of this length stay in a core's cache
-_TIMED = 1.5  # multiple of the device's memory; layouts that need more are not timed
-_NEAR = 1.25  # multiple of the usable memory, by the closed form; layouts that need more are not counted
-_REPLAYED = 12  # number of the fastest layouts, and of the fastest families, to replay
-_PASSES = 8  # because: a replayed layout may fall behind one that is not replayed yet
-_ALIKE = 0.95  # because: with other micro-batches, the ratio of counted to closed-form bytes may be 5% lower
-_KIND = (  # columns: layouts that share these have a similar error of the closed form of memory
-    "pp", "tp", "schedule", "zero", "sequence_parallel", "again_products", "again_attention", "again_pointwise",
+_CHUNK = 8192  # because: columns of this length stay in a core's cache
+_TIME_LIMIT = 1.5  # multiple of the device's memory; layouts that need more are not timed
+_COUNT_LIMIT = 1.25  # multiple of the usable memory, by the closed form; layouts that need more are not counted
+_NUM_REPLAYED = 12  # number of the fastest layouts, and of the fastest families, to replay
+_MAX_PASSES = 8  # because: a replayed layout may fall behind one that is not replayed yet
+_COUNT_MARGIN = 0.95  # because: with other micro-batches, the ratio of counted to closed-form bytes may be 5% lower
+_MEMORY_COLUMNS = (  # columns: layouts that share these have a similar error of the closed form of memory
+    "pp", "tp", "schedule", "zero", "sequence_parallel",
+    "recomputed_products", "recomputed_attention", "recomputed_pointwise",
 )  # fmt: skip
-_PIPELINE = (  # columns: layouts that share these have a similar error of the closed form of pipelines
+_PIPELINE_COLUMNS = (  # columns: layouts that share these have a similar error of the closed form of pipelines
     "pp", "vp", "schedule", "num_microbatches", "first_stage", "largest_stage", "last_stage",
 )  # fmt: skip
-FAMILY = ("pp", "tp", "zero", "shard")  # columns: layouts of a family differ only in schedule and micro-batches
+FAMILY_COLUMNS = ("pp", "tp", "zero", "shard")  # columns: layouts of a family differ only in schedule and micro-batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,81 +49,94 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    time: Factors = field(default_factory=fitted)
-    memory: Factors = field(default_factory=fitted_memory)
-    interval: float = field(default_factory=interval)
+    time: Factors = field(default_factory=fitted_time_factors)
+    memory: Factors = field(default_factory=fitted_memory_factors)
+    interval: float = field(default_factory=fitted_interval)
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedLayouts:
+    """The layouts of a search with predicted seconds and bytes. A place is an index into `rows` and the columns."""
+
     space: Space
     hardware: Hardware
     limits: Limits
     prices: Prices
     rows: Rows  # rows of the space with distinct prices
     seconds: Column  # inf where not timed
-    held: Column  # bytes of the fullest rank, by the closed form
+    estimated_bytes: Column  # bytes of the fullest rank, by the closed form
     joules: Column  # of a device, per step
-    below_switch: NDArray[np.bool_]  # True if the layout respects `limits.switch`
-    _counted: dict[int, float] = field(default_factory=dict, init=False)  # place -> counted bytes of the fullest rank
+    is_below_switch: NDArray[np.bool_]  # True if the layout respects `limits.switch`
+    _counted_bytes: dict[int, float] = field(
+        default_factory=dict, init=False
+    )  # place -> counted bytes of the fullest rank
     # kind (values of _KIND) -> counted bytes / closed form, from the layout counted last
-    _off: dict[tuple[float, ...], float] = field(default_factory=dict, init=False)
+    _count_ratios: dict[tuple[float, ...], float] = field(default_factory=dict, init=False)
 
     @property
-    def allowed(self) -> NDArray[np.bool_]:
-        return self.below_switch & np.isfinite(self.seconds)
+    def is_allowed(self) -> NDArray[np.bool_]:
+        """Mask of the layouts that were timed and respect `limits.switch`."""
+        return self.is_below_switch & np.isfinite(self.seconds)
 
     @property
-    def room(self) -> float:
+    def device_bytes(self) -> float:
+        """Memory of a device."""
         return self.hardware.memory_GiB * GIB
 
     @property
-    def usable(self) -> float:
-        return self.room * (1 - self.limits.margin)
+    def usable_bytes(self) -> float:
+        """Memory of a device without the margin to leave free."""
+        return self.device_bytes * (1 - self.limits.margin)
 
     @property
     def num_fitting(self) -> int:
         """Number of layouts that fit by the closed form."""
-        return int(np.sum(self.allowed & (self.held <= self.usable)))
+        return int(np.sum(self.is_allowed & (self.estimated_bytes <= self.usable_bytes)))
 
     @cached_property
     def smallest(self) -> Rows:
         """Places of all layouts within the limits, whether they fit or not, least memory first."""
-        return self._sorted(self.held, self.below_switch)
+        return self._sorted_places(self.estimated_bytes, self.is_below_switch)
 
     @cached_property
     def fastest(self) -> Rows:
         """Places of layouts that may fit, fastest first; `fitting` tells which of them do."""
-        return self._sorted(self.seconds, self._near)
+        return self._sorted_places(self.seconds, self._may_fit)
 
     @cached_property
-    def frugal(self) -> Rows:
-        return self._sorted(self.joules, self._near)
+    def most_frugal(self) -> Rows:
+        """Places of layouts that may fit, least energy per step first."""
+        return self._sorted_places(self.joules, self._may_fit)
 
     @cached_property
-    def best(self) -> int | None:
+    def best_place(self) -> int | None:
         """Place of the fastest layout that fits, or None."""
-        return next(self.fitting(self.fastest), None)
+        return next(self.iter_fitting(self.fastest), None)
 
     @cached_property
-    def unfitting(self) -> Rows:
+    def faster_but_too_large(self) -> Rows:
         """Places of layouts that would be faster than the best one but do not fit in memory, fastest first."""
-        best = np.inf if self.best is None else self.seconds[self.best]
-        return self._sorted(self.seconds, self.allowed & (self.seconds < best))
+        best_seconds = np.inf if self.best_place is None else self.seconds[self.best_place]
+        return self._sorted_places(self.seconds, self.is_allowed & (self.seconds < best_seconds))
 
-    def fitting(self, places: Rows, columns: tuple[str, ...] = ()) -> Iterator[int]:
-        """Yield places that fit by their ranks' counted bytes, in order; with `columns`, the first of each family."""
+    def iter_fitting(self, places: Rows, columns: tuple[str, ...] = ()) -> Iterator[int]:
+        """Yield the places that fit by the counted bytes of their ranks, in the given order.
+
+        With `columns`, yield only the first of those with equal values in these columns.
+        """
         seen = set[tuple[float, ...]]()
-        for start in range(0, len(places), _AT_ONCE):
-            some = places[start : start + _AT_ONCE]
-            families, kinds = self._keys(some, columns), self._keys(some, _KIND)
-            for place, family, kind in zip(some.tolist(), families, kinds, strict=True):
-                least = self._counted.get(place, self.held[place] * self._off.get(kind, 1 / _NEAR) * _ALIKE)
-                if (columns and family in seen) or least > self.usable:
+        for start in range(0, len(places), _CHUNK):
+            chunk = places[start : start + _CHUNK]
+            families, kinds = self._column_values(chunk, columns), self._column_values(chunk, _MEMORY_COLUMNS)
+            for place, family, kind in zip(chunk.tolist(), families, kinds, strict=True):
+                estimate = self._counted_bytes.get(
+                    place, self.estimated_bytes[place] * self._count_ratios.get(kind, 1 / _COUNT_LIMIT) * _COUNT_MARGIN
+                )
+                if (columns and family in seen) or estimate > self.usable_bytes:
                     continue
-                counted = self.counted(place)
-                self._off[kind] = counted / self.held[place]
-                if counted <= self.usable:
+                num_bytes = self.count_bytes(place)
+                self._count_ratios[kind] = num_bytes / self.estimated_bytes[place]
+                if num_bytes <= self.usable_bytes:
                     seen.add(family)
                     yield place
 
@@ -131,81 +145,100 @@ class Ranked:
 
         Other layouts with the same pipeline are scaled by the same ratio. Called once, before any result is read.
         """
-        near = np.flatnonzero(self._near & (self.space.column("pp", self.rows) > 1))
-        alike = np.full(len(self.rows), -1)
-        alike[near] = _alike([self.space.column(name, self.rows[near]) for name in _PIPELINE])
-        closed, joules, longer = self.seconds.copy(), self.joules.copy(), np.ones(int(alike.max(initial=0)) + 1)
+        candidates = np.flatnonzero(self._may_fit & (self.space.column("pp", self.rows) > 1))
+        pipeline_numbers = np.full(len(self.rows), -1)
+        pipeline_numbers[candidates] = _group_numbers(
+            [self.space.column(name, self.rows[candidates]) for name in _PIPELINE_COLUMNS]
+        )
+        closed_form, joules, ratios = (
+            self.seconds.copy(),
+            self.joules.copy(),
+            np.ones(int(pipeline_numbers.max(initial=0)) + 1),
+        )
         replayed = dict[int, float]()
-        for _ in range(_PASSES):
-            order = self._sorted(self.seconds, self._near)
-            first = (*islice(self.fitting(order), _REPLAYED), *islice(self.fitting(order, FAMILY), _REPLAYED))
-            places = [place for place in dict.fromkeys(first) if alike[place] >= 0 and place not in replayed]
+        for _ in range(_MAX_PASSES):
+            order = self._sorted_places(self.seconds, self._may_fit)
+            leaders = (
+                *islice(self.iter_fitting(order), _NUM_REPLAYED),
+                *islice(self.iter_fitting(order, FAMILY_COLUMNS), _NUM_REPLAYED),
+            )
+            places = [
+                place for place in dict.fromkeys(leaders) if pipeline_numbers[place] >= 0 and place not in replayed
+            ]
             if not places:
                 return
-            time, _ = price_runs([self.planned(place) for place in places], self.hardware, self.prices.time)
+            time, _ = price_runs([self.run_at(place) for place in places], self.hardware, self.prices.time)
             replayed |= dict(zip(places, time.total.tolist(), strict=True))
-            longer[alike[places[::-1]]] = time.total[::-1] / closed[places[::-1]]  # each pipeline's fastest
-            self.seconds[near] = closed[near] * longer[alike[near]]
+            ratios[pipeline_numbers[places[::-1]]] = (
+                time.total[::-1] / closed_form[places[::-1]]
+            )  # each pipeline's fastest
+            self.seconds[candidates] = closed_form[candidates] * ratios[pipeline_numbers[candidates]]
             self.seconds[list(replayed)] = list(replayed.values())
-            self.joules[near] = joules[near] * (self.seconds[near] / closed[near])
+            self.joules[candidates] = joules[candidates] * (self.seconds[candidates] / closed_form[candidates])
 
-    def planned(self, place: int) -> Planned:
-        return self.space.planned(int(self.rows[place]))
+    def run_at(self, place: int) -> PlannedRun:
+        """Return the run with the layout at this place."""
+        return self.space.run_at(int(self.rows[place]))
 
-    def counted(self, place: int) -> float:
-        """Return the counted bytes of the fullest rank; the result is cached."""
-        if place not in self._counted:
-            run = self.planned(place)
-            self._counted[place] = float(sum(rank_bytes_of(run, fullest_rank(run)).values()))
-        return self._counted[place]
+    def count_bytes(self, place: int) -> float:
+        """Return the counted bytes of the layout's fullest rank; the result is cached."""
+        if place not in self._counted_bytes:
+            run = self.run_at(place)
+            self._counted_bytes[place] = float(sum(rank_bytes_of(run, fullest_rank(run)).values()))
+        return self._counted_bytes[place]
 
     @property
-    def _near(self) -> NDArray[np.bool_]:
-        return self.allowed & (self.held <= _NEAR * self.usable)
+    def _may_fit(self) -> NDArray[np.bool_]:
+        """Mask of the allowed layouts whose closed-form bytes are near enough to fitting to be counted."""
+        return self.is_allowed & (self.estimated_bytes <= _COUNT_LIMIT * self.usable_bytes)
 
-    def _keys(self, places: Rows, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
-        found = [self.space.column(name, self.rows[places]).tolist() for name in columns]
-        return list(zip(*found, strict=True)) if found else [()] * len(places)
+    def _column_values(self, places: Rows, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
+        """Return, for each place, its values in these columns."""
+        values = [self.space.column(name, self.rows[places]).tolist() for name in columns]
+        return list(zip(*values, strict=True)) if values else [()] * len(places)
 
-    def _sorted(self, by: Column, among: NDArray[np.bool_]) -> Rows:
-        places = np.flatnonzero(among)
+    def _sorted_places(self, values: Column, mask: NDArray[np.bool_]) -> Rows:
+        """Return the places in the mask, sorted by `values`."""
+        places = np.flatnonzero(mask)
         # because: rounded to six digits, all machines sort alike; among ties, the layout found first is simpler
-        return places[np.argsort(_rounded(by[places]), kind="stable")]
+        return places[np.argsort(_rounded(values[places]), kind="stable")]
 
-    def firsts(self, places: Rows, columns: tuple[str, ...] = FAMILY) -> Rows:
-        """Return the first place of each family, in order."""
+    def first_of_each(self, places: Rows, columns: tuple[str, ...] = FAMILY_COLUMNS) -> Rows:
+        """Return the first place of those with equal values in `columns`, in order."""
         if not len(places):
             return places
         keys = np.stack([self.space.column(name, self.rows[places]) for name in columns])
         return places[np.sort(np.unique(keys, axis=1, return_index=True)[1])]
 
 
-def rank(space: Space, hardware: Hardware, limits: Limits, prices: Prices) -> Ranked:
-    rows, room = space.different, hardware.memory_GiB * GIB
-    seconds, held, joules = (np.full(len(rows), np.inf) for _ in range(3))
-    for start in range(0, len(rows), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        priced = space.columns(rows[part])
-        held[part] = price_memory(priced, prices.memory).total
-        near = start + np.flatnonzero(held[part] <= _TIMED * room)
-        if len(near):
-            time = price_step(priced.take(near - start), prices.time)
-            seconds[near], joules[near] = time.total, time.total * watts(time, hardware)
-    below = space.column("shard", rows) * space.column("tp", rows) <= (limits.switch or np.inf)
-    found = Ranked(space, hardware, limits, prices, rows, seconds, held, joules, below)
-    found.replay_fastest()
-    return found
+def rank_layouts(space: Space, hardware: Hardware, limits: Limits, prices: Prices) -> RankedLayouts:
+    """Price all layouts of the space on this machine, and replay the fastest."""
+    rows, device_bytes = space.distinct_rows, hardware.memory_GiB * GIB
+    seconds, estimated_bytes, joules = (np.full(len(rows), np.inf) for _ in range(3))
+    for start in range(0, len(rows), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        priced = space.columns(rows[chunk])
+        estimated_bytes[chunk] = price_memory(priced, prices.memory).total
+        timed = start + np.flatnonzero(estimated_bytes[chunk] <= _TIME_LIMIT * device_bytes)
+        if len(timed):
+            time = price_step(priced.take(timed - start), prices.time)
+            seconds[timed], joules[timed] = time.total, time.total * watts(time, hardware)
+    is_below_switch = space.column("shard", rows) * space.column("tp", rows) <= (limits.switch or np.inf)
+    ranked = RankedLayouts(space, hardware, limits, prices, rows, seconds, estimated_bytes, joules, is_below_switch)
+    ranked.replay_fastest()
+    return ranked
 
 
-def _alike(columns: Sequence[Column]) -> NDArray[np.intp]:
+def _group_numbers(columns: Sequence[Column]) -> NDArray[np.intp]:
     """Return a number per entry that is equal for entries that agree in all columns."""
-    found = np.zeros(len(columns[0]), dtype=np.intp)
+    numbers = np.zeros(len(columns[0]), dtype=np.intp)
     for column in columns:
-        values, at = np.unique(column, return_inverse=True)
-        found = np.unique(found * len(values) + at, return_inverse=True)[1]
-    return found
+        values, index = np.unique(column, return_inverse=True)
+        numbers = np.unique(numbers * len(values) + index, return_inverse=True)[1]
+    return numbers
 
 
 def _rounded(values: Column) -> Column:
+    """Round to six digits; inf stays."""
     scale: Column = 10.0 ** (np.floor(np.log10(np.maximum(values, 1e-12))) - 5)
     return np.where(np.isfinite(values), np.round(values / scale) * scale, np.inf)

@@ -17,11 +17,11 @@ from lmtrain.plan.price.step import StepTime, watts
 from lmtrain.plan.run_model.memory import GIB
 from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import Seconds, price_runs
-from lmtrain.plan.run_model.run import Planned
-from lmtrain.plan.search.rank import Limits, Prices, Ranked, rank
-from lmtrain.plan.search.search import Fixed, Rows, legal
+from lmtrain.plan.run_model.run import PlannedRun
+from lmtrain.plan.search.rank import Limits, Prices, RankedLayouts, rank_layouts
+from lmtrain.plan.search.search import FixedSettings, Rows, legal_layouts
 
-PARTS = {  # disjoint parts of a step's time
+STEP_PARTS = {  # disjoint parts of a step's time
     "compute": "computation",
     "tp": "tensor parallelism's collectives",
     "sends": "the pipeline's messages",
@@ -32,12 +32,14 @@ PARTS = {  # disjoint parts of a step's time
     "fixed": "the host",
     "stragglers": "waiting for the slowest",
 }
-_EXPOSED = ("tp", "sends", "sharded", "reduce")
+_COMMUNICATION_PARTS = ("tp", "sends", "sharded", "reduce")
 
 
 @dataclass(frozen=True)
-class Answer:
-    run: Planned
+class LayoutResult:
+    """The prediction for one layout."""
+
+    run: PlannedRun
     hardware: Hardware
     parts: dict[str, float]  # name in PARTS -> seconds
     rank: int  # the fullest rank
@@ -54,7 +56,8 @@ class Answer:
         return sum(self.parts.values())
 
     @property
-    def between(self) -> tuple[float, float]:
+    def interval_s(self) -> tuple[float, float]:
+        """Lower and upper end of the 80% interval of the step time, in seconds."""
         return self.seconds / (1 + self.interval), self.seconds * (1 + self.interval)
 
     @cached_property
@@ -63,20 +66,22 @@ class Answer:
         return rank_bytes_of(self.run, self.rank)
 
     @property
-    def held(self) -> int:
+    def total_bytes(self) -> int:
+        """Bytes on the fullest rank."""
         return sum(self.memory.values())
 
     @property
-    def room(self) -> float:
+    def device_bytes(self) -> float:
+        """Memory of a device."""
         return self.hardware.memory_GiB * GIB
 
     @property
-    def tokens(self) -> int:
+    def tokens_per_step(self) -> int:
         return self.run.global_batch * self.run.shape.seq_len
 
     @property
     def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
+        return self.tokens_per_step / self.seconds
 
     @property
     def mfu(self) -> float:
@@ -85,146 +90,176 @@ class Answer:
         return flops / (self.gpus * self.hardware.peak(self.run.product_precision))
 
     @property
-    def bubble(self) -> float:
+    def bubble_share(self) -> float:
+        """Share of a step that is pipeline bubble."""
         return self.parts["bubble"] / self.seconds
 
     @property
-    def exposed(self) -> float:
+    def exposed_share(self) -> float:
         """Share of a step in which communication is not overlapped by computation."""
-        return sum(self.parts[name] for name in _EXPOSED) / self.seconds
+        return sum(self.parts[name] for name in _COMMUNICATION_PARTS) / self.seconds
 
     @property
     def joules_per_token(self) -> float:
         return self.watts * self.gpus / self.tokens_per_s
 
     def facts(self) -> dict[str, Any]:
+        """Return the prediction as plain data for --json."""
         names = ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance")
         return {
             "parallel": {name: getattr(self.run.parallel, name) for name in names},
             "micro_batch": self.run.micro_batch, "recompute": self.run.recompute.kind,
             "recompute_blocks": getattr(self.run.recompute, "blocks", None),
             "precision": self.run.precision.kind, "gpus": self.gpus, "step_s": self.seconds,
-            "step_s_80_percent": list(self.between), "tokens_per_s": self.tokens_per_s,
-            "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus, "mfu": self.mfu, "bubble": self.bubble,
-            "exposed_communication": self.exposed, "parts_s": self.parts, "memory_bytes": self.memory,
-            "held_bytes": self.held, "room_bytes": self.room, "fullest_rank": self.rank, "watts_per_gpu": self.watts,
+            "step_s_80_percent": list(self.interval_s), "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s / self.gpus, "mfu": self.mfu, "bubble": self.bubble_share,
+            "exposed_communication": self.exposed_share, "parts_s": self.parts, "memory_bytes": self.memory,
+            "held_bytes": self.total_bytes, "room_bytes": self.device_bytes, "fullest_rank": self.rank,
+            "watts_per_gpu": self.watts,
             "joules_per_token": self.joules_per_token,
         }  # fmt: skip
 
 
-def answers(ranked: Ranked, places: Iterable[int]) -> list[Answer]:
-    return price([ranked.planned(place) for place in places], ranked.hardware, ranked.prices)
+def results_at(ranked: RankedLayouts, places: Iterable[int]) -> list[LayoutResult]:
+    """Return the predictions for the layouts at these places, in order."""
+    return price_layouts([ranked.run_at(place) for place in places], ranked.hardware, ranked.prices)
 
 
-def price(runs: Sequence[Planned], hardware: Hardware, prices: Prices) -> list[Answer]:
+def price_layouts(runs: Sequence[PlannedRun], hardware: Hardware, prices: Prices) -> list[LayoutResult]:
+    """Return the prediction for each run on this machine."""
     if not runs:
         return []
     time, seconds = price_runs(runs, hardware, prices.time)
     power = watts(time, hardware)
     return [
-        Answer(run, hardware, _parts(time, at), fullest_rank(run), float(power[at]), prices.interval, seconds[at])
-        for at, run in enumerate(runs)
+        LayoutResult(
+            run,
+            hardware,
+            _step_parts(time, index),
+            fullest_rank(run),
+            float(power[index]),
+            prices.interval,
+            seconds[index],
+        )
+        for index, run in enumerate(runs)
     ]
 
 
-def _parts(time: StepTime, at: int) -> dict[str, float]:
-    found = {name: float(getattr(time, name)[at]) for name in PARTS}
+def _step_parts(time: StepTime, index: int) -> dict[str, float]:
+    """Return the seconds of each of STEP_PARTS for the case at this index, which add up to the step."""
+    parts = {name: float(getattr(time, name)[index]) for name in STEP_PARTS}
     # because: the busiest rank's time includes all three
-    return found | {"compute": found["compute"] - found["tp"] - found["sends"]}
+    return parts | {"compute": parts["compute"] - parts["tp"] - parts["sends"]}
 
 
-def more(one: Answer, best: Answer, by: str) -> float:
-    """Return by which share `one` exceeds the best layout, in time or in joules per token."""
-    return one.joules_per_token / best.joules_per_token - 1 if by == "joules" else one.seconds / best.seconds - 1
+def excess_share(layout: LayoutResult, best: LayoutResult, objective: str) -> float:
+    """Return by which share `layout` exceeds the best in step time, or in joules per token for "joules"."""
+    return (
+        layout.joules_per_token / best.joules_per_token - 1
+        if objective == "joules"
+        else layout.seconds / best.seconds - 1
+    )
 
 
-def why_slower(other: Answer, best: Answer) -> str:
+def why_slower(layout: LayoutResult, best: LayoutResult) -> str:
     """Return in words where a layout loses most against the best one."""
-    more = {name: other.parts[name] - best.parts[name] for name in PARTS}
-    worst = max(more, key=lambda name: more[name])
-    gains = min(more, key=lambda name: more[name])
-    said = f"{PARTS[worst]} {_signed(more[worst])}"
-    return f"{said}, {PARTS[gains]} {_signed(more[gains])}" if more[gains] < -0.05 * more[worst] else said
+    increases = {name: layout.parts[name] - best.parts[name] for name in STEP_PARTS}
+    largest = max(increases, key=lambda name: increases[name])
+    smallest = min(increases, key=lambda name: increases[name])
+    loss = f"{STEP_PARTS[largest]} {_signed(increases[largest])}"
+    return (
+        f"{loss}, {STEP_PARTS[smallest]} {_signed(increases[smallest])}"
+        if increases[smallest] < -0.05 * increases[largest]
+        else loss
+    )
 
 
 def _signed(seconds: float) -> str:
     return f"{seconds:+.3g} s" if abs(seconds) >= 1 else f"{1000 * seconds:+.3g} ms"
 
 
-def map_of(ranked: Ranked) -> dict[tuple[int, int], Answer | float]:
+def best_by_pp_and_tp(ranked: RankedLayouts) -> dict[tuple[int, int], LayoutResult | float]:
     """Return (pp, tp) -> the fastest layout that fits, or the bytes that the smallest needs if none fits."""
-    fastest = answers(ranked, ranked.fitting(ranked.fastest, ("pp", "tp")))
-    found: dict[tuple[int, int], Answer | float] = {(one.run.parallel.pp, one.run.parallel.tp): one for one in fastest}
-    for place in ranked.firsts(ranked.smallest, ("pp", "tp")):
-        parallel = ranked.planned(place).parallel
-        if (parallel.pp, parallel.tp) not in found:
-            found[parallel.pp, parallel.tp] = ranked.counted(int(place))
-    return found
+    fastest = results_at(ranked, ranked.iter_fitting(ranked.fastest, ("pp", "tp")))
+    results: dict[tuple[int, int], LayoutResult | float] = {
+        (result.run.parallel.pp, result.run.parallel.tp): result for result in fastest
+    }
+    for place in ranked.first_of_each(ranked.smallest, ("pp", "tp")):
+        parallel = ranked.run_at(place).parallel
+        if (parallel.pp, parallel.tp) not in results:
+            results[parallel.pp, parallel.tp] = ranked.count_bytes(int(place))
+    return results
 
 
-def unfitting(ranked: Ranked, most: int) -> Iterator[Answer]:
-    """Yield layouts that would be faster but do not fit; if none fits, those that miss by least."""
-    if ranked.best is not None:
-        yield from answers(ranked, ranked.firsts(ranked.unfitting)[:most])
+def too_large_results(ranked: RankedLayouts, limit: int) -> Iterator[LayoutResult]:
+    """Yield up to `limit` layouts that would be faster but do not fit; if none fits, those that need least memory."""
+    if ranked.best_place is not None:
+        yield from results_at(ranked, ranked.first_of_each(ranked.faster_but_too_large)[:limit])
     else:
-        near = answers(ranked, ranked.firsts(ranked.smallest)[: 4 * most])
-        yield from sorted(near, key=lambda one: one.held)[:most]
+        smallest = results_at(ranked, ranked.first_of_each(ranked.smallest)[: 4 * limit])
+        yield from sorted(smallest, key=lambda result: result.total_bytes)[:limit]
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
+    """The best layouts at one number of devices."""
+
     gpus: int
-    best: Answer | None  # None if no layout fits
-    plain: Answer | None  # the fastest layout with zero 3 alone, sharded over all devices
-    kept: Answer | None  # the fastest layout with the previous point's pp and tp, if `best` has others
+    best: LayoutResult | None  # None if no layout fits
+    zero3_only: LayoutResult | None  # the fastest layout with zero 3 alone, sharded over all devices
+    same_cut: LayoutResult | None  # the fastest layout with the previous point's pp and tp, if `best` has others
     gain: float | None = None  # ratio of tokens/s to the previous point; 2 is the ideal for twice the devices
 
     def facts(self) -> dict[str, Any]:
         return {
             "gpus": self.gpus, "gain": self.gain, "best": self.best and self.best.facts(),
-            "plain": self.plain and self.plain.facts(), "kept": self.kept and self.kept.facts(),
+            "plain": self.zero3_only and self.zero3_only.facts(), "kept": self.same_cut and self.same_cut.facts(),
         }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study:
+class CurveInputs:
     """The inputs that stay the same along the curve."""
 
-    run: Planned
+    run: PlannedRun
     hardware: Hardware
     limits: Limits
     prices: Prices
-    fixed: Fixed
+    fixed_settings: FixedSettings
     batch_per_gpu: float = 0.0  # samples; 0: the batch stays as it is
-    by: str = "time"  # "time" or "joules": the quantity to minimize
+    objective: str = "time"  # "time" or "joules": the quantity to minimize
 
-    def ranked(self, gpus: int) -> Ranked:
+    def rank_layouts(self, gpus: int) -> RankedLayouts:
+        """Rank all layouts on this number of devices."""
         run = replace(self.run, global_batch=round(self.batch_per_gpu * gpus) or self.run.global_batch)
-        return rank(legal(run, gpus, self.hardware, self.fixed), self.hardware, self.limits, self.prices)
+        return rank_layouts(
+            legal_layouts(run, gpus, self.hardware, self.fixed_settings), self.hardware, self.limits, self.prices
+        )
 
-    def ordered(self, ranked: Ranked) -> Rows:
-        """Return places of layouts that may fit, the best first."""
-        return ranked.frugal if self.by == "joules" else ranked.fastest
+    def best_first(self, ranked: RankedLayouts) -> Rows:
+        """Return places of layouts that may fit, the best by `objective` first."""
+        return ranked.most_frugal if self.objective == "joules" else ranked.fastest
 
 
-def curve(study: Study, first: Ranked, gpus: Sequence[int]) -> Iterator[Point]:
-    """Yield a Point for each number of devices, in order; `first` is the ranking of the first number."""
-    before: Answer | None = None
-    for at, number in enumerate(gpus):
-        ranked = study.ranked(number) if at else first
-        places = study.ordered(ranked)
-        best = _best(ranked, places, {})
-        cuts = {"pp": before.run.parallel.pp, "tp": before.run.parallel.tp} if before else {}
-        changed = best is not None and any(getattr(best.run.parallel, key) != size for key, size in cuts.items())
-        yield Point(
-            number, best, plain=_best(ranked, places, {"pp": 1, "tp": 1, "shard": number, "zero": 3}),
-            kept=_best(ranked, places, cuts) if changed else None,
-            gain=best.tokens_per_s / before.tokens_per_s if best and before else None,
+def scaling_curve(study: CurveInputs, first: RankedLayouts, gpus: Sequence[int]) -> Iterator[CurvePoint]:
+    """Yield a CurvePoint for each number of devices in `gpus`, in order; `first` is the ranking at the first number."""
+    previous: LayoutResult | None = None
+    for index, num_gpus in enumerate(gpus):
+        ranked = study.rank_layouts(num_gpus) if index else first
+        places = study.best_first(ranked)
+        best = _best_among(ranked, places, {})
+        cuts = {"pp": previous.run.parallel.pp, "tp": previous.run.parallel.tp} if previous else {}
+        has_other_cut = best is not None and any(getattr(best.run.parallel, key) != size for key, size in cuts.items())
+        yield CurvePoint(
+            num_gpus, best, zero3_only=_best_among(ranked, places, {"pp": 1, "tp": 1, "shard": num_gpus, "zero": 3}),
+            same_cut=_best_among(ranked, places, cuts) if has_other_cut else None,
+            gain=best.tokens_per_s / previous.tokens_per_s if best and previous else None,
         )  # fmt: skip
-        before = best or before
+        previous = best or previous
 
 
-def _best(ranked: Ranked, places: Rows, among: dict[str, int]) -> Answer | None:
-    for name, size in among.items():
+def _best_among(ranked: RankedLayouts, places: Rows, required: dict[str, int]) -> LayoutResult | None:
+    """Return the first place that fits and has the required column values, priced; None if there is none."""
+    for name, size in required.items():
         places = places[ranked.space.column(name, ranked.rows[places]) == size]
-    return next(iter(answers(ranked, islice(ranked.fitting(places), 1))), None)
+    return next(iter(results_at(ranked, islice(ranked.iter_fitting(places), 1))), None)

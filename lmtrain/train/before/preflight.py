@@ -38,7 +38,7 @@ from lmtrain.errors import (
 )
 from lmtrain.layout import Layout, divisors
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.plan.run_model.checkpoint_size import check_listed, checkpoint_bytes
+from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
 from lmtrain.runfolder.changes import compare_settings
 from lmtrain.runfolder.differences import flatten
 from lmtrain.runfolder.folder import read_settings
@@ -391,7 +391,7 @@ def check_pieces(config: RunConfig, model: ModelSettings) -> int:
     """
     slots = config.optim.num_slots
     try:
-        return check_listed(model, config.parallel.layout, slots, checkpoint_bytes(model, slots))
+        return check_manifest_limits(model, config.parallel.layout, slots, checkpoint_bytes(model, slots))
     except CheckpointError as error:
         if config.checkpoint.interval_steps is None:
             return 0

@@ -17,13 +17,13 @@ from lmtrain.config.base import show
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.screen.row_text import milliseconds
 from lmtrain.placement.places import stages_of_rank
-from lmtrain.plan.calibrate import prices_of
+from lmtrain.plan.calibrate import machine_prices
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step import watts
 from lmtrain.plan.run_model.memory import GIB
 from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.run_model.run import PlannedRun
 from lmtrain.runtime.machine.gpus import Gpus, has_kernel_compiler
 from lmtrain.schedules.simulate import activations_held, simulate
 from lmtrain.train.before.preflight import Inputs, changed_settings
@@ -66,14 +66,14 @@ class StepForecast:
         )
 
 
-def planned_of(config: RunConfig, model: ModelSettings) -> Planned:
+def planned_of(config: RunConfig, model: ModelSettings) -> PlannedRun:
     """Return the run as the planner's input; `model` has the tokenizer's vocabulary."""
     compute, dropout = config.compute, model.uses_dropout
     if config.hardware is not None and config.hardware.device == "cpu":
         compute = replace(compute, device="cpu", tf32=False)
     if not compute.compiles(config.parallel, uses_dropout=dropout, on_gpu=compute.device != "cpu"):
         compute = replace(compute, compile=False)
-    return Planned(
+    return PlannedRun(
         model=model, parallel=config.parallel, precision=config.precision, compute=compute, optim=config.optim,
         recompute=config.recompute, micro_batch=config.train.micro_batch, global_batch=config.train.global_batch,
         document_mask=getattr(config.data, "document_mask", False),
@@ -82,16 +82,16 @@ def planned_of(config: RunConfig, model: ModelSettings) -> Planned:
     )  # fmt: skip
 
 
-def expected_step(run: Planned, hardware: Hardware, batches: Sequence[int] = ()) -> StepForecast:
+def expected_step(run: PlannedRun, hardware: Hardware, batches: Sequence[int] = ()) -> StepForecast:
     """Return the mean step time over these batch sizes in samples, since a run may begin with smaller batches."""
     counts = Counter(batches or (run.global_batch,))
-    prices = prices_of(hardware)
+    prices = machine_prices(hardware)
     time, _ = price_runs([replace(run, global_batch=size) for size in counts], hardware, prices.time)
     return StepForecast(float(sum(time.total * list(counts.values())) / counts.total()), prices.interval)
 
 
-def _energy(run: Planned, hardware: Hardware) -> dict[str, str]:
-    time, _ = price_runs([run], hardware, prices_of(hardware).time)
+def _energy(run: PlannedRun, hardware: Hardware) -> dict[str, str]:
+    time, _ = price_runs([run], hardware, machine_prices(hardware).time)
     joules = float((watts(time, hardware) * time.total)[0]) * run.parallel.layout.world_size
     said = f"{joules / 1e6:.3g} MJ" if joules >= 1e6 else f"{joules:.0f} J"
     return {"energy": f"{said} a step, devices alone, unverified"} if joules else {}
@@ -138,7 +138,7 @@ def _on_this_machine(config: RunConfig, here: bool) -> RunConfig:
     return replace(config, compute=replace(compute, device="cpu", tf32=False))
 
 
-def _communicators(run: Planned, held_bytes: int) -> dict[str, str]:
+def _communicators(run: PlannedRun, held_bytes: int) -> dict[str, str]:
     """Return the memory that NCCL and CUDA take on a rank, and the groups that communicate; empty if none."""
     layout, axes = run.parallel.layout, ("tp", "dp_shard", "dp_replicate", "pp")
     groups = [f"{name} of {size}" for name in axes if (size := getattr(layout, name)) > 1]

@@ -19,12 +19,12 @@ from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors, words
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.calibrate import prices_of
+from lmtrain.plan.calibrate import machine_prices
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.run_model.run import Planned
-from lmtrain.plan.search.rank import FAMILY, Limits, Ranked, rank
-from lmtrain.plan.search.search import legal
+from lmtrain.plan.run_model.run import PlannedRun
+from lmtrain.plan.search.rank import FAMILY_COLUMNS, Limits, RankedLayouts, rank_layouts
+from lmtrain.plan.search.search import legal_layouts
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.train.config import RunConfig, config_of
@@ -74,43 +74,49 @@ def choose(
     """Return the config with the fastest layout that fits, and lines on the reasons. Raise LayoutError if none fits."""
     assert config.hardware is not None  # because: RunConfig requires it for parallel.auto
     run, hardware = planned_of(config, model), config.hardware
-    found = rank(legal(run, num_processes, hardware, fixed), hardware, Limits(), prices_of(hardware))
-    if not len(found.rows):
-        raise LayoutError(_nothing_is_legal(run, num_processes, hardware, fixed))
-    if found.best is None:
-        raise LayoutError(_nothing_fits(found, num_processes))
-    return _with(config, found.planned(found.best)), list(_reasons(found, found.best, num_processes))
-
-
-def _reasons(found: Ranked, place: int, num_processes: int) -> Iterator[str]:
-    expected = StepForecast(float(found.seconds[place]), found.prices.interval)
-    yield (
-        f"parallel=auto: {_words(found.planned(place))}, for {num_processes} of {found.hardware.name}: a step of "
-        f"{expected.words()}, and {format_bytes(found.counted(place))} of {format_bytes(found.room)} on the "
-        "fullest rank"
+    ranked = rank_layouts(
+        legal_layouts(run, num_processes, hardware, fixed), hardware, Limits(), machine_prices(hardware)
     )
-    others = (one for one in found.fitting(found.fastest, FAMILY) if _family(found, one) != _family(found, place))
-    if (other := next(others, None)) is not None:
-        more = float(found.seconds[other] / found.seconds[place] - 1)
-        slower = f"{more:.1%} slower, for {_grown(found, place, other)}" if more > _TIE else "as fast"
-        yield f"next best: {_words(found.planned(other))}, {slower}"
-    if large := len(found.rows) - found.num_fitting:
-        yield f"{large:,} of {len(found.rows):,} layouts do not fit with {found.limits.margin:.0%} to spare"
+    if not len(ranked.rows):
+        raise LayoutError(_nothing_is_legal(run, num_processes, hardware, fixed))
+    if ranked.best_place is None:
+        raise LayoutError(_nothing_fits(ranked, num_processes))
+    return _with(config, ranked.run_at(ranked.best_place)), list(_reasons(ranked, ranked.best_place, num_processes))
 
 
-def _family(found: Ranked, place: int) -> tuple[float, ...]:
-    return tuple(float(found.space.column(name, found.rows[[place]])[0]) for name in FAMILY)
+def _reasons(ranked: RankedLayouts, place: int, num_processes: int) -> Iterator[str]:
+    expected = StepForecast(float(ranked.seconds[place]), ranked.prices.interval)
+    yield (
+        f"parallel=auto: {_words(ranked.run_at(place))}, for {num_processes} of {ranked.hardware.name}: a step of "
+        f"{expected.words()}, and {format_bytes(ranked.count_bytes(place))} of {format_bytes(ranked.device_bytes)} "
+        "on the fullest rank"
+    )
+    candidates = (
+        candidate
+        for candidate in ranked.iter_fitting(ranked.fastest, FAMILY_COLUMNS)
+        if _family(ranked, candidate) != _family(ranked, place)
+    )
+    if (other := next(candidates, None)) is not None:
+        excess = float(ranked.seconds[other] / ranked.seconds[place] - 1)
+        slower = f"{excess:.1%} slower, for {_grown(ranked, place, other)}" if excess > _TIE else "as fast"
+        yield f"next best: {_words(ranked.run_at(other))}, {slower}"
+    if num_too_large := len(ranked.rows) - ranked.num_fitting:
+        yield f"{num_too_large:,} of {len(ranked.rows):,} layouts do not fit with {ranked.limits.margin:.0%} to spare"
 
 
-def _grown(found: Ranked, place: int, other: int) -> str:
+def _family(ranked: RankedLayouts, place: int) -> tuple[float, ...]:
+    return tuple(float(ranked.space.column(name, ranked.rows[[place]])[0]) for name in FAMILY_COLUMNS)
+
+
+def _grown(ranked: RankedLayouts, place: int, other: int) -> str:
     """Return in words the part of the step that grows most from this layout to the other."""
-    time, _ = price_runs([found.planned(place), found.planned(other)], found.hardware, found.prices.time)
+    time, _ = price_runs([ranked.run_at(place), ranked.run_at(other)], ranked.hardware, ranked.prices.time)
     return _PARTS[max(_PARTS, key=lambda name: float(np.diff(getattr(time, name))[0]))]
 
 
-def _nothing_is_legal(run: Planned, num_processes: int, hardware: Hardware, fixed: Mapping[str, Any]) -> str:
+def _nothing_is_legal(run: PlannedRun, num_processes: int, hardware: Hardware, fixed: Mapping[str, Any]) -> str:
     near = sorted(divisors(run.global_batch, run.global_batch), key=lambda count: abs(count - num_processes))
-    counts = sorted(count for count in near[:_NUM_NAMED] if len(legal(run, count, hardware, fixed)))
+    counts = sorted(count for count in near[:_NUM_NAMED] if len(legal_layouts(run, count, hardware, fixed)))
     given = [
         f"{'train' if key == 'micro_batch' else 'parallel'}.{key}={show(one)}"
         for key, one in fixed.items() if key != "recompute"
@@ -123,23 +129,24 @@ def _nothing_is_legal(run: Planned, num_processes: int, hardware: Hardware, fixe
     )
 
 
-def _nothing_fits(found: Ranked, num_processes: int) -> str:
-    smallest = int(np.argmin(found.held))
+def _nothing_fits(ranked: RankedLayouts, num_processes: int) -> str:
+    smallest = int(np.argmin(ranked.estimated_bytes))
     return (
-        f"parallel.auto=true finds no layout of {num_processes} processes that fits in {format_bytes(found.room)} of "
-        f"hardware={found.hardware.name} with {found.limits.margin:.0%} to spare: the smallest, "
-        f"{_words(found.planned(smallest))}, needs {format_bytes(found.counted(smallest))}. Start more processes, or "
-        "use a smaller model.seq_len or model."
+        f"parallel.auto=true finds no layout of {num_processes} processes that fits in "
+        f"{format_bytes(ranked.device_bytes)} of hardware={ranked.hardware.name} with "
+        f"{ranked.limits.margin:.0%} to spare: the smallest, "
+        f"{_words(ranked.run_at(smallest))}, needs {format_bytes(ranked.count_bytes(smallest))}. Start more "
+        "processes, or use a smaller model.seq_len or model."
     )
 
 
-def _words(run: Planned) -> str:
+def _words(run: PlannedRun) -> str:
     schedule = [run.parallel.schedule] if run.parallel.pp > 1 else []
     micro_batch = f"train.micro_batch={run.micro_batch}"
     return ", ".join([layout_words(run.parallel), *schedule, micro_batch, *run.recompute.settings])
 
 
-def _with(config: RunConfig, run: Planned) -> RunConfig:
+def _with(config: RunConfig, run: PlannedRun) -> RunConfig:
     """Return the config with this layout and `auto` off."""
     return replace(
         config, parallel=replace(run.parallel, auto=False, timeout_s=config.parallel.timeout_s),

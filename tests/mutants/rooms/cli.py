@@ -120,8 +120,8 @@ MUTANTS = [
         name="gibibytes_of_a_thousand",
         file="lmtrain/cli/plan/view.py",
         function="row",
-        old='"GiB": f"{one.held / 2**30:.1f}"',
-        new='"GiB": f"{one.held / 1e9:.1f}"',
+        old='"GiB": f"{one.total_bytes / 2**30:.1f}"',
+        new='"GiB": f"{one.total_bytes / 1e9:.1f}"',
         breaks="The column GiB holds GB, 7% more than the memory that stands below the table and in the JSON.",
     ),
     Mutant(

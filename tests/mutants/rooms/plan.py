@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         name="mfu_of_the_settings_precision",
         file="lmtrain/plan/search/result.py",
-        function="Answer.mfu",
+        function="LayoutResult.mfu",
         old="self.hardware.peak(self.run.product_precision)",
         new="self.hardware.peak(self.run.precision.kind)",
         breaks="The share of the peak is taken of plain fp32's, so it comes out some eight times too high.",
@@ -16,15 +16,15 @@ MUTANTS = [
         name="a_run_judges_the_fit_that_it_was_in",
         file="lmtrain/plan/calibrate.py",
         function="calibrate",
-        old="*runs[number + 1 :]]",
-        new="*runs[number:]]",
+        old="*runs[index + 1 :]]",
+        new="*runs[index:]]",
         breaks="Errors after calibration are those of runs that were fitted to, so they and the interval that is "
         "written for the machine are too small.",
     ),
     Mutant(
         name="room_in_decimal_gigabytes",
         file="lmtrain/plan/search/rank.py",
-        function="Ranked.room",
+        function="RankedLayouts.device_bytes",
         old="self.hardware.memory_GiB * GIB",
         new="self.hardware.memory_GiB * 1e9",
         breaks="The memory of a device counts as 7% less than it is, so layouts that fit are said not to.",
@@ -33,7 +33,7 @@ MUTANTS = [
     Mutant(
         name="switch_may_not_be_filled",
         file="lmtrain/plan/search/rank.py",
-        function="rank",
+        function="rank_layouts",
         old='space.column("tp", rows) <= (limits.switch or np.inf)',
         new='space.column("tp", rows) < (limits.switch or np.inf)',
         breaks="Layouts whose shards and cuts take up exactly the devices below one switch are left out.",
@@ -42,7 +42,7 @@ MUTANTS = [
     Mutant(
         name="copies_stand_side_by_side",
         file="lmtrain/plan/price/step.py",
-        function="copies_group",
+        function="replica_group",
         old="np.maximum(c.dp / c.shard, 1.0), c.tp * c.shard)",
         new="np.maximum(c.dp / c.shard, 1.0), c.tp)",
         breaks="Sums over copies are priced as if the copies of a shard were neighbours in a node, and not a whole "
@@ -52,7 +52,7 @@ MUTANTS = [
     Mutant(
         name="two_stages_that_fill_a_node_are_apart",
         file="lmtrain/plan/price/step.py",
-        function="send",
+        function="send_seconds",
         old="np.where(stage * 2 <= c.node, 0.5, 1.0)",
         new="np.where(stage * 2 < c.node, 0.5, 1.0)",
         breaks="Messages of a pipeline are priced as if both neighbours were in other nodes, though one is in this.",
@@ -62,17 +62,17 @@ MUTANTS = [
         name="optimizer_is_shared_among_copies_too",
         file="lmtrain/plan/price/step.py",
         function="price_step",
-        old="owned = held / np.where(c.zero > 0, c.shard, 1.0)",
-        new="owned = held / np.where(c.zero > 0, c.dp, 1.0)",
+        old="updated_weights = num_weights / np.where(c.zero > 0, c.shard, 1.0)",
+        new="updated_weights = num_weights / np.where(c.zero > 0, c.dp, 1.0)",
         breaks="The optimizer's share of a step is too short by the number of copies, which favours layouts with many.",
         only_for="dp_replicate > 1 with dp_shard > 1",
     ),
     Mutant(
         name="pipelines_of_a_trace_are_mixed",
-        file="lmtrain/plan/measured.py",
-        function="beside_table",
-        old="costs = _costs(work, layout.dp * layout.tp)",
-        new="costs = _costs(work, layout.dp)",
+        file="lmtrain/plan/trace_comparison.py",
+        function="compare_with_replay",
+        old="costs = _median_action_seconds(work, layout.dp * layout.tp)",
+        new="costs = _median_action_seconds(work, layout.dp)",
         breaks="Costs of several pipelines are thrown together, so the replay of the slowest one, for which all wait, "
         "becomes that of a mean one.",
         only_for="traces of pipelines with tensor parallelism whose ranks are not equally fast",
@@ -90,9 +90,9 @@ MUTANTS = [
     Mutant(
         name="logits_are_gone_after_the_first_half",
         file="lmtrain/plan/run_model/ranks.py",
-        function="_most_kept",
-        old="float(np.max((flying.waits + flying.later) @ logits)),",
-        new="float(np.max(flying.waits @ logits)),",
+        function="_peak_activation_bytes",
+        old="float(np.max((in_flight.awaiting_backward + in_flight.awaiting_weight_half) @ logits)),",
+        new="float(np.max(in_flight.awaiting_backward @ logits)),",
         breaks="Gradients of logits that wait for the second half of a backward are not counted, so the rank with the "
         "head needs more than the plan says.",
         only_for="zb_h1 and zb_v, on the rank with the head, where several first halves are ahead of their second ones",
@@ -100,7 +100,7 @@ MUTANTS = [
     Mutant(
         name="a_layer_a_stage_is_never_tried",
         file="lmtrain/plan/search/search.py",
-        function="_Search._pipelines",
+        function="_Search._pipeline_settings",
         old="range(1, num_layers // pp + 1)",
         new="range(1, num_layers // pp)",
         breaks="A search leaves out pipelines with as many stages as their layers allow, one layer in each among them.",
@@ -109,9 +109,9 @@ MUTANTS = [
     Mutant(
         name="recompute_is_offered_to_split_backwards",
         file="lmtrain/plan/search/search.py",
-        function="_Search._again",
-        old="if not any((*one.problems_in_layout(parallel), *one.problems_in_model(num_layers))):",
-        new="if not any(one.problems_in_model(num_layers)):",
+        function="_Search._recompute_settings",
+        old="if not any((*recompute.problems_in_layout(parallel), *recompute.problems_in_model(num_layers))):",
+        new="if not any(recompute.problems_in_model(num_layers)):",
         breaks="The search counts and may recommend zero-bubble schedules with recompute, which the settings of a run "
         "refuse.",
         only_for="searches that reach zb_h1 or zb_v, where memory is scarce enough for recompute to win",
@@ -119,9 +119,9 @@ MUTANTS = [
     Mutant(
         name="recompute_of_the_rank_with_least",
         file="lmtrain/plan/run_model/run.py",
-        function="again_of",
-        old="max(_share_again(run, held) for held in run.stages)",
-        new="min(_share_again(run, held) for held in run.stages)",
+        function="recomputed_shares",
+        old="max(_recomputed_share(run, stages) for stages in run.stages)",
+        new="min(_recomputed_share(run, stages) for stages in run.stages)",
         breaks="A step is priced by the rank that computes least again, though the others wait for the one that "
         "computes most.",
         only_for="pipelines with recompute.blocks fewer than the layers",
@@ -129,9 +129,9 @@ MUTANTS = [
     Mutant(
         name="curve_forgets_the_last_point_that_fits",
         file="lmtrain/plan/search/result.py",
-        function="curve",
-        old="before = best or before",
-        new="before = best",
+        function="scaling_curve",
+        old="previous = best or previous",
+        new="previous = best",
         breaks="After a number of devices on which nothing fits, the next point has no gain and is not compared with "
         "the layout before.",
         only_for="curves with a number in the middle for which there is no layout",

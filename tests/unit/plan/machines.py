@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from lmtrain.plan.price.hardware import FACTORS, Factor, Factors, Hardware
+from lmtrain.plan.price.hardware import TIME_FACTORS, Factor, Factors, Hardware
 
 
 def nominal() -> Factors:
-    return Factors({name: factor.value for name, factor in FACTORS.items()})
+    return Factors({name: factor.value for name, factor in TIME_FACTORS.items()})
 
 
-def range_problems(values: Mapping[str, float], factors: Mapping[str, Factor] = FACTORS) -> Iterator[str]:
+def range_problems(values: Mapping[str, float], factors: Mapping[str, Factor] = TIME_FACTORS) -> Iterator[str]:
     """What a value may not be, and names that are missing or too many."""
     for name in sorted(set(values) ^ set(factors)):
         yield f"{name} is {'no factor' if name in values else 'missing'}"

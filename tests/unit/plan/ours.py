@@ -8,12 +8,12 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.compute_settings import Bf16Settings, ComputeSettings, FullRecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.run_model.run import Planned
+from lmtrain.plan.run_model.run import PlannedRun
 
 GPT3 = GPTSettings(num_layers=96, width=12288, num_heads=96, vocab_size=50257, vocab_multiple=128, seq_len=2048)
 
 
-def planned(model: Any = GPT3, **changes: Any) -> Planned:
+def planned(model: Any = GPT3, **changes: Any) -> PlannedRun:
     """GPT-3 175B on 1,024 devices, and what a test changes: settings of the layout go into it."""
     layout: dict[str, Any] = {"pp": 16, "tp": 8, "dp_shard": 8}
     layout |= {key: changes.pop(key) for key in list(changes) if key in ParallelSettings.__dataclass_fields__}
@@ -22,9 +22,9 @@ def planned(model: Any = GPT3, **changes: Any) -> Planned:
         "compute": ComputeSettings(), "optim": AdamWSettings(lr=1e-4), "recompute": FullRecomputeSettings(),
         "micro_batch": 1, "global_batch": 1536,
     }  # fmt: skip
-    return Planned(**(values | changes))
+    return PlannedRun(**(values | changes))
 
 
-def planned_on_cpu(**changes: Any) -> Planned:
+def planned_on_cpu(**changes: Any) -> PlannedRun:
     """The same where its kernels can be looked at."""
     return planned(compute=ComputeSettings(device="cpu"), **changes)

@@ -11,16 +11,16 @@ from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.compute_settings import Bf16Settings, ComputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.run_model.run import Planned
-from lmtrain.plan.search.rank import Limits, Prices, Ranked
-from lmtrain.plan.search.result import Study
+from lmtrain.plan.run_model.run import PlannedRun
+from lmtrain.plan.search.rank import Limits, Prices, RankedLayouts
+from lmtrain.plan.search.result import CurveInputs
 from tests.unit.plan.machines import hardware_named
 
 LARGE = GPTSettings(num_layers=8, width=6144, num_heads=48, vocab_size=32000, seq_len=2048)
 
 
-def run_of(model: GPTSettings, global_batch: int, *, compiles: bool = False) -> Planned:
-    return Planned(
+def run_of(model: GPTSettings, global_batch: int, *, compiles: bool = False) -> PlannedRun:
+    return PlannedRun(
         model=model, parallel=ParallelSettings(), precision=Bf16Settings(), compute=ComputeSettings(compile=compiles),
         optim=AdamWSettings(lr=1e-3), micro_batch=1, global_batch=global_batch,
     )  # fmt: skip
@@ -32,13 +32,13 @@ def h100() -> Hardware:
 
 
 @cache
-def study(margin: float = 0.08, switch: int = 0, memory_GiB: float = 79.1) -> Study:
-    return Study(
-        run=run_of(LARGE, 64), hardware=replace(h100(), memory_GiB=memory_GiB), prices=Prices(), fixed={},
+def study(margin: float = 0.08, switch: int = 0, memory_GiB: float = 79.1) -> CurveInputs:
+    return CurveInputs(
+        run=run_of(LARGE, 64), hardware=replace(h100(), memory_GiB=memory_GiB), prices=Prices(), fixed_settings={},
         limits=Limits(margin=margin, switch=switch),
     )  # fmt: skip
 
 
 @cache
-def ranked(margin: float = 0.08, switch: int = 0, memory_GiB: float = 79.1) -> Ranked:
-    return study(margin, switch, memory_GiB).ranked(16)
+def ranked(margin: float = 0.08, switch: int = 0, memory_GiB: float = 79.1) -> RankedLayouts:
+    return study(margin, switch, memory_GiB).rank_layouts(16)

@@ -9,33 +9,41 @@ import pytest
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings, NoRecomputeSettings
 from lmtrain.plan.run_model.memory import GIB
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.search.rank import FAMILY, Prices
-from lmtrain.plan.search.result import PARTS, Answer, answers, map_of, price, unfitting, why_slower
+from lmtrain.plan.search.rank import FAMILY_COLUMNS, Prices
+from lmtrain.plan.search.result import (
+    STEP_PARTS,
+    LayoutResult,
+    best_by_pp_and_tp,
+    price_layouts,
+    results_at,
+    too_large_results,
+    why_slower,
+)
 from tests.unit.plan.ours import planned
 from tests.unit.plan.searched import LARGE, h100, ranked
 
 
-def best(count: int = 3) -> list[Answer]:
+def best(count: int = 3) -> list[LayoutResult]:
     found = ranked()
-    return answers(found, islice(found.fitting(found.fastest, FAMILY), count))
+    return results_at(found, islice(found.iter_fitting(found.fastest, FAMILY_COLUMNS), count))
 
 
 def test_parts_add_up_to_the_step_and_names_to_the_memory() -> None:
     found = ranked()
-    for place, one in zip(found.fitting(found.fastest, FAMILY), best(5), strict=False):
+    for place, one in zip(found.iter_fitting(found.fastest, FAMILY_COLUMNS), best(5), strict=False):
         assert one.seconds == pytest.approx(found.seconds[place])
-        assert one.held == found.counted(place)
+        assert one.total_bytes == found.count_bytes(place)
         assert min(one.parts.values()) >= 0
-        assert set(one.parts) == set(PARTS)
+        assert set(one.parts) == set(STEP_PARTS)
 
 
 def test_messages_and_cuts_are_no_computation() -> None:
     run = planned(vp=2, schedule="interleaved", recompute=NoRecomputeSettings())
-    (one,) = price([run], h100(), Prices())
+    (one,) = price_layouts([run], h100(), Prices())
     time, _ = price_runs([run], h100(), Prices().time)
     assert one.seconds == pytest.approx(time.total[0])
     assert min(one.parts["sends"], one.parts["tp"], one.parts["bubble"]) > 0
-    assert one.exposed * one.seconds == pytest.approx(
+    assert one.exposed_share * one.seconds == pytest.approx(
         sum(one.parts[name] for name in ("tp", "sends", "sharded", "reduce"))
     )
 
@@ -47,31 +55,31 @@ def test_rates_follow_from_the_step() -> None:
     assert one.mfu == pytest.approx(LARGE.shape.flops_per_token() * one.tokens_per_s / (16 * 989.4e12))
     assert one.joules_per_token == pytest.approx(one.watts * 16 * one.seconds / (64 * 2048))
     assert 0.8 * 700 < one.watts < 700
-    low, high = one.between
+    low, high = one.interval_s
     assert low < one.seconds < high
     assert one.seconds / low == pytest.approx(high / one.seconds)
 
 
 def test_products_that_are_cut_to_tf32_are_a_share_of_its_peak() -> None:
     run = planned(precision=Fp32Settings(), compute=ComputeSettings(tf32=True))
-    (one,) = price([run], h100(), Prices())
+    (one,) = price_layouts([run], h100(), Prices())
     assert one.mfu == pytest.approx(run.shape.flops_per_token() * one.tokens_per_s / (1024 * 494.7e12))
 
 
 def test_why_a_layout_lost_is_the_part_that_grew_most() -> None:
     first, *others = best(8)
     for other in others:
-        more = {name: other.parts[name] - first.parts[name] for name in PARTS}
+        more = {name: other.parts[name] - first.parts[name] for name in STEP_PARTS}
         worst = max(more, key=lambda name: more[name])
-        assert why_slower(other, first).startswith(f"{PARTS[worst]} +")
+        assert why_slower(other, first).startswith(f"{STEP_PARTS[worst]} +")
 
 
 def test_the_map_has_the_fastest_of_each_place_or_what_it_would_need() -> None:
-    cells = map_of(ranked())
+    cells = best_by_pp_and_tp(ranked())
     assert set(cells) == {(pp, tp) for pp in (1, 2, 4, 8) for tp in (1, 2, 4, 8, 16) if pp * tp <= 16}
-    fastest = min((one for one in cells.values() if isinstance(one, Answer)), key=lambda one: one.seconds)
+    fastest = min((one for one in cells.values() if isinstance(one, LayoutResult)), key=lambda one: one.seconds)
     assert fastest.seconds == pytest.approx(best()[0].seconds)
-    small = map_of(ranked(memory_GiB=8.0))
+    small = best_by_pp_and_tp(ranked(memory_GiB=8.0))
     needs = [one for one in small.values() if isinstance(one, float)]
     assert needs
     assert all(one > 8 * 0.92 * GIB for one in needs)
@@ -79,19 +87,19 @@ def test_the_map_has_the_fastest_of_each_place_or_what_it_would_need() -> None:
 
 def test_where_nothing_fits_the_smallest_are_shown() -> None:
     found = ranked(memory_GiB=1.0)
-    assert found.best is None
-    shown = list(unfitting(found, 3))
+    assert found.best_place is None
+    shown = list(too_large_results(found, 3))
     assert len(shown) == 3
-    assert shown[0].held <= found.counted(int(found.held.argmin()))
-    assert shown[0].held <= shown[1].held <= shown[2].held
+    assert shown[0].total_bytes <= found.count_bytes(int(found.estimated_bytes.argmin()))
+    assert shown[0].total_bytes <= shown[1].total_bytes <= shown[2].total_bytes
 
 
 def test_what_crosses_a_switch_is_not_said_to_miss_by_bytes() -> None:
     found = ranked(memory_GiB=1.0, switch=4)
-    shown = [one.run.parallel for one in unfitting(found, 3)]
+    shown = [one.run.parallel for one in too_large_results(found, 3)]
     assert all(one.dp_shard * one.tp <= 4 for one in shown)
     assert len(shown) == 3
-    assert {tp for _, tp in map_of(found)} == {1, 2, 4}
+    assert {tp for _, tp in best_by_pp_and_tp(found)} == {1, 2, 4}
 
 
 def test_facts_are_plain_data() -> None:

@@ -10,11 +10,11 @@ import pytest
 from lmtrain.config.compose import conf_dir
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.compute_settings import Fp32Settings, NoRecomputeSettings
-from lmtrain.plan.calibrate import Measured, calibrate, prices_of
-from lmtrain.plan.price.hardware import Hardware, fitted, interval
+from lmtrain.plan.calibrate import MeasuredRun, calibrate, machine_prices
+from lmtrain.plan.price.hardware import Hardware, fitted_interval, fitted_time_factors
 from lmtrain.plan.price.step import price_step
-from lmtrain.plan.price.workload import columns
-from lmtrain.plan.run_model.run import Planned, case_of
+from lmtrain.plan.price.workload import build_columns
+from lmtrain.plan.run_model.run import PlannedRun, case_of
 from tests.unit.plan.machines import hardware_named
 from tests.unit.plan.ours import planned
 
@@ -22,7 +22,7 @@ CPU = hardware_named("cpu", conf_dir() / "hardware")
 TRUE = replace(CPU, peak_tflops={"fp32": 0.03}, memory_GBps=6.0, factors={"gap_s": 8e-6, "step_s": 0.02})
 
 
-def run(width: int, seq_len: int, **layout: int) -> Planned:
+def run(width: int, seq_len: int, **layout: int) -> PlannedRun:
     model = GPTSettings(num_layers=4, width=width, num_heads=4, vocab_size=512, seq_len=seq_len)
     axes = {"pp": 1, "tp": 1, "dp_shard": 1} | layout
     return planned(
@@ -33,11 +33,13 @@ def run(width: int, seq_len: int, **layout: int) -> Planned:
 RUNS = [run(64, 64), run(256, 64, dp_shard=2), run(256, 128), run(64, 256)]
 
 
-def measured(hardware: Hardware, count: int) -> list[Measured]:
+def measured(hardware: Hardware, count: int) -> list[MeasuredRun]:
     """Return the times of the first `count` runs; each run more costs a fit more."""
     runs = RUNS[:count]
-    times = price_step(columns([case_of(one, hardware) for one in runs]), prices_of(hardware).time).total
-    return [Measured(str(number), one, float(time)) for number, (one, time) in enumerate(zip(runs, times, strict=True))]
+    times = price_step(build_columns([case_of(one, hardware) for one in runs]), machine_prices(hardware).time).total
+    return [
+        MeasuredRun(str(number), one, float(time)) for number, (one, time) in enumerate(zip(runs, times, strict=True))
+    ]
 
 
 def test_a_machine_is_found_again_from_its_steps() -> None:
@@ -71,7 +73,7 @@ def test_a_data_sheet_is_believed_more_than_a_guess() -> None:
 
 
 def test_a_machine_has_the_factors_of_all_unless_it_has_its_own() -> None:
-    assert prices_of(CPU).time.values == fitted().values
-    assert prices_of(CPU).interval == interval()
-    own = prices_of(replace(CPU, factors={"gap_s": 9e-6}, interval=0.05))
+    assert machine_prices(CPU).time.values == fitted_time_factors().values
+    assert machine_prices(CPU).interval == fitted_interval()
+    own = machine_prices(replace(CPU, factors={"gap_s": 9e-6}, interval=0.05))
     assert (own.time["gap_s"], own.interval) == (9e-6, 0.05)

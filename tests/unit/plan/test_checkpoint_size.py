@@ -24,7 +24,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Shape, places_of_rank
 from lmtrain.plan.run_model import checkpoint_size
-from lmtrain.plan.run_model.checkpoint_size import check_listed
+from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits
 from lmtrain.runtime.files.files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory
 
 MODEL = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_multiple=64, seq_len=32)
@@ -56,23 +56,25 @@ def test_it_is_as_large_as_the_layout_says(monkeypatch: pytest.MonkeyPatch, size
     need = max(len(text), json_memory(text) * MAX_JSON_BYTES // MAX_JSON_MEMORY)
     monkeypatch.setattr(checkpoint_size, "most_bytes", lambda data_bytes: need - 1)
     with pytest.raises(CheckpointError, match=r"could not be read again: it.* Cut them less finely"):
-        check_listed(MODEL, parallel.layout, two, 1 << 30)
-    monkeypatch.setattr(checkpoint_size, "most_bytes", lambda data_bytes: int(1.03 * need) + 4 * checkpoint_size._STATE)
-    size = check_listed(MODEL, parallel.layout, two, 1 << 30)
+        check_manifest_limits(MODEL, parallel.layout, two, 1 << 30)
+    monkeypatch.setattr(
+        checkpoint_size, "most_bytes", lambda data_bytes: int(1.03 * need) + 4 * checkpoint_size._STATE_BYTES
+    )
+    size = check_manifest_limits(MODEL, parallel.layout, two, 1 << 30)
     keys = [piece.key for tensor in manifest.tensors.values() for piece in tensor.pieces]
     reckoned = room_beside(len(keys), sum(map(len, keys)), 1 << 30, parallel.layout.world_size)  # by the save
-    assert reckoned <= size - (1 << 30) - SLACK_BYTES - checkpoint_size._STATE < 1.03 * reckoned
+    assert reckoned <= size - (1 << 30) - SLACK_BYTES - checkpoint_size._STATE_BYTES < 1.03 * reckoned
 
 
 def test_it_is_counted_before_anything_of_that_size_is_made() -> None:
     large = GPTSettings(num_layers=96, width=12288, num_heads=96, vocab_size=50257, seq_len=32)
     with pytest.raises(CheckpointError, match="14,193,198 pieces of tensors are more than a checkpoint's 1,000,000"):
-        check_listed(large, Layout(dp_shard=4096), two, 1 << 40)
-    check_listed(large, Layout(dp_shard=32, tp=8, dp_replicate=32), two, 1 << 40)
+        check_manifest_limits(large, Layout(dp_shard=4096), two, 1 << 40)
+    check_manifest_limits(large, Layout(dp_shard=32, tp=8, dp_replicate=32), two, 1 << 40)
 
 
 def test_pieces_of_small_tensors_are_bounded_by_the_room_that_they_leave() -> None:
     wide = GPTSettings(num_layers=96, width=1024, num_heads=16, vocab_size=50257, seq_len=32)
-    check_listed(wide, Layout(dp_shard=64), two, 1 << 32)
+    check_manifest_limits(wide, Layout(dp_shard=64), two, 1 << 32)
     with pytest.raises(CheckpointError, match="could not be read again: it"):
-        check_listed(wide, Layout(dp_shard=256), two, 1 << 32)
+        check_manifest_limits(wide, Layout(dp_shard=256), two, 1 << 32)

@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.plan.search.rank import Limits, Prices
-from lmtrain.plan.search.result import Answer, Point, Study, curve
+from lmtrain.plan.search.result import CurveInputs, CurvePoint, LayoutResult, scaling_curve
 from tests.unit.plan.searched import h100, ranked, run_of, study
 
 LLAMA_7B = GPTSettings(
@@ -20,17 +20,17 @@ SHARDED = {"dp_replicate": 1, "zero": 3, "balance": "layers"}
 PUBLISHED_LOSS, PUBLISHED_POWER = 0.3722, 0.0587  # of a GPU's throughput and power, from 128 to 2,048 H100
 
 
-def points_of(gpus: list[int], *, seq_len: int, per_gpu: int) -> list[Point]:
+def points_of(gpus: list[int], *, seq_len: int, per_gpu: int) -> list[CurvePoint]:
     run = run_of(replace(LLAMA_7B, seq_len=seq_len), per_gpu * gpus[0], compiles=True)
-    whole = Study(
-        run=run, hardware=h100(), limits=Limits(), prices=Prices(), fixed=SHARDED, batch_per_gpu=float(per_gpu)
+    whole = CurveInputs(
+        run=run, hardware=h100(), limits=Limits(), prices=Prices(), fixed_settings=SHARDED, batch_per_gpu=float(per_gpu)
     )  # fmt: skip
-    return list(curve(whole, whole.ranked(gpus[0]), gpus))
+    return list(scaling_curve(whole, whole.rank_layouts(gpus[0]), gpus))
 
 
 def test_twice_the_devices_bring_at_most_twice_as_much() -> None:
     """A number for which there is no layout is passed over: the next is compared with the last that has one."""
-    found = list(curve(study(), ranked(), [16, 17, 32, 64]))
+    found = list(scaling_curve(study(), ranked(), [16, 17, 32, 64]))
     assert [point.gpus for point in found] == [16, 17, 32, 64]
     assert found[0].gain is None
     assert (found[1].best, found[1].gain) == (None, None)
@@ -45,7 +45,10 @@ def test_twice_the_devices_bring_at_most_twice_as_much() -> None:
 
 def test_the_batch_may_grow() -> None:
     grows = replace(study(), batch_per_gpu=4.0)
-    assert [point.best and point.best.run.global_batch for point in curve(grows, ranked(), [16, 32])] == [64, 128]
+    assert [point.best and point.best.run.global_batch for point in scaling_curve(grows, ranked(), [16, 32])] == [
+        64,
+        128,
+    ]
 
 
 @pytest.mark.wide
@@ -55,10 +58,10 @@ def test_what_was_best_before_is_priced_beside_what_took_over() -> None:
         assert point.best is not None
         old, new = before.best.run.parallel, point.best.run.parallel
         if (old.pp, old.tp) == (new.pp, new.tp):
-            assert point.kept is None
-        elif point.kept is not None:
-            assert (point.kept.run.parallel.pp, point.kept.run.parallel.tp) == (old.pp, old.tp)
-            assert point.kept.seconds >= point.best.seconds
+            assert point.same_cut is None
+        elif point.same_cut is not None:
+            assert (point.same_cut.run.parallel.pp, point.same_cut.run.parallel.tp) == (old.pp, old.tp)
+            assert point.same_cut.seconds >= point.best.seconds
 
 
 @pytest.mark.wide
@@ -66,7 +69,7 @@ def test_the_scaling_study_lies_within_what_is_expected() -> None:
     """1 to 4 sequences of 2,048 or 4,096 tokens a GPU: from the least to the most loss, with the interval."""
     losses, power = [], []
     for seq_len, per_gpu in ((2048, 1), (4096, 4)):
-        few, many = (point.plain for point in points_of([128, 2048], seq_len=seq_len, per_gpu=per_gpu))
+        few, many = (point.zero3_only for point in points_of([128, 2048], seq_len=seq_len, per_gpu=per_gpu))
         assert few is not None
         assert many is not None
         losses += [1 - _each(many, at) / _each(few, 0) for at in (-1, 0, 1)]
@@ -75,16 +78,16 @@ def test_the_scaling_study_lies_within_what_is_expected() -> None:
     assert min(power) - 0.02 <= PUBLISHED_POWER <= max(power) + 0.02
 
 
-def _each(one: Answer, at: int) -> float:
+def _each(one: LayoutResult, at: int) -> float:
     """Tokens a second and device, at the slow end of what is expected, in the middle, or at the fast end."""
-    seconds = {-1: one.between[1], 0: one.seconds, 1: one.between[0]}[at]
-    return one.tokens / seconds / one.gpus
+    seconds = {-1: one.interval_s[1], 0: one.seconds, 1: one.interval_s[0]}[at]
+    return one.tokens_per_step / seconds / one.gpus
 
 
 def test_a_few_cuts_or_stages_take_over_from_sharding_alone() -> None:
     """Where a GPU has one short sequence: little is won on a node, and much on thousands of GPUs."""
     found = points_of([8, 2048], seq_len=2048, per_gpu=1)
-    gains = [point.plain.seconds / point.best.seconds - 1 for point in found if point.plain and point.best]
+    gains = [point.zero3_only.seconds / point.best.seconds - 1 for point in found if point.zero3_only and point.best]
     assert len(gains) == 2
     assert gains[0] < 0.05
     assert gains[1] > 0.2

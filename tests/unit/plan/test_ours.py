@@ -19,8 +19,8 @@ from lmtrain.parallel.compute_settings import (
     OperatorsRecomputeSettings,
 )
 from lmtrain.plan.price.step import price_step
-from lmtrain.plan.price.workload import Again, Attention, Case, Overlap, Pointwise, Schedule, columns
-from lmtrain.plan.run_model.run import Planned, case_of
+from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, RecomputedShares, Schedule, build_columns
+from lmtrain.plan.run_model.run import PlannedRun, case_of
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.ours import GPT3, planned
@@ -28,13 +28,13 @@ from tests.unit.plan.ours import GPT3, planned
 A100 = hardware_named("a100_80gb", CONF)
 
 
-def case(run: Planned) -> Case:
+def case(run: PlannedRun) -> Case:
     return case_of(run, A100)
 
 
 def test_gpt3_is_the_case_of_the_paper() -> None:
     """Written by hand from the paper, and made from settings."""
-    hand = gpt3(again=Again(products=1, attention=1, pointwise=1, collectives=1), precision="bf16")
+    hand = gpt3(again=RecomputedShares(products=1, attention=1, pointwise=1, collectives=1), precision="bf16")
     ours = case(planned(sequence_parallel=False))
     assert replace(hand, program=ours.program, vocab=ours.vocab, first_stage=6, largest_stage=6, last_stage=6) == ours
     assert ours.vocab == 50304
@@ -54,10 +54,10 @@ def test_gpt3_is_the_case_of_the_paper() -> None:
         ({"micro_batch": 2}, "num_microbatches", 96),
         ({"precision": Fp16Settings()}, "precision", "fp16"),
         ({"optim": MuonSettings(lr=1e-3)}, "optimizer_bytes", pytest.approx(8, rel=0.01)),
-        ({"recompute": AttentionRecomputeSettings()}, "again", Again(attention=1)),
-        ({"recompute": OperatorsRecomputeSettings()}, "again", Again(pointwise=1, collectives=1)),
+        ({"recompute": AttentionRecomputeSettings()}, "again", RecomputedShares(attention=1)),
+        ({"recompute": OperatorsRecomputeSettings()}, "again", RecomputedShares(pointwise=1, collectives=1)),
         # because: the first rank does all of its blocks again, and the others wait for it
-        ({"recompute": FullRecomputeSettings(blocks=6)}, "again", case(planned()).again),
+        ({"recompute": FullRecomputeSettings(blocks=6)}, "again", case(planned()).recomputed),
     ],
 )
 def test_a_setting_changes_the_case(changes: dict[str, Any], field: str, value: Any) -> None:
@@ -125,7 +125,8 @@ def test_a_compiler_fuses_and_waits() -> None:
 def test_products_of_fp32_numbers_cut_to_tf32_are_fast() -> None:
     """Half of bf16's peak, with bytes of fp32."""
     fp32, tf32 = (
-        columns([case(planned(precision=Fp32Settings(), compute=ComputeSettings(tf32=on)))]) for on in (False, True)
+        build_columns([case(planned(precision=Fp32Settings(), compute=ComputeSettings(tf32=on)))])
+        for on in (False, True)
     )
     assert [fp32.half_peak[0], tf32.half_peak[0]] == [19.5e12, 156e12]
     assert fp32.precision[0] == tf32.precision[0] == 4
@@ -135,5 +136,5 @@ def test_products_of_fp32_numbers_cut_to_tf32_are_fast() -> None:
 
 def test_zero_2_pays_for_each_microbatch() -> None:
     """Its gradients are reduced as soon as a microbatch has made them."""
-    one, two = (price_step(columns([case(planned(zero=zero))]), nominal()).reduce[0] for zero in (1, 2))
+    one, two = (price_step(build_columns([case(planned(zero=zero))]), nominal()).reduce[0] for zero in (1, 2))
     assert two > 10 * one

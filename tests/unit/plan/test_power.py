@@ -7,27 +7,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.hardware import fitted
-from lmtrain.plan.price.step import COMPUTING, RESTING, busy_share, dollars, price_step, watts
-from lmtrain.plan.price.workload import columns
+from lmtrain.plan.price.hardware import fitted_time_factors
+from lmtrain.plan.price.step import COMPUTE_POWER_SHARE, IDLE_POWER_SHARE, busy_share, dollars, price_step, watts
+from lmtrain.plan.price.workload import build_columns
 from lmtrain.plan.run_model.run import case_of
 from tests.unit.plan.searched import LARGE, h100, run_of
 
 
 def test_a_device_that_waits_draws_less_but_not_much_less() -> None:
     run = run_of(LARGE, 64)
-    cases = columns([
+    cases = build_columns([
         case_of(replace(run, parallel=replace(run.parallel, tp=tp, dp_shard=64 // tp)), h100()) for tp in (1, 32)
     ])  # fmt: skip
-    time = price_step(cases, fitted())
+    time = price_step(cases, fitted_time_factors())
     busy, power = busy_share(time), watts(time, h100())
     assert 0 < busy[1] < busy[0] < 1
-    assert power == pytest.approx(700 * (RESTING + COMPUTING * busy))
+    assert power == pytest.approx(700 * (IDLE_POWER_SHARE + COMPUTE_POWER_SHARE * busy))
     assert power[1] > 0.75 * power[0]
 
 
 def test_a_machine_whose_power_is_not_known_has_none() -> None:
-    time = price_step(columns([case_of(run_of(LARGE, 8), h100())]), fitted())
+    time = price_step(build_columns([case_of(run_of(LARGE, 8), h100())]), fitted_time_factors())
     assert np.array_equal(watts(time, replace(h100(), power_W=0.0)), [0.0])
 
 

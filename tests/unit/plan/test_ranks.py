@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lmtrain.parallel.compute_settings import NoRecomputeSettings
-from lmtrain.plan.run_model.ranks import NEED_A_GPU, _in_flight, fullest_rank, rank_bytes_of
+from lmtrain.plan.run_model.ranks import NEED_A_GPU, _in_flight_of_schedule, fullest_rank, rank_bytes_of
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import activations_held
 from tests.unit.plan.ours import GPT3, planned, planned_on_cpu
@@ -46,8 +46,8 @@ def test_a_long_step_holds_what_its_table_does(schedule: str, vp: int) -> None:
     held = activations_held(schedule_named(schedule).table(4, vp, 64))
     for rank in (1, 2):  # without embedding or head
         if schedule.startswith("zb"):
-            flying = _in_flight(schedule, rank, 4, vp, 64)
-            assert max((flying.waits + flying.later).sum(axis=1)) == held[rank]
+            flying = _in_flight_of_schedule(schedule, rank, 4, vp, 64)
+            assert max((flying.awaiting_backward + flying.awaiting_weight_half).sum(axis=1)) == held[rank]
         else:
             each = run.layers.kept(run.stages[rank][0]).hidden
             assert rank_bytes_of(run, rank)["activations"] == pytest.approx(held[rank] * each)

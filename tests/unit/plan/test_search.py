@@ -17,10 +17,10 @@ from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.compute_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.price.workload import columns
-from lmtrain.plan.run_model.checkpoint_size import check_listed, checkpoint_bytes
-from lmtrain.plan.run_model.run import Planned, case_of
-from lmtrain.plan.search.search import legal
+from lmtrain.plan.price.workload import build_columns
+from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
+from lmtrain.plan.run_model.run import PlannedRun, case_of
+from lmtrain.plan.search.search import legal_layouts
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import RampUpSettings, TrainSettings
@@ -30,11 +30,11 @@ SMALL = GPTSettings(num_layers=4, width=24, num_heads=12, num_kv_heads=6, vocab_
 DEEP = replace(SMALL, num_layers=9, num_heads=4, num_kv_heads=None, seq_len=8, dropout=0.1)
 
 
-def key(run: Planned) -> tuple[Any, ...]:
+def key(run: PlannedRun) -> tuple[Any, ...]:
     return run.parallel, run.micro_batch, run.recompute
 
 
-def every_combination(run: Planned, world_size: int) -> Iterator[tuple[Any, ...]]:
+def every_combination(run: PlannedRun, world_size: int) -> Iterator[tuple[Any, ...]]:
     """All that RunConfig accepts, asked one by one."""
     sizes = [n for n in range(1, world_size + 1) if world_size % n == 0]
     for pp, replicate, shard, tp in product(sizes, repeat=4):
@@ -54,14 +54,14 @@ def every_combination(run: Planned, world_size: int) -> Iterator[tuple[Any, ...]
             yield from _rest(run, parallel)
 
 
-def _rest(run: Planned, parallel: ParallelSettings) -> Iterator[tuple[Any, ...]]:
+def _rest(run: PlannedRun, parallel: ParallelSettings) -> Iterator[tuple[Any, ...]]:
     parts = {"model": run.model, "parallel": parallel, "compute": run.compute}
     if any(RunConfig.problems_across(parts)):
         return
     if run.saves:
         try:
             slots = run.optim.num_slots
-            check_listed(run.model, parallel.layout, slots, checkpoint_bytes(run.model, slots))
+            check_manifest_limits(run.model, parallel.layout, slots, checkpoint_bytes(run.model, slots))
         except CheckpointError:
             return
     for micro in range(1, run.global_batch + 1):
@@ -95,32 +95,32 @@ def test_the_same_in_larger_worlds(model: GPTSettings, world_size: int, batch: i
 def test_a_batch_that_grows_is_shared_out_on_the_way_too() -> None:
     few = replace(run_of(SMALL, 8), rampup=RampUpSettings(start=2, increment=2, samples=10))
     _compare(few, 2)
-    assert {one.micro_batch * one.parallel.layout.dp for one in legal(few, 2, h100())} == {1, 2}
+    assert {one.micro_batch * one.parallel.layout.dp for one in legal_layouts(few, 2, h100())} == {1, 2}
 
 
 def test_checkpoints_of_what_is_offered_can_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    every, run = legal(run_of(SMALL, 4), 2, h100()), replace(run_of(SMALL, 4), saves=True)
+    every, run = legal_layouts(run_of(SMALL, 4), 2, h100()), replace(run_of(SMALL, 4), saves=True)
     monkeypatch.setattr(format, "MAX_PIECES", 300)
     _compare(run, 2)
-    few = {one.parallel.dp_shard * one.parallel.tp for one in legal(run, 2, h100())}
+    few = {one.parallel.dp_shard * one.parallel.tp for one in legal_layouts(run, 2, h100())}
     assert few < {one.parallel.dp_shard * one.parallel.tp for one in every}
 
 
-def _compare(run: Planned, world_size: int) -> None:
-    offered = [key(one) for one in legal(run, world_size, h100())]
+def _compare(run: PlannedRun, world_size: int) -> None:
+    offered = [key(one) for one in legal_layouts(run, world_size, h100())]
     accepted = set(every_combination(run, world_size))
     assert len(offered) == len(set(offered)) > 0
     assert set(offered) == accepted
 
 
 def test_a_batch_that_no_copies_can_share_leaves_what_has_none() -> None:
-    assert {one.parallel.layout.dp for one in legal(run_of(SMALL, 1), 4, h100())} == {1}
-    assert len(legal(run_of(replace(SMALL, num_layers=1, num_heads=1, num_kv_heads=1), 1), 4, h100())) == 0
+    assert {one.parallel.layout.dp for one in legal_layouts(run_of(SMALL, 1), 4, h100())} == {1}
+    assert len(legal_layouts(run_of(replace(SMALL, num_layers=1, num_heads=1, num_kv_heads=1), 1), 4, h100())) == 0
 
 
 def test_what_is_given_is_kept() -> None:
     fixed = {"tp": 2, "dp_shard": 2, "zero": 3, "micro_batch": 2}
-    found = list(legal(run_of(SMALL, 8), 8, h100(), fixed))
+    found = list(legal_layouts(run_of(SMALL, 8), 8, h100(), fixed))
     assert {one.parallel.tp for one in found} == {2}
     assert {(one.parallel.dp_shard, one.parallel.zero, one.micro_batch) for one in found} == {(2, 3, 2)}
     assert {one.parallel.pp for one in found} == {1, 2}
@@ -136,23 +136,23 @@ def test_what_is_given_is_kept() -> None:
     ],
 )
 def test_columns_of_many_are_those_of_each_alone(model: GPTSettings, fixed: dict[str, Any]) -> None:
-    space = legal(run_of(model, 24), 8, h100(), fixed)
+    space = legal_layouts(run_of(model, 24), 8, h100(), fixed)
     some = random.Random(1).sample(range(len(space)), min(len(space), 100))
     rows = np.array(some, dtype=np.intp)
     many = space.columns(rows)
-    alone = columns([case_of(space.planned(row), h100()) for row in rows])
+    alone = build_columns([case_of(space.run_at(row), h100()) for row in rows])
     assert many.arrays.keys() == alone.arrays.keys()
     for name, column in many.arrays.items():
         np.testing.assert_array_equal(column, alone.arrays[name], err_msg=name)
 
 
 def test_what_is_priced_the_same_is_priced_once() -> None:
-    space = legal(run_of(SMALL, 8), 4, h100())
+    space = legal_layouts(run_of(SMALL, 8), 4, h100())
 
     def rows_of(these: Any) -> list[tuple[float, ...]]:
         return list(zip(*space.columns(these).arrays.values(), strict=True))
 
-    different = rows_of(space.different)
+    different = rows_of(space.distinct_rows)
     assert len(different) < len(space)
     assert len(set(different)) == len(different)
     assert set(different) == set(rows_of(np.arange(len(space))))

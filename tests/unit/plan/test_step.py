@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.hardware import FACTORS, MEMORY_FACTORS
-from lmtrain.plan.price.step import busy_share, copies_group, price_microbatch, price_step, price_work, stage_weights
-from lmtrain.plan.price.workload import Again, Case, Program, columns
+from lmtrain.plan.price.hardware import MEMORY_FACTORS, TIME_FACTORS
+from lmtrain.plan.price.step import busy_share, price_microbatch, price_step, price_work, replica_group, stage_weights
+from lmtrain.plan.price.workload import Case, Program, RecomputedShares, build_columns
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal, range_problems
 
@@ -23,23 +23,23 @@ def _program(trait: str, on: bool) -> Program:
 
 
 def total(case: Case) -> float:
-    return float(price_step(columns([case]), F).total[0])
+    return float(price_step(build_columns([case]), F).total[0])
 
 
 def test_gpt3_on_1024_a100_takes_about_the_published_time() -> None:
-    full = Again(products=1.0, attention=1.0, pointwise=1.0, collectives=1.0)
+    full = RecomputedShares(products=1.0, attention=1.0, pointwise=1.0, collectives=1.0)
     assert total(gpt3(again=full)) == pytest.approx(32.0, rel=0.2)  # Megatron-LM's own note: around 32 seconds
 
 
 def test_parts_add_up() -> None:
-    step = price_step(columns([gpt3(), gpt3(pp=1, dp=128, zero=3, shard=128, num_microbatches=12)]), F)
+    step = price_step(build_columns([gpt3(), gpt3(pp=1, dp=128, zero=3, shard=128, num_microbatches=12)]), F)
     assert np.all(step.bubble >= -1e-9)
     assert np.all(step.total > step.compute)
 
 
 def test_messages_are_no_computation() -> None:
     """A part of their own, whose time grows with a rank's stages."""
-    step = price_step(columns([gpt3(), gpt3(vp=6), gpt3(pp=1, dp=128)]), F)
+    step = price_step(build_columns([gpt3(), gpt3(vp=6), gpt3(pp=1, dp=128)]), F)
     assert step.sends[1] == pytest.approx(6 * step.sends[0])
     assert step.sends[2] == 0.0
     assert np.all(busy_share(step) <= (step.total - step.tp - step.sends) / step.total)
@@ -55,7 +55,7 @@ def test_numbers_of_four_bytes_take_twice_as_long_on_their_way() -> None:
     """At the same peak: what is left are bytes. Sums of gradients have four bytes in either."""
     whole = replace(gpt3().hardware, peak_tflops={"bf16": 312.0, "fp32": 312.0})
     layout = {"hardware": whole, "pp": 4, "dp": 8, "zero": 3, "num_microbatches": 8}
-    half, full = columns([gpt3(precision="bf16", **layout)]), columns([gpt3(precision="fp32", **layout)])
+    half, full = build_columns([gpt3(precision="bf16", **layout)]), build_columns([gpt3(precision="fp32", **layout)])
     before, after = price_step(half, F), price_step(full, F)
     assert after.tp[0] == pytest.approx(2 * before.tp[0], rel=0.05)
     assert after.sends[0] == pytest.approx(2 * before.sends[0], rel=0.05)
@@ -69,27 +69,27 @@ def test_numbers_of_four_bytes_take_twice_as_long_on_their_way() -> None:
 
 def test_weights_gathered_once_a_step_have_their_own_bytes() -> None:
     program = replace(Program(), reduce_overlap=False, gather_overlap=False)
-    half, full = (price_step(columns([gpt3(precision=kind, program=program)]), F) for kind in ("bf16", "fp32"))
+    half, full = (price_step(build_columns([gpt3(precision=kind, program=program)]), F) for kind in ("bf16", "fp32"))
     assert full.reduce[0] == pytest.approx((4 + 4) / (4 + 2) * half.reduce[0], rel=0.05)
 
 
 def test_sums_over_copies_of_shards_take_what_their_group_takes() -> None:
     program = replace(Program(), reduce_overlap=False)
-    c = columns([gpt3(program=program, pp=1, tp=1, dp=64, zero=3, shard=8, num_microbatches=24)])
+    c = build_columns([gpt3(program=program, pp=1, tp=1, dp=64, zero=3, shard=8, num_microbatches=24)])
     block, table = stage_weights(c)
-    one = copies_group(c, F).reduced(4 * (96 * block + table) / 8)
+    one = replica_group(c, F).all_reduce_seconds(4 * (96 * block + table) / 8)
     assert price_step(c, F).reduce[0] == pytest.approx(one[0])
 
 
 def test_copies_share_no_updates() -> None:
     """Each copy makes all updates, over its own shards."""
     one, four, fewer = price_step(
-        columns([gpt3(dp=dp, shard=shard) for dp, shard in ((8, 8), (32, 8), (8, 4))]), F
+        build_columns([gpt3(dp=dp, shard=shard) for dp, shard in ((8, 8), (32, 8), (8, 4))]), F
     ).update  # fmt: skip
     assert one == four == pytest.approx(fewer / 2)
 
 
 def test_factors_lie_in_their_ranges() -> None:
-    assert not list(range_problems({name: factor.value for name, factor in FACTORS.items()}))
+    assert not list(range_problems({name: factor.value for name, factor in TIME_FACTORS.items()}))
     assert all(factor.low <= factor.value <= factor.high and factor.meaning for factor in MEMORY_FACTORS.values())
-    assert list(range_problems({name: 2 * factor.high for name, factor in FACTORS.items()}))
+    assert list(range_problems({name: 2 * factor.high for name, factor in TIME_FACTORS.items()}))

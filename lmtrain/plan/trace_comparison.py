@@ -27,11 +27,11 @@ _KINDS = {
     SpanKind.FORWARD: Kind.FORWARD, SpanKind.BACKWARD: Kind.BACKWARD, SpanKind.INPUT: Kind.INPUT,
     SpanKind.WEIGHT: Kind.WEIGHT,
 }  # fmt: skip
-Costing = dict[tuple[Kind, int], float]  # (kind, stage) -> seconds
+ActionSeconds = dict[tuple[Kind, int], float]  # (kind, stage) -> seconds
 
 
 @dataclass(frozen=True)
-class Beside:
+class ReplayComparison:
     """Measured and replayed seconds of a step: medians over steps, means over ranks."""
 
     num_microbatches: int
@@ -44,8 +44,8 @@ class Beside:
     by_pp: list[tuple[float, float]]  # (measured bubble, replayed bubble) of each pipeline rank
 
 
-def beside_table(segment: Segment, times: StepTimes) -> Beside | None:
-    """Compare the trace with its replay.
+def compare_with_replay(segment: Segment, times: StepTimes) -> ReplayComparison | None:
+    """Compare the trace of steps with a replay of their schedule table.
 
     Return None without a pipeline, for an unknown schedule (a plugin's needs --plugin), and if the trace lacks actions.
     """
@@ -56,47 +56,55 @@ def beside_table(segment: Segment, times: StepTimes) -> Beside | None:
     work = spans[np.isin(spans["kind"], [*_KINDS]) & (spans["flags"] & Flag.ASIDE == 0)]
     if not work.size:
         return None
-    count, send_s = int(work["microbatch"].max()) + 1, _send_s(spans)
-    table = schedule_named(segment.schedule).table(layout.pp, layout.vp, count)
-    costs = _costs(work, layout.dp * layout.tp)
+    num_microbatches, send_s = int(work["microbatch"].max()) + 1, _median_send_s(spans)
+    table = schedule_named(segment.schedule).table(layout.pp, layout.vp, num_microbatches)
+    costs = _median_action_seconds(work, layout.dp * layout.tp)
     actions = {(action.kind, action.stage) for row in table.actions for action in row}
-    if any(actions - of.keys() for of in costs):
+    if any(actions - seconds.keys() for seconds in costs):
         return None  # because: a rank is missing from the trace, or followed another table
-    replays = [_replay(table, of, send_s) for of in costs]
-    last = max(one.makespan for one in replays)  # because: all pipelines synchronize at the end of a step
-    mean = {kind: float(np.mean([of[k, stage] for of in costs for k, stage in of if k is kind])) for kind, _ in actions}
+    replays = [_replay(table, seconds, send_s) for seconds in costs]
+    makespan = max(replay.makespan for replay in replays)  # because: all pipelines synchronize at the end of a step
+    mean = {
+        kind: float(np.mean([seconds[k, stage] for seconds in costs for k, stage in seconds if k is kind]))
+        for kind, _ in actions
+    }
     even = simulate(table, cost=lambda action: mean[action.kind])
     bubbles = np.nanmedian(times.seconds[:, :, [BUBBLE, MESSAGES]].sum(axis=2), axis=0)
     pp_of = np.array([segment.at(rank).pp for rank in times.ranks])
-    own = [float(np.nanmean(bubbles[pp_of == pp])) for pp in range(layout.pp)]
-    waits = [float(np.mean([last - one.busy[pp] for one in replays])) for pp in range(layout.pp)]
-    return Beside(
-        count, _pipeline_s(work), last, float(np.mean(own)), float(np.mean(waits)),
-        float(np.mean([even.makespan - busy for busy in even.busy])), send_s, list(zip(own, waits, strict=True)),
+    measured = [float(np.nanmean(bubbles[pp_of == pp])) for pp in range(layout.pp)]
+    replayed = [float(np.mean([makespan - replay.busy[pp] for replay in replays])) for pp in range(layout.pp)]
+    return ReplayComparison(
+        num_microbatches, _median_pipeline_s(work), makespan, float(np.mean(measured)), float(np.mean(replayed)),
+        float(np.mean([even.makespan - busy for busy in even.busy])), send_s,
+        list(zip(measured, replayed, strict=True)),
     )  # fmt: skip
 
 
-def _replay(table: Table, costs: Costing, send_s: float) -> Timeline:
+def _replay(table: Table, costs: ActionSeconds, send_s: float) -> Timeline:
+    """Simulate the schedule table with these seconds per action and per message."""
     return simulate(table, Costs(send=send_s), lambda action: costs[action.kind, action.stage])
 
 
-def _costs(work: NDArray[Any], num_pipelines: int) -> list[Costing]:
+def _median_action_seconds(work: NDArray[Any], num_pipelines: int) -> list[ActionSeconds]:
     """Return median seconds by kind and stage for each pipeline, including the collectives within each action."""
-    found: list[defaultdict[tuple[Kind, int], list[float]]] = [defaultdict(list) for _ in range(num_pipelines)]
+    durations: list[defaultdict[tuple[Kind, int], list[float]]] = [defaultdict(list) for _ in range(num_pipelines)]
     for rank, kind, stage, begin, end in work[["rank", "kind", "stage", "begin_ns", "end_ns"]].tolist():
-        found[rank % num_pipelines][_KINDS[SpanKind(kind)], stage].append((end - begin) / 1e9)
-    return [{key: float(np.median(lengths)) for key, lengths in of.items()} for of in found]
+        durations[rank % num_pipelines][_KINDS[SpanKind(kind)], stage].append((end - begin) / 1e9)
+    return [
+        {key: float(np.median(lengths)) for key, lengths in lengths_by_action.items()}
+        for lengths_by_action in durations
+    ]
 
 
-def _send_s(spans: NDArray[Any]) -> float:
-    """Return median seconds of messages whose receiver was already waiting, or 0; others arrived unobserved."""
+def _median_send_s(spans: NDArray[Any]) -> float:
+    """Return the median seconds of messages whose receiver was already waiting, or 0; others arrived unobserved."""
     sent, received = messages(spans)
     begin, end = spans["begin_ns"], spans["end_ns"]
     lengths = (end[received] - begin[sent])[begin[sent] > begin[received]]
     return float(np.median(lengths)) / 1e9 if lengths.size else 0.0
 
 
-def _pipeline_s(work: NDArray[Any]) -> float:
+def _median_pipeline_s(work: NDArray[Any]) -> float:
     """Return median seconds per step from the first action's start to the last action's end, over all pipelines."""
     steps, which = np.unique(work["step"], return_inverse=True)
     first, last = np.full(steps.size, np.iinfo(np.int64).max), np.zeros(steps.size, np.int64)
