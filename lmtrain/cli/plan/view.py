@@ -303,10 +303,8 @@ def memory_bars(
                 yield svg_rect(at(done), y, wide, high - 14, f"m-{name}", f"{name}: {format_bytes(value)}")
                 done += value
             yield svg_line(x, y - 1, x, y + high - 13, "limit")  # because: further up it would cross the words
-        capacity = f"the GPU has {format_bytes(every[0].room)}"
-        yield svg_text(
-            x, top + len(every) * (high + 14) + 4, f"the GPU has {format_bytes(every[0].device_bytes)}", "small", "end"
-        )
+        capacity = f"the GPU has {format_bytes(every[0].device_bytes)}"
+        yield svg_text(x, top + len(every) * (high + 14) + 4, capacity, "small", "end")
 
     return svg_element(top + len(every) * (high + 14) + 12, parts(), "bytes of the fullest rank by name")
 
