@@ -15,7 +15,7 @@ BLOCK = 12 * 12288**2
 
 
 def test_what_lasts_follows_from_the_weights() -> None:
-    memory = price_memory(build_columns([gpt3(again=FULL)]), F)
+    memory = price_memory(build_columns([gpt3(recomputed=FULL)]), F)
     held = (6 * BLOCK + 51200 * 12288) / 8
     assert float(memory.weights[0]) == pytest.approx(2 * held)
     assert float(memory.optimizer[0]) == pytest.approx(12 * held / 8)
@@ -25,7 +25,7 @@ def test_sharding_and_recompute_take_less() -> None:
     plain, sharded = (float(price_memory(build_columns([gpt3(pp=1, tp=1, dp=1024, shard=1024, zero=zero)]), F).total[0])
                       for zero in (1, 3))  # fmt: skip
     assert sharded < plain / 3
-    full, none = (price_memory(build_columns([gpt3(again=again)]), F) for again in (FULL, RecomputedShares()))
+    full, none = (price_memory(build_columns([gpt3(recomputed=shares)]), F) for shares in (FULL, RecomputedShares()))
     assert full.activations[0] < none.activations[0] / 5
 
 

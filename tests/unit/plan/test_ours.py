@@ -34,7 +34,7 @@ def case(run: PlannedRun) -> Case:
 
 def test_gpt3_is_the_case_of_the_paper() -> None:
     """Written by hand from the paper, and made from settings."""
-    hand = gpt3(again=RecomputedShares(products=1, attention=1, pointwise=1, collectives=1), precision="bf16")
+    hand = gpt3(recomputed=RecomputedShares(products=1, attention=1, pointwise=1, collectives=1), precision="bf16")
     ours = case(planned(sequence_parallel=False))
     assert replace(hand, program=ours.program, vocab=ours.vocab, first_stage=6, largest_stage=6, last_stage=6) == ours
     assert ours.vocab == 50304
@@ -54,10 +54,10 @@ def test_gpt3_is_the_case_of_the_paper() -> None:
         ({"micro_batch": 2}, "num_microbatches", 96),
         ({"precision": Fp16Settings()}, "precision", "fp16"),
         ({"optim": MuonSettings(lr=1e-3)}, "optimizer_bytes", pytest.approx(8, rel=0.01)),
-        ({"recompute": AttentionRecomputeSettings()}, "again", RecomputedShares(attention=1)),
-        ({"recompute": OperatorsRecomputeSettings()}, "again", RecomputedShares(pointwise=1, collectives=1)),
+        ({"recompute": AttentionRecomputeSettings()}, "recomputed", RecomputedShares(attention=1)),
+        ({"recompute": OperatorsRecomputeSettings()}, "recomputed", RecomputedShares(pointwise=1, collectives=1)),
         # because: the first rank does all of its blocks again, and the others wait for it
-        ({"recompute": FullRecomputeSettings(blocks=6)}, "again", case(planned()).recomputed),
+        ({"recompute": FullRecomputeSettings(blocks=6)}, "recomputed", case(planned()).recomputed),
     ],
 )
 def test_a_setting_changes_the_case(changes: dict[str, Any], field: str, value: Any) -> None:

@@ -28,7 +28,7 @@ def total(case: Case) -> float:
 
 def test_gpt3_on_1024_a100_takes_about_the_published_time() -> None:
     full = RecomputedShares(products=1.0, attention=1.0, pointwise=1.0, collectives=1.0)
-    assert total(gpt3(again=full)) == pytest.approx(32.0, rel=0.2)  # Megatron-LM's own note: around 32 seconds
+    assert total(gpt3(recomputed=full)) == pytest.approx(32.0, rel=0.2)  # Megatron-LM's own note: around 32 seconds
 
 
 def test_parts_add_up() -> None:
