@@ -19,7 +19,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from lmtrain.cli.keys.completion import complete_override
-from lmtrain.cli.screen.console import Screen, table_of
+from lmtrain.cli.screen.console import PlainConsole, build_table
 from lmtrain.errors import LmtrainError
 from lmtrain.runtime.files.files import read_json
 from lmtrain.units import format_bytes, format_seconds
@@ -42,7 +42,7 @@ def demo(
 
     Its checkpoint is then cut for four processes and evaluated again, and written for Hugging Face.
     """
-    console, began = Screen(), time.monotonic()
+    console, began = PlainConsole(), time.monotonic()
     corpus, tokenizer, data, run = (output / name for name in ("corpus", "tokenizer", "data", "run"))
     _build_corpus(console, corpus)
     texts = {part: corpus / f"{part}.jsonl" for part in ("train", "heldout")}
@@ -112,7 +112,7 @@ def check_same(result: dict[str, Any], resharded: dict[str, Any]) -> None:
 def _finish(console: Any, output: Path, result: dict[str, Any], resharded: dict[str, Any], seconds: float) -> None:
     check_same(result, resharded)
     ours = [("this model", result["measures"]), (f"resharded to {LAYOUT}", resharded["measures"])]
-    table = table_of([
+    table = build_table([
         {"<on held-out files": name, "bits per byte": f"{found['bits_per_byte']:.3f}"}
         | {"perplexity per token": f"{found['token_perplexity']:.1f}"}
         for name, found in ours + [(base["name"], base) for base in result["baselines"]]

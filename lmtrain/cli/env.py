@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 
 from lmtrain.cli.options import Json
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.terminal import print_json, say
+from lmtrain.cli.screen.console import PlainConsole
+from lmtrain.cli.screen.terminal import print_json, print_message
 from lmtrain.runtime.processes.process import NodeRanks, ProcessEnv, environment_report, has_compiled_helpers
 from lmtrain.units import format_bytes
 
@@ -31,18 +31,19 @@ def env(as_json: Json = False) -> None:
     for key, value in report.items():
         if isinstance(value, dict):
             value = ", ".join(f"{k} {v}" for k, v in value.items())
-        say(Screen(), f"{key:18} {'none' if value is None else value}")
+        print_message(PlainConsole(), f"{key:18} {'none' if value is None else value}")
     return None
 
 
 def _how_ranks_start() -> str:
     """Start the server that would fork the ranks of a run, and return whether it may, or why not."""
-    from lmtrain.cli.ranks.launching import RUN
+    from lmtrain.cli.ranks.launching import TRAINING_IMPORTS
     from lmtrain.runtime.processes.rank_starter import Program, RankStarter
 
     reasons: list[str] = []
     environment, host = NodeRanks(1).shared_environment(), ProcessEnv.detect().host
-    starter = RankStarter(Program([], imports=RUN), environment, host, say=reasons.append, explain=reasons.append)
+    program = Program([], imports=TRAINING_IMPORTS)
+    starter = RankStarter(program, environment, host, say=reasons.append, explain=reasons.append)
     with closing(starter):
         starter.open()
     if not reasons:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lmtrain.cli.options import Device, Plugins, Precision
-from lmtrain.cli.screen.terminal import echo, pass_on, print_json
+from lmtrain.cli.screen.terminal import echo, print_json, print_text
 from lmtrain.runtime.processes.process import grow_segments, share_cores
 
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ def _print_stream(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: l
     for number, sampling in enumerate(samplings):
         if len(samplings) > 1:
             echo(f"{chr(10) * (number > 0)}--- sample {number + 1} of {len(samplings)}, seed {sampling.seed}")
-        pass_on(prompt)
+        print_text(prompt)
         for piece in generate_stream(
             subject.model, subject.tokenizer, prompt, max_new_tokens, sampling, subject.seq_len
         ):
-            pass_on(piece)
+            print_text(piece)
         echo()
 
 

@@ -26,27 +26,27 @@ from lmtrain.cli.verbs import VerbGroup
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, spelling_hint
 from lmtrain.runtime.files.limits import limit_reached
 
-# because: typer brings click with it under a name of its own, or asks for the package, depending on its version
-Refused: type[Exception] = next(one for one in typer.BadParameter.__mro__ if one.__name__ == "ClickException")
+# because: depending on its version, typer bundles click under a name of its own or imports the package
+ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 _CANNOT_READ = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
-_RULES = {"valid integer": "is not a whole number", "valid number": "is not a number"}
+_CLICK_RULES = {"valid integer": "is not a whole number", "valid number": "is not a number"}
 _WRONG_NAME = (errno.ENAMETOOLONG, errno.EINVAL)
 
 
-def explained(error: Any, words: Sequence[str]) -> LmtrainError:
-    """Turn an error of typer into one of ours, with a way out."""
+def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
+    """Turn an error of typer (click) into a UsageError that suggests a way out; `argv` is the command line as typed."""
     context = getattr(error, "ctx", None)
-    command = command_of(context) if context is not None else " ".join(["lmtrain", *words[:1]])
-    help_ = f"`{command} --help` shows how it is called."
+    command = command_name(context) if context is not None else " ".join(["lmtrain", *argv[:1]])
+    help_hint = f"`{command} --help` shows how it is called."
     message = error.format_message().strip()
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
         takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
         if takes_settings:
             from lmtrain.cli.keys.foreign import whole_line
 
-            if said := whole_line(command, error, words):
-                return UsageError(said)
-        way_out = _option_meant(option, command, error, words, takes_settings)
+            if rule := whole_line(command, error, argv):
+                return UsageError(rule)
+        way_out = _suggest_option(option, command, error, argv, takes_settings)
         return UsageError(f"{option} is not an option of {command}. {way_out}")
     if match := re.match(r"No such command ['\"](.*?)['\"]", message):
         verbs = getattr(getattr(context, "command", None), "commands", {})
@@ -54,16 +54,16 @@ def explained(error: Any, words: Sequence[str]) -> LmtrainError:
     if match := re.search(r"['\"](\S*)['\"] is not one of (.+?)\.?$", message):
         from lmtrain.config.names import closest_value
 
-        near = closest_value(match[1], re.findall(r"['\"](\S+?)['\"]", match[2]))
-        return UsageError(f"{_stopped(message)} {f'Did you mean {near}?' if near else help_}")
+        suggestion = closest_value(match[1], re.findall(r"['\"](\S+?)['\"]", match[2]))
+        return UsageError(f"{_with_full_stop(message)} {f'Did you mean {suggestion}?' if suggestion else help_hint}")
     if match := re.match(r"Invalid value for ['\"](--?[\w-]+).*?['\"]: (.*)", message):
-        rule = next((said for sign, said in _RULES.items() if sign in match[2]), f"is refused: {match[2]}")
-        return UsageError(f"{_stopped(f'{match[1]} {_value_of(match[1], words)} {rule}')} {help_}")
-    return UsageError(f"{_stopped(message)} {help_}")
+        rule = next((rule for pattern, rule in _CLICK_RULES.items() if pattern in match[2]), f"is refused: {match[2]}")
+        return UsageError(f"{_with_full_stop(f'{match[1]} {_option_value(match[1], argv)} {rule}')} {help_hint}")
+    return UsageError(f"{_with_full_stop(message)} {help_hint}")
 
 
-def of_system(error: OSError) -> LmtrainError:
-    """Turn an error of the operating system that nothing else has handled into one of ours."""
+def error_from_os(error: OSError) -> LmtrainError:
+    """Turn an operating system error that nothing else has handled into an error with an exit code and a way out."""
     file, reason = error.filename or "a file", error.strerror or str(error)
     if reached := limit_reached(error, Path(str(file))):
         return StorageError(f"Reading or writing {file} failed: {reached}")
@@ -74,13 +74,13 @@ def of_system(error: OSError) -> LmtrainError:
     if error.errno in _WRONG_NAME:
         return UsageError(f"{str(file)[:100]}... cannot be a file: {reason}. Give a shorter or another name.")
     if error.errno in _CANNOT_READ:
-        return MissingInputError(f"{file} cannot be opened: {reason}. Check the path; --debug shows who asked.")
+        return MissingInputError(f"{file} cannot be opened: {reason}. Check the path; --debug shows the traceback.")
     if error.errno in (errno.EROFS, errno.EEXIST, errno.ENOTEMPTY):
         return OutputError(f"{file} cannot be written: {reason}. Choose another output.")
-    return StorageError(f"Reading or writing {file} failed: {reason}. Check the disk; --debug shows who asked.")
+    return StorageError(f"Reading or writing {file} failed: {reason}. Check the disk; --debug shows the traceback.")
 
 
-def command_of(context: Any) -> str:
+def command_name(context: Any) -> str:
     """Return the command's full name, such as "lmtrain data show"."""
     words: list[str] = []
     while context is not None and context.parent is not None:
@@ -89,18 +89,20 @@ def command_of(context: Any) -> str:
     return " ".join(["lmtrain", *words])
 
 
-def _stopped(message: str) -> str:
+def _with_full_stop(message: str) -> str:
     message = " ".join(message.split())
     return message if message.endswith((".", "?")) else f"{message}."
 
 
-def _option_meant(option: str, command: str, error: Any, words: Sequence[str], takes_settings: bool) -> str:
-    """Another option, or the setting that another tool has as an option."""
-    known = list(error.possibilities or ())  # because: what click takes for near is often far
-    near = [one for one in known if one.startswith(option)] or difflib.get_close_matches(option, known, cutoff=0.7)
+def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], takes_settings: bool) -> str:
+    """Return a sentence that suggests an option with a similar name, or the setting that another tool has as an option.
+    """
+    own_options = list(error.possibilities or ())  # because: click's own choice of similar options is often far off
+    similar = [own for own in own_options if own.startswith(option)]
+    similar = similar or difflib.get_close_matches(option, own_options, cutoff=0.7)
     name = option.lstrip("-").lower().replace("-", "_")
-    surely = difflib.get_close_matches(option, near, n=1, cutoff=0.8)
-    if takes_settings and not surely:
+    closest = difflib.get_close_matches(option, similar, n=1, cutoff=0.8)
+    if takes_settings and not closest:
         from lmtrain.cli.keys.foreign import PROCESSES
         from lmtrain.config.names import UNSUPPORTED_SETTINGS
 
@@ -108,26 +110,28 @@ def _option_meant(option: str, command: str, error: Any, words: Sequence[str], t
             return "Did you mean --nproc?"
         if name in UNSUPPORTED_SETTINGS:
             return UNSUPPORTED_SETTINGS[name]
-        if typed := _settings_meant(option, name, words):
-            return f"Settings are words without dashes: type {' or '.join(typed)}."
-    return f"Did you mean {' or '.join(surely or near)}?" if near else f"`{command} --help` lists its options."
+        if overrides := _suggest_settings(option, name, argv):
+            return f"Settings are words without dashes: type {' or '.join(overrides)}."
+    return f"Did you mean {' or '.join(closest or similar)}?" if similar else f"`{command} --help` lists its options."
 
 
-def _value_of(option: str, words: Sequence[str]) -> str:
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+def _option_value(option: str, argv: Sequence[str]) -> str:
+    """Return the value that was typed for an option, or an empty text."""
+    for word, next_word in zip(argv, [*argv[1:], ""], strict=True):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]
-        if word == option and not after.startswith("--") and "=" not in after:
-            return after
+        if word == option and not next_word.startswith("--") and "=" not in next_word:
+            return next_word
     return ""
 
 
-def _settings_meant(option: str, name: str, words: Sequence[str]) -> list[str]:
+def _suggest_settings(option: str, name: str, argv: Sequence[str]) -> list[str]:
+    """Return the overrides (key=value) that a user who typed this option may mean; `name` is its plain name."""
     from lmtrain.config.compose import group_choices
     from lmtrain.config.names import SettingNames
     from lmtrain.train.config import RunConfig
 
-    value = _value_of(option, words) or "true"
+    value = _option_value(option, argv) or "true"
     groups = group_choices()
     chosen = [f"{group}={name}" for group, choices in groups.items() if name in choices]
     return chosen or SettingNames(RunConfig, groups).suggest_overrides(name, value)
@@ -144,8 +148,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         echo(f"lmtrain {__version__}")
         raise typer.Exit
 
@@ -153,7 +157,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
     ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error; works after a verb too.")
@@ -164,27 +168,27 @@ def options(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the console script. A user's error is one message on stderr; `--debug` anywhere adds its traceback."""
-    code = 1  # of what is no error of a user
-    ending = _Ending()
+    code = 1  # for an exception that is not an error of the user
+    exit_handler = _ExitHandler()
     if arguments is None:
-        atexit.register(ending)  # because: handlers run last to first, and all that are registered later come before it
+        atexit.register(exit_handler)  # because: handlers run last to first, and this one has to be the last
     try:
         _main(arguments)
-        ending.code = 0
+        exit_handler.code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else code
-        ending.code = 0 if end.code is None else code
+        exit_handler.code = 0 if end.code is None else code
         raise
     finally:
-        # because: a process that has no torch has no peers
+        # because: a process that has not imported torch has no peers
         if groups := sys.modules.get("lmtrain.runtime.processes.process_group"):
             groups.end_at_once(code)
 
 
-class _Ending:
-    """The last handler of a process that has imported torch: end it at once, with the exit code that it has anyway.
+class _ExitHandler:
+    """An atexit handler that ends a process that has imported torch at once, with the exit code it has anyway.
 
-    because: Python would free every object of torch one by one, which takes a CPU second
+    because: otherwise Python frees every object of torch one by one, which takes a second of CPU time
     """
 
     code: int | None = None  # None for an exception that Python reports
@@ -196,35 +200,35 @@ class _Ending:
             sys.stdout.flush()
             sys.stderr.flush()
         except (OSError, ValueError):
-            return  # because: Python reports what cannot be written, and exits with 120
+            return  # because: Python itself reports output that cannot be written, and exits with 120
         os._exit(self.code)
 
 
 def _main(arguments: list[str] | None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # because: a file's name may be no text of the terminal's
-    words = sys.argv[1:] if arguments is None else arguments
-    debug = "--debug" in words
-    arguments = [word for word in words if word != "--debug"]
-    # because: a vocabulary is some hundred thousand objects that stay; looking at them over and over for cycles took a
-    # tenth of a start
+            stream.reconfigure(errors="backslashreplace")  # because: a file name may not be encodable for the terminal
+    argv = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in argv
+    arguments = [word for word in argv if word != "--debug"]
+    # because: a vocabulary is some hundred thousand long-lived objects; the garbage collector's repeated scans of them
+    # took a tenth of the start time
     gc.set_threshold(100_000, 20, 20)
     try:
-        code = app(arguments, standalone_mode=False, obj=words)  # because: what typer refuses is said in our words
+        code = app(arguments, standalone_mode=False, obj=argv)  # because: typer's errors get messages of our own
     except BrokenPipeError:
         sys.exit(0)
     except KeyboardInterrupt:
         sys.exit(130)
-    except (LmtrainError, OSError, Refused) as error:
+    except (LmtrainError, OSError, ClickError) as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            sys.exit(2)  # because: the help is on the screen by now
-        if debug and not isinstance(error, Refused):
+            sys.exit(2)  # because: typer has printed the help
+        if debug and not isinstance(error, ClickError):
             raise
-        said = of_system(error) if isinstance(error, OSError) else error
-        said = said if isinstance(said, LmtrainError) else explained(said, arguments)
-        print_error(said)
-        sys.exit(said.exit_code)
+        reported = error_from_os(error) if isinstance(error, OSError) else error
+        reported = reported if isinstance(reported, LmtrainError) else usage_error_from_click(reported, arguments)
+        print_error(reported)
+        sys.exit(reported.exit_code)
     if isinstance(code, int):
         sys.exit(code)
 

@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs take, and the sizes that they may be."""
+"""Options and arguments that several verbs share, and checks of their values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from lmtrain.cli.keys.completion import complete_override
-from lmtrain.cli.screen.terminal import tell
+from lmtrain.cli.screen.terminal import print_notice
 from lmtrain.errors import OutputError, UsageError, join_few
 from lmtrain.units import parse_bytes, parse_count
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from data_tools.read.sources import Inputs
 
 
-def _add(names: list[str] | None) -> list[str] | None:
+def _import_plugins(names: list[str] | None) -> list[str] | None:
+    """Import the plugin packages, as the callback of `--plugin`; return the names unchanged."""
     from lmtrain.config.base import add_plugin
 
     for name in names or ():
@@ -28,7 +29,7 @@ def _add(names: list[str] | None) -> list[str] | None:
 Plugins = Annotated[
     list[str] | None,
     typer.Option(
-        "--plugin", metavar="PACKAGE", callback=_add,
+        "--plugin", metavar="PACKAGE", callback=_import_plugins,
         help="Import this package, and let its models, optimizers, schedules and tasks be chosen too. Repeatable.",
     ),
 ]  # fmt: skip
@@ -71,15 +72,15 @@ InputFormat = Annotated[
 ]
 
 
-def written_file(text: str) -> Path:
-    """Return the path of a file to be written; refuse a folder, whose name would be given to files beside it."""
+def parse_output_file(text: str) -> Path:
+    """Return the path of an output file. Raise if it names a folder."""
     if text.endswith("/") or Path(text).is_dir():
         raise typer.BadParameter(f"it is a folder. Add a name for what goes into it, as in {Path(text) / 'NAME'}.")
     return Path(text)
 
 
-def counted(text: str) -> int:
-    """Return a count that was typed as in settings: 4000 or 4k."""
+def parse_count_option(text: str) -> int:
+    """Parse a count as settings do: 4000 or 4k. Raise typer.BadParameter if it is wrong."""
     try:
         return parse_count(text)
     except ValueError as error:
@@ -87,38 +88,42 @@ def counted(text: str) -> int:
 
 
 def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes) -> int:
+    """Parse a size with `parse`. Raise a UsageError that names the option and its text."""
     try:
         return parse(text)
     except ValueError as error:
         raise UsageError(f"{option} {text} {error}.") from error
 
 
-def refuse_unfit(context: typer.Context, unfit: set[str], beside: str) -> None:
-    """Refuse the first of these parameters that was given and would be ignored."""
-    for one in context.command.params:
-        source = context.get_parameter_source(str(one.name))
-        if one.name in unfit and source is not None and source.name == "COMMANDLINE":
-            name = one.opts[0] if one.opts[0].startswith("-") else str(one.name).upper()
-            raise UsageError(f"{name} means nothing to {beside}. Leave it out.")
+def refuse_unused_options(context: typer.Context, unused: set[str], subject: str) -> None:
+    """Raise if one of the `unused` parameters was given on the command line, since it would have no effect.
+
+    `subject` is what the parameters do not apply to, in words, such as "--calibrate".
+    """
+    for param in context.command.params:
+        source = context.get_parameter_source(str(param.name))
+        if param.name in unused and source is not None and source.name == "COMMANDLINE":
+            name = param.opts[0] if param.opts[0].startswith("-") else str(param.name).upper()
+            raise UsageError(f"{name} means nothing to {subject}. Leave it out.")
 
 
-def check_place(option: str, file: Path) -> None:
+def check_output_folder(option: str, output: Path) -> None:
     """Raise if the output file's folder does not exist, before any work is done."""
-    if not file.parent.is_dir():
-        raise OutputError(f"{option} {file} is in no folder. Make {file.parent}, or name a file in another one.")
+    if not output.parent.is_dir():
+        raise OutputError(f"{option} {output} is in no folder. Make {output.parent}, or name a file in another one.")
 
 
-def text_inputs(inputs: list[str], format_: str | None) -> Inputs:
-    """Resolve the inputs of a verb that reads text; `--format` says what `-` and files with unknown suffixes hold.
+def resolve_text_inputs(inputs: list[str], format_: str | None) -> Inputs:
+    """Resolve files, folders, globs and `-` to text sources; `format_` is the format of `-` and of unknown suffixes.
 
-    Files of a folder that nobody can read as text are named.
+    Print a notice about files in folders that cannot be read as text. Raise if `format_` applies to no input.
     """
     from data_tools.read.sources import KNOWN, skipped_files, source_of
 
-    found = [source_of(one, format_) for one in inputs]
-    if format_ is not None and all(isinstance(one, str) for one in found):
+    sources = [source_of(source, format_) for source in inputs]
+    if format_ is not None and all(isinstance(source, str) for source in sources):
         raise UsageError(f"--format={format_} is for - and for files whose names do not say what they hold. "
                          "None was given; leave it out.")  # fmt: skip
-    if skipped := skipped_files(found):
-        tell(f"left out: {join_few(map(str, skipped), max_shown=3)}. Folders are searched for {KNOWN}.")
-    return found
+    if skipped := skipped_files(sources):
+        print_notice(f"left out: {join_few(map(str, skipped), max_shown=3)}. Folders are searched for {KNOWN}.")
+    return sources

@@ -1,11 +1,11 @@
-"""The verbs of the command line: a line of help for each, and the file that is imported when a verb is used.
+"""The verbs (subcommands) of the command line: their help lines, and lazy imports of the files that implement them.
 
-Called by main. To import and build all of them takes twice as long as to show `lmtrain --help`, which needs the lines
-alone. A verb that is a function says the same in the first paragraph of its docstring (tests/cli/test_help.py). A new
-verb is a line in each of the two tables.
+Used by main. Importing all verbs would double the time of `lmtrain --help`, which needs only the help lines. If a verb
+is a function, the first paragraph of its docstring is its help line (tests/cli/test_help.py). A new verb needs a line
+in each of the two tables.
 
-`--help` names what an option takes in plain words, and not in Python's. Metavars that a verb gives stay; typer's own,
-such as `<int range>` or `<bool>`, are replaced for all verbs at once.
+`--help` shows an option's type in plain words. Metavars that a verb sets are kept; typer's own, such as `<int range>`
+or `<bool>`, are replaced for all verbs here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-_WORDS = {Path: "PATH", int: "N", float: "NUMBER"}
-# in the order of use, which is that of `lmtrain --help`
+_TYPE_WORDS = {Path: "PATH", int: "N", float: "NUMBER"}
+# in the order in which a user needs them, which is that of `lmtrain --help`
 HELP = {
     "corpus": "Make a clean corpus: fetch, clean, deduplicate, decontaminate, split.",
     "tokenizer": "Train a tokenizer, or look at one.",
@@ -49,7 +49,7 @@ HELP = {
     "env": "Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read.",
     "demo": "Corpus, tokenizer, dataset, a small GPT on CPU for a few minutes, and its evaluation.",
 }
-# the file below lmtrain/cli/: it has an `app` of several commands, or a function of its own name
+# modules below lmtrain/cli/: each has an `app` with several commands, or a function with the module's name
 _FILES = {
     "corpus": "data.corpus", "tokenizer": "data.tokenizer", "preprocess": "data.preprocess", "data": "data.data",
     "config": "settings.config", "pretrain": "pretrain.pretrain", "slurm": "slurm.slurm", "inspect": "inspect.inspect",
@@ -60,17 +60,17 @@ _FILES = {
 
 
 class PlainGroup(TyperGroup):
-    """A group whose own options, and those of all verbs below it, are shown in plain words."""
+    """A command group whose help, and that of all its commands, shows option types in plain words."""
 
     def get_params(self, ctx: Any) -> Any:
-        return [_in_plain_words(param, None) for param in super().get_params(ctx)]
+        return [_simplify_parameter(param, None) for param in super().get_params(ctx)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, cmd_name)
-        return found and _with_plain_words(found, ctx)
+        command = super().get_command(ctx, cmd_name)
+        return command and _simplify_help(command, ctx)
 
 
-def takes(param: Any, hint: Any) -> str:
+def value_placeholder(param: Any, hint: Any) -> str:
     """Return how help shows an option's value (`N`, `{cpu,cuda}`, nothing for a flag), or an argument's name."""
     if param.metavar:
         return re.sub(r"^\[(.+)\]$", r"\1", str(param.metavar).removesuffix("..."))
@@ -82,53 +82,58 @@ def takes(param: Any, hint: Any) -> str:
         if typing.get_origin(option) is Literal:
             return f"{{{','.join(map(str, typing.get_args(option)))}}}"
         for inner in (option, *typing.get_args(option)):
-            if inner in _WORDS:
-                return _WORDS[inner]
+            if inner in _TYPE_WORDS:
+                return _TYPE_WORDS[inner]
     return "TEXT"
 
 
-def hints_of(command: Any) -> dict[str, Any]:
-    """Types of a command's parameters. From the function: what click says of them changes with its versions."""
+def parameter_types(command: Any) -> dict[str, Any]:
+    """Return the type hints of a command's parameters.
+
+    They are read from the function, because click's own types change with its version.
+    """
     return typing.get_type_hints(inspect.unwrap(command.callback)) if command.callback else {}
 
 
-def examples(lines: Sequence[tuple[str, str]]) -> str:
-    """Return an epilog of example commands, each with what it does."""
-    return "\n\n".join(("Examples:", *(f"* `{command}`: {what}" for command, what in lines)))
+def examples_epilog(lines: Sequence[tuple[str, str]]) -> str:
+    """Return help text with example commands; each line is a pair of a command and its effect."""
+    return "\n\n".join(("Examples:", *(f"* `{command}`: {effect}" for command, effect in lines)))
 
 
-def _with_plain_words(command: Any, ctx: Any) -> Any:
-    hints = hints_of(command)
+def _simplify_help(command: Any, ctx: Any) -> Any:
+    """Replace the types in the help of a command and its subcommands, in place, and return the command."""
+    types = parameter_types(command)
     for param in command.get_params(ctx):
-        _in_plain_words(param, hints.get(param.name))
+        _simplify_parameter(param, types.get(param.name))
     for verb in getattr(command, "commands", {}).values():
-        _with_plain_words(verb, ctx)
+        _simplify_help(verb, ctx)
     return command
 
 
-def _in_plain_words(param: Any, hint: Any) -> Any:
-    param.metavar = word = takes(param, hint)
+def _simplify_parameter(param: Any, hint: Any) -> Any:
+    """Replace a parameter's type in help by a placeholder in plain words, in place, and return the parameter."""
+    param.metavar = word = value_placeholder(param, hint)
     if param.param_type_name == "argument":
-        # because: typer has no setting for these of an argument; a version that lacks one does not ask for it
+        # because: typer has no public setting for these; versions that lack an attribute ignore it
         dots = "..." if param.nargs == -1 else ""
         usage = f"{word}{dots}" if param.required else f"[{word}]{dots}"
         vars(param).update(display_type_rich=lambda ctx: None, _usage_display_name=lambda: usage)
-    vars(param)["_get_number_range_help_str"] = lambda: None  # "x>=1" beside N; a wrong number is told so
+    vars(param)["_get_number_range_help_str"] = lambda: None  # hides "x>=1" beside N; errors state the range
     return param
 
 
 class VerbGroup(PlainGroup):
-    """The root of the command line. Its verbs are imported where one is called, and not where all are listed."""
+    """The root command. A verb is imported when it is called, not when all verbs are listed."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands: Any = _Commands()
+        self.commands: Any = _LazyCommands()
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*HELP]  # because: typer's own asks for the commands too
+        return [*HELP]  # because: typer's own method would import the commands
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return what a list of verbs shows of this one: its name and its line of help."""
+        """Return a stub with the verb's name and help line for listings; None for an unknown verb."""
         return TyperCommand(cmd_name, help=HELP[cmd_name]) if cmd_name in HELP else None
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
@@ -136,8 +141,8 @@ class VerbGroup(PlainGroup):
         return name, listed and super().get_command(ctx, str(name)), rest
 
 
-class _Commands(Mapping[str, Any]):
-    """Name -> command, imported when it is asked for."""
+class _LazyCommands(Mapping[str, Any]):
+    """Mapping from verb name to command; the verb is imported on access."""
 
     def __getitem__(self, name: str) -> Any:
         return build_verb(name)
@@ -152,17 +157,17 @@ class _Commands(Mapping[str, Any]):
         return len(HELP)
 
 
-@cache  # because: a command is changed in place where its help is put in plain words
+@cache  # because: `_simplify_help` changes a command in place
 def build_verb(name: str) -> Any:
-    """Import a verb and return its command, with the EXAMPLES that end its help."""
-    file = import_module(f"lmtrain.cli.{_FILES[name]}")
+    """Import a verb's module and return its command; the module's EXAMPLES end its help."""
+    module = import_module(f"lmtrain.cli.{_FILES[name]}")
     root = typer.Typer(rich_markup_mode="markdown")
-    root.callback()(build_verb)  # because: an app of one command would be that command
-    if hasattr(file, "app"):
-        root.add_typer(file.app, name=name, help=HELP[name])
+    root.callback()(build_verb)  # because: typer turns an app with a single command into that command
+    if hasattr(module, "app"):
+        root.add_typer(module.app, name=name, help=HELP[name])
     else:
-        # because: pretrain.py is a step of the staircase, which is kept short
-        told = import_module("lmtrain.cli.pretrain.summary") if name == "pretrain" else file
-        epilog = examples(told.EXAMPLES) if hasattr(told, "EXAMPLES") else None
-        root.command(name=name, epilog=epilog)(getattr(file, _FILES[name].rpartition(".")[2]))
+        # because: pretrain.py is kept short for readers, so its examples are in summary.py
+        examples_module = import_module("lmtrain.cli.pretrain.summary") if name == "pretrain" else module
+        epilog = examples_epilog(examples_module.EXAMPLES) if hasattr(examples_module, "EXAMPLES") else None
+        root.command(name=name, epilog=epilog)(getattr(module, _FILES[name].rpartition(".")[2]))
     return get_command(root).commands[name]  # type: ignore[attr-defined]

@@ -30,8 +30,8 @@ _SHARED = {
 }  # fmt: skip
 # what imports_of adds for some settings: a launcher that has all imports of its ranks forks their server from itself
 _BY_SETTINGS = (
-    launching.COMPILER, launching.PIPELINE, "lmtrain.models.bert", "lmtrain.models.gpt", "lmtrain.optim.adamw",
-    "lmtrain.optim.lamb", "lmtrain.optim.muon",
+    launching.COMPILER_IMPORT, launching.PIPELINE_IMPORT, "lmtrain.models.bert", "lmtrain.models.gpt",
+    "lmtrain.optim.adamw", "lmtrain.optim.lamb", "lmtrain.optim.muon",
 )  # fmt: skip
 _server: _Server | None = None
 
@@ -69,7 +69,7 @@ class _Server:
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
         self.environment |= _SHARED
         self.folder = os.getcwd()
-        modules = sorted({*launching.RUN, *launching.EVALUATION, *_BY_SETTINGS, MODULE})
+        modules = sorted({*launching.TRAINING_IMPORTS, *launching.EVALUATION_IMPORTS, *_BY_SETTINGS, MODULE})
         self._adopting = adopting_orphans()
         self._adopting.__enter__()
         self.starter = RankStarter(Program([], imports=modules), self.environment, "tests", say=_fail, explain=_fail)

@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from lmtrain.cli.screen.console import Screen
+from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.observe.safe_text import escaped
 from tests.cli.harness import Toy, lmtrain, outcome
 
@@ -46,7 +46,7 @@ def test_tables_and_texts_are_no_markup_and_no_commands(terminal: bool) -> None:
     table.add_row(HOSTILE)
     table.add_row(Text(HOSTILE, style="bold"))
     out = io.StringIO()
-    screen = Screen(file=out, force_terminal=terminal, width=200, highlight=False)
+    screen = PlainConsole(file=out, force_terminal=terminal, width=200, highlight=False)
     for one in (HOSTILE, Text(HOSTILE), table, Panel(HOSTILE, title=Text(HOSTILE))):
         screen.print(one)
     said = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())  # colours, which are rich's own

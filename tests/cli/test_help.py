@@ -11,11 +11,11 @@ from typer.main import get_command
 
 from lmtrain.cli.main import app
 from lmtrain.cli.pretrain.summary import EXAMPLES
-from lmtrain.cli.reference import cli_page, commands
+from lmtrain.cli.reference import cli_page, list_commands
 from lmtrain.cli.verbs import HELP
 from tests.cli.harness import lmtrain
 
-VERBS = ["lmtrain", *sorted({*(found := commands(get_command(app))), *(verb.rsplit(" ", 1)[0] for verb in found)})]
+VERBS = ["lmtrain", *sorted({*(found := list_commands(get_command(app))), *(verb.rsplit(" ", 1)[0] for verb in found)})]
 NOT_PLAIN = re.compile(
     r"<[a-z]|\b(?:INTEGER|FLOAT|BOOLEAN|RANGE|Optional|Annotated|Union|NoneType|PosixPath|Sequence)\b|\bx[<>]=|"
     r"\b(?:list|tuple|dict)\[|\bNone\b|\bbool\b|\bstr\b|\{[A-Z]|…"

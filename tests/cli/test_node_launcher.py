@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import typer
 
-from lmtrain.cli.pretrain.attempt import attempt
-from lmtrain.cli.ranks.launching import run_attempts
+from lmtrain.cli.pretrain.attempt import run_attempt
+from lmtrain.cli.ranks.launching import launch_training
 from lmtrain.config.compose import compose
 from lmtrain.errors import StoppedEarly
 from lmtrain.runfolder.names import STOP
@@ -63,15 +63,15 @@ def test_another_nodes_launcher_writes_what_nobody_has_written(
         write(tmp_path, before)
     inputs: Any = SimpleNamespace(resume_from=None, tokenizer=SimpleNamespace(source="t"))
     with pytest.raises(typer.Exit) as end:
-        run_attempts(["pretrain"], config, inputs, SECOND_NODE, None, None)
+        launch_training(["pretrain"], config, inputs, SECOND_NODE, None, None)
     assert end.value.exit_code == 137
     assert cause(tmp_path) == then
 
 
 def stop_in_start(config: RunConfig, meanwhile: Callable[[], None]) -> None:
     """End as rank 0 that is asked to stop before it has met its peers."""
-    with attempt(RANK_0) as this:
-        this.settle(config)
+    with run_attempt(RANK_0) as this:
+        this.accept_settings(config)
         meanwhile()
         raise Stopped("SIGTERM")
 
@@ -79,9 +79,9 @@ def stop_in_start(config: RunConfig, meanwhile: Callable[[], None]) -> None:
 def leave_with_peer(config: RunConfig, meanwhile: Callable[[], None]) -> None:
     """End as rank 0 that is told of a peer which was asked to stop."""
     inputs: Any = SimpleNamespace(resume_from=None)
-    with suppress(StoppedEarly), attempt(RANK_0) as this:
-        this.settle(config)
-        this.begin(inputs)
+    with suppress(StoppedEarly), run_attempt(RANK_0) as this:
+        this.accept_settings(config)
+        this.count_start(inputs)
         this.stop.hold()
         meanwhile()
         raise StoppedEarly("No process begins, because rank 2 on n2 was asked to stop: SIGTERM")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 
-from lmtrain.cli.pretrain.sweep import print_rows, summary
+from lmtrain.cli.pretrain.sweep import print_sweep_table, summarize_run
 from lmtrain.cli.runs.plot import draw
 from lmtrain.runfolder.stop import DONE
 from tests.cli.harness import Toy, lmtrain, on_terminal
@@ -94,11 +94,11 @@ def test_an_end_that_is_no_success_is_marked(tmp_path: Path, last: float | str, 
     (run / "stop.json").write_text(json.dumps({"cause": DONE}))
     found = listed(tmp_path)["a"]
     assert (found["state"], found["why"]) == ("finished", said)
-    member = summary(run, {"optim.lr": "1"}, "done")
+    member = summarize_run(run, {"optim.lr": "1"}, "done")
     assert (member["state"], member["went_wrong"]) == ("done", said)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as shown:
         patch.setenv("COLUMNS", "120")
-        print_rows([member])
+        print_sweep_table([member])
     assert (f"done, {said}" if said else "done") in shown.getvalue()
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.cli.pretrain.attempt import attempt
+from lmtrain.cli.pretrain.attempt import run_attempt
 from lmtrain.errors import StoppedEarly
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.runtime.processes.process import ProcessEnv
@@ -96,7 +96,8 @@ def test_every_signal_at_every_moment_of_a_start(toy: Toy, tmp_path: Path, actio
 
 
 def test_who_insists_before_the_settings_are_read_gets_words() -> None:
-    with pytest.raises(StoppedEarly, match="SIGUSR1: the settings were not read yet"), attempt(ProcessEnv()) as this:  # noqa: PT012
+    message = "SIGUSR1: the settings were not read yet"
+    with pytest.raises(StoppedEarly, match=message), run_attempt(ProcessEnv()) as this:  # noqa: PT012
         os.kill(os.getpid(), signal.SIGUSR1)
         assert this.stop.requested == "SIGUSR1"
         raise Stopped("SIGUSR1")

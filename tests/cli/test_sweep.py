@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.pretrain.sweep import SweepRun, folder_name, is_done, plan, run_all
+from lmtrain.cli.pretrain.sweep import SweepRun, is_finished, plan_runs, run_folder_name, run_sweep
 from lmtrain.config.compose import compose_plain
 from lmtrain.errors import StoppedEarly
 from lmtrain.runtime.processes.process import ProcessEnv
@@ -34,19 +34,19 @@ OTHERS = {
 
 
 def test_names_can_be_typed_back() -> None:
-    assert {name: folder_name(changed) for name, changed in NAMES.items()} == {name: name for name in NAMES}
+    assert {name: run_folder_name(changed) for name, changed in NAMES.items()} == {name: name for name in NAMES}
     path = "/".join(NAMES)
     assert compose_plain([f"run.dir={path}"])["run"]["dir"] == path
 
 
 def test_long_names_are_cut_and_stay_apart() -> None:
-    names = {folder_name({"data.path": "x" * 300 + end}) for end in "ab"}
+    names = {run_folder_name({"data.path": "x" * 300 + end}) for end in "ab"}
     assert len(names) == 2
     assert max(map(len, names)) < 140
 
 
 def jobs(*overrides: str) -> list[SweepRun]:
-    return plan(["data.path=x", *overrides], None, "pretrain", None)
+    return plan_runs(["data.path=x", *overrides], None, "pretrain", None)
 
 
 @pytest.mark.wide
@@ -78,19 +78,19 @@ def test_a_sweep_of_an_earlier_version_goes_on_in_its_folders(tmp_path: Path) ->
 
 def test_done_is_what_has_ended_with_these_settings(tmp_path: Path) -> None:
     (job, _) = jobs(f"run.dir={tmp_path}", "optim.lr=1e-4,2e-4")
-    assert not is_done(job)
+    assert not is_finished(job)
     job.folder.mkdir()
     then = job.config.to_dict() | {"run": {"dir": str(job.folder)}}
     then["model"]["vocab_size"] = 400
     (job.folder / "config.json").write_text(json.dumps(then))
     (job.folder / "stop.json").write_text(json.dumps({"cause": "SIGTERM", "exit_code": 75}))
-    assert not is_done(job)
+    assert not is_finished(job)
     (job.folder / "stop.json").write_text(json.dumps({"cause": "done", "exit_code": 0}))
-    assert is_done(job)
+    assert is_finished(job)
     for key, value in OTHERS.items():
         group, _, name = key.partition(".")
         (job.folder / "config.json").write_text(json.dumps(then | {group: then[group] | {name: value}}))
-        assert not is_done(job), key
+        assert not is_finished(job), key
 
 
 @pytest.mark.wide
@@ -182,7 +182,7 @@ def test_a_layout_that_does_not_fit_is_refused_once_before_the_first_run(tmp_pat
 def test_a_stop_before_the_first_run_is_one(tmp_path: Path, heard: list[int]) -> None:
     words = [f"run.dir={tmp_path / 's'}", "data.path=nowhere", "train.seed=1,2"]
     with pytest.raises(StoppedEarly, match="SIGUSR1: no run was under way"):
-        run_all(["pretrain"], Asks(words), None, "pretrain", None, ProcessEnv.detect())
+        run_sweep(["pretrain"], Asks(words), None, "pretrain", None, ProcessEnv.detect())
     listen()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert "SIGUSR1: no run was under way" in lmtrain("pretrain", "-m", *words, code=75)

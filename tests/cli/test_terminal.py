@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from lmtrain.cli.screen.terminal import progress, tell
+from lmtrain.cli.screen.terminal import print_notice, progress
 from lmtrain.config.base import kinds
 from lmtrain.config.compose import conf_dir
 from lmtrain.optim.optim_settings import OptimSettings
@@ -33,7 +33,7 @@ def test_a_line_beside_a_progress_line_stands_by_itself(monkeypatch: pytest.Monk
     with open(terminal, "w", encoding="utf-8") as file:
         monkeypatch.setattr(sys, "stderr", file)
         with progress("working"):
-            tell("a line of its own")
+            print_notice("a line of its own")
     assert re.search("\x1b\\[2Ka line of its own\r?\n", drain(host))
 
 

@@ -18,14 +18,14 @@ from typer.main import get_command
 
 from lmtrain.cli.keys.settings_reference import CommentedFile, settings_page
 from lmtrain.cli.main import app
-from lmtrain.cli.reference import commands, main, pages
+from lmtrain.cli.reference import generate_pages, list_commands, main
 from lmtrain.config.compose import compose, conf_dir, expand_sweep
 from lmtrain.errors import LmtrainError
 from lmtrain.train.config import RunConfig
 from tests.docs.pages import ROOT, blocks, command_lines
 
 ROOT_COMMAND = get_command(app)
-COMMANDS = commands(ROOT_COMMAND)
+COMMANDS = list_commands(ROOT_COMMAND)
 PAGES = sorted([*ROOT.glob("*.md"), ROOT / "csrc/README.md", *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -163,7 +163,7 @@ def broken_links(path: Path) -> list[str]:
 def test_generated_pages_are_current() -> None:
     stale = [
         name
-        for name, text in pages().items()
+        for name, text in generate_pages().items()
         if not (path := ROOT / "docs" / "reference" / name).exists() or path.read_text(encoding="utf-8") != text
     ]
     assert not stale, f"{', '.join(stale)}: run `python -m lmtrain.cli.reference docs/reference`"

@@ -31,7 +31,7 @@ def printing_problems(house: Any) -> list[str]:
     for module in house.modules.values():
         for node, called in calls(module) if module.name not in ALLOWED else ():
             if called in PRINTERS | CONSOLES:
-                instead = "console.py's Screen" if called in CONSOLES else "terminal.py's echo"
+                instead = "console.py's PlainConsole" if called in CONSOLES else "terminal.py's echo"
                 problems.append(f"{module.shown}:{node.lineno} calls {called}. Print with cli/screen/{instead}.")
     return problems
 
@@ -47,7 +47,7 @@ def second_printer_problems(house: Any) -> list[str]:
         for node, called in found:
             if called == "rich.table.Table":
                 problems.append(f"{module.shown}:{node.lineno} makes a table. Use cli/screen/console.py.")
-            if called.endswith((".echo", ".print", ".pass_on")) and dumped & set(map(id, ast.walk(node))):
+            if called.endswith((".echo", ".print", ".print_text")) and dumped & set(map(id, ast.walk(node))):
                 problems.append(f"{module.shown}:{node.lineno} prints JSON. Use print_json of cli/screen/terminal.py.")
     return problems
 

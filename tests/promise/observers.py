@@ -25,7 +25,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
-from lmtrain.cli.ranks.launching import laid_out
+from lmtrain.cli.ranks.launching import choose_layout
 from lmtrain.data.dataset import Dataset
 from lmtrain.data.samples import masked, megatron, packing
 from lmtrain.data.store import documents
@@ -77,7 +77,7 @@ def forecast(bench: Bench, settings: Settings) -> Any:
 def layout(bench: Bench, settings: Settings) -> Any:
     """How a command of four processes shares out the work."""
     four = ProcessEnv(world_size=4, local_world_size=4, launcher="lmtrain", host="here")
-    config = laid_out(config_of(settings), [], four, elastic=False)
+    config = choose_layout(config_of(settings), [], four, elastic=False)
     return (config.parallel.layout, config.recompute, config.train.micro_batch)
 
 

@@ -70,7 +70,7 @@ def reshard(
         raise UsageError(f"{'--set' if set_ else '--tokenizer'} is read with --from alone. Add --from hf or megatron.")
     resumes = to is not None and from_ is None and not _program(to)
     again = "goes on where this one was" if resumes else "begins anew"
-    with progress("written", "bytes", stopped=f"{output} is not there yet; the same command {again}.") as show:
+    with progress("written", "bytes", interrupted=f"{output} is not there yet; the same command {again}.") as show:
         memory_bytes = parse_size("--max-memory", max_memory)
 
         def write(source: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from lmtrain.cli.options import Json, Plugins
-from lmtrain.cli.screen.terminal import print_json, say
+from lmtrain.cli.screen.terminal import print_json, print_message
 from lmtrain.units import format_bytes, plural
 
 
@@ -24,7 +24,7 @@ def verify(
     All that is wrong is named, and the exit code is then 65.
     """
     from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
-    from lmtrain.cli.screen.console import Screen
+    from lmtrain.cli.screen.console import PlainConsole
 
     found = []
     for facts in verify_checkpoints(path):
@@ -32,7 +32,7 @@ def verify(
         if not as_json and not facts["problems"]:
             tensors, files = plural(facts["tensors"], "tensor"), plural(facts["files"], "file")
             counts = f"{tensors}, {files}, {format_bytes(facts['bytes'])}"
-            say(Screen(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
+            print_message(PlainConsole(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
     if as_json:
         print_json(found)
     refuse_problems(found)

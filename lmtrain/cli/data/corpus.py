@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs, written_file
+from lmtrain.cli.options import InputFormat, TextInputs, parse_output_file, parse_size, resolve_text_inputs
 from lmtrain.cli.screen.terminal import echo, progress
 from lmtrain.errors import UsageError
 from lmtrain.runtime.processes.process import num_usable_cpus
@@ -26,7 +26,9 @@ app = typer.Typer(no_args_is_help=True)
 
 Output = Annotated[
     Path,
-    typer.Option(metavar="FILE", parser=written_file, help="The .jsonl to write; FILE.report.json goes beside it."),
+    typer.Option(
+        metavar="FILE", parser=parse_output_file, help="The .jsonl to write; FILE.report.json goes beside it."
+    ),
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes that work. [default: every core]")]
 PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Do task I (from 0) of N, and write its part.")]
@@ -83,7 +85,7 @@ def get(
 def fetch(
     url: Annotated[str, typer.Argument(help="An https address.")],
     sha256: Annotated[str, typer.Option(help="What the file must hash to.")],
-    output: Annotated[Path, typer.Option(metavar="FILE", parser=written_file, help="Where it goes.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", parser=parse_output_file, help="Where it goes.")],
 ) -> None:
     """Fetch one file whose SHA-256 you know; a broken transfer is continued."""
     from data_tools.corpora import fetch as fetching
@@ -111,7 +113,7 @@ def clean(
     from data_tools.corpus.clean import DEFAULT_RULES, build_clean
 
     step = build_clean(DEFAULT_RULES if rule is None else rule, script or (), min_script_share)
-    _run(step, text_inputs(inputs, format_), output, workers, part, key, on_error)
+    _run(step, resolve_text_inputs(inputs, format_), output, workers, part, key, on_error)
 
 
 @app.command()
@@ -141,7 +143,7 @@ def dedupe(
 
     settings = build_settings(DedupeSettings, {"near": not exact_only, "threshold": threshold, "keep": keep}, "dedupe")
     with _working(workers, "0/1", key, on_error) as work:
-        _print(dedupe_all(text_inputs(inputs, format_), output, settings, work))
+        _print(dedupe_all(resolve_text_inputs(inputs, format_), output, settings, work))
 
 
 @app.command()
@@ -157,7 +159,7 @@ def sign(
     from data_tools.corpus.copies.dedupe import MinHash
 
     with _working(workers, part, key, on_error) as working:
-        _print(build.sign(text_inputs(inputs, format_), work, None if exact_only else MinHash(), working))
+        _print(build.sign(resolve_text_inputs(inputs, format_), work, None if exact_only else MinHash(), working))
 
 
 @app.command()
@@ -200,7 +202,7 @@ def drop(
     from data_tools.corpus import build
 
     with _working(workers, part, key, on_error) as working:
-        _print(build.drop(text_inputs(inputs, format_), work, output, working))
+        _print(build.drop(resolve_text_inputs(inputs, format_), work, output, working))
 
 
 @app.command()
@@ -216,7 +218,7 @@ def decontaminate(
     from data_tools.corpus.copies.decontaminate import Decontaminate, read_passages
 
     step = Decontaminate(read_passages(against), action)
-    _run(step, text_inputs(inputs, format_), output, workers, part, key, on_error)
+    _run(step, resolve_text_inputs(inputs, format_), output, workers, part, key, on_error)
 
 
 @app.command()
@@ -234,7 +236,8 @@ def split(
 
     step = Split(_shares(ratios), seed, by)
     with _working(workers, part, key, on_error) as work:
-        _print(run_step(step, text_inputs(inputs, format_), split_outputs(output), work, output / "split.report.json"))
+        sources = resolve_text_inputs(inputs, format_)
+        _print(run_step(step, sources, split_outputs(output), work, output / "split.report.json"))
 
 
 @app.command()
@@ -249,7 +252,7 @@ def shuffle(
     from data_tools.corpus.flow.steps import report_path
 
     memory_bytes = max(parse_size("--memory", memory), 1 << 20)
-    found = text_inputs(inputs, format_)
+    found = resolve_text_inputs(inputs, format_)
     with _working(1, part, key, on_error) as work:
         _print(random_steps.shuffle(found, output, work, report_path(output), seed, memory_bytes))
 
@@ -266,7 +269,7 @@ def sample(
     from data_tools.corpus.random_steps import Sample, sample_limit
 
     work = _work(workers, part, key, on_error, None)
-    found = text_inputs(inputs, format_)
+    found = resolve_text_inputs(inputs, format_)
     limit = sample_limit(found, work, output.parent, fraction=fraction, count=count, seed=seed)
     _run(Sample(limit, seed), found, output, workers, part, key, on_error)
 
@@ -348,7 +351,7 @@ def _print(result: Report) -> None:
 def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], None]]:
     """Show how many documents are done: on a terminal at once, else every few seconds."""
     stopped = "nothing has the output's name. The same command begins anew; `build` goes on after its last whole step."
-    with progress(doing, "documents", stopped=stopped) as shown:
+    with progress(doing, "documents", interrupted=stopped) as shown:
 
         def report(step: str, done: int) -> None:
             shown.doing(step)
@@ -359,7 +362,7 @@ def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], N
 
 @contextmanager
 def _bytes_shown() -> Iterator[Callable[[int, int | None], None]]:
-    with progress("fetched", "bytes", stopped="the same command goes on where this one was.") as shown:
+    with progress("fetched", "bytes", interrupted="the same command goes on where this one was.") as shown:
         before: int | None = None  # bytes that an earlier transfer brought
 
         def report(done: int, total: int | None) -> None:

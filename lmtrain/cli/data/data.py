@@ -18,7 +18,7 @@ from lmtrain.cli.inspect.dataset_view import (
     sample_row,
 )
 from lmtrain.cli.keys.completion import complete_override
-from lmtrain.cli.options import ConfigDir, Json, Plugins, written_file
+from lmtrain.cli.options import ConfigDir, Json, Plugins, parse_output_file
 from lmtrain.cli.screen.console import print_facts, print_table
 from lmtrain.cli.screen.terminal import echo, print_json, progress
 from lmtrain.config.compose import compose
@@ -80,14 +80,14 @@ def verify(
 @app.command()
 def merge(
     prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX", help="Datasets to join, in this order.")],
-    output: Annotated[Path, typer.Option(metavar="PREFIX", parser=written_file, help="The dataset to make.")],
+    output: Annotated[Path, typer.Option(metavar="PREFIX", parser=parse_output_file, help="The dataset to make.")],
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Join datasets of one dtype and one tokenizer; their sidecars are added up."""
     from lmtrain.data.store import dataset_operations
 
-    with progress(f"writing {output}", stopped=_UNWRITTEN):
+    with progress(f"writing {output}", interrupted=_UNWRITTEN):
         dataset_operations.merge(prefixes, output, overwrite=overwrite)
     _show_made([output], as_json)
 
@@ -98,7 +98,7 @@ def split(
     shares: Annotated[str, typer.Option(help="Two or three shares of the documents, as in 98,2.")],
     output: Annotated[
         list[Path],
-        typer.Option(metavar="PREFIX", parser=written_file, help="A dataset to make; once for each share."),
+        typer.Option(metavar="PREFIX", parser=parse_output_file, help="A dataset to make; once for each share."),
     ],
     seed: Annotated[
         int | None, typer.Option(help="Draw the documents at random by this seed. [default: consecutive documents]")
@@ -113,7 +113,7 @@ def split(
         wanted = [float(share) for share in shares.split(",")]
     except ValueError as error:
         raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as 98,2.") from error
-    with progress(f"dividing {prefix}", stopped=_UNWRITTEN):
+    with progress(f"dividing {prefix}", interrupted=_UNWRITTEN):
         dataset_operations.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
     _show_made(output, as_json)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs, parse_size, text_inputs, written_file
-from lmtrain.cli.screen.terminal import echo, print_json, progress, tell
+from lmtrain.cli.options import InputFormat, TextInputs, parse_output_file, parse_size, resolve_text_inputs
+from lmtrain.cli.screen.terminal import echo, print_json, print_notice, progress
 from lmtrain.runtime.processes.faults import arm_from_env
 from lmtrain.runtime.processes.process import num_usable_cpus
 from lmtrain.units import format_bytes, format_count, format_seconds, parse_count, plural
@@ -34,7 +34,7 @@ def preprocess(
     output: Annotated[
         Path,
         typer.Option(
-            metavar="PREFIX", parser=written_file, help="Makes PREFIX.bin, .idx, .json, .tokenizer.json, .blocks."
+            metavar="PREFIX", parser=parse_output_file, help="Makes PREFIX.bin, .idx, .json, .tokenizer.json, .blocks."
         ),
     ],
     workers: Annotated[int | None, typer.Option(help="How many encode at once. [default: every core]")] = None,
@@ -113,9 +113,11 @@ def preprocess(
         shard_tokens=None if shard_tokens is None else parse_size("--shard-tokens", shard_tokens, parse_count),
         overwrite=overwrite,
     )
-    found = text_inputs(inputs, format_)
+    found = resolve_text_inputs(inputs, format_)
     with _shown(inputs) as report:
-        summary = pipeline.preprocess(found, Tokenizer.load(tokenizer), output, options, report=report, say=tell)
+        summary = pipeline.preprocess(
+            found, Tokenizer.load(tokenizer), output, options, report=report, say=print_notice
+        )
     facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
     return print_json(facts) if as_json else _print(summary)
 
@@ -123,7 +125,7 @@ def preprocess(
 @contextmanager
 def _shown(inputs: list[str]) -> Iterator[Callable[[Standing], None]]:
     again = "what was read from the pipe is lost" if "-" in inputs else "the same command goes on where this one was"
-    with progress("tokenized", "bytes", stopped=f"no dataset is written yet; {again}.") as shown:
+    with progress("tokenized", "bytes", interrupted=f"no dataset is written yet; {again}.") as shown:
         first, began = None, 0.0  # what an earlier run did is not counted
 
         def show(now: Standing) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.options import InputFormat, TextInputs, counted, text_inputs
+from lmtrain.cli.options import InputFormat, TextInputs, parse_count_option, resolve_text_inputs
 from lmtrain.cli.screen.terminal import echo, progress
 from lmtrain.errors import DataError, OutputError, UsageError
 from lmtrain.units import plural
@@ -22,7 +22,10 @@ def train(
     inputs: TextInputs,
     output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that gets tokenizer.json.")],
     vocab_size: Annotated[
-        int, typer.Option(metavar="N", parser=counted, help="How many pieces to learn, special tokens among them.")
+        int,
+        typer.Option(
+            metavar="N", parser=parse_count_option, help="How many pieces to learn, special tokens among them."
+        ),
     ],
     kind: Annotated[
         Literal["bpe", "wordpiece"], typer.Option(help="bpe as GPT-2 has, wordpiece as BERT has.")
@@ -39,9 +42,9 @@ def train(
 
     if lowercase and kind == "bpe":
         raise UsageError("--lowercase is for --kind wordpiece; byte-level BPE keeps the text as it is. Leave it out.")
-    sources = find_sources(text_inputs(inputs, format_))
+    sources = find_sources(resolve_text_inputs(inputs, format_))
     total = sum(source.num_bytes for source in sources) if all(source.num_bytes for source in sources) else 0
-    with progress("read", "bytes", stopped="nothing is written.") as shown:
+    with progress("read", "bytes", interrupted="nothing is written.") as shown:
 
         def report(done: int) -> None:
             shown.doing(f"learning {vocab_size} pieces" if done == ALL else "read")
@@ -79,7 +82,7 @@ def show(
     from rich.table import Table
     from rich.text import Text
 
-    from lmtrain.cli.screen.console import Screen
+    from lmtrain.cli.screen.console import PlainConsole
     from lmtrain.tokenizer.base import Tokenizer
 
     tokenizer = Tokenizer.load(path)
@@ -94,4 +97,4 @@ def show(
     for number in ids:
         piece = tokenizer.piece(number)
         table.add_row(str(number), Text("".join(c if c.isprintable() else ascii(c)[1:-1] for c in piece)))
-    Screen().print(table)
+    PlainConsole().print(table)

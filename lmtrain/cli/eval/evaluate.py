@@ -13,13 +13,13 @@ import typer
 
 from data_tools.read.sources import Source, find_sources
 from lmtrain.cli.keys.completion import complete_task
-from lmtrain.cli.options import Device, InputFormat, Plugins, Precision, refuse_unfit, text_inputs
+from lmtrain.cli.options import Device, InputFormat, Plugins, Precision, refuse_unused_options, resolve_text_inputs
 from lmtrain.cli.ranks.launching import (
     NumPerNode,
     NumProcesses,
-    Processes,
-    run_processes,
-    this_process,
+    ProcessOptions,
+    detect_process,
+    launch_evaluation,
 )
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError, OutputError, UsageError
@@ -114,8 +114,8 @@ def evaluate(
     jobs = [] if of_files else _jobs(task, data, baseline, format_, key)
     if checkpoint is None and compare is None:
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
-    processes = Processes(nproc, nproc_per_node)
-    env = this_process(processes)
+    processes = ProcessOptions(nproc, nproc_per_node)
+    env = detect_process(processes)
 
     from lmtrain.cli.eval.model_source import check_device, find_subject, settle_layout
     from lmtrain.cli.eval.session import (
@@ -154,7 +154,7 @@ def evaluate(
             "Write the text to a file."
         )
     if processes.are_started:
-        return run_processes(context.obj, env)
+        return launch_evaluation(context.obj, env)
     session = Session(jobs, options, env, settled)
     if compare is not None:
         return compare_models(subjects, session)
@@ -179,7 +179,7 @@ def _check_comparison(
         with_, unfit = "--steps", {"samples", "baseline"}
     if checkpoint is None:
         unfit.discard("checkpoint")
-    refuse_unfit(context, unfit, with_)
+    refuse_unused_options(context, unfit, with_)
 
 
 def _check_outputs(output: Path | None, samples: Path | None) -> None:
@@ -226,7 +226,7 @@ def _jobs(
         elif source != "-" and not Path(source).exists() and not any(mark in source for mark in "*?["):
             raise MissingInputError(f"--data={source} does not exist. Give a file, a folder or a .bin/.idx prefix.")
         else:
-            jobs.append((task, partial(read_texts, find_sources(text_inputs([source], format_)), key)))
+            jobs.append((task, partial(read_texts, find_sources(resolve_text_inputs([source], format_)), key)))
             any_text = True
     if format_ is not None and not any_text:
         raise UsageError(f"--format={format_} is for texts, and no task here reads any. Leave it out.")
@@ -262,7 +262,7 @@ def _list(as_json: bool) -> None:
             {"id": name, "data": task.data, "headline": task.headline, "recipe": task.recipe}
             for name, task in tasks.items()
         ])  # fmt: skip
-    from lmtrain.cli.screen.console import Screen
+    from lmtrain.cli.screen.console import PlainConsole
     from lmtrain.eval.report import render_tasks
 
-    return Screen(highlight=False).print(render_tasks(tasks))
+    return PlainConsole(highlight=False).print(render_tasks(tasks))

@@ -20,8 +20,8 @@ from rich.console import Console
 from lmtrain import __version__
 from lmtrain.checkpoint.store import list_checkpoints
 from lmtrain.cli.eval.model_source import on_processes
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.terminal import print_json, say
+from lmtrain.cli.screen.console import PlainConsole
+from lmtrain.cli.screen.terminal import print_json, print_message
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, join_few
 from lmtrain.eval.report import as_lines, read_columns, render, render_comparison, sample_rows
 from lmtrain.eval.source import Source
@@ -72,8 +72,8 @@ class Session:
         """`settled`: the layout, for each of the models."""
         arm_from_env()
         self.options, self._env, self._settled, self.jobs = options, env, settled, jobs
-        self.console = Screen(stderr=True, quiet=env.rank > 0)
-        self.screen = Screen(highlight=False, quiet=env.rank > 0 or options.as_json)
+        self.console = PlainConsole(stderr=True, quiet=env.rank > 0)
+        self.screen = PlainConsole(highlight=False, quiet=env.rank > 0 or options.as_json)
         self._given: dict[int, Path | TextInput] = {}  # by job: texts are read once, however many models there are
 
     @contextmanager
@@ -93,7 +93,7 @@ class Session:
         from lmtrain.runtime.processes.process_group import from_first
 
         output = self.options.output if self._env.rank == 0 else None
-        return journal_beside(output, lambda said: say(self.console, said), from_first)
+        return journal_beside(output, lambda said: print_message(self.console, said), from_first)
 
     def write(self, document: dict[str, Any]) -> None:
         if self.options.output is not None and self._env.rank == 0:
@@ -282,7 +282,7 @@ def compare_files(a: Path, b: Path, options: Options) -> None:
     if options.as_json:
         print_document(document)
     else:
-        _print_comparison(Screen(highlight=False), pairs, found, alone, options.full)
+        _print_comparison(PlainConsole(highlight=False), pairs, found, alone, options.full)
 
 
 def compare_models(sources: Sequence[Source], session: Session) -> None:

@@ -57,7 +57,7 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
 
 
 def print_checkpoint(facts: dict[str, Any], all_: bool) -> None:
-    from lmtrain.cli.screen.console import Screen, print_facts, print_tree
+    from lmtrain.cli.screen.console import PlainConsole, print_facts, print_tree
 
     counts = [(key, facts[key]) for key in ("step", "samples", "tokens")]
     lines = [(key, f"{count:,}" if isinstance(count, int) else "-") for key, count in counts]
@@ -80,7 +80,7 @@ def print_checkpoint(facts: dict[str, Any], all_: bool) -> None:
             if isinstance(facts[key], dict):
                 print_tree(key, facts[key])
         print_tree("files", {name: format_bytes(size) for name, size in facts["files"].items()})
-        Screen().print(_tensor_tree(facts["tensors"]), highlight=False, soft_wrap=True)
+        PlainConsole().print(_tensor_tree(facts["tensors"]), highlight=False, soft_wrap=True)
 
 
 def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:

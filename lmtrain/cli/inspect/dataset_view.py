@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.screen.terminal import echo, say
+from lmtrain.cli.screen.terminal import echo, print_message
 from lmtrain.errors import UsageError
 from lmtrain.units import format_bytes, format_count, plural
 
@@ -140,7 +140,7 @@ def sample_row(data: TrainingData, number: int, most: int | None, tokenizer: Tok
 
 
 def print_samples(rows: Rows, ids_only: bool) -> None:
-    from lmtrain.cli.screen.console import Screen
+    from lmtrain.cli.screen.console import PlainConsole
 
     for row in rows:
         tokens = plural(row["tokens"], "token")
@@ -149,7 +149,7 @@ def print_samples(rows: Rows, ids_only: bool) -> None:
             echo(line, dim=True)
         if not ids_only:
             echo(row["text"])
-        say(Screen(), " ".join(map(str, row["ids"])))
+        print_message(PlainConsole(), " ".join(map(str, row["ids"])))
 
 
 def _notes(row: dict[str, Any]) -> Iterator[str]:

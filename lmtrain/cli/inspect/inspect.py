@@ -55,10 +55,10 @@ def inspect(
 
 
 def _print_run(facts: dict[str, Any], all_: bool) -> None:
-    from lmtrain.cli.screen.console import Screen, print_facts, print_tree
+    from lmtrain.cli.screen.console import PlainConsole, print_facts, print_tree
 
     with record_errors(Path(facts["run"])):
-        lines = [*run_lines(facts, Screen().encoding.startswith("utf"))]
+        lines = [*run_lines(facts, PlainConsole().encoding.startswith("utf"))]
     print_facts(f"run {facts['run']}", lines)
     if all_:
         print_facts("checkpoints", [("", name) for name in facts["checkpoints"]] or [("", "none")])

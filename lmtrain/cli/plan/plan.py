@@ -8,7 +8,16 @@ from typing import Annotated, Literal
 
 import typer
 
-from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins, check_place, refuse_unfit, written_file
+from lmtrain.cli.options import (
+    ConfigDir,
+    ConfigName,
+    Json,
+    Overrides,
+    Plugins,
+    check_output_folder,
+    parse_output_file,
+    refuse_unused_options,
+)
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import LayoutError, UsageError
 from lmtrain.placement.parallel_settings import MAX_PROCESSES
@@ -53,7 +62,7 @@ def plan(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", parser=written_file, help="Also write a page that needs no other file."),
+        typer.Option(metavar="FILE", parser=parse_output_file, help="Also write a page that needs no other file."),
     ] = None,
     calibrate: Annotated[
         bool, typer.Option("--calibrate", help="Fit the machine's figures to runs, whose folders are named.")
@@ -61,7 +70,7 @@ def plan(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--output", "--out", metavar="FILE", parser=written_file,
+            "--output", "--out", metavar="FILE", parser=parse_output_file,
             help="With --calibrate: keep it, as DIR/hardware/NAME.yaml.",
         ),
     ] = None,
@@ -74,14 +83,15 @@ def plan(
     Settings that are given, as parallel.tp=8, train.micro_batch=1 or recompute=full, are kept; the rest is searched.
     """
     if calibrate:
-        refuse_unfit(context, set(context.params) - _WITH_CALIBRATE, "--calibrate")
+        refuse_unused_options(context, set(context.params) - _WITH_CALIBRATE, "--calibrate")
         from lmtrain.cli.plan.calibrate import calibrate_runs
 
         return calibrate_runs(overrides or [], config_dir, out, as_json)
     if out is not None:
         raise UsageError(f"--output={out} keeps what --calibrate finds. Add --calibrate and folders of runs.")
     if layout is not None:
-        refuse_unfit(context, {"grow_batch", *["doublings"] * bool(doublings)}, "--layout, which is of so many GPUs")
+        unused = {"grow_batch", *["doublings"] * bool(doublings)}
+        refuse_unused_options(context, unused, "--layout, which is of so many GPUs")
     if grow_batch and not doublings:
         raise UsageError("--grow-batch is about more GPUs, and --doublings 0 plans for none. Leave one of them out.")
     from lmtrain.cli.plan.planning import asked, find, on_nodes_of
@@ -97,7 +107,7 @@ def plan(
         question = on_nodes_of(question, gpus_per_node)
     switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
     if html is not None:
-        check_place("--html", html)
+        check_output_folder("--html", html)
     found = find(
         question, top=top, every=every, by=by, doublings=0 if layout else doublings, grow_batch=grow_batch,
         margin=margin, switch=switch, hourly=price,

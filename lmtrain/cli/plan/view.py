@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 from lmtrain.cli.plan.planning import Found
-from lmtrain.cli.screen.console import Screen, print_facts, print_table
-from lmtrain.cli.screen.terminal import echo, say
+from lmtrain.cli.screen.console import PlainConsole, print_facts, print_table
+from lmtrain.cli.screen.terminal import echo, print_message
 from lmtrain.observe.screen.row_text import percent
 from lmtrain.page.document import (
     WIDTH,
@@ -48,26 +48,27 @@ _NAME_HEIGHT = 14.0  # of a line's name in a picture
 
 
 def print_found(found: Found) -> None:
-    console = Screen()
+    console = PlainConsole()
     print_facts(title(found), facts_of(found))
     if found.first is None:
         _print_too_large(console, found)
         return
     echo()
     wide = console.width >= _WIDE
-    print_table([row(found, at, one, wide) for at, one in enumerate(found.best, 1)], gap=1, spare=("slower",))
+    rows = [row(found, at, one, wide) for at, one in enumerate(found.best, 1)]
+    print_table(rows, gap=1, optional_columns=("slower",))
     echo()
     print_facts("the best", of_best(found, found.first))
     for at, one in enumerate(found.best[1:3], 2):
-        say(console, lost(found, at, one))
+        print_message(console, lost(found, at, one))
     if found.too_large:
         echo()
         _print_too_large(console, found)
     if len(found.points) > 1:
         echo("\nwith more GPUs", bold=True)
-        print_table([row_of(point, found.by) for point in found.points], gap=1, spare=("tok/s",))
+        print_table([row_of(point, found.by) for point in found.points], gap=1, optional_columns=("tok/s",))
         for line in takeovers(found.points, found.by):
-            say(console, line)
+            print_message(console, line)
     if found.first.run.parallel.pp > 1:
         echo()
         for line in picture(found.first, console.width, plain=not console.encoding.startswith("utf")):
@@ -177,9 +178,9 @@ def days(seconds: float) -> str:
 
 
 def _print_too_large(console: Any, found: Found) -> None:
-    say(console, "faster, and too large:" if found.first else "nothing fits. What misses by least:")
+    print_message(console, "faster, and too large:" if found.first else "nothing fits. What misses by least:")
     for one in found.too_large:
-        say(console, f"  {layout_of(one)}: {likely(one)}, {format_bytes(found.over(one))} too much")
+        print_message(console, f"  {layout_of(one)}: {likely(one)}, {format_bytes(found.over(one))} too much")
 
 
 def layout_of(one: LayoutResult) -> str:

@@ -1,7 +1,8 @@
-"""One attempt of a run: what this process owes to others wherever it ends, to its peers, in stop.json and in the count.
+"""One attempt of a run: what a process still has to do however it ends, for its peers, stop.json and the start count.
 
-Entered by pretrain around all that it does, on every process of a run and in the launcher. A process owes more the
-further it comes: `settle`, `begin`, `met` and `conclude` say how far that is, and the end of the block pays it back.
+`run_attempt` surrounds everything that pretrain does, on every rank and in the launcher. The duties grow with progress:
+`accept_settings`, `count_start`, `join_peers` and `record_result` mark the progress, and the end of the block fulfils
+the duties of the stage that was reached.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lmtrain.cli.pretrain.summary import left_behind
-from lmtrain.cli.ranks.launching import tell_peers
-from lmtrain.cli.screen.terminal import echo, print_error, warn_of
+from lmtrain.cli.pretrain.summary import saved_state
+from lmtrain.cli.ranks.launching import report_refusal
+from lmtrain.cli.screen.terminal import echo, print_error, warn_if_any
 from lmtrain.errors import LayoutError, LmtrainError, RanksDifferError, StoppedEarly, StoppedForGood
 from lmtrain.runfolder.ends import (
     is_stop_written_since,
@@ -40,50 +41,54 @@ if TYPE_CHECKING:
     from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.loop import Summary
 
-_WORD_S = 1.0  # because: what a peer tells before it leaves may be read after its connections closed
+# because: the message of a peer that leaves may arrive after its connections have closed
+_STOP_MESSAGE_WAIT_S = 1.0
 
 
 @contextmanager
-def attempt(env: ProcessEnv) -> Iterator[Attempt]:
-    """Do within what a run takes; raise how it ends where that is not with its last step.
+def run_attempt(env: ProcessEnv) -> Iterator[Attempt]:
+    """Context manager around all work of a run; raise StoppedEarly at the end if the run stopped before its last step.
 
-    A process that is refused before it has met its peers tells them. Asked to stop when it has nothing of its own to
-    save, it ends with 75. What fails once the run has begun stands in stop.json.
+    If this process fails before it has joined its peers, it sends them the error. If it is asked to stop while it has
+    nothing to save, it exits with code 75. A failure after the run has begun is written to stop.json.
     """
     arm_from_env()
-    with listening() as stop:
-        this = Attempt(env, stop)
+    with listening() as stop_request:
+        attempt = Attempt(env, stop_request)
         try:
-            with this.refusals_told(), this.owed:
-                yield this
+            with attempt.report_refusals(), attempt.cleanup:
+                yield attempt
         except Stopped as stopped:
-            this.leave(stopped)
-    if this.stopped is not None:
-        raise this.stopped
+            attempt.end_stopped(stopped)
+    if attempt.stop_error is not None:
+        raise attempt.stop_error
 
 
 class Attempt:
-    """One process of a run, or the launcher of some, on its way to the last step."""
+    """The progress of one process of a run, a rank or a launcher, and what has to happen when it ends."""
 
     def __init__(self, env: ProcessEnv, stop: StopRequest) -> None:
         self.env, self.stop = env, stop
-        self.owed = ExitStack()  # what becomes of a start that ends within it
-        self.stopped: StoppedEarly | None = None  # how a run ends that has saved what it has done
+        self.cleanup = ExitStack()  # closed when this start ends: counts it, records its failure
+        self.stop_error: StoppedEarly | None = None  # raised at the end of a run that stopped and saved
         self._config: RunConfig | None = None
 
     @property
     def config(self) -> RunConfig:
-        """The settings, once they are settled."""
+        """The settings; only available after `accept_settings`."""
         assert self._config is not None
         return self._config
 
-    def settle(self, config: RunConfig) -> None:
-        """Take these settings: from here on a stop ends the start, and stop.json says so."""
+    def accept_settings(self, config: RunConfig) -> None:
+        """Take the settings: from here on a stop request ends the start at once and is recorded in stop.json.
+
+        Raise StoppedForGood if the run folder already holds the request file STOP, which is removed.
+        """
         folder = Path(config.run.dir)
-        self._config, self._before = config, stop_stamp(folder)
+        self._config, self._stamp_before = config, stop_stamp(folder)
         self.stop.at_once()
         if self.env.rank == 0 and not self.env.is_child and sys.stderr.isatty():
-            # because: what follows takes seconds, and a person would look at nothing
+            # because: what follows takes seconds, in which nothing else is printed
             echo(f"{config.run.dir}: looking at data and machine, then loading torch", err=True, dim=True)
         path = folder / STOP_FILE
         if self.env.rank == 0 and os.path.lexists(path):
@@ -93,70 +98,76 @@ class Attempt:
                 "again to go on."
             )
 
-    def begin(self, inputs: Inputs, *, in_ranks: bool = False) -> None:
-        """Count this start, or refuse it where earlier ones were lost at the same step.
+    def count_start(self, inputs: Inputs, *, in_ranks: bool = False) -> None:
+        """Count this start in starts.json, or raise if too many earlier starts were lost at the same step.
 
-        A launcher only refuses: what is done `in_ranks` they count themselves.
+        With `in_ranks`, this process is a launcher: it only raises, and its ranks count the start themselves.
         """
         from lmtrain.train.in_loop.starts import Starts, begin, counted
 
         if not in_ranks:
             fault_point("start.imports")
-            self.owed.enter_context(counted(begin(self.config, inputs, self.env)))
-            self.owed.enter_context(self._reasons_kept())
+            self.cleanup.enter_context(counted(begin(self.config, inputs, self.env)))
+            self.cleanup.enter_context(self._record_failures())
             return
         if self.env.rank == 0:
             Starts.at(self.config, inputs, inputs.resume_from).refuse(self.config)
         set_env_default(BEGAN, repr(self.stop.began_s))
 
     @contextmanager
-    def met(self) -> Iterator[tuple[torch.device, Sequence[str]]]:
-        """Hold this process's device and its peers; give the device, and on rank 0 the host of each process."""
+    def join_peers(self) -> Iterator[tuple[torch.device, Sequence[str]]]:
+        """Context manager that opens the device, the process group and the watchdog.
+
+        Yield the device and, on rank 0, the host of each rank.
+        """
         from lmtrain.observe.measure import phases
         from lmtrain.observe.watch.guard import watched
         from lmtrain.runtime.machine.device import memory_errors, pick_device
         from lmtrain.runtime.processes.process_group import start
 
-        def say(error: LmtrainError) -> None:
+        def report(error: LmtrainError) -> None:
             write_failure(Path(self.config.run.dir), error, self.env)
             print_error(error)
 
         config, env, folder = self.config, self.env, Path(self.config.run.dir)
-        timeout_s, smaller = config.parallel.timeout_s, max(1, config.train.micro_batch // 2)
-        with memory_errors(f"Use train.micro_batch={smaller}, precision=bf16 or a smaller model.seq_len."):
+        timeout_s, smaller_batch = config.parallel.timeout_s, max(1, config.train.micro_batch // 2)
+        with memory_errors(f"Use train.micro_batch={smaller_batch}, precision=bf16 or a smaller model.seq_len."):
             device = pick_device(config.compute.device, env)
             self.stop.hold()
             phases.enter("rendezvous")
             with (
                 start(env, device, timeout_s) as peers,
                 watched(
-                    env, peers, folder, timeout_s, self.stop.hear, ending=say, on_device=device.type == "cuda"
+                    env, peers, folder, timeout_s, self.stop.hear, ending=report, on_device=device.type == "cuda"
                 ) as watch,
-                self._heard_by_peers(watch.tell_stop),
+                self._report_stop_to_peers(watch.tell_stop),
             ):
                 yield device, peers.hosts
 
-    def conclude(self, summary: Summary) -> None:
-        """Write how a run ends that has saved what it has done, and which of its starts count no more."""
-        self.owed.close()
+    def record_result(self, summary: Summary) -> None:
+        """Write stop.json for a run that has finished, or that stopped and saved; its starts no longer count as failed.
+
+        Ranks other than 0 exit here. After a stop, `stop_error` holds the exception to raise at the end.
+        """
+        self.cleanup.close()
         ignore_stops()  # because: srun --kill-on-bad-exit ends tasks that leave a moment after the first with code 75
         config, cause = self.config, summary.stopped_by
         for_good = cause == request_file_cause(STOP_FILE)
         if cause:
             kind = StoppedForGood if for_good else StoppedEarly
-            self.stopped = kind(f"{cause} at step {summary.step} of {config.total_steps}: {left_behind(config)}")
-        code = self.stopped.exit_code if self.stopped else 0
+            self.stop_error = kind(f"{cause} at step {summary.step} of {config.total_steps}: {saved_state(config)}")
+        code = self.stop_error.exit_code if self.stop_error else 0
         if self.env.rank > 0:
-            raise typer.Exit(code)  # because: rank 0 speaks for all
-        warn_of(write_stop(Path(config.run.dir), cause or DONE, code, step=summary.step))
+            raise typer.Exit(code)  # because: rank 0 reports for all
+        warn_if_any(write_stop(Path(config.run.dir), cause or DONE, code, step=summary.step))
         if for_good:
             (Path(config.run.dir) / STOP_FILE).unlink(missing_ok=True)
 
     @contextmanager
-    def refusals_told(self) -> Iterator[None]:
-        """Tell those that would wait for this process why it does not come; the refusal stands whatever comes of that.
+    def report_refusals(self) -> Iterator[None]:
+        """Context manager that sends an error to the peers if it is raised before this process has joined them.
 
-        The launcher of a node speaks for all its ranks.
+        The error is raised in any case, also if it cannot be sent. The launcher of a node reports for all its ranks.
         """
         try:
             yield
@@ -164,65 +175,67 @@ class Attempt:
             if self.stop.meets or not self.env.has_peers:
                 raise
             print_error(error)
-            tell_peers(self.env, error, found_by_all=self._config is None or isinstance(error, LayoutError))
+            report_refusal(self.env, error, found_by_all=self._config is None or isinstance(error, LayoutError))
             if "--debug" in sys.argv:
                 raise
             raise typer.Exit(error.exit_code) from None
 
     @contextmanager
-    def _reasons_kept(self) -> Iterator[None]:
-        """Write what fails within into stop.json: the run may have its folder by now."""
+    def _record_failures(self) -> Iterator[None]:
+        """Context manager that writes an error to stop.json, since this process may own the run folder by now."""
         try:
             yield
         except RanksDifferError as error:
             if self.env.rank > 0:
-                raise typer.Exit(error.exit_code) from None  # because: rank 0 speaks for all
+                raise typer.Exit(error.exit_code) from None  # because: rank 0 reports for all
             raise
         except LmtrainError as error:
             if self.env.has_peers and not self.stop.meets:
-                raise  # because: the peers are told, and write down that none of them begins
-            if isinstance(error, StoppedEarly):  # what a peer was asked before they met
-                self._write_cut_off(str(error))
+                raise  # because: `report_refusals` sends it to the peers, which record that no rank begins
+            if isinstance(error, StoppedEarly):  # a peer received a stop request before all had joined
+                self._write_unsaved_stop(str(error))
             else:
                 write_failure(Path(self.config.run.dir), error, self.env)
             raise
 
     @contextmanager
-    def _heard_by_peers(self, tell: Callable[[str], None]) -> Iterator[None]:
-        """Tell the peers, by `tell`, which waits for nobody, where a stop makes this process leave before they do.
+    def _report_stop_to_peers(self, send_stop: Callable[[str], None]) -> Iterator[None]:
+        """Context manager that sends the peers a stop request's cause if this process has to leave before they do.
 
-        And a peer that went because it was asked to stop is not lost: this process stops as well.
+        `send_stop` must not block. If a collective fails because a peer left after a stop request, raise Stopped
+        instead of treating that peer as lost.
         """
         from lmtrain.runtime.processes.process_group import is_peer_error
 
-        with self.stop.told_by(tell):
+        with self.stop.told_by(send_stop):
             try:
                 yield
             except Exception as error:
-                if is_peer_error(error) and self.stop.was_told(_WORD_S):
+                if is_peer_error(error) and self.stop.was_told(_STOP_MESSAGE_WAIT_S):
                     raise Stopped(self.stop.requested) from error
                 raise
 
-    def leave(self, stopped: Stopped) -> None:
-        """End this process, which was asked to stop before the first step or for the second time."""
-        env, cause, left = self.env, self.stop.cause, "the settings were not read yet. Run the same command again."
+    def end_stopped(self, stopped: Stopped) -> None:
+        """End this process after a stop request that came before the first step, or came for the second time."""
+        env, cause = self.env, self.stop.cause
+        what_is_saved = "the settings were not read yet. Run the same command again."
         if env.has_peers and not self.stop.meets:
-            with suppress(Stopped):  # because: for the second time nobody is told
-                tell_peers(env, StoppedEarly(str(stopped)))
+            with suppress(Stopped):  # because: a second request ends the process without further messages
+                report_refusal(env, StoppedEarly(str(stopped)))
         ignore_stops()
         if self._config is not None:
-            left = left_behind(self.config)
-            self._write_cut_off(cause)
-        error = StoppedEarly(f"{cause}: {left}")
+            what_is_saved = saved_state(self.config)
+            self._write_unsaved_stop(cause)
+        error = StoppedEarly(f"{cause}: {what_is_saved}")
         if env.world_size == 1:
             raise error from None
         if env.rank == 0:
             print_error(error)
-        end_now(error.exit_code)  # because: groups whose members have left can stop a process from ending in peace
+        end_now(error.exit_code)  # because: a process group whose members have left can block a normal exit
 
-    def _write_cut_off(self, cause: str) -> None:
-        """Write that the run was asked to stop before it had anything to save."""
-        # because: srun asks all to stop where one of them fails, and whoever started that one has written why
-        is_said = self.env.world_size > 1 and is_stop_written_since(Path(self.config.run.dir), self._before)
-        if self.env.rank == 0 and not is_said:
-            warn_of(write_unsaved_stop(Path(self.config.run.dir), cause))
+    def _write_unsaved_stop(self, cause: str) -> None:
+        """Write to stop.json, on rank 0, that the run was asked to stop before it had anything to save."""
+        # because: srun stops all tasks when one of them fails, and the launcher of that one has written the cause
+        is_written = self.env.world_size > 1 and is_stop_written_since(Path(self.config.run.dir), self._stamp_before)
+        if self.env.rank == 0 and not is_written:
+            warn_if_any(write_unsaved_stop(Path(self.config.run.dir), cause))

@@ -1,6 +1,6 @@
-"""What a run measures while it trains: eval.tasks read and judged before it begins, then handed to the loop.
+"""The evaluations during a run: read and check eval.tasks before the run begins, then pass them to the training loop.
 
-Called by pretrain. Training knows no task and evaluation no run; they are joined here.
+Called by pretrain. The training code knows no tasks and the evaluation code no runs; this module joins them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from lmtrain.train.in_loop.measure import Evaluation
 
 
-def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
-    """Return the entries of eval.tasks, cut as this model will see them, and the run's inputs with their facts."""
+def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
+    """Read the data of every entry of eval.tasks and cut it into windows for this model.
+
+    Return the run's inputs, extended by the facts and warnings about these data, and the prepared evaluations.
+    """
     if not config.eval.tasks:
         return inputs, []
     from data_tools.corpora.recipe import published_hashes
@@ -30,72 +33,78 @@ def plan(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
     from lmtrain.eval.task import NOT_PUBLISHED, Asked
     from lmtrain.train.before.preflight import Evaluated
 
-    planned = []
-    for number, (entry, task) in enumerate(zip(config.eval.tasks, _tasks(config), strict=True)):
+    evaluations = []
+    for number, (entry, task) in enumerate(zip(config.eval.tasks, _find_tasks(config), strict=True)):
         window = task.seq_len or config.seq_len
-        hashes = published_hashes() if task.published else {}
-        asked = Asked(
-            tokenizer=inputs.tokenizer, seq_len=window, shortened=window < config.seq_len, hashes=hashes
+        published = published_hashes() if task.published else {}
+        request = Asked(
+            tokenizer=inputs.tokenizer, seq_len=window, shortened=window < config.seq_len, hashes=published
         )
         try:
-            prepared, data = prepare(task, _source(task, entry.data), asked)
+            prepared, data = prepare(task, _open_task_data(task, entry.data), request)
         except LmtrainError as error:
             error.add_note(f"It was read for eval.tasks[{number}], {entry.task}.")
             raise
-        planned.append(Planned(name=entry.called, task=task, data=data, prepared=prepared))
-    _check_best_by(config, planned)
-    told = tuple(
-        Evaluated(one.name, one.data, one.prepared.num_targets, one.prepared.facts.text_sha256) for one in planned
+        evaluations.append(Planned(name=entry.called, task=task, data=data, prepared=prepared))
+    _check_best_by(config, evaluations)
+    evaluated = tuple(
+        Evaluated(each.name, each.data, each.prepared.num_targets, each.prepared.facts.text_sha256)
+        for each in evaluations
     )
-    others = tuple(
-        f"{one.data} is not {one.task.published} as it was published, whose figures {one.task.id} stands for."
-        for one in planned
-        if NOT_PUBLISHED in one.prepared.facts.notes
+    warnings = tuple(
+        f"{each.data} is not {each.task.published} as it was published, whose figures {each.task.id} stands for."
+        for each in evaluations
+        if NOT_PUBLISHED in each.prepared.facts.notes
     )
-    return replace(inputs, evaluations=told, warnings=(*inputs.warnings, *others)), planned
+    return replace(inputs, evaluations=evaluated, warnings=(*inputs.warnings, *warnings)), evaluations
 
 
-def evaluation(config: RunConfig, inputs: Inputs, planned: list[Planned]) -> Evaluation | None:
-    if not planned:
+def build_evaluation(config: RunConfig, inputs: Inputs, evaluations: list[Planned]) -> Evaluation | None:
+    """Return the evaluator that the training loop calls, or None without evaluations."""
+    if not evaluations:
         return None
     from lmtrain.eval.in_training import DuringTraining
 
     return DuringTraining(
-        planned=planned, tokenizer=inputs.tokenizer, dtype=config.precision.kind, batch_size=config.eval.batch_size
+        planned=evaluations, tokenizer=inputs.tokenizer, dtype=config.precision.kind, batch_size=config.eval.batch_size
     )
 
 
-def _tasks(config: RunConfig) -> list[Task]:
-    """Refuses all tasks that are not known at once, and then all files that are not there."""
+def _find_tasks(config: RunConfig) -> list[Task]:
+    """Return the task of each entry of eval.tasks.
+
+    Raise one error for all unknown or unfit tasks, else one for all data files that do not exist.
+    """
     from lmtrain.eval.source import check_kind
     from lmtrain.eval.task import find_task
 
-    found, wrong, terms = [], [], config.model.terms
-    for number, one in enumerate(config.eval.tasks):
+    tasks, wrong, terms = [], [], config.model.terms
+    for number, entry in enumerate(config.eval.tasks):
         key = f"eval.tasks[{number}].task="
         try:
-            task = find_task(one.task)
+            task = find_task(entry.task)
             check_kind(task, causal="lm" in terms, pairs="pair" in terms)
         except UsageError as error:
             wrong.append(str(error).replace("--task=", key))
             continue
         if task.seq_len is not None and task.seq_len > config.seq_len:
-            few = f"is a window of more tokens than model.seq_len={config.seq_len}"
-            wrong.append(f"{key}{one.task} {few}. Use {task.id}, or a -s{config.seq_len} behind it.")
-        found.append(task)
+            problem = f"is a window of more tokens than model.seq_len={config.seq_len}"
+            wrong.append(f"{key}{entry.task} {problem}. Use {task.id}, or a -s{config.seq_len} behind it.")
+        tasks.append(task)
     if wrong:
         raise SettingsError(wrong)
     missing = [
-        f"eval.tasks[{number}].data={one.data} does not exist. Give {task.data}."
-        for number, (one, task) in enumerate(zip(config.eval.tasks, found, strict=True))
-        if not _is_there(task, one.data)
+        f"eval.tasks[{number}].data={entry.data} does not exist. Give {task.data}."
+        for number, (entry, task) in enumerate(zip(config.eval.tasks, tasks, strict=True))
+        if not _data_exists(task, entry.data)
     ]
     if missing:
         raise MissingInputError("\n".join(missing))
-    return found
+    return tasks
 
 
-def _is_there(task: Task, data: str) -> bool:
+def _data_exists(task: Task, data: str) -> bool:
+    """Return True if `data` is a file, or a dataset or folder of texts that the task accepts."""
     from lmtrain.eval.recipes.documents import dataset_prefix
     from lmtrain.eval.task import TextTask
 
@@ -104,7 +113,8 @@ def _is_there(task: Task, data: str) -> bool:
     return path.is_file() or is_dataset or (is_text and path.is_dir())
 
 
-def _source(task: Task, data: str) -> Path | TextInput:
+def _open_task_data(task: Task, data: str) -> Path | TextInput:
+    """Return the path of a dataset or of a file that the task reads itself, else the texts of the files."""
     from data_tools.read.sources import find_sources
     from lmtrain.cli.eval.evaluate import read_texts
     from lmtrain.eval.recipes.documents import dataset_prefix
@@ -115,10 +125,10 @@ def _source(task: Task, data: str) -> Path | TextInput:
     return read_texts(find_sources([Path(data)]), "text", lambda done: None)
 
 
-def _check_best_by(config: RunConfig, planned: list[Planned]) -> None:
+def _check_best_by(config: RunConfig, evaluations: list[Planned]) -> None:
     """Raise if checkpoint.best_by names no measure of a task; measures are known once the task's file is read."""
     name = config.checkpoint.best_by
-    known = [f"eval/{one.name}/{measure}" for one in planned for measure in one.measures]
+    known = [f"eval/{evaluation.name}/{measure}" for evaluation in evaluations for measure in evaluation.measures]
     if config.checkpoint.keep_best and name.startswith("eval/") and name not in known:
         raise SettingsError(
             [f"checkpoint.best_by={name} is nothing that this run measures. {spelling_hint(name, known)}"]

@@ -12,8 +12,8 @@ import typer
 
 from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins
 from lmtrain.cli.ranks import launching
-from lmtrain.cli.ranks.launching import Processes, laid_out
-from lmtrain.cli.screen.terminal import tell
+from lmtrain.cli.ranks.launching import ProcessOptions, choose_layout
+from lmtrain.cli.screen.terminal import print_notice
 from lmtrain.runtime.processes.signals import give_back
 
 if TYPE_CHECKING:
@@ -44,56 +44,56 @@ def pretrain(
     elastic: launching.Elastic = False,
 ) -> None:
     """Pretrain a model, or go on with a run that was stopped: the same command does both."""
-    processes = Processes(nproc, nproc_per_node, max_restarts)
-    env, overrides = launching.this_process(processes), list(overrides or [])
+    processes = ProcessOptions(nproc, nproc_per_node, max_restarts)
+    env, overrides = launching.detect_process(processes), list(overrides or [])
     if dry_run or print_config:
         give_back()
     if multirun:
-        from lmtrain.cli.pretrain.sweep import run_all
+        from lmtrain.cli.pretrain.sweep import run_sweep
 
-        return run_all(context.obj, overrides, config_dir, config_name, from_run, env, elastic=elastic)
+        return run_sweep(context.obj, overrides, config_dir, config_name, from_run, env, elastic=elastic)
 
-    from lmtrain.cli.pretrain.attempt import attempt
+    from lmtrain.cli.pretrain.attempt import run_attempt
     from lmtrain.cli.pretrain.from_run import compose_run
     from lmtrain.cli.pretrain.summary import print_preview, print_settings, print_summary
 
-    say = tell if env.rank == 0 and not env.is_child else None
-    compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, say=say)
+    report = print_notice if env.rank == 0 and not env.is_child else None
+    compose = partial(compose_run, overrides, from_run=from_run, config_dir=config_dir, name=config_name, report=report)
     if dry_run or print_config:
-        config = laid_out(compose(), overrides, env, elastic=elastic)
+        config = choose_layout(compose(), overrides, env, elastic=elastic)
         return print_settings(config, env, as_json) if print_config else print_preview(config, env, as_json)
-    with attempt(env) as this:
+    with run_attempt(env) as attempt:
         composed = compose()
-        config = laid_out(composed, overrides, env, elastic=elastic)
-        this.settle(config)
+        config = choose_layout(composed, overrides, env, elastic=elastic)
+        attempt.accept_settings(config)
 
-        # because: settings that are wrong are refused before this is imported
-        from lmtrain.cli.pretrain.eval_tasks import plan
-        from lmtrain.cli.screen.console import Screen
+        # because: wrong settings are refused before these are imported
+        from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
+        from lmtrain.cli.screen.console import PlainConsole
         from lmtrain.train.before.preflight import preflight
 
-        inputs, planned = plan(config, preflight(config, env))
-        this.begin(inputs, in_ranks=processes.are_started)
+        inputs, evaluations = prepare_eval_tasks(config, preflight(config, env))
+        attempt.count_start(inputs, in_ranks=processes.are_started)
         if processes.are_started:
             shared = None if plugin or from_run else composed
-            return launching.run_attempts(context.obj, config, inputs, env, max_restarts, shared)
-        console = Screen(stderr=as_json, quiet=env.rank > 0)
-        summary = _train(this, inputs, planned, console)
-        this.conclude(summary)
+            return launching.launch_training(context.obj, config, inputs, env, max_restarts, shared)
+        console = PlainConsole(stderr=as_json, quiet=env.rank > 0)
+        summary = _train(attempt, inputs, evaluations, console)
+        attempt.record_result(summary)
         print_summary(config, summary, console, as_json)
     return None
 
 
-def _train(this: Attempt, inputs: Inputs, planned: list[Planned], console: Console) -> Summary:
-    from lmtrain.cli.pretrain.eval_tasks import evaluation
+def _train(attempt: Attempt, inputs: Inputs, evaluations: list[Planned], console: Console) -> Summary:
+    from lmtrain.cli.pretrain.eval_tasks import build_evaluation
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.train.loop import train
     from lmtrain.train.ranks.same_everywhere import agree
     from lmtrain.train.setup import open_run
 
-    config = this.config
-    with this.met() as (device, hosts):
+    config = attempt.config
+    with attempt.join_peers() as (device, hosts):
         agree(config, inputs, hosts)
         mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
         with open_run(config, inputs, console, mesh, device, hosts) as run:
-            return train(run, this.stop, evaluation(config, inputs, planned))
+            return train(run, attempt.stop, build_evaluation(config, inputs, evaluations))

@@ -1,14 +1,11 @@
-"""What `lmtrain pretrain` prints besides the live view: examples, settings, the preview of a dry run, the summary.
-
-Called by pretrain.
-"""
+"""Output of `lmtrain pretrain` besides the live view: examples for --help, settings, dry runs, the final summary."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmtrain.cli.screen.terminal import echo, pass_on, print_json, say
+from lmtrain.cli.screen.terminal import echo, print_json, print_message, print_text
 from lmtrain.units import format_count, format_seconds, plural
 
 if TYPE_CHECKING:
@@ -28,46 +25,47 @@ EXAMPLES = (
 
 
 def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
-    """Print the settings for --print-config, on rank 0 alone."""
+    """Print the settings for --print-config, only on rank 0."""
     if env.rank > 0:
         return None
     if as_json:
         return print_json(config.to_dict())
     from omegaconf import OmegaConf
 
-    return pass_on(OmegaConf.to_yaml(config.to_dict()))
+    return print_text(OmegaConf.to_yaml(config.to_dict()))
 
 
 def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
-    """Check everything, then print for --dry-run what would run and the place of each rank."""
-    from lmtrain.cli.pretrain.eval_tasks import plan
-    from lmtrain.cli.ranks.launching import seen_from_here
+    """Check everything as a start would; then print the plan and the place of each rank for --dry-run, on rank 0."""
+    from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
+    from lmtrain.cli.ranks.launching import place_on_hardware
     from lmtrain.runtime.processes.faults import arm_from_env
     from lmtrain.train.before.preflight import preflight
     from lmtrain.train.layouts.dry_run import plan_facts
     from lmtrain.train.layouts.layout_table import rank_rows
 
     arm_from_env()
-    inputs, _ = plan(config, preflight(config, seen_from_here(config, env), starting=False))
+    inputs, _ = prepare_eval_tasks(config, preflight(config, place_on_hardware(config, env), starting=False))
     if env.rank > 0:
         return None
     here = env.launcher == "lmtrain" and env.world_size == config.parallel.layout.world_size
     facts = plan_facts(config, inputs, here=here) | {"ranks": rank_rows(config, inputs.model)}
-    return print_json(facts, indent=None) if as_json else print_plan(facts)
+    return print_json(facts, indent=None) if as_json else print_plan_facts(facts)
 
 
-def print_plan(facts: dict[str, Any]) -> None:
+def print_plan_facts(facts: dict[str, Any]) -> None:
+    """Print the facts of a dry run, and a table of its ranks if `facts` has them."""
     from lmtrain.cli.screen.console import print_pairs
     from lmtrain.train.layouts.layout_table import SINGLE_ROWS, layout_lines, merged
 
-    print_pairs((key.replace("_", " "), _shown(key, value)) for key, value in facts.items() if key != "ranks")
+    print_pairs((key.replace("_", " "), _format_fact(key, value)) for key, value in facts.items() if key != "ranks")
     if (ranks := facts.get("ranks")) is None:
         return
     for line in ("", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merged(ranks))):
         echo(line)
 
 
-def _shown(key: str, value: object) -> str:
+def _format_fact(key: str, value: object) -> str:
     from lmtrain.observe.screen.row_text import work
 
     if key == "model_flops" and isinstance(value, (int, float)):
@@ -78,6 +76,7 @@ def _shown(key: str, value: object) -> str:
 
 
 def print_summary(config: RunConfig, summary: Summary, console: Console, as_json: bool) -> None:
+    """Print a line with the result of a run that has ended, or the same as JSON."""
     if as_json:
         keys = ("step", "loss", "valid_loss", "tokens", "epochs", "seconds", "stopped_by")
         return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)
@@ -87,11 +86,11 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     losses = {"loss": summary.loss, "validation": summary.valid_loss}
     parts += [f"{name} {loss:.4f}" for name, loss in losses.items() if loss is not None]
     word = "stopped" if summary.stopped_by else "done"
-    return say(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
+    return print_message(console, f"{word}: {', '.join(parts)}; everything is in {config.run.dir}")
 
 
-def left_behind(config: RunConfig) -> str:
-    """Return what a stopped run has saved, and how it goes on."""
+def saved_state(config: RunConfig) -> str:
+    """Return a sentence about the newest checkpoint of a stopped run and how to continue."""
     from lmtrain.checkpoint.store import latest
     from lmtrain.runfolder.names import CHECKPOINTS
 

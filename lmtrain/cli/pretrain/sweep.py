@@ -1,4 +1,4 @@
-"""`lmtrain pretrain -m`: every combination of settings as a run of its own, one after another. Called by pretrain."""
+"""`lmtrain pretrain -m`, a sweep: every combination of settings as a run of its own, one after another."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from types import FrameType
 from typing import Any
 
 from lmtrain.cli.inspect.run_view import finite, four
-from lmtrain.cli.pretrain.from_run import Source, compose_run
-from lmtrain.cli.pretrain.summary import print_plan
+from lmtrain.cli.pretrain.from_run import SourceRun, compose_run
+from lmtrain.cli.pretrain.summary import print_plan_facts
 from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.config.compose import expand_sweep
@@ -35,14 +35,14 @@ from lmtrain.train.before.preflight import process_problems
 from lmtrain.train.config import RunConfig, config_of
 from lmtrain.units import format_count
 
-SUMMARY = "sweep.json"  # what each folder is, and how it stands, for scripts
-_LOOKS = {"--dry-run", "--print-config"}
+SUMMARY = "sweep.json"  # settings, state and results of each run, for scripts
+_DRY_OPTIONS = {"--dry-run", "--print-config"}
 _LONGEST_NAME = 120  # because: a file system takes 255 bytes, and the folder's own files need some
 
 
 @dataclass
 class SweepRun:
-    """One combination: what varies, where it runs, and how it stands."""
+    """One combination of a sweep: the settings that vary, its run folder, and its state."""
 
     changed: dict[str, str]
     folder: Path
@@ -52,65 +52,67 @@ class SweepRun:
     exit_code: int = 0
 
 
-def run_all(
-    words: Sequence[str], overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None,
+def run_sweep(
+    argv: Sequence[str], overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None,
     env: ProcessEnv, *, elastic: bool = False,
 ) -> None:  # fmt: skip
-    """Run each combination in a process of its own, in a folder of its own; a failure does not stop the rest.
+    """Run each combination in its own process and folder; a failed run does not stop the rest.
 
-    `words` are the command line, `overrides` its settings. A run that is done is not run again: the same command
-    goes on with a sweep that was stopped. Of several processes that sweep together, as srun starts them, rank 0 prints.
+    `argv` is the command line, `overrides` its settings. Finished runs are skipped, so the same command continues a
+    sweep that was stopped. If several processes run the sweep together, as under srun, only rank 0 prints.
     """
     with listening() as stop:
         try:
             stop.at_once()
-            jobs = plan(overrides, config_dir, config_name, from_run)
-            stop.politely(lambda name: None)  # because: the run of the moment hears it, or else the next one
-            flags = options_of(words, overrides)
-            if not elastic and not _LOOKS.intersection(flags):
+            jobs = plan_runs(overrides, config_dir, config_name, from_run)
+            stop.politely(lambda name: None)  # because: the run under way, or the next one, handles it
+            flags = options_for_runs(argv, overrides)
+            if not elastic and not _DRY_OPTIONS.intersection(flags):
                 _refuse_layouts(jobs, env)
-            _run(jobs, flags, _Runner(stop), speaks=env.rank == 0)
+            _run_jobs(jobs, flags, _CommandRunner(stop), prints=env.rank == 0)
         except Stopped:
             raise StoppedEarly(f"{stop.cause}: no run was under way. Run the same command again to go on.") from None
 
 
-def options_of(words: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return what a command line says beside its verb and its settings, for each run of the sweep."""
-    rest = [word for word in words if word not in ("-m", "--multirun", "--", *overrides)]
+def options_for_runs(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Return the options of a sweep's command line without `-m` and the settings, to pass to each of its runs."""
+    rest = [word for word in argv if word not in ("-m", "--multirun", "--", *overrides)]
     rest.remove("pretrain")
     return rest
 
 
-def _run(jobs: Sequence[SweepRun], flags: list[str], runner: _Runner, *, speaks: bool) -> None:
-    only_looks, as_json = bool(_LOOKS.intersection(flags)), "--json" in flags
-    compares = only_looks and not as_json and "--print-config" not in flags
+def _run_jobs(jobs: Sequence[SweepRun], flags: list[str], runner: _CommandRunner, *, prints: bool) -> None:
+    """Run or skip each job; then write sweep.json, print a table and raise if a run failed or was stopped."""
+    is_dry, as_json = bool(_DRY_OPTIONS.intersection(flags)), "--json" in flags
+    compares_plans = is_dry and not as_json and "--print-config" not in flags
     first = None
     for number, job in enumerate(jobs, 1):
-        done = not only_looks and is_done(job)
-        if speaks:
-            echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * done}", err=as_json)
+        is_done = not is_dry and is_finished(job)
+        if prints:
+            echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * is_done}", err=as_json)
         job.state = "done"
-        if not done:
-            job.exit_code, said = runner.run(["pretrain", *flags, *["--json"] * compares, *job.overrides], compares)
-            first = print_plans(said, first) if speaks else None
+        if not is_done:
+            command = ["pretrain", *flags, *["--json"] * compares_plans, *job.overrides]
+            job.exit_code, output = runner.run(command, compares_plans)
+            first = print_plan_differences(output, first) if prints else None
             ended = "stopped" if runner.stopped else f"failed, exit code {job.exit_code}"
             job.state = ended if job.exit_code else "done"
         if runner.stopped:
             break
-    if only_looks:
-        return _refuse_failures(jobs)
-    if speaks:
-        rows = [summary(job.folder, job.changed, job.state) for job in jobs]
+    if is_dry:
+        return _raise_if_failed(jobs)
+    if prints:
+        rows = [summarize_run(job.folder, job.changed, job.state) for job in jobs]
         base = Path(jobs[0].config.run.dir)
         if base.is_dir() and base != jobs[0].folder:
             write_json(base / SUMMARY, {"runs": rows})
         if as_json:
             print_json({"runs": rows}, indent=None)
         else:
-            print_rows(rows)
+            print_sweep_table(rows)
     if runner.stopped:
         raise StoppedEarly(f"Stopped in run {number} of {len(jobs)}. Run the same command again to go on.")
-    return _refuse_failures(jobs)
+    return _raise_if_failed(jobs)
 
 
 def _refuse_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
@@ -125,97 +127,98 @@ def _refuse_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
         raise LayoutError("\n".join(dict.fromkeys(problems)))
 
 
-def plan(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[SweepRun]:
+def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[SweepRun]:
     """Compose every combination; raise before the first one starts if any of them is wrong."""
-    combinations = [list(one) for one in dict.fromkeys(map(tuple, expand_sweep(overrides, config_dir=config_dir)))]
+    combinations = [list(words) for words in dict.fromkeys(map(tuple, expand_sweep(overrides, config_dir=config_dir)))]
     fixed = set.intersection(*map(set, combinations))
     jobs: list[SweepRun] = []
     for combination in combinations:
         config = compose_run(combination, from_run=from_run, config_dir=config_dir, name=config_name)
         varying = [text.lstrip("+") for text in combination if text not in fixed]
         changed = {key: value for key, _, value in (text.partition("=") for text in varying) if key != "run.dir"}
-        folder = _folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
+        folder = _choose_folder(Path(config.run.dir), changed, ",".join(varying), {job.folder for job in jobs})
         rest = [text for text in combination if not text.lstrip("+").startswith("run.dir=")]
         jobs.append(SweepRun(changed, folder, [*rest, f"run.dir={hydra_quoted(str(folder))}"], config))
-    own = from_run is not None and Path(jobs[0].config.run.dir).resolve() == Source.find(from_run).run.resolve()
-    if own and jobs[0].changed:
+    folder = Path(jobs[0].config.run.dir).resolve()
+    is_source_folder = from_run is not None and folder == SourceRun.find(from_run).run.resolve()
+    if is_source_folder and jobs[0].changed:
         raise UsageError(f"-m makes several runs of --from-run={from_run}, which need a folder. Add run.dir=DIR.")
     return jobs
 
 
-def folder_name(changed: dict[str, str]) -> str:
-    """`optim.lr_1e-3__train.seed_2`: nothing that a shell or the grammar of overrides reads as more than a name."""
+def run_folder_name(changed: dict[str, str]) -> str:
+    """Return a folder name such as `optim.lr_1e-3__train.seed_2`, safe in a shell and in the grammar of overrides."""
     plain = {key: re.sub(r"[^A-Za-z0-9.+-]+", "_", value).strip("_") or "empty" for key, value in changed.items()}
     name = "__".join(f"{key}_{value}" for key, value in plain.items())
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}__{digest}"
 
 
-def is_done(job: SweepRun) -> bool:
-    """Return whether a run with exactly these settings has finished."""
+def is_finished(job: SweepRun) -> bool:
+    """Return True if the run folder holds a finished run with exactly these settings."""
     if read_stop_or_empty(job.folder).get("cause") != DONE:
         return False
-    try:  # because: an earlier version may have written it, without settings that are new
-        then = config_of(job.folder)
+    try:  # because: an earlier version, which lacked some settings, may have written the folder
+        saved = config_of(job.folder)
     except LmtrainError:
         return False
-    now = replace(job.config, run=then.run)  # because: its limits of time may change, and it is done all the same
-    if now.parallel.auto:  # because: the run has chosen these
-        train = replace(now.train, micro_batch=then.train.micro_batch)
-        now = replace(now, parallel=then.parallel, recompute=then.recompute, train=train)
-    ours, theirs = now.to_dict(), then.to_dict()
-    if ours["model"].get("vocab_size") is None:  # because: the data has decided it
-        ours["model"]["vocab_size"] = theirs["model"].get("vocab_size")
-    return then.run.dir == str(job.folder) and ours == theirs
+    wanted = replace(job.config, run=saved.run)  # because: other time limits do not matter for a finished run
+    if wanted.parallel.auto:  # because: the run itself has chosen these
+        train = replace(wanted.train, micro_batch=saved.train.micro_batch)
+        wanted = replace(wanted, parallel=saved.parallel, recompute=saved.recompute, train=train)
+    wanted_values, saved_values = wanted.to_dict(), saved.to_dict()
+    if wanted_values["model"].get("vocab_size") is None:  # because: the tokenizer of the data decides it
+        wanted_values["model"]["vocab_size"] = saved_values["model"].get("vocab_size")
+    return saved.run.dir == str(job.folder) and wanted_values == saved_values
 
 
-class _Runner:
-    """Runs one command after another; a signal goes to the one that runs, which saves and ends."""
+class _CommandRunner:
+    """Runs one command at a time; forwards a stop signal to the running command, which saves and ends."""
 
     def __init__(self, stop: StopRequest) -> None:
-        self._stop, self._forwarded = stop, False  # what comes between two runs, and what comes within one
+        self._stop, self._forwarded = stop, False  # stop requests between two runs; True after a signal during one
         self._child: subprocess.Popen[bytes] | None = None
 
     @property
     def stopped(self) -> bool:
         return self._forwarded or self._stop.requested is not None
 
-    def run(self, words: Sequence[str], reads: bool = False) -> tuple[int, str]:
-        """Run a command; return its exit code, and its output if `reads` is set."""
-        before = {number: signal.signal(number, self._forward) for number in STOPS}
+    def run(self, words: Sequence[str], captures_output: bool = False) -> tuple[int, str]:
+        """Run `lmtrain WORDS`; return its exit code, and its stdout if `captures_output` is set."""
+        old_handlers = {number: signal.signal(number, self._forward) for number in STOPS}
         try:
-            output = subprocess.PIPE if reads else None
-            with subprocess.Popen([sys.executable, "-m", "lmtrain", *words], stdout=output) as self._child:
-                if self.stopped:  # because: a signal can come while the process is being made
+            stdout = subprocess.PIPE if captures_output else None
+            with subprocess.Popen([sys.executable, "-m", "lmtrain", *words], stdout=stdout) as self._child:
+                if self.stopped:  # because: a signal can arrive while the process is being created
                     self._child.terminate()
-                said = self._child.communicate()[0] or b""
+                output = self._child.communicate()[0] or b""
                 code = self._child.returncode
         finally:
-            for number, handler in before.items():
+            for number, handler in old_handlers.items():
                 signal.signal(number, handler)
         self._forwarded = self._forwarded or code == StoppedEarly.exit_code
-        return code, said.decode()
+        return code, output.decode()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-C reaches the child from the terminal as well, and it takes the two for one."""
+        """Forward a signal to the child; Ctrl-C reaches the child from the terminal too, which counts both as one."""
         self._forwarded = True
         if self._child is not None:
             self._child.send_signal(number)
 
 
-def _folder(base: Path, changed: dict[str, str], old_name: str, taken: set[Path]) -> Path:
-    """Return the folder of a combination; a folder that an earlier version has made for it is used again."""
+def _choose_folder(base: Path, changed: dict[str, str], old_name: str, used_folders: set[Path]) -> Path:
+    """Return the folder of a combination; a folder that an earlier version created for it is used again."""
     old = base / (old_name or "only").replace("/", "_")
     if old.is_dir():
         return old
-    folder = base / folder_name(changed) if changed else base
+    folder = base / run_folder_name(changed) if changed else base
     number = 2
-    while folder in taken:  # because: values that differ in signs alone have one name
-        folder, number = base / f"{folder_name(changed)}__{number}", number + 1
+    while folder in used_folders:  # because: values that differ only in special characters get the same name
+        folder, number = base / f"{run_folder_name(changed)}__{number}", number + 1
     return folder
 
 
-def _refuse_failures(jobs: Sequence[SweepRun]) -> None:
+def _raise_if_failed(jobs: Sequence[SweepRun]) -> None:
     failed = [job for job in jobs if job.exit_code != 0]
     if not failed:
         return
@@ -229,7 +232,7 @@ def _refuse_failures(jobs: Sequence[SweepRun]) -> None:
     raise error
 
 
-def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]:
+def summarize_run(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]:
     """Return a run's changed settings, its state, and figures of its metrics.jsonl; None for figures not there yet."""
     try:
         rows = read_metrics(folder / METRICS)
@@ -248,24 +251,27 @@ def summary(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]
         }  # fmt: skip
 
 
-def print_plans(said: str, first: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Print the JSON of a dry run: all facts of the first run, and of another run those that differ."""
-    if not said:
-        return first
-    facts: dict[str, Any] = json.loads(said.splitlines()[-1])
-    if first is None:
-        print_plan(facts)
+def print_plan_differences(output: str, first_facts: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Print the facts of a dry run: all of them for the first run, for another run those that differ from the first.
+
+    `output` is the run's stdout with a line of JSON. Return the first run's facts, for the next call.
+    """
+    if not output:
+        return first_facts
+    facts: dict[str, Any] = json.loads(output.splitlines()[-1])
+    if first_facts is None:
+        print_plan_facts(facts)
         return facts
-    other = {key: value for key, value in facts.items() if key not in first or value != first[key]}
-    other.pop("run_folder", None)
-    if other:
-        print_plan(other)
+    differing = {key: value for key, value in facts.items() if key not in first_facts or value != first_facts[key]}
+    differing.pop("run_folder", None)
+    if differing:
+        print_plan_facts(differing)
     else:
         echo("in numbers as the first one")
-    return first
+    return first_facts
 
 
-def print_rows(rows: Sequence[dict[str, Any]]) -> None:
+def print_sweep_table(rows: Sequence[dict[str, Any]]) -> None:
     """Print a row for each run, in the order in which they ran, and the folder of the best."""
     keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
     echo()

@@ -1,6 +1,6 @@
-"""A command of several processes, where they are not yet one: started together, again, and refused together.
+"""Commands that run in several processes: start the ranks, restart them after a loss, report errors to peers.
 
-Called by pretrain and eval. Torch is imported only where a refused process has peers to meet.
+Used by pretrain and eval. Torch is imported only if a failing process has peers to report to.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lmtrain.cli.screen.terminal import tell, warn_of
+from lmtrain.cli.screen.terminal import print_notice, warn_if_any
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
 from lmtrain.runtime.processes.launch import Outcome, follow_launcher, launch
 from lmtrain.runtime.processes.process import ELSEWHERE, NodeRanks, ProcessEnv, Rendezvous, grow_segments, share_cores
@@ -41,11 +41,11 @@ Elastic = Annotated[
     bool, typer.Option("--elastic", help="Take the nearest layout for the processes there are; same batches.")
 ]
 
-# What the ranks of a run have in common, so that one process a node imports and reads it for all: the server that forks
-# them. A module that is missing here is imported by each rank.
-COMPANION = "lmtrain.observe.watch.companion:main_of_fork"
-PREPARE = "lmtrain.cli.pretrain.from_run:prepare"
-RUN = (  # of any training
+# Modules that all ranks need: the server process that forks the ranks of a node imports them once. A module that is
+# missing here is imported by each rank.
+COMPANION_FUNCTION = "lmtrain.observe.watch.companion:main_of_fork"
+PREPARE_FUNCTION = "lmtrain.cli.pretrain.from_run:prepare"
+TRAINING_IMPORTS = (  # for every training run
     "lmtrain.cli.pretrain.eval_tasks", "lmtrain.cli.pretrain.from_run", "lmtrain.cli.main",
     "lmtrain.cli.pretrain.pretrain", "lmtrain.cli.pretrain.summary", "lmtrain.cli.screen.console",
     "lmtrain.cli.pretrain.attempt", "lmtrain.config.compose", "lmtrain.observe.watch.companion",
@@ -53,10 +53,10 @@ RUN = (  # of any training
     "lmtrain.train.layouts.elastic", "lmtrain.train.loop", "lmtrain.train.setup", "lmtrain.train.in_loop.starts",
     "numpy.random", "typer._adapters",
 )  # fmt: skip
-COMPOSING = ("lmtrain.config.source",)  # of a training whose ranks compose their settings themselves
-# because: torch imports these itself where a pipeline hands gradients over, and where its compiler has to be told
-PIPELINE, COMPILER = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
-EVALUATION = (
+COMPOSING_IMPORTS = ("lmtrain.config.source",)  # for training runs whose ranks compose their settings themselves
+# because: torch imports these itself when a pipeline passes gradients on, and when its compiler is configured
+PIPELINE_IMPORT, COMPILER_IMPORT = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
+EVALUATION_IMPORTS = (
     "lmtrain.cli.main", "lmtrain.cli.eval.evaluate", "lmtrain.cli.eval.session",
     "lmtrain.cli.eval.model_source", "lmtrain.cli.screen.console", "lmtrain.eval.recipes.choice_recipe",
     "lmtrain.eval.statistics", "lmtrain.eval.recipes.documents",
@@ -69,8 +69,8 @@ EVALUATION = (
 
 
 @dataclass(frozen=True)
-class Processes:
-    """The processes that a command line asks for: as it was typed, None where it says nothing."""
+class ProcessOptions:
+    """The process options of a command line, as typed; None for an option that was not given."""
 
     nproc: int | None = None
     nproc_per_node: int | None = None
@@ -83,58 +83,64 @@ class Processes:
 
     @property
     def are_started(self) -> bool:
-        """True if ranks run in processes of their own: several, or one that may restart."""
+        """True if ranks run in child processes: several ranks, or one that may be restarted."""
         return (self.count or 1) > 1 or bool(self.max_restarts)
 
 
-def this_process(asked: Processes) -> ProcessEnv:
-    """Return who this process is, or the first of those that it is about to start.
+def detect_process(options: ProcessOptions) -> ProcessEnv:
+    """Return this process's rank and world; if it is to start ranks itself, those of its first rank.
 
-    Call it before torch is imported.
+    Also set thread counts and memory options, so call it before torch is imported. Raise UsageError on process options
+    that conflict with each other or with the launcher.
     """
     env = ProcessEnv.detect()
     share_cores()
     grow_segments()
     if env.is_child:
         follow_launcher()
-    if asked.nproc is not None and asked.nproc_per_node is not None:
+    if options.nproc is not None and options.nproc_per_node is not None:
         raise UsageError(
-            f"--nproc={asked.nproc} and --nproc-per-node={asked.nproc_per_node} both say how many processes to start. "
-            "Give --nproc on one machine, or --nproc-per-node under srun with one task on each node."
+            f"--nproc={options.nproc} and --nproc-per-node={options.nproc_per_node} both say how many processes to "
+            "start. Give --nproc on one machine, or --nproc-per-node under srun with one task on each node."
         )
-    if asked.max_restarts is not None and env.launcher != "single":
+    if options.max_restarts is not None and env.launcher != "single":
         raise UsageError(
-            f"--max-restarts={asked.max_restarts} would start processes again that {env.launcher} has started. Leave "
+            f"--max-restarts={options.max_restarts} would start processes again that {env.launcher} has started. Leave "
             f"it out, and let {'the batch script' if env.launcher == 'slurm' else env.launcher} do that."
         )
-    if asked.count is None:
+    if options.count is None:
         return env
-    return env.as_launcher(asked.count, "--nproc" if asked.nproc else "--nproc-per-node")
+    return env.as_launcher(options.count, "--nproc" if options.nproc else "--nproc-per-node")
 
 
-def run_processes(words: Sequence[str], env: ProcessEnv) -> None:
-    """Run an evaluation, typed as `lmtrain WORDS`, in several processes; what it refuses has been said once by now."""
-    _end(launch(Program(words_of_ranks(words), imports=EVALUATION), _ranks(env), say=tell, explain=_explain), env)
+def launch_evaluation(argv: Sequence[str], env: ProcessEnv) -> None:
+    """Run the evaluation of this command line in several processes; its inputs have been checked already.
+
+    Raise typer.Exit if a process fails.
+    """
+    program = Program(rank_arguments(argv), imports=EVALUATION_IMPORTS)
+    _exit_with_outcome(launch(program, _local_ranks(env), say=print_notice, explain=_print_if_debug), env)
 
 
-def imports_of(config: RunConfig) -> tuple[str, ...]:
-    """Return the modules of a training with these settings."""
+def training_imports(config: RunConfig) -> tuple[str, ...]:
+    """Return the modules to import before the ranks of a training run with these settings are forked."""
     layout, compute = config.parallel.layout, config.compute
     kinds = [type(choice).__module__.removesuffix("_settings") for choice in (config.model, config.optim)]
     sharded = ["lmtrain.parallel.weights.sharding"] * (layout.dp > 1)
     may_compile = compute.compile is True or (compute.compile == "auto" and compute.device != "cpu")
     tells_compiler = layout.dp > 1 or compute.deterministic or config.recompute.kind != "none"
-    return (*RUN, *kinds, *sharded, *[PIPELINE] * (layout.pp > 1), *[COMPILER] * (may_compile or tells_compiler))
+    compiler = [COMPILER_IMPORT] * (may_compile or tells_compiler)
+    return (*TRAINING_IMPORTS, *kinds, *sharded, *[PIPELINE_IMPORT] * (layout.pp > 1), *compiler)
 
 
-def run_attempts(
-    words: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv, max_restarts: int | None,
+def launch_training(
+    argv: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv, max_restarts: int | None,
     composed: RunConfig | None,
 ) -> None:  # fmt: skip
-    """Run a training in several processes; one that is lost goes on from its newest checkpoint, if it may.
+    """Run a training run in several processes; restart from the newest checkpoint up to `max_restarts` times.
 
-    Ranks take their settings from `composed`, or compose them: a plugin's kinds are known to the ranks alone.
-    Under srun each node has such a launcher. What all of them would say alike, that of rank 0 says.
+    Ranks use the settings `composed`; if it is None they compose their own, as plugins are only imported in the ranks.
+    Under srun each node runs such a launcher, and that of rank 0 prints for all. Raise typer.Exit on a failure.
     """
     from lmtrain.runfolder.ends import (
         is_stop_written_since,
@@ -147,94 +153,101 @@ def run_attempts(
     from lmtrain.train.in_loop.starts import Starts
 
     folder = Path(config.run.dir)
-    before = stop_stamp(folder)
+    stamp_before = stop_stamp(folder)
 
-    def again(outcome: Outcome, number: int) -> None:
-        nonlocal before
-        told = f"{outcome.told} " if note_end(outcome) is None else ""
-        before = stop_stamp(folder)
+    def before_restart(outcome: Outcome, number: int) -> None:
+        nonlocal stamp_before
+        failure = f"{outcome.told} " if record_end(outcome) is None else ""
+        stamp_before = stop_stamp(folder)
         path = find_resume(config)
         starts = Starts.at(config, inputs, path)
         starts.refuse(config)
         place = f"from step {starts.step}, {path}" if path else "from the beginning, since nothing is saved yet"
-        tell(f"{told}Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
+        print_notice(f"{failure}Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
 
-    def note_end(outcome: Outcome) -> Outcome | None:
-        """Return the end that the watch has reported; if there is none, write the outcome down."""
-        said = outcome_from_watchdog(folder, outcome, before)
-        # because: where a rank of another node has failed first, its launcher or rank 0 has written why
-        is_late = env.rank > 0 and is_stop_written_since(folder, before)
-        if said is None and outcome.cause is not None and not is_late:
-            # because: a run that was stopped before its ranks were there may have no folder yet
+    def record_end(outcome: Outcome) -> Outcome | None:
+        """Return the outcome that the watchdog has recorded; if there is none, record this one in stop.json."""
+        reported = outcome_from_watchdog(folder, outcome, stamp_before)
+        # because: if a rank of another node failed first, its launcher or rank 0 has written the cause
+        is_written_elsewhere = env.rank > 0 and is_stop_written_since(folder, stamp_before)
+        if reported is None and outcome.cause is not None and not is_written_elsewhere:
+            # because: a run that was stopped before its ranks started may have no folder yet
             if outcome.is_before_ranks:
-                warn_of(write_unsaved_stop(folder, outcome.cause))
+                warn_if_any(write_unsaved_stop(folder, outcome.cause))
             else:
-                warn_of(write_process_failure(folder, outcome))
-        return said
+                warn_if_any(write_process_failure(folder, outcome))
+        return reported
 
-    shared = {"tokenizer": inputs.tokenizer.source, "settings": composed and composed.to_dict()}
-    imports = (*imports_of(config), *(() if composed else COMPOSING))
-    program = Program(words_of_ranks(words), imports=imports, prepare=(PREPARE, shared), helper=COMPANION)
+    prepared = {"tokenizer": inputs.tokenizer.source, "settings": composed and composed.to_dict()}
+    imports = (*training_imports(config), *(() if composed else COMPOSING_IMPORTS))
+    prepare = (PREPARE_FUNCTION, prepared)
+    program = Program(rank_arguments(argv), imports=imports, prepare=prepare, helper=COMPANION_FUNCTION)
     outcome = launch(
-        program, _ranks(env), max_restarts=max_restarts or 0, restarting=again, say=tell, explain=_explain
-    )
+        program, _local_ranks(env), max_restarts=max_restarts or 0, restarting=before_restart, say=print_notice,
+        explain=_print_if_debug,
+    )  # fmt: skip
     ignore_stops()  # because: srun asks the other nodes to stop once the first has ended, and this one has a result
     if outcome.is_before_ranks and env.has_peers:
-        tell_peers(env, StoppedEarly(str(outcome.cause)))
-    _end(outcome, env, said=note_end(outcome) is not None)
+        report_refusal(env, StoppedEarly(str(outcome.cause)))
+    _exit_with_outcome(outcome, env, is_reported=record_end(outcome) is not None)
 
 
-def _ranks(env: ProcessEnv) -> NodeRanks:
-    """Return the ranks that this process is to start, of which `env` is the first."""
+def _local_ranks(env: ProcessEnv) -> NodeRanks:
+    """Return the ranks that this process starts; `env` describes the first of them."""
     launcher = "slurm" if env.launcher == "slurm" else "lmtrain"
     return NodeRanks(env.local_world_size or 1, env.rank, env.world_size, launcher, env.host)
 
 
-def _explain(problem: str) -> None:
+def _print_if_debug(problem: str) -> None:
     if "--debug" in sys.argv:
-        tell(f"Each rank is started by itself and imports for itself, as no server forks it: {problem}.")
+        print_notice(f"Each rank is started by itself and imports for itself, as no server forks it: {problem}.")
 
 
-def _end(outcome: Outcome, env: ProcessEnv, *, said: bool = False) -> None:
-    speaks = env.rank == 0 or not outcome.stopped  # because: all nodes are asked to stop
-    if outcome.cause is not None and not said and speaks:
+def _exit_with_outcome(outcome: Outcome, env: ProcessEnv, *, is_reported: bool = False) -> None:
+    prints = env.rank == 0 or not outcome.stopped  # because: all nodes are asked to stop
+    if outcome.cause is not None and not is_reported and prints:
         way_out = " Start the same command again to go on." * (outcome.lost or outcome.stopped)
-        tell(f"{'' if outcome.stopped else 'error: '}{outcome.cause}{way_out}")
+        print_notice(f"{'' if outcome.stopped else 'error: '}{outcome.cause}{way_out}")
     # because: srun names the node and the code of the first task that fails, which tells where a rank was killed
     code = outcome.shell_code if env.launcher == "slurm" else outcome.exit_code
     if code != 0:
         raise typer.Exit(code)
 
 
-def laid_out(config: RunConfig, words: Sequence[str], env: ProcessEnv, *, elastic: bool) -> RunConfig:
-    """Return the settings for as many processes as there are, where the command leaves that open; say what was done.
+def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, *, elastic: bool) -> RunConfig:
+    """Return the settings with a layout for the given number of processes, and print which was chosen.
 
-    `words` are what the command line sets. The launcher says it, if it is ours.
+    Only `parallel=auto` and `elastic` change the settings. `overrides` are the settings of the command line, which stay
+    as they are.
     """
     from lmtrain.train.layouts.elastic import change_words, fit
     from lmtrain.train.layouts.layout_table import layout_words
 
-    speaks, said = env.rank == 0 and not env.is_child, list[str]()
+    prints, messages = env.rank == 0 and not env.is_child, list[str]()
     if config.parallel.auto:
         from lmtrain.train.before.preflight import find_model
         from lmtrain.train.layouts.elastic import choose, chosen_before, conditions
 
-        fixed = conditions(config, words)
-        if (before := chosen_before(config, fixed)) is not None:
-            config, said = before, [f"parallel=auto: {layout_words(before.parallel)}, as since the run began"]
+        fixed = conditions(config, overrides)
+        if (earlier_choice := chosen_before(config, fixed)) is not None:
+            choice = layout_words(earlier_choice.parallel)
+            config, messages = earlier_choice, [f"parallel=auto: {choice}, as since the run began"]
         else:
-            config, said = choose(config, find_model(config), env.world_size, fixed)
+            config, messages = choose(config, find_model(config), env.world_size, fixed)
     if elastic:
-        found = fit(config, env.world_size)
-        changed = change_words(config, found)
-        config, said = found, [*said, *([changed] if changed else [])]
-    for line in said if speaks else ():
-        tell(line)
+        fitted = fit(config, env.world_size)
+        change = change_words(config, fitted)
+        config, messages = fitted, [*messages, *([change] if change else [])]
+    for line in messages if prints else ():
+        print_notice(line)
     return config
 
 
-def seen_from_here(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
-    """Return the processes of a dry run; those beyond the GPUs of a node of `hardware` are on other machines."""
+def place_on_hardware(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
+    """Return the processes of a dry run, spread over the nodes that `hardware` describes.
+
+    Processes beyond the GPUs of one node are placed on other machines.
+    """
     machine = config.hardware
     if (
         machine is None or machine.device == "cpu" or env.launcher != "lmtrain"
@@ -244,24 +257,27 @@ def seen_from_here(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
     return replace(env, launcher=ELSEWHERE, local_world_size=machine.gpus_per_node, host="each node")
 
 
-def words_of_ranks(words: Sequence[str]) -> list[str]:
-    """Return a command line as each of the processes is to have it: without the options that start them."""
-    found, stream = [], iter(words)
-    for word in stream:
+def rank_arguments(argv: Sequence[str]) -> list[str]:
+    """Return the command line of each rank: `argv` without the options that start processes."""
+    kept_words, remaining = [], iter(argv)
+    for word in remaining:
         option, has_value, _ = word.partition("=")
         if option not in ("--nproc", "--nproc-per-node", "--max-restarts"):
-            found.append(word)
+            kept_words.append(word)
         elif not has_value:
-            next(stream, None)
-    return found
+            next(remaining, None)
+    return kept_words
 
 
-def tell_peers(env: ProcessEnv, error: LmtrainError, *, found_by_all: bool = False) -> None:
-    """Tell the peers why this process does not come, where they can be met."""
+def report_refusal(env: ProcessEnv, error: LmtrainError, *, found_by_all: bool = False) -> None:
+    """Send the error that keeps this process from starting to its peers, if a rendezvous is configured.
+
+    `found_by_all` states that every process finds the same error itself.
+    """
     try:
         Rendezvous.detect(env)
     except LmtrainError:
-        return  # because: torch takes seconds to import, and there is nowhere to meet
+        return  # because: without a rendezvous there is no way to reach peers, and torch takes seconds to import
     from lmtrain.runtime.processes.meeting import tell_refusal
 
     tell_refusal(env, error, found_by_all=found_by_all)

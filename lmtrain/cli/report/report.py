@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from lmtrain.cli.inspect.run_view import finite, made_of, planned
-from lmtrain.cli.options import check_place, written_file
+from lmtrain.cli.options import check_output_folder, parse_output_file
 from lmtrain.cli.report.figures import MOST_EVALS, charts, eval_rows, headlines
 from lmtrain.cli.report.ranks import kernel_parts, layout_parts, memory_parts, trace_parts
 from lmtrain.cli.screen.terminal import echo
@@ -57,7 +57,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--output", "--out", metavar="FILE", parser=written_file,
+            "--output", "--out", metavar="FILE", parser=parse_output_file,
             help="Where to write it. [default: report.html in the first RUN]",
         ),
     ] = None,
@@ -76,7 +76,7 @@ def report(
         with storage_errors(svg, "Making"):
             svg.mkdir(parents=True, exist_ok=True)
     out = out or runs[0] / "report.html"
-    check_place("--output", out)
+    check_output_folder("--output", out)
     records = [read_record(one.metrics) for one in seen]
     found = charts([one.name for one in seen], records, [one.stop for one in seen])
     parts = [*parts_of(seen, records, found)]

@@ -26,11 +26,11 @@ Curve = tuple[str, Numbers, Numbers]
 
 
 def plot_runs(paths: Sequence[Path], key: str, by: str, log: bool, height: int) -> None:
-    from lmtrain.cli.screen.console import Screen
+    from lmtrain.cli.screen.console import PlainConsole
 
     if by not in _AXES:
         raise UsageError(f"--by={by} is no axis. {spelling_hint(by, _AXES)}")
-    screen = Screen(highlight=False)
+    screen = PlainConsole(highlight=False)
     curves = _curves(paths, key, by, log)
     fine = screen.encoding.lower().startswith("utf") and (
         len(curves) == 1 or not (screen.color_system is None or screen.no_color)

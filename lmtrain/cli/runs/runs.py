@@ -14,7 +14,7 @@ import typer
 from lmtrain.cli.inspect.run_view import ago, finite, four
 from lmtrain.cli.options import Json
 from lmtrain.cli.screen.terminal import print_json
-from lmtrain.cli.verbs import PlainGroup, examples
+from lmtrain.cli.verbs import PlainGroup, examples_epilog
 from lmtrain.config.base import show
 from lmtrain.errors import MissingInputError, UsageError, join_few, spelling_hint
 from lmtrain.runfolder.differences import flatten
@@ -48,7 +48,7 @@ class _ListFirst(PlainGroup):
         return parsed
 
 
-app = typer.Typer(cls=_ListFirst, rich_markup_mode="markdown", epilog=examples(EXAMPLES))
+app = typer.Typer(cls=_ListFirst, rich_markup_mode="markdown", epilog=examples_epilog(EXAMPLES))
 
 
 @app.command(name="list")
@@ -166,9 +166,9 @@ def print_runs(rows: Sequence[dict[str, Any]]) -> None:
     from rich.cells import cell_len
     from rich.text import Text
 
-    from lmtrain.cli.screen.console import Screen
+    from lmtrain.cli.screen.console import PlainConsole
 
-    screen = Screen(highlight=False)
+    screen = PlainConsole(highlight=False)
     if not rows:
         screen.print("no run is of that kind")
         return

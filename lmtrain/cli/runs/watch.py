@@ -16,8 +16,8 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from lmtrain.cli.inspect.run_view import age_s, model_words, planned, state_words
-from lmtrain.cli.screen.console import Screen
-from lmtrain.cli.screen.terminal import say
+from lmtrain.cli.screen.console import PlainConsole
+from lmtrain.cli.screen.terminal import print_message
 from lmtrain.errors import MissingInputError, UsageError, join_few
 from lmtrain.observe.screen.panel import RunPanel, Saves
 from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
@@ -44,13 +44,13 @@ def watch(
 
     if not every >= _LEAST_S:
         raise UsageError(f"--every={every:g} is how often to look, at least {_LEAST_S:g} seconds. Use --every=2.")
-    console = Screen()
+    console = PlainConsole()
     try:
         _wait_for(run, every, console, waits=is_live(console) and not once)
         with record_errors(run):
             (_draw if is_live(console) else _print)(run, every, once, console)
     except KeyboardInterrupt:
-        say(console, "the watching ends here; the run is left as it is")
+        print_message(console, "the watching ends here; the run is left as it is")
 
 
 def _wait_for(run: Path, every: float, console: Console, *, waits: bool) -> None:
@@ -63,7 +63,7 @@ def _wait_for(run: Path, every: float, console: Console, *, waits: bool) -> None
         raise MissingInputError(
             f"{run} {there} yet, and only a terminal waits for a run to begin. Give the folder of a run, its run.dir."
         )
-    say(console, f"{run} {there} yet: waiting for a run to begin there. Ctrl-C ends the waiting.")
+    print_message(console, f"{run} {there} yet: waiting for a run to begin there. Ctrl-C ends the waiting.")
     while not (run / CONFIG).is_file():
         time.sleep(every)
 

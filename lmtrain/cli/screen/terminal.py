@@ -1,7 +1,7 @@
-"""What verbs print: lines, sentences, JSON, and how far they are. Files' texts are shown; a terminal never obeys them.
+"""Printing for all verbs: lines, messages, errors, JSON and progress. Control characters in texts are escaped.
 
-A sentence on a terminal is broken between words; elsewhere a line stays one, to be searched and copied. Called by every
-verb, of which it knows none; facts and tables go through console.py. Must stay quick to import.
+On a terminal messages are wrapped between words; elsewhere a line stays whole, to be searched and copied. Facts and
+tables go through console.py. This module must stay quick to import.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ _TITLE = "error: "
 
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
-    """Print a line for people or scripts; `style` is typer's, such as `bold=True`."""
-    shown = escaped(str(text))
-    typer.echo(typer.style(shown, **style) if style else shown, err=err, nl=nl)
+    """Print a line on stdout, or on stderr with `err`; `style` is typer's, such as `bold=True`."""
+    escaped_text = escaped(str(text))
+    typer.echo(typer.style(escaped_text, **style) if style else escaped_text, err=err, nl=nl)
 
 
-def print_json(facts: object, *, indent: int | None = 1, **how: Any) -> None:
-    """Print what --json asks for; `how` is the json module's, such as `ensure_ascii=False`."""
-    echo(json.dumps(facts, indent=indent, **how))
+def print_json(facts: object, *, indent: int | None = 1, **json_options: Any) -> None:
+    """Print `facts` as JSON for --json; `json_options` go to json.dumps, such as `ensure_ascii=False`."""
+    echo(json.dumps(facts, indent=indent, **json_options))
 
 
-def pass_on(text: str) -> None:
+def print_text(text: str) -> None:
     """Print a model's or a config's text: to a terminal with control characters escaped, elsewhere unchanged."""
     typer.echo(escaped(text) if sys.stdout.isatty() else text, nl=False)
 
 
-def progress(doing: str, unit: str = "", *, stopped: str = "") -> AbstractContextManager[Reporter]:
-    """Show on stderr how far the work inside is; `stopped` is said after Ctrl-C."""
-    from lmtrain.cli.screen.console import Screen
-    from lmtrain.observe.screen import verb_progress as shown
+def progress(task: str, unit: str = "", *, interrupted: str = "") -> AbstractContextManager[Reporter]:
+    """Context manager that shows progress of `task` on stderr; Ctrl-C inside prints the `interrupted` text."""
+    from lmtrain.cli.screen.console import PlainConsole
+    from lmtrain.observe.screen import verb_progress
 
-    return shown.progress(Screen(stderr=True), doing, unit, stopped=stopped)
+    return verb_progress.progress(PlainConsole(stderr=True), task, unit, stopped=interrupted)
 
 
-def say(console: Console, message: str) -> None:
-    """Words that are longer than a line, as paths can be, stay whole: the terminal breaks them, and copies them so."""
+def print_message(console: Console, message: str) -> None:
+    """Print a message; on a terminal it is wrapped between words, but a word longer than a line stays whole."""
     from rich.text import Text
 
     from lmtrain.observe.screen.training_view import print_line
@@ -65,39 +65,41 @@ def say(console: Console, message: str) -> None:
     console.print(text, soft_wrap=True, highlight=False)
 
 
-def tell(message: str) -> None:
-    """Print on stderr, beside a verb's result; above a progress line, where one is drawn there."""
-    from lmtrain.cli.screen.console import Screen
+def print_notice(message: str) -> None:
+    """Print a message on stderr, apart from a verb's result; above the progress line if one is drawn."""
+    from lmtrain.cli.screen.console import PlainConsole
 
-    if hasattr(sys.stderr, "rich_proxied_file"):  # because: a console of its own would write past the one that draws
+    if hasattr(sys.stderr, "rich_proxied_file"):  # because: a second console would overwrite the progress line
         print(escaped(message), file=sys.stderr)
     else:
-        say(Screen(stderr=True), message)
+        print_message(PlainConsole(stderr=True), message)
 
 
-def warn_of(problem: str | None) -> None:
+def warn_if_any(problem: str | None) -> None:
+    """Print a warning, unless there is none."""
     if problem is not None:
         warn(problem)
 
 
 def print_error(error: LmtrainError) -> None:
+    """Print an error with its notes on stderr, preceded by the rank or node if it is not rank 0's."""
     from lmtrain.runtime.processes.process import ProcessEnv
 
     env: ProcessEnv | None = None
-    with suppress(LmtrainError):  # because: what is wrong with this process is an error of its own
+    with suppress(LmtrainError):  # because: an error in this process's environment is reported elsewhere
         env = ProcessEnv.detect()
     if error.is_from_peer and env is not None and env.is_child and env.rank > 0:
-        return  # because: of the ranks that one launcher shows, rank 0 speaks for all
-    title = "" if isinstance(error, StoppedEarly) else "error: "  # because: who asks for a stop sees no error in it
-    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
-    tell(f"{title}{_who(str(error), env)}{said}")
+        return  # because: of the ranks that one launcher shows, rank 0 reports for all
+    title = "" if isinstance(error, StoppedEarly) else "error: "  # because: a stop on request is no error
+    text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    print_notice(f"{title}{_process_prefix(str(error), env)}{text}")
 
 
-def _who(message: str, env: ProcessEnv | None) -> str:
-    """Return which of several processes speaks: rank 0 for all of them, another for itself, a launcher for its node."""
+def _process_prefix(message: str, env: ProcessEnv | None) -> str:
+    """Return which process reports a message: empty for rank 0, else the rank, or for a launcher its node."""
     if env is None or env.rank == 0:
         return ""
-    # because: what is wrong with a command line is said before it is read
+    # because: errors of the command line are reported before it is parsed
     starts_ranks = any(word.partition("=")[0] == "--nproc-per-node" for word in sys.argv)
-    who = f"node {env.host}" if starts_ranks else env.who
-    return "" if message.startswith(who) else f"{who}: "
+    prefix = f"node {env.host}" if starts_ranks else env.who
+    return "" if message.startswith(prefix) else f"{prefix}: "

@@ -20,7 +20,7 @@ from lmtrain.cli.keys.settings_reference import (
     text_of,
 )
 from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins
-from lmtrain.cli.screen.console import Screen, print_pairs, print_table
+from lmtrain.cli.screen.console import PlainConsole, print_pairs, print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.config.base import show as as_typed
 from lmtrain.config.build import build_settings
@@ -156,7 +156,7 @@ def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
 
 def print_file(file: Path, text: str) -> None:
     """Print a config file; on a terminal long comments are wrapped, and the YAML stays equal."""
-    console = Screen(highlight=False)
+    console = PlainConsole(highlight=False)
     lines = [f"# {file}", *text.splitlines()]
     if console.file.isatty():
         lines = [part for line in lines for part in _commented(line, console.width)]

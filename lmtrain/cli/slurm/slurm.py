@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_type_
 
 import typer
 
-from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins, written_file
-from lmtrain.cli.screen.terminal import echo, pass_on, tell
+from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugins, parse_output_file
+from lmtrain.cli.screen.terminal import echo, print_notice, print_text
 from lmtrain.config.overrides import shell_quoted
 from lmtrain.errors import LayoutError, MissingInputError, UsageError
 from lmtrain.layout import divisors
@@ -180,15 +180,15 @@ def render(
     asked: Asked,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", parser=written_file, help="Write it there. [default: print it]"),
+        typer.Option(metavar="FILE", parser=parse_output_file, help="Write it there. [default: print it]"),
     ] = None,
 ) -> None:
     """Print the sbatch file of a run: it starts all processes, starts them again, and queues itself again."""
     job = _job(asked)
     if output is None:
-        return pass_on(script(job))
+        return print_text(script(job))
     _write(output, script(job))
-    return tell(f"{output} is written. Start it with: {job.started_by(shell_quoted(str(output)))}")
+    return print_notice(f"{output} is written. Start it with: {job.started_by(shell_quoted(str(output)))}")
 
 
 @app.command()
@@ -200,7 +200,7 @@ def submit(
     """Hand a run to Slurm. The sbatch file is kept as job.sbatch in the run's folder, and the job's id is printed."""
     job = _job(asked)
     if dry_run:
-        return pass_on(script(job))
+        return print_text(script(job))
     _write(job.file, script(job))
     try:
         done = subprocess.run(["sbatch", "--parsable", str(job.file)], capture_output=True, text=True)
@@ -215,7 +215,7 @@ def submit(
     number = done.stdout.strip().partition(";")[0]
     echo(number)
     log = job.log.replace("%j", number).replace("%A_%a", f"{number}_*")
-    return tell(f"submitted: {job.file}; its log is {log}")
+    return print_notice(f"submitted: {job.file}; its log is {log}")
 
 
 def _check_passed_on(option: str, word: str) -> None:
@@ -274,11 +274,11 @@ def _job(asked: Asked) -> SbatchJob:
 def _runs(asked: Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
     """Return the folder of the job's file and logs, and each run's settings with their overrides."""
     from lmtrain.cli.pretrain.from_run import compose_run
-    from lmtrain.cli.pretrain.sweep import plan
+    from lmtrain.cli.pretrain.sweep import plan_runs
 
     words, config_dir, name, from_run = list(asked.overrides or ()), asked.config_dir, asked.config_name, asked.from_run
     if asked.array:
-        jobs = plan(words, config_dir, name, from_run)
+        jobs = plan_runs(words, config_dir, name, from_run)
         runs = [
             (replace(job.config, run=replace(job.config.run, dir=str(job.folder))), job.overrides) for job in jobs
         ]
@@ -294,13 +294,13 @@ def _runs(asked: Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
 
 def _judge(config: RunConfig, ranks_per_node: int) -> None:
     """Check a run as `pretrain --dry-run` does for processes on other machines, and its folder."""
-    from lmtrain.cli.pretrain.eval_tasks import plan
+    from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
     from lmtrain.train.before.preflight import check_folder, preflight
 
     elsewhere = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
-    inputs, _ = plan(config, preflight(config, elsewhere, starting=False))
+    inputs, _ = prepare_eval_tasks(config, preflight(config, elsewhere, starting=False))
     for warning in (*inputs.warnings, *check_folder(config, inputs.model, inputs.tokenizer, lock=False)):
-        tell(warning)
+        print_notice(warning)
 
 
 def _write(path: Path, text: str) -> None:

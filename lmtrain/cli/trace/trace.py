@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lmtrain.cli.options import Json, Plugins, check_place, written_file
+from lmtrain.cli.options import Json, Plugins, check_output_folder, parse_output_file
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.runfolder.names import TRACES
 
@@ -22,7 +22,7 @@ def trace(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--output", "--out", metavar="FILE", parser=written_file,
+            "--output", "--out", metavar="FILE", parser=parse_output_file,
             help="Where the trace goes that ui.perfetto.dev opens; with a name that ends in .gz it is compressed. "
             "[default: RUN/trace/trace.json; with --json none]",
         ),
@@ -44,7 +44,7 @@ def trace(
 
     path = out if out is not None or as_json else run / TRACES / "trace.json"
     if out is not None:
-        check_place("--output", out)
+        check_output_folder("--output", out)
     timeline = merged(run)
     facts, rows = trace_facts(timeline, start, step)
     if path is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from lmtrain.cli.screen.console import Screen
+from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.errors import UsageError, join_few
 from lmtrain.observe.safe_text import wrapped
 from lmtrain.observe.screen.training_view import print_line
@@ -166,7 +166,7 @@ def _clocks(segment: Segment) -> list[Facts]:
 
 
 def print_trace(facts: Facts, rows: Sequence[TimelineRow]) -> None:
-    console = Screen(highlight=False)
+    console = PlainConsole(highlight=False)
     width = min(console.width, _WIDEST) if console.is_terminal else _WIDEST
     fold = width if console.is_terminal else 1 << 20  # because: elsewhere a sentence is one line, to be searched
     for line in _lines(facts, rows, width, fold, not console.encoding.startswith("utf")):

@@ -25,8 +25,8 @@ MUTANTS = [
     Mutant(
         name="reason_of_an_earlier_loss_told_again",
         file="lmtrain/cli/ranks/launching.py",
-        function="run_attempts",
-        old="        before = stop_stamp(folder)\n        path = find_resume(config)\n",
+        function="launch_training",
+        old="        stamp_before = stop_stamp(folder)\n        path = find_resume(config)\n",
         new="        path = find_resume(config)\n",
         breaks="stop.json and the exit keep the rank and the cause of the loss before, and what has ended the run is "
         "written nowhere.",
@@ -35,18 +35,18 @@ MUTANTS = [
     Mutant(
         name="begins_anew_as_its_run_did",
         file="lmtrain/cli/pretrain/from_run.py",
-        function="Source.base",
-        old='elif branches or checkpoint.get("resume") == "none":',
-        new="elif branches:",
+        function="SourceRun.base_settings",
+        old='elif is_branch or checkpoint.get("resume") == "none":',
+        new="elif is_branch:",
         breaks="Going on with a run is refused because it would start over.",
         only_for="--from-run, with its own folder, of a run that was begun with checkpoint.resume=none",
     ),
     Mutant(
         name="done_though_some_settings_changed",
         file="lmtrain/cli/pretrain/sweep.py",
-        function="is_done",
-        old="ours == theirs",
-        new='all(ours[key] == theirs[key] for key in ("model", "data", "optim", "train"))',
+        function="is_finished",
+        old="wanted_values == saved_values",
+        new='all(wanted_values[key] == saved_values[key] for key in ("model", "data", "optim", "train"))',
         breaks="A sweep that is started again with another schedule, precision or layout leaves its runs as they are "
         "and calls them done.",
         only_for="sweeps whose fixed settings outside of model, data, optim and train were changed after they ended",
@@ -54,9 +54,9 @@ MUTANTS = [
     Mutant(
         name="third_of_one_name_shares_a_folder",
         file="lmtrain/cli/pretrain/sweep.py",
-        function="_folder",
-        old="while folder in taken:",
-        new="if folder in taken:",
+        function="_choose_folder",
+        old="while folder in used_folders:",
+        new="if folder in used_folders:",
         breaks="Two runs of a sweep have one folder: the later one goes on with the earlier one's checkpoints, under "
         "other settings.",
         only_for="sweeps over three or more values that differ in signs alone, such as a/b, a_b and a:b",
