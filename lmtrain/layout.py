@@ -1,8 +1,7 @@
 """The layout of ranks: a rank's coordinate on (pp, dp_replicate, dp_shard, tp), and a rank's piece of a tensor.
 
 Called by settings (is this layout possible?), parallel (which groups contain this rank?), data (which samples does this
-rank read?), checkpoint (which slices does this rank hold?) and the planner. Imports neither torch, processes nor
-models.
+rank read?), checkpoint (which slices does this rank hold?) and the planner. Independent of torch, processes and models.
 
 Ranks count with tp fastest, so that a tp group is consecutive ranks of one node:
 rank = ((pp * dp_replicate + r) * dp_shard + s) * tp + t.
@@ -16,7 +15,7 @@ from typing import Any
 
 from lmtrain.errors import LayoutError
 
-_MOST_DIVISOR = 4096  # because: a larger divisor is useless as a setting, and the search could take hours
+_MAX_DIVISOR = 4096  # because: a larger divisor is useless as a setting, and the search could take hours
 
 
 @dataclass(frozen=True)
@@ -63,24 +62,26 @@ class Layout:
         pp, replicate = divmod(rank, self.dp_replicate)
         return Coordinate(pp, replicate, shard, tp)
 
-    def rank(self, at: Coordinate) -> int:
-        return ((at.pp * self.dp_replicate + at.dp_replicate) * self.dp_shard + at.dp_shard) * self.tp + at.tp
+    def rank(self, coordinate: Coordinate) -> int:
+        """Return the rank at this coordinate."""
+        dp_index = coordinate.dp_replicate * self.dp_shard + coordinate.dp_shard
+        return (coordinate.pp * self.dp + dp_index) * self.tp + coordinate.tp
 
     def dp_index(self, rank: int) -> int:
         """Return the rank's index among the dp data-parallel ranks, which decides the samples that the rank reads."""
-        at = self.coordinate(rank)
-        return at.dp_replicate * self.dp_shard + at.dp_shard
+        coordinate = self.coordinate(rank)
+        return coordinate.dp_replicate * self.dp_shard + coordinate.dp_shard
 
 
 def divisors(value: int, limit: int | None = None) -> list[int]:
     """Return the divisors of `value` in order, up to `limit` or 4096: the suggestions in most layout messages."""
-    most = limit or _MOST_DIVISOR
-    small = [d for d in range(1, min(math.isqrt(max(value, 0)), most) + 1) if value % d == 0]
-    return sorted({*small, *(d for one in small if (d := value // one) <= most)})
+    largest = limit or _MAX_DIVISOR
+    up_to_root = [d for d in range(1, min(math.isqrt(max(value, 0)), largest) + 1) if value % d == 0]
+    return sorted({*up_to_root, *(d for divisor in up_to_root if (d := value // divisor) <= largest)})
 
 
-def words(values: list[int]) -> str:
-    """Return the values as a phrase: [1, 2, 4] -> "1, 2 or 4"."""
+def format_choices(values: list[int]) -> str:
+    """Return the values as a phrase for messages: [1, 2, 4] -> "1, 2 or 4"."""
     texts = [str(v) for v in values]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from lmtrain.models.model_settings import Shape, TransformerSettings, block_weights, linear_weights, norm_weights
+from lmtrain.models.model_settings import Shape, TransformerSettings, block_shapes, linear_shapes, norm_shapes
 from lmtrain.spec import ModelShape, Tie
 
 NUM_SEGMENTS = 2
@@ -52,14 +52,14 @@ class BertSettings(TransformerSettings):
             "embedding.position.weight": (self.seq_len, width),
             "embedding.segment.weight": (NUM_SEGMENTS, width),
         }
-        result |= norm_weights("embedding.norm", width) if post else {}
+        result |= norm_shapes("embedding.norm", width) if post else {}
         for layer in range(self.num_layers):
-            result |= block_weights(f"blocks.{layer}", shape)
-        result |= {} if post else norm_weights("norm", width)
-        result |= linear_weights("head.dense", width, width) | norm_weights("head.norm", width)
+            result |= block_shapes(f"blocks.{layer}", shape)
+        result |= {} if post else norm_shapes("norm", width)
+        result |= linear_shapes("head.dense", width, width) | norm_shapes("head.norm", width)
         result["head.decoder.bias"] = (vocab,)
         if self.pair_head:
-            result |= linear_weights("pair.pooler", width, width) | linear_weights("pair.scores", 2, width)
+            result |= linear_shapes("pair.pooler", width, width) | linear_shapes("pair.scores", 2, width)
         return result
 
     def ties(self) -> tuple[Tie, ...]:

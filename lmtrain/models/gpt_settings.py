@@ -11,7 +11,14 @@ from typing import ClassVar, Literal
 
 from lmtrain.config.base import Problem, problem_if
 from lmtrain.layout import divisors
-from lmtrain.models.model_settings import Shape, TransformerSettings, block_weights, norm_weights, round_up, some
+from lmtrain.models.model_settings import (
+    Shape,
+    TransformerSettings,
+    block_shapes,
+    format_largest_choices,
+    norm_shapes,
+    round_up,
+)
 from lmtrain.spec import ModelShape, Tie
 
 # because: LLaMA rounds 8/3 of the width up to this multiple, so that shards over 2, 4 or 8 ranks are multiples of 32
@@ -81,10 +88,10 @@ class GPTSettings(TransformerSettings):
         if self.positions == "learned":
             result["embedding.position.weight"] = (self.seq_len, width)
         for layer in range(self.num_layers):
-            result |= block_weights(
+            result |= block_shapes(
                 f"blocks.{layer}", shape, bias=self.bias, norm_bias=norm_bias, parallel=self.parallel_block
             )
-        result |= norm_weights("norm", width, bias=norm_bias)
+        result |= norm_shapes("norm", width, bias=norm_bias)
         return result if self.tied else result | {"head.weight": (vocab, width)}
 
     def ties(self) -> tuple[Tie, ...]:
@@ -94,7 +101,8 @@ class GPTSettings(TransformerSettings):
         usual = type(self).rotary_base
         yield from self.problem_if(
             self.positions == "learned" and self.rotary_base != usual, "rotary_base",
-            "is read with model.positions=rotary alone, and they are learned", f"Leave it out, which is {usual:g}.",
+            "has an effect only with model.positions=rotary, and positions are learned",
+            f"Leave it out, which is {usual:g}.",
         )  # fmt: skip
 
     def head_problems(self) -> Iterator[Problem]:
@@ -102,9 +110,10 @@ class GPTSettings(TransformerSettings):
             return  # sizes below 1 are reported elsewhere, and the checks below would divide by them
         yield from self.checked(
             (self.head_width is None and self.width % self.num_heads != 0, "num_heads",
-             f"does not divide width={self.width}", f"Use {some(divisors(self.width, 256))}, or set head_width."),
+             f"does not divide width={self.width}",
+             f"Use {format_largest_choices(divisors(self.width, 256))}, or set head_width."),
             (self.num_heads % self.kv_heads != 0, "num_kv_heads",
-             f"does not divide num_heads={self.num_heads}", f"Use {some(divisors(self.num_heads))}."),
+             f"does not divide num_heads={self.num_heads}", f"Use {format_largest_choices(divisors(self.num_heads))}."),
         )  # fmt: skip
         yield from problem_if(
             self.positions == "rotary" and self.head % 2 == 1, "head_width", self.head,

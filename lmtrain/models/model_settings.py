@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from lmtrain.config.base import Choice, Problem
 from lmtrain.errors import SettingsError
-from lmtrain.layout import divisors, words
+from lmtrain.layout import divisors, format_choices
 from lmtrain.spec import Cut, Cuts, LanguageModel, ModelShape, Split, Tie
 
 Shape = tuple[int, ...]
@@ -43,10 +43,10 @@ class ModelSettings(Choice):
     @property
     @abstractmethod
     def uses_dropout(self) -> bool:
-        """True if a training step draws random numbers."""
+        """True if a training step draws random numbers for dropout."""
 
     def unused(self) -> Iterator[Problem]:
-        """Yield settings that were set but have no effect in this model: an error in a run, allowed in a checkpoint."""
+        """Yield a problem for each setting without an effect in this model: refused in runs, allowed in checkpoints."""
         return iter(())
 
     @abstractmethod
@@ -91,31 +91,32 @@ class ModelSettings(Choice):
 
 def unpadded_shapes(settings: ModelSettings) -> dict[str, Shape]:
     """Return every weight's shape as checkpoints store it: without the rows that pad the vocabulary."""
-    cuts, rows = settings.cuts(), settings.shape.vocab_size
+    cuts, num_rows = settings.cuts(), settings.shape.vocab_size
     return {
-        name: (rows, *shape[1:]) if name in cuts and cuts[name].split is Split.VOCAB else shape
+        name: (num_rows, *shape[1:]) if name in cuts and cuts[name].split is Split.VOCAB else shape
         for name, shape in settings.weights().items()
     }
 
 
-def checked_vocab_size(given: int | None, found: int) -> int:
-    """Return the set vocabulary size, or the tokenizer's if none is set; raise SettingsError if it is too small."""
-    if given is not None and given < found:
+def checked_vocab_size(vocab_size: int | None, num_tokens: int) -> int:
+    """Return `vocab_size`, or the tokenizer's `num_tokens` if it is None; raise SettingsError if it is too small."""
+    if vocab_size is not None and vocab_size < num_tokens:
         problem = Problem(
-            "vocab_size", given,
-            f"is smaller than the tokenizer's {found} tokens", f"Use {found}, or null for the tokenizer's.",
+            "vocab_size", vocab_size,
+            f"is smaller than the tokenizer's {num_tokens} tokens", f"Use {num_tokens}, or null for the tokenizer's.",
         )  # fmt: skip
         raise SettingsError([problem.text("model")])
-    return found if given is None else given
+    return num_tokens if vocab_size is None else vocab_size
 
 
 def round_up(value: int, multiple: int) -> int:
+    """Return the smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
 
 
-def some(values: list[int]) -> str:
-    """Format at most a dozen legal values, so that a message stays short."""
-    return words(values if len(values) <= 12 else values[-12:])
+def format_largest_choices(values: list[int]) -> str:
+    """Return the largest dozen of these ordered values as a phrase, so that a message stays short: "2, 4 or 8"."""
+    return format_choices(values if len(values) <= 12 else values[-12:])
 
 
 MAX_LAYERS = 4096  # because: every weight is listed before a model is built, and no known model has a third of this
@@ -202,7 +203,7 @@ class TransformerSettings(ModelSettings):
         if min(self.width, self.num_heads) >= 1:
             yield from self.problem_if(
                 self.width % self.num_heads != 0, "num_heads",
-                f"does not divide width={self.width}", f"Use {some(divisors(self.width, 256))}.",
+                f"does not divide width={self.width}", f"Use {format_largest_choices(divisors(self.width, 256))}.",
             )  # fmt: skip
 
 
@@ -224,26 +225,28 @@ def cut_of(name: str, shape: ModelShape) -> Cut:
     return Cut(Split.NONE)
 
 
-def block_weights(
+def block_shapes(
     path: str, shape: ModelShape, *, bias: bool = True, norm_bias: bool = True, parallel: bool = False
 ) -> dict[str, Shape]:
-    """Return the weights of a block. A parallel block has no separate norm before its MLP."""
+    """Return the shapes of a block's weights by name. A parallel block has no separate norm before its MLP."""
     width, ffn = shape.width, shape.ffn_width
     heads, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
     return (
-        norm_weights(f"{path}.attention_norm", width, bias=norm_bias)
-        | linear_weights(f"{path}.attention.qkv", heads + 2 * keys, width, bias=bias)
-        | linear_weights(f"{path}.attention.out", width, heads, bias=bias)
-        | ({} if parallel else norm_weights(f"{path}.mlp_norm", width, bias=norm_bias))
-        | linear_weights(f"{path}.mlp.up", ffn * (2 if shape.gated else 1), width, bias=bias)
-        | linear_weights(f"{path}.mlp.down", width, ffn, bias=bias)
+        norm_shapes(f"{path}.attention_norm", width, bias=norm_bias)
+        | linear_shapes(f"{path}.attention.qkv", heads + 2 * keys, width, bias=bias)
+        | linear_shapes(f"{path}.attention.out", width, heads, bias=bias)
+        | ({} if parallel else norm_shapes(f"{path}.mlp_norm", width, bias=norm_bias))
+        | linear_shapes(f"{path}.mlp.up", ffn * (2 if shape.gated else 1), width, bias=bias)
+        | linear_shapes(f"{path}.mlp.down", width, ffn, bias=bias)
     )
 
 
-def norm_weights(path: str, width: int, *, bias: bool = True) -> dict[str, Shape]:
+def norm_shapes(path: str, width: int, *, bias: bool = True) -> dict[str, Shape]:
+    """Return the shapes of a norm's weights by name; `path` is the module's name in the model."""
     return {f"{path}.{name}": (width,) for name in (("weight", "bias") if bias else ("weight",))}
 
 
-def linear_weights(path: str, outputs: int, inputs: int, *, bias: bool = True) -> dict[str, Shape]:
+def linear_shapes(path: str, outputs: int, inputs: int, *, bias: bool = True) -> dict[str, Shape]:
+    """Return the shapes of a linear's weights by name; `path` is the module's name in the model."""
     weight: dict[str, Shape] = {f"{path}.weight": (outputs, inputs)}
     return weight | {f"{path}.bias": (outputs,)} if bias else weight

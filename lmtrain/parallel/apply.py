@@ -31,7 +31,7 @@ from lmtrain.parallel.compute_settings import (
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
-from lmtrain.parallel.products import apply_own_linears, summing, sums_products
+from lmtrain.parallel.products import apply_summing_linears, can_sum_products, summing_modules
 from lmtrain.parallel.shards import fill
 from lmtrain.parallel.tensor import apply_tensor_parallel, cross_entropy_sum, hit_sum
 from lmtrain.parallel.weights.grads import TiedSums, copies
@@ -65,12 +65,12 @@ def build_parallel(
     if shards:
         from lmtrain.parallel.weights import sharding  # because: importing FSDP takes half a CPU second
     dtype = WORK_DTYPE[precision.kind]
-    sequence = parallel.sequence_parallel and mesh.tp.size > 1
+    sequence_parallel = parallel.sequence_parallel and mesh.tp.size > 1
     on_gpu = device.type == "cuda" and has_kernel_compiler()
     compiled = compute.compiles(parallel, uses_dropout=settings.uses_dropout, on_gpu=on_gpu)
-    sums = training and sums_products(device, dtype)
-    noise = Noise(seed or 0, mesh.tp, mesh.dp, sequence=sequence, uses_dropout=settings.uses_dropout)
-    objective = _objective(settings, mesh, sequence=sequence)
+    sums = training and can_sum_products(device, dtype)
+    noise = Noise(seed or 0, mesh.tp, mesh.dp, sequence_parallel=sequence_parallel, uses_dropout=settings.uses_dropout)
+    objective = _objective(settings, mesh, sequence_parallel=sequence_parallel)
 
     stages: dict[int, LanguageModel] = {}
     starts: dict[str, Start] = {}
@@ -84,8 +84,8 @@ def build_parallel(
         model.cut(stage.layers, first=stage.first, last=stage.last)
         if not training:
             to_work_dtype(model.parameters(), dtype)
-        done = [apply_tensor_parallel(model, mesh.tp, sequence=sequence)]
-        done += [apply_own_linears(model)] if parallel.splits_backward or sums else []
+        done = [apply_tensor_parallel(model, mesh.tp, sequence_parallel=sequence_parallel)]
+        done += [apply_summing_linears(model)] if parallel.splits_backward or sums else []
         done += [apply_noise(model, noise)]
         if isinstance(recompute, SomeRecomputeSettings):
             done += [apply_recompute(model, recompute, noise, compiled=compiled)]
@@ -104,7 +104,7 @@ def build_parallel(
         applied.append(compile_loss(objective, deterministic=compute.deterministic))
 
     parameters = {name: p for model in stages.values() for name, p in model.named_parameters()}
-    products = {number: summing(model) if sums else [] for number, model in stages.items()}
+    products = {number: summing_modules(model) if sums else [] for number, model in stages.items()}
     weights = (
         sharding.ShardedWeights(stages, parameters, parallel.zero, products)
         if shards
@@ -116,21 +116,22 @@ def build_parallel(
     fill(weights.master, places, starts if seed is not None else None, seed or 0)
     weights.publish()
     applied.append(f"weights: {len(places)}, computed with in {precision.kind}, kept in fp32")
-    shares = mesh.tp.size > 1 and not sequence
+    shares = mesh.tp.size > 1 and not sequence_parallel
     runner = Pipeline(parallel.pipeline, mesh, dtype, device, shares=shares) if mesh.pp.size > 1 else OneStage()
     tied = TiedSums(settings.ties() if training else (), mesh, runner.ends, weights, device)
     return ParallelModel(
-        stages, runner, settings, device, mesh, sequence=noise.splits_all, objective=objective, masters=weights,
-        tied=tied, loss_scale=LossScale(precision), places=places, noise=noise, applied=applied, compiled=compiled,
-    )
+        stages, runner, settings, device, mesh,
+        sequence_parallel=noise.splits_all, objective=objective, masters=weights, tied=tied,
+        loss_scale=LossScale(precision), places=places, noise=noise, applied=applied, compiled=compiled,
+    )  # fmt: skip
 
 
-def _objective(settings: ModelSettings, mesh: Mesh, *, sequence: bool) -> CausalLM:
+def _objective(settings: ModelSettings, mesh: Mesh, *, sequence_parallel: bool) -> CausalLM:
     objective = build_objective(settings.terms)
     if mesh.tp.size > 1:
         objective.cross_entropy = partial(cross_entropy_sum, axis=mesh.tp)
         objective.hits = partial(hit_sum, axis=mesh.tp)
-    if isinstance(objective, MaskedLM) and sequence:
+    if isinstance(objective, MaskedLM) and sequence_parallel:
         objective.num_cuts, objective.cut = mesh.tp.size, mesh.tp.index
     return objective
 

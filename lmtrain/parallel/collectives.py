@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lmtrain.observe.measure import phases
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.products import weight_product
+from lmtrain.parallel.products import weight_gradient
 from lmtrain.runtime.processes.faults import fault_point
 
 # because: torch 2.13 renamed these functions and warns at the old names; torch 2.11 has only the old names
@@ -28,27 +28,44 @@ reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduc
 
 
 def column_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool, total: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    axis: Axis,
+    *,
+    sequence_parallel: bool,
+    gradient_total: Tensor | None = None,
 ) -> Tensor:
-    """Return this rank's outputs of a linear split by outputs. x is whole, or a sequence shard if `sequence`.
+    """Return this rank's outputs of a linear that is split by outputs over the axis; `weight` and `bias` are its rows.
 
-    `total` is the fp32 sum to which the weight's gradient is added; autograd then receives None.
+    x is whole, or this rank's sequence shard if `sequence_parallel`. `gradient_total` is the fp32 sum to which the
+    weight's gradient is added; autograd then receives None.
     """
-    y: Tensor = _ColumnLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-untyped-call]
+    y: Tensor = _ColumnLinear.apply(x, weight, bias, axis, sequence_parallel, gradient_total)  # type: ignore[no-untyped-call]
     return y
 
 
 def row_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, *, sequence: bool, total: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    axis: Axis,
+    *,
+    sequence_parallel: bool,
+    gradient_total: Tensor | None = None,
 ) -> Tensor:
-    """Return a linear split by inputs, summed over ranks: the whole output, or its sequence shard if `sequence`."""
-    y: Tensor = _RowLinear.apply(x, weight, bias, axis, sequence, total)  # type: ignore[no-untyped-call]
+    """Return the output of a linear that is split by inputs over the axis, summed over ranks; the bias is added once.
+
+    x and `weight` hold this rank's inputs. The output is whole, or this rank's sequence shard if `sequence_parallel`.
+    `gradient_total` as in `column_linear`.
+    """
+    y: Tensor = _RowLinear.apply(x, weight, bias, axis, sequence_parallel, gradient_total)  # type: ignore[no-untyped-call]
     return y
 
 
-def sum_parts(x: Tensor, axis: Axis, *, sequence: bool) -> Tensor:
-    """Return the sum over ranks, or its sequence shard. Each rank's summand receives the gradient of the whole sum."""
-    y: Tensor = _SumParts.apply(x, axis, sequence)  # type: ignore[no-untyped-call]
+def sum_parts(x: Tensor, axis: Axis, *, sequence_parallel: bool) -> Tensor:
+    """Return the sum of the ranks' x, or its sequence shard. Each rank's x receives the gradient of the whole sum."""
+    y: Tensor = _SumParts.apply(x, axis, sequence_parallel)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -61,24 +78,30 @@ def broadcast_from_first(x: Tensor, axis: Axis) -> Tensor:
 class _ColumnLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, sequence: bool, total: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        axis: Axis,
+        sequence_parallel: bool,
+        gradient_total: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.sequence, ctx.total = axis, sequence, total
-        return F.linear(gather_sequence(x, axis) if sequence else x, weight, bias)
+        ctx.axis, ctx.sequence_parallel, ctx.gradient_total = axis, sequence_parallel, gradient_total
+        return F.linear(gather_sequence(x, axis) if sequence_parallel else x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients. The gather of x overlaps the first product, the sum of x's gradient the second."""
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        parts, gathering = _start_gather(x, ctx.axis) if ctx.sequence else (x, None)
+        parts, gathering = _start_gather(x, ctx.axis) if ctx.sequence_parallel else (x, None)
         grad_x = grad @ weight
-        summed, summing = _start_sum(grad_x, ctx.axis, ctx.sequence)
+        summed, summing = _start_sum(grad_x, ctx.axis, ctx.sequence_parallel)
         _wait(gathering, ctx.axis, parts)
         rows = grad.flatten(0, -2)
-        whole = (_join_sequence(parts, ctx.axis) if ctx.sequence else x).flatten(0, -2)
-        grad_weight = weight_product(weight, ctx.total, rows, whole)
+        whole = (_merge_sequence(parts, ctx.axis) if ctx.sequence_parallel else x).flatten(0, -2)
+        grad_weight = weight_gradient(weight, ctx.gradient_total, rows, whole)
         grad_bias = rows.sum(0) if ctx.needs_input_grad[2] else None
         _wait(summing, ctx.axis, grad_x)
         return summed, grad_weight, grad_bias, None, None, None
@@ -87,41 +110,47 @@ class _ColumnLinear(torch.autograd.Function):
 class _RowLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, axis: Axis, sequence: bool, total: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        axis: Axis,
+        sequence_parallel: bool,
+        gradient_total: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.sequence, ctx.total = axis, sequence, total
+        ctx.axis, ctx.sequence_parallel, ctx.gradient_total = axis, sequence_parallel, gradient_total
         product = F.linear(x, weight)
         # because: recompute may keep this product, so the in-place sum works on a copy
-        y, summing = _start_sum(product if sequence else product.clone(), axis, sequence)
+        y, summing = _start_sum(product if sequence_parallel else product.clone(), axis, sequence_parallel)
         _wait(summing, axis, product)
-        return _given(y, bias)  # the bias is added once, after the sum over ranks
+        return _as_output(y, bias)  # the bias is added once, after the sum over ranks
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients. A bias added to a sequence shard receives the gradient of this shard only."""
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        parts, gathering = _start_gather(grad, ctx.axis) if ctx.sequence else (grad, None)
+        parts, gathering = _start_gather(grad, ctx.axis) if ctx.sequence_parallel else (grad, None)
         grad_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
         _wait(gathering, ctx.axis, parts)
-        whole = _join_sequence(parts, ctx.axis) if ctx.sequence else grad
-        grad_weight = weight_product(weight, ctx.total, whole.flatten(0, -2), x.flatten(0, -2))
+        whole = _merge_sequence(parts, ctx.axis) if ctx.sequence_parallel else grad
+        grad_weight = weight_gradient(weight, ctx.gradient_total, whole.flatten(0, -2), x.flatten(0, -2))
         return whole @ weight, grad_weight, grad_bias, None, None, None
 
 
 class _SumParts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, sequence: bool) -> Tensor:
-        ctx.axis, ctx.sequence = axis, sequence
-        y, summing = _start_sum(x if sequence else x.clone(), axis, sequence)
+    def forward(ctx: Any, x: Tensor, axis: Axis, sequence_parallel: bool) -> Tensor:
+        ctx.axis, ctx.sequence_parallel = axis, sequence_parallel
+        y, summing = _start_sum(x if sequence_parallel else x.clone(), axis, sequence_parallel)
         _wait(summing, axis, x)
-        return _given(y)
+        return _as_output(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
-        return gather_sequence(grad, ctx.axis) if ctx.sequence else grad, None, None
+        return gather_sequence(grad, ctx.axis) if ctx.sequence_parallel else grad, None, None
 
 
 class _BroadcastFromFirst(torch.autograd.Function):
@@ -129,14 +158,14 @@ class _BroadcastFromFirst(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.is_first = axis.index == 0
         # collective: sums the first rank's values with the other ranks' zeros, over tp
-        return _given(all_reduce(x.clone() if ctx.is_first else torch.zeros_like(x), axis))
+        return _as_output(all_reduce(x.clone() if ctx.is_first else torch.zeros_like(x), axis))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0] if ctx.is_first else torch.zeros_like(grads[0]), None
 
 
-def _given(y: Tensor, bias: Tensor | None = None) -> Tensor:
+def _as_output(y: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return a tensor that was changed in place, plus an optional bias, as a valid output of a forward.
 
     because: torch 2.11's compiler treats such an output as a constant, and all gradients before it become 0
@@ -149,7 +178,7 @@ def _given(y: Tensor, bias: Tensor | None = None) -> Tensor:
 def all_reduce(
     x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, what: str = "a sum"
 ) -> Tensor:
-    """Reduce x in place over the axis, without gradients; do nothing on an axis of size 1."""
+    """Reduce x in place over the axis and return it, without gradients. `what` names the wait in traces."""
     if axis.size == 1:
         return x
     if torch.compiler.is_compiling():  # because: a compiled graph can contain neither fault injection nor phase marks
@@ -163,7 +192,7 @@ def all_reduce(
 
 
 def broadcast(x: Tensor, axis: Axis, index: int, what: str) -> Tensor:
-    """Overwrite x with the tensor of the axis's rank `index`."""
+    """Overwrite x with the tensor of the axis's rank `index` and return it. `what` names the wait in traces."""
     if axis.size > 1:
         with phases.within("collective", what, axis=axis, tensor=x):
             # collective: broadcasts a rank's tensor to the axis, without a sum
@@ -172,7 +201,7 @@ def broadcast(x: Tensor, axis: Axis, index: int, what: str) -> Tensor:
 
 
 def gather_stack(x: Tensor, axis: Axis, what: str = "a gathering") -> Tensor:
-    """Gather [...] of each rank into [ranks, ...], without gradients."""
+    """Gather [...] of each rank into [ranks, ...], without gradients. `what` names the wait in traces."""
     parts, gathering = _start_gather(x.unsqueeze(0), axis)
     _wait(gathering, axis, parts, what)
     return parts
@@ -182,7 +211,7 @@ def gather_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
     """Gather [B, T/tp, D] of each rank into [B, T, D], without gradients."""
     parts, gathering = _start_gather(x_BTD, axis)
     _wait(gathering, axis, parts, "a gathering of the sequence")
-    return _join_sequence(parts, axis)
+    return _merge_sequence(parts, axis)
 
 
 def gather_columns(x: Tensor, axis: Axis) -> Tensor:
@@ -190,29 +219,29 @@ def gather_columns(x: Tensor, axis: Axis) -> Tensor:
     return gather_stack(x, axis).movedim(0, -2).flatten(-2)
 
 
-def _join_sequence(parts: Tensor, axis: Axis) -> Tensor:
+def _merge_sequence(parts: Tensor, axis: Axis) -> Tensor:
     """Reorder gathered shards [tp B, T/tp, D] to [B, T, D]; a copy unless B is 1."""
     return parts.view(axis.size, -1, *parts.shape[1:]).transpose(0, 1).flatten(1, 2)
 
 
-def _cut_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
+def _split_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
     """Reorder [B, T, D] to [tp B, T/tp, D], so that each rank's shard is contiguous."""
     B, T, D = x_BTD.shape
     return x_BTD.reshape(B, axis.size, T // axis.size, D).transpose(0, 1).flatten(0, 1).contiguous()
 
 
-def _start_sum(x: Tensor, axis: Axis, sequence: bool) -> tuple[Tensor, dist.Work | None]:
+def _start_sum(x: Tensor, axis: Axis, sequence_parallel: bool) -> tuple[Tensor, dist.Work | None]:
     """Start the sum over ranks; return the result, valid after the wait, and the work, None under a compiler.
 
-    The result is a reduced sequence shard if `sequence`, else x, summed in place if x is contiguous.
+    The result is a reduced sequence shard if `sequence_parallel`, else x, summed in place if x is contiguous.
     """
     # because: a compiler can trace only the synchronous form of a collective, and schedules the overlap by itself
     eager = not torch.compiler.is_compiling()
-    if sequence:
-        cut = _cut_sequence(x, axis)
-        y = cut.new_empty(cut.shape[0] // axis.size, *cut.shape[1:])
+    if sequence_parallel:
+        split_x = _split_sequence(x, axis)
+        y = split_x.new_empty(split_x.shape[0] // axis.size, *split_x.shape[1:])
         # collective: sums partial activations (forward) or partial input gradients (backward) over tp
-        work = reduce_scatter(y, cut, group=axis.group, async_op=eager)
+        work = reduce_scatter(y, split_x, group=axis.group, async_op=eager)
     else:
         y = x.contiguous()
         # collective: the same sum over tp, whole on every rank
@@ -221,6 +250,7 @@ def _start_sum(x: Tensor, axis: Axis, sequence: bool) -> tuple[Tensor, dist.Work
 
 
 def _start_gather(x: Tensor, axis: Axis) -> tuple[Tensor, dist.Work | None]:
+    """Start gathering x of all ranks along dim 0; return the result, valid after the wait, and the work as above."""
     eager = not torch.compiler.is_compiling()
     x = x.contiguous()
     parts = x.new_empty(axis.size * x.shape[0], *x.shape[1:])
@@ -229,8 +259,8 @@ def _start_gather(x: Tensor, axis: Axis) -> tuple[Tensor, dist.Work | None]:
     return parts, work if eager else None
 
 
-def _wait(work: dist.Work | None, axis: Axis, whole: Tensor, what: str = "a sum of activations") -> None:
-    """Wait for a collective. `whole` is a tensor of the size that is summed or gathered, for the statistics."""
+def _wait(work: dist.Work | None, axis: Axis, tensor: Tensor, wait_name: str = "a sum of activations") -> None:
+    """Wait for a collective. `tensor` has the size that is summed or gathered, for the statistics of `wait_name`."""
     if work is not None:
-        with phases.within("collective", what, axis=axis, tensor=whole, early=True):
+        with phases.within("collective", wait_name, axis=axis, tensor=tensor, early=True):
             work.wait()

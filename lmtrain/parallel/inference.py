@@ -20,7 +20,7 @@ from lmtrain.errors import RanksDifferError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.blocks.masks import masks_of_positions
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
-from lmtrain.parallel.mesh import Axis, Mesh, first_peers
+from lmtrain.parallel.mesh import Axis, Mesh, peers_before_mesh
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
 from lmtrain.parallel.tensor import label_scores, whole_sequences
 from lmtrain.runtime.processes.agreement import are_alike
@@ -38,7 +38,7 @@ class Inference:
     settings: ModelSettings
     device: torch.device
     mesh: Mesh
-    sequence: bool  # True if tp ranks hold shards of the sequence
+    sequence_parallel: bool  # True if tp ranks hold shards of the sequence
 
     @property
     def last_stage(self) -> int:
@@ -102,7 +102,7 @@ class Inference:
 
     def check_alike(self, checksum: int) -> None:
         """Raise on every rank if the checksums of the ranks differ, so that no rank waits forever in a collective."""
-        if not are_alike(first_peers("the agreement on texts"), checksum):
+        if not are_alike(peers_before_mesh("the agreement on texts"), checksum):
             raise RanksDifferError(
                 f"Rank {self.mesh.rank} is to score other texts than another rank. Give all processes the same "
                 "command, the same files and the same tokenizer."
@@ -127,14 +127,16 @@ class Inference:
         """Return, on the last stage, each batch's result from its hidden states, limited to `kept` positions."""
         self.turn(training=False)
         given = [batch.map(lambda array: array.to(self.device, non_blocking=True)) for batch in batches]
-        given = [_padded(batch, self.mesh.tp.size) if self.sequence else batch for batch in given]
+        given = [_padded(batch, self.mesh.tp.size) if self.sequence_parallel else batch for batch in given]
 
         def compute(stage: int, index: int, hidden_BTD: Tensor | None) -> Tensor:
             model, length, keep_BT = self.stages[stage], batches[index].tokens_BT.shape[1], kept[index]
             hidden_BTD = model(given[index], hidden_BTD)
             if stage < self.last_stage:
                 return hidden_BTD
-            hidden_BTD = (gather_sequence(hidden_BTD, self.mesh.tp) if self.sequence else hidden_BTD)[:, :length]
+            if self.sequence_parallel:
+                hidden_BTD = gather_sequence(hidden_BTD, self.mesh.tp)
+            hidden_BTD = hidden_BTD[:, :length]
             assert isinstance(model, nn.Module)
             with whole_sequences(model):
                 return answer(model, hidden_BTD if keep_BT is None else hidden_BTD[keep_BT], index)
@@ -149,7 +151,7 @@ class Inference:
     def hidden_shape(self, batch: Batch) -> tuple[int, ...]:
         """Return the shape of the hidden states that this rank sends to the next stage."""
         rows, length = batch.tokens_BT.shape
-        return rows, length // self.mesh.tp.size if self.sequence else length, self.settings.shape.width
+        return rows, length // self.mesh.tp.size if self.sequence_parallel else length, self.settings.shape.width
 
 
 def _asked(batch: Batch) -> Tensor:

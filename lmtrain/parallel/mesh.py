@@ -40,7 +40,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Mesh:
-    """A rank's place in the layout and its axes."""
+    """A rank's coordinate in the layout, and the process group of each axis."""
 
     layout: Layout
     rank: int
@@ -58,8 +58,8 @@ class Mesh:
     def data_mesh(self) -> DeviceMesh:
         """Return the (dp_replicate, dp_shard) plane through this rank for FSDP2, with groups for size-1 axes too."""
         axes = (self.dp_replicate, self.dp_shard)
-        alone = new_group((self.rank,), self.timeout_s) if any(axis.group is None for axis in axes) else None
-        groups = [axis.group or alone for axis in axes]
+        own_group = new_group((self.rank,), self.timeout_s) if any(axis.group is None for axis in axes) else None
+        groups = [axis.group or own_group for axis in axes]
         assert all(group is not None for group in groups)
         plane = torch.tensor(self.dp.ranks).view(self.dp_replicate.size, self.dp_shard.size)
         return DeviceMesh.from_group(
@@ -75,9 +75,9 @@ def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if size != layout.world_size:
         raise LayoutError(
-            f"{size} processes have met, but the layout has {layout.world_size}. Start {layout.world_size} processes."
+            f"{size} processes were started, but the layout needs {layout.world_size}. Start {layout.world_size}."
         )
-    at = layout.coordinate(rank)
+    coordinate = layout.coordinate(rank)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
     if dist.group.WORLD is not None:
         groups[tuple(range(size))] = dist.group.WORLD
@@ -89,81 +89,87 @@ def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -
 
     # because: a group's ranks must create it in the same order, so all ranks create the axes in this order
     return Mesh(
-        layout, rank, at, device.type, timeout_s,
-        tp=axis("tp", _along(layout, at, "tp")),
-        dp_shard=axis("dp_shard", _along(layout, at, "dp_shard")),
-        dp_replicate=axis("dp_replicate", _along(layout, at, "dp_replicate")),
-        dp=axis("dp", _along(layout, at, "dp_replicate", "dp_shard")),
-        pp=axis("pp", _along(layout, at, "pp")),
-        plane=axis("plane", _along(layout, at, "dp_replicate", "dp_shard", "tp")),
+        layout, rank, coordinate, device.type, timeout_s,
+        tp=axis("tp", _ranks_along(layout, coordinate, "tp")),
+        dp_shard=axis("dp_shard", _ranks_along(layout, coordinate, "dp_shard")),
+        dp_replicate=axis("dp_replicate", _ranks_along(layout, coordinate, "dp_replicate")),
+        dp=axis("dp", _ranks_along(layout, coordinate, "dp_replicate", "dp_shard")),
+        pp=axis("pp", _ranks_along(layout, coordinate, "pp")),
+        plane=axis("plane", _ranks_along(layout, coordinate, "dp_replicate", "dp_shard", "tp")),
         world=axis("world", tuple(range(size))),
     )  # fmt: skip
 
 
-def _along(layout: Layout, at: Coordinate, *names: str) -> tuple[int, ...]:
-    """Return the ranks reached if these coordinates vary, the last coordinate fastest."""
-    places = [at]
+def _ranks_along(layout: Layout, coordinate: Coordinate, *names: str) -> tuple[int, ...]:
+    """Return the ranks that differ from `coordinate` only on the axes `names`; the last axis varies fastest."""
+    coordinates = [coordinate]
     for name in names:
-        places = [replace(place, **{name: i}) for place in places for i in range(getattr(layout, name))]
-    return tuple(layout.rank(place) for place in places)
+        coordinates = [replace(other, **{name: i}) for other in coordinates for i in range(getattr(layout, name))]
+    return tuple(layout.rank(other) for other in coordinates)
 
 
 class GroupPeers:
     """All processes of the run, over a separate gloo group. Every process creates it at the same point."""
 
-    def __init__(self, mesh: Mesh, place: phases.Place, what: str = "an agreement") -> None:
+    def __init__(self, mesh: Mesh, place: phases.Place, wait_name: str = "an agreement") -> None:
+        """Create the group. `place` is the thread in whose trace a wait appears, `wait_name` the wait's name there."""
         self.rank, self.num_ranks, self.world = mesh.rank, mesh.world.size, mesh.world
-        self.place, self.what = place, what  # the thread in whose trace a wait appears, and the wait's name
+        self.place, self.wait_name = place, wait_name
         self.group = dist.new_group(backend="gloo", timeout=backstop(mesh.timeout_s))
 
-    def ask(self, numbers: Sequence[int], *, early: bool = True) -> Callable[[], NDArray[np.int64]]:
-        """Start an all-gather of these numbers; the returned function waits and returns the table, a row per rank."""
-        mine = torch.tensor(list(numbers), dtype=torch.int64)
-        rows = torch.empty(self.num_ranks, len(mine), dtype=torch.int64)
-        # collective: gathers each process's numbers over the world, on the host
-        work = dist.all_gather(list(rows), mine, group=self.group, async_op=True)
+    def start_gather(self, numbers: Sequence[int], *, early: bool = True) -> Callable[[], NDArray[np.int64]]:
+        """Start an all-gather of these numbers; return a function that waits and returns the table, a row per rank.
 
-        def heard() -> NDArray[np.int64]:
-            with phases.within("collective", self.what, self.place, self.world, mine, early=early):
+        `early` marks in traces a gather that was started before its result is needed.
+        """
+        own_row = torch.tensor(list(numbers), dtype=torch.int64)
+        rows = torch.empty(self.num_ranks, len(own_row), dtype=torch.int64)
+        # collective: gathers each process's numbers over the world, on the host
+        work = dist.all_gather(list(rows), own_row, group=self.group, async_op=True)
+
+        def wait_for_rows() -> NDArray[np.int64]:
+            with phases.within("collective", self.wait_name, self.place, self.world, own_row, early=early):
                 work.wait()
             return rows.numpy()
 
-        return heard
+        return wait_for_rows
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        rows: list[list[int]] = self.ask(numbers, early=False)().tolist()
+        """Return every rank's numbers, by rank; all ranks pass equally many."""
+        rows: list[list[int]] = self.start_gather(numbers, early=False)().tolist()
         return rows
 
 
-def setup_peers(mesh: Mesh) -> Peers:
+def main_thread_peers(mesh: Mesh) -> Peers:
     """Return the peers for the processes' main threads."""
     return GroupPeers(mesh, phases.main) if mesh.world.size > 1 else ALONE
 
 
-def saving_peers(mesh: Mesh) -> Peers:
+def saver_thread_peers(mesh: Mesh) -> Peers:
     """Return the peers for the threads that write checkpoints."""
     return GroupPeers(mesh, phases.saver) if mesh.world.size > 1 else ALONE
 
 
-class FirstPeers:
+class DefaultGroupPeers:
     """All processes of the run over torch's default group, before a mesh exists; for their main threads.
 
     because: the messages of gloo's all-gather grow as n^2, those of an exchange through rank 0 as n
     """
 
-    def __init__(self, what: str) -> None:
-        self.rank, self.num_ranks, self.what = dist.get_rank(), dist.get_world_size(), what
+    def __init__(self, wait_name: str) -> None:
+        self.rank, self.num_ranks, self.wait_name = dist.get_rank(), dist.get_world_size(), wait_name
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        mine = torch.tensor(list(numbers), dtype=torch.int64)
-        rows = torch.empty(self.num_ranks, len(mine), dtype=torch.int64)
-        with phases.within("collective", self.what):
+        """Return every rank's numbers, by rank; all ranks pass equally many."""
+        own_row = torch.tensor(list(numbers), dtype=torch.int64)
+        rows = torch.empty(self.num_ranks, len(own_row), dtype=torch.int64)
+        with phases.within("collective", self.wait_name):
             # collective: gathers a row per process to rank 0 and broadcasts all rows to the world, on the host
-            dist.gather(mine, list(rows) if self.rank == 0 else None)
+            dist.gather(own_row, list(rows) if self.rank == 0 else None)
             dist.broadcast(rows, 0)
         return rows.tolist()
 
 
-def first_peers(what: str) -> Peers:
-    """Return the peers for agreements before a mesh exists, or once per batch of texts; `what` names the wait."""
-    return FirstPeers(what) if dist.is_initialized() and dist.get_world_size() > 1 else ALONE
+def peers_before_mesh(wait_name: str) -> Peers:
+    """Return the peers for agreements before a mesh exists, or once per batch of texts; traces show `wait_name`."""
+    return DefaultGroupPeers(wait_name) if dist.is_initialized() and dist.get_world_size() > 1 else ALONE

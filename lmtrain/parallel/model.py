@@ -108,7 +108,7 @@ class ParallelModel(Inference):
         """Sum partial gradients and clip, now or in the update; return the norm before clipping, on the device."""
         phases.enter("optimizer")
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
-        if self.sequence:
+        if self.sequence_parallel:
             sum_partial_gradients(gradients, self.places, self.mesh.tp)
         sum_gradients(gradients, self.settings.ties(), self.tied)
         norm = gradient_norm(gradients, self.places, self.mesh.world, self.device)

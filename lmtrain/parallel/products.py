@@ -1,9 +1,9 @@
 """The three matrix products of a linear: output, input gradient and weight gradient, the most costly.
 
 Called by apply, tensor and collectives. In half precision the weight-gradient product adds to an fp32 sum directly
-(`total`), so that no half-precision gradient is written, read and added. The owner of the weights decides which modules
-have a total (precision, sharding); a module without a total returns its gradient to autograd. Either form can be
-deferred.
+(`gradient_total`), so that no half-precision gradient is written, read and added. The owner of the weights decides
+which modules have a total (precision, sharding); a module without a total returns its gradient to autograd. Either form
+can be deferred.
 """
 
 from __future__ import annotations
@@ -19,134 +19,147 @@ from torch import Tensor, nn
 from lmtrain.models.layers.heads import Head, padded_bias
 from lmtrain.spec import LanguageModel
 
-Later = Callable[[], None]
+DeferredProduct = Callable[[], None]
 
-_open: list[list[Later]] = []  # global to the process, because autograd may run backward in its own threads
+# a stack of the queues of `defer_products`; global to the process, because autograd may run backward in its own threads
+_open_queues: list[list[DeferredProduct]] = []
 # because: a GPU kernel multiplies half-precision factors and adds to fp32; other devices need fp32 copies of both
-SUMMED_ON = {"cuda"}
-FIRST_CAPABILITY = (8, 0)  # because: cuBLAS has no such product for older GPUs (V100, T4), and torch raises an error
+SUMMING_DEVICES = {"cuda"}
+MIN_CAPABILITY = (8, 0)  # because: cuBLAS has no such product for older GPUs (V100, T4), and torch raises an error
 
 
 @contextmanager
-def put_off(queue: list[Later]) -> Iterator[None]:
-    """Defer weight-gradient products within the context: append them to `queue`."""
-    _open.append(queue)
+def defer_products(queue: list[DeferredProduct]) -> Iterator[None]:
+    """Defer weight-gradient products within the context: append them to `queue` as functions to call later."""
+    _open_queues.append(queue)
     try:
         yield
     finally:
-        _open.pop()
+        _open_queues.pop()
 
 
-def weight_gradient(weight: Tensor, product: Callable[[], Tensor]) -> Tensor | None:
-    """Return the gradient of a weight, or None if deferred; the deferred gradient runs through the same hooks."""
-    if not _open:
+def compute_or_defer(weight: Tensor, product: Callable[[], Tensor]) -> Tensor | None:
+    """Return a weight's gradient `product()`, or defer it within `defer_products` and return None.
+
+    A deferred gradient reaches the weight through autograd, so that its hooks run.
+    """
+    if not _open_queues:
         return product()
     with torch.enable_grad():
         alias = weight.view_as(weight)  # a backward through the alias accumulates into the weight's gradient
-    _open[-1].append(lambda: torch.autograd.backward(alias, product()))
+    _open_queues[-1].append(lambda: torch.autograd.backward(alias, product()))
     return None
 
 
-class Summing(nn.Module):
-    """A module whose 2-dim weight is used only as a factor of a matrix product."""
+class SummingModule(nn.Module):
+    """The base of modules whose 2-dim weight is used only in a matrix product, so that its gradient can be summed."""
 
     weight: nn.Parameter
-    total: Tensor | None = None  # fp32 sum of the weight's gradients, or None
+    gradient_total: Tensor | None = None  # fp32 sum of the weight's gradients, or None
 
 
-class OwnLinear(Summing):
-    """A linear or head with the weights of the module it replaces, whose weight gradient can be summed or deferred."""
+class SummingLinear(SummingModule):
+    """A replacement of a linear or head, with its weights, whose weight gradient can be summed in fp32 or deferred."""
 
-    def __init__(self, plain: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        assert isinstance(plain.weight, nn.Parameter)
-        self.weight, self.bias = plain.weight, plain.bias
-        self.num_true = plain.vocab_size if isinstance(plain, Head) else plain.out_features
+        assert isinstance(linear.weight, nn.Parameter)
+        self.weight, self.bias = linear.weight, linear.bias
+        self.num_true = linear.vocab_size if isinstance(linear, Head) else linear.out_features
 
     def forward(self, x: Tensor, *, add_bias: bool = True) -> Tensor:
         bias = padded_bias(self.weight, self.bias, self.num_true) if add_bias else None
-        y: Tensor = _Linear.apply(x, self.weight, bias, self.total)  # type: ignore[no-untyped-call]
+        y: Tensor = _Linear.apply(x, self.weight, bias, self.gradient_total)  # type: ignore[no-untyped-call]
         return y
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, total: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, gradient_total: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.total = total  # because: saved tensors must not change, and other micro-batches add to it
+        ctx.gradient_total = gradient_total  # because: saved tensors must not change, and other micro-batches add to it
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        rows = grad.flatten(0, -2)
-        grad_weight = weight_product(weight, ctx.total, rows, x.flatten(0, -2))
-        return grad @ weight, grad_weight, rows.sum(0) if ctx.needs_input_grad[2] else None, None
+        grad_rows = grad.flatten(0, -2)
+        grad_weight = weight_gradient(weight, ctx.gradient_total, grad_rows, x.flatten(0, -2))
+        return grad @ weight, grad_weight, grad_rows.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
-def weight_product(weight: Tensor, total: Tensor | None, rows: Tensor, inputs: Tensor) -> Tensor | None:
-    """Return rows^T inputs, a weight's gradient, for autograd; None if added to `total` or deferred."""
-    if total is None:
-        return weight_gradient(weight, lambda: rows.t() @ inputs)
-    if _open:
-        _open[-1].append(lambda: add_product(total, rows, inputs))
+def weight_gradient(
+    weight: Tensor, gradient_total: Tensor | None, grad_rows: Tensor, input_rows: Tensor
+) -> Tensor | None:
+    """Return a weight's gradient, grad_rows^T input_rows, for autograd; None if added to `gradient_total` or deferred.
+
+    `grad_rows` [N, out] is the gradient of the linear's outputs, `input_rows` [N, in] its inputs.
+    """
+    if gradient_total is None:
+        return compute_or_defer(weight, lambda: grad_rows.t() @ input_rows)
+    if _open_queues:
+        _open_queues[-1].append(lambda: add_product(gradient_total, grad_rows, input_rows))
     else:
-        add_product(total, rows, inputs)
+        add_product(gradient_total, grad_rows, input_rows)
     return None
 
 
-def add_product(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
+def add_product(gradient_total: Tensor, grad_rows: Tensor, input_rows: Tensor) -> None:
     """Compute total += rows^T inputs, with products and sums in fp32."""
     if torch.compiler.is_compiling():
-        _add_product_in_graph(total, rows, inputs)
+        _add_product_in_graph(gradient_total, grad_rows, input_rows)
     else:  # because: a custom operator in Python costs the host about 20 us per call
-        _add_product(total, rows, inputs)
+        _add_product(gradient_total, grad_rows, input_rows)
 
 
 @torch.no_grad()
-def _add_product(total: Tensor, rows: Tensor, inputs: Tensor) -> None:
-    if total.is_cuda:
-        torch.addmm(total, rows.t(), inputs, out_dtype=torch.float32, out=total)
+def _add_product(gradient_total: Tensor, grad_rows: Tensor, input_rows: Tensor) -> None:
+    if gradient_total.is_cuda:
+        torch.addmm(gradient_total, grad_rows.t(), input_rows, out_dtype=torch.float32, out=gradient_total)
     else:
-        total.addmm_(rows.t().float(), inputs.float())
+        gradient_total.addmm_(grad_rows.t().float(), input_rows.float())
 
 
 # because: the compiler keeps a custom operator with declared mutations and updates the sum in place; with plain torch
 # operations the factors would have to be cast first
 _add_product_in_graph = torch.library.custom_op(
-    "lmtrain::add_product", _add_product, mutates_args=("total",),
-    schema="(Tensor(a!) total, Tensor rows, Tensor inputs) -> ()",
+    "lmtrain::add_product", _add_product, mutates_args=("gradient_total",),
+    schema="(Tensor(a!) gradient_total, Tensor grad_rows, Tensor input_rows) -> ()",
 )  # fmt: skip
 
 
-def sums_products(device: torch.device, dtype: torch.dtype) -> bool:
+def can_sum_products(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if weight-gradient products add to fp32 sums directly for this device and dtype."""
-    if device.type not in SUMMED_ON or dtype not in (torch.bfloat16, torch.float16):
+    if device.type not in SUMMING_DEVICES or dtype not in (torch.bfloat16, torch.float16):
         return False
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
 
 
-def summing(model: nn.Module | LanguageModel) -> list[Summing]:
+def summing_modules(model: nn.Module | LanguageModel) -> list[SummingModule]:
+    """Return the model's modules whose weight gradients can be summed in fp32."""
     assert isinstance(model, nn.Module)
-    return [module for module in model.modules() if isinstance(module, Summing)]
+    return [module for module in model.modules() if isinstance(module, SummingModule)]
 
 
-def apply_own_linears(model: nn.Module) -> str:
-    """Replace plain linears in place; tensor-parallel linears have the same feature. Return the log line."""
+def apply_summing_linears(model: nn.Module) -> str:
+    """Replace plain linears by SummingLinears, in place. Return the log line.
+
+    Tensor-parallel linears are SummingModules already.
+    """
     linears = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     for path, module in linears:
-        model.set_submodule(path, OwnLinear(module))
-    return f"products of our own: {len(linears)} linears besides those cut over tp"
+        model.set_submodule(path, SummingLinear(module))
+    return f"linears that can sum or defer weight gradients: {len(linears)}, besides tensor-parallel ones"
 
 
-def clear_totals(modules: Iterable[Summing], num_microbatches: int) -> None:
-    """Reset the fp32 sums before a step's first forward. With a single micro-batch modules have no totals."""
+def reset_gradient_totals(modules: Iterable[SummingModule], num_microbatches: int) -> None:
+    """Set the modules' fp32 sums to 0 before a step's first forward; to None if the step has a single micro-batch."""
     for module in modules:
         if num_microbatches == 1:
-            module.total = None
-        elif module.total is None:
+            module.gradient_total = None
+        elif module.gradient_total is None:
             weight = module.weight
-            module.total = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+            module.gradient_total = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         else:
-            module.total.zero_()
+            module.gradient_total.zero_()

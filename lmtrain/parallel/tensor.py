@@ -5,8 +5,8 @@ only through `cuts()`: names of parameters and paths of modules stay, so that a 
 refer to the same names, with smaller shapes.
 
 COLUMN cuts each section separately (a rank's qkv is [q_t | k_t | v_t], its SwiGLU input [gate_t | up_t]) and ROW cuts
-the inputs to match. With `sequence`, everything between a ROW and the next COLUMN is a sequence shard: norms, residual
-and dropout cost 1/tp, and uncut weights get partial gradients, which are summed over tp once per step.
+the inputs to match. With `sequence_parallel`, everything between a ROW and the next COLUMN is a sequence shard: norms,
+residual and dropout cost 1/tp, and uncut weights get partial gradients, which are summed over tp once per step.
 
 VOCAB cuts embedding rows and head rows, and its cross-entropy never holds whole logits. Each rank holds an equal range
 of rows; rows after the true vocabulary are padding, have logits of -inf and get no gradient.
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from lmtrain.batch import IGNORED
 from lmtrain.errors import LayoutError
 from lmtrain.kernels.cross_entropy import NO_COLUMN, logits_gradient, row_statistics
-from lmtrain.layout import divisors, words
+from lmtrain.layout import divisors, format_choices
 from lmtrain.models.init import apply_ties
 from lmtrain.models.layers.heads import FirstTokenOutput, Head, padded_bias
 from lmtrain.parallel.collectives import (
@@ -38,14 +38,14 @@ from lmtrain.parallel.collectives import (
     sum_parts,
 )
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.products import Summing
+from lmtrain.parallel.products import SummingModule
 from lmtrain.spec import Cut, LanguageModel, Split
 
 HEAD_ROWS = 256  # because: for GPT-2's vocabulary the fp32 logits are 50 MB, and the head's product stays efficient
 EXP_ROWS = 16  # because: the intermediate results of 16 rows fit a core's cache
 
 
-def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence: bool) -> str | None:
+def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence_parallel: bool) -> str | None:
     """Replace modules in place by this rank's parts; return the log line, or None if tp is 1.
 
     Raise LayoutError if tp does not divide the heads or columns.
@@ -58,62 +58,69 @@ def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence: bool) -
     for key, value in (("num_kv_heads", shape.num_kv_heads), ("ffn_width", shape.ffn_width)):
         if value % axis.size != 0:
             legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == 0]
-            raise LayoutError(f"parallel.tp={axis.size} does not divide model.{key}={value}. Use {words(legal)}.")
+            way_out = f"Use {format_choices(legal)}."
+            raise LayoutError(f"parallel.tp={axis.size} does not divide model.{key}={value}. {way_out}")
     for path, module in list(model.named_modules()):
         cut = cuts.get(f"{path}.weight", Cut(Split.NONE))
-        part = _part(module, cut, axis, sequence)
+        part = _part(module, cut, axis, sequence_parallel)
         if part is not None:
             model.set_submodule(path, part)
             num_cut += cut.split is not Split.NONE
     apply_ties(model)
-    return f"tensor parallel over {axis.size}: {num_cut} modules{', the sequence too' if sequence else ''}"
+    return f"tensor parallel over {axis.size}: {num_cut} modules{', the sequence too' if sequence_parallel else ''}"
 
 
-def _part(module: nn.Module, cut: Cut, axis: Axis, sequence: bool) -> nn.Module | None:
+def _part(module: nn.Module, cut: Cut, axis: Axis, sequence_parallel: bool) -> nn.Module | None:
     match cut.split, module:
         case Split.COLUMN, nn.Linear():
-            return ColumnLinear(module, axis, sequence=sequence)
+            return ColumnLinear(module, axis, sequence_parallel=sequence_parallel)
         case Split.ROW, nn.Linear():
-            return RowLinear(module, axis, sequence=sequence)
+            return RowLinear(module, axis, sequence_parallel=sequence_parallel)
         case Split.VOCAB, nn.Embedding():
-            return VocabEmbedding(module, axis, sequence=sequence)
+            return VocabEmbedding(module, axis, sequence_parallel=sequence_parallel)
         case Split.VOCAB, Head():
-            return VocabHead(module, axis, sequence=sequence)
-        case Split.NONE, nn.Embedding() if sequence:
+            return VocabHead(module, axis, sequence_parallel=sequence_parallel)
+        case Split.NONE, nn.Embedding() if sequence_parallel:
             return SequenceEmbedding(module, axis)
-        case Split.NONE, FirstTokenOutput() if sequence:
+        case Split.NONE, FirstTokenOutput() if sequence_parallel:
             return BroadcastFromFirst(axis)
         case Split.NONE, _:
             return None
     raise LayoutError(f"{type(module).__name__} has no {cut.split.value} cut. Use a Linear, an Embedding or a Head.")
 
 
-class ColumnLinear(Summing):
+class ColumnLinear(SummingModule):
     """A linear with this rank's part of the outputs, over the whole sequence. Every section must be divisible by tp."""
 
-    def __init__(self, whole: nn.Linear, axis: Axis, *, sequence: bool) -> None:
+    def __init__(self, whole: nn.Linear, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
-        self.axis, self.sequence = axis, sequence
+        self.axis, self.sequence_parallel = axis, sequence_parallel
         rows = whole.out_features // axis.size
         self.weight = nn.Parameter(whole.weight.new_empty(rows, whole.in_features))
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.new_empty(rows))
 
     def forward(self, x_BTD: Tensor, *, add_bias: bool = True) -> Tensor:
         bias = self.bias if add_bias else None
-        return column_linear(x_BTD, self.weight, bias, self.axis, sequence=self.sequence, total=self.total)
+        return column_linear(
+            x_BTD, self.weight, bias, self.axis,
+            sequence_parallel=self.sequence_parallel, gradient_total=self.gradient_total,
+        )  # fmt: skip
 
 
-class RowLinear(Summing):
+class RowLinear(SummingModule):
     """A linear over this rank's part of the inputs; the ranks' outputs are summed, then the bias is added once."""
 
-    def __init__(self, whole: nn.Linear, axis: Axis, *, sequence: bool) -> None:
+    def __init__(self, whole: nn.Linear, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
-        self.axis, self.sequence = axis, sequence
+        self.axis, self.sequence_parallel = axis, sequence_parallel
         self.weight = nn.Parameter(whole.weight.new_empty(whole.out_features, whole.in_features // axis.size))
         self.bias = whole.bias
 
     def forward(self, x_BTF: Tensor) -> Tensor:
-        return row_linear(x_BTF, self.weight, self.bias, self.axis, sequence=self.sequence, total=self.total)
+        return row_linear(
+            x_BTF, self.weight, self.bias, self.axis,
+            sequence_parallel=self.sequence_parallel, gradient_total=self.gradient_total,
+        )  # fmt: skip
 
 
 class SequenceEmbedding(nn.Module):
@@ -149,34 +156,35 @@ def rows_per_rank(num_rows: int, size: int) -> int:
 class VocabEmbedding(nn.Module):
     """An embedding with this rank's rows: other tokens give 0, and the sum over ranks is the embedding."""
 
-    def __init__(self, whole: nn.Embedding, axis: Axis, *, sequence: bool) -> None:
+    def __init__(self, whole: nn.Embedding, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
-        self.axis, self.sequence = axis, sequence
+        self.axis, self.sequence_parallel = axis, sequence_parallel
         rows = rows_per_rank(whole.num_embeddings, axis.size)
         self.weight = nn.Parameter(whole.weight.new_empty(rows, whole.embedding_dim))
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         row_BT, mine_BT = _find(tokens_BT, self.weight.shape[0], self.axis)
         x_BTD = F.embedding(row_BT, self.weight).masked_fill(~mine_BT.unsqueeze(-1), 0.0)
-        return sum_parts(x_BTD, self.axis, sequence=self.sequence)
+        return sum_parts(x_BTD, self.axis, sequence_parallel=self.sequence_parallel)
 
 
-class VocabHead(Summing):
+class VocabHead(SummingModule):
     """A head with this rank's tokens. `forward` takes hidden states, whole or sequence shards."""
 
-    def __init__(self, whole: Head, axis: Axis, *, sequence: bool) -> None:
+    def __init__(self, whole: Head, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
-        self.axis, self.sequence, self.vocab_size = axis, sequence, whole.vocab_size
+        self.axis, self.sequence_parallel, self.vocab_size = axis, sequence_parallel, whole.vocab_size
         rows = rows_per_rank(whole.out_features, axis.size)
         self.weight = nn.Parameter(whole.weight.new_empty(rows, whole.in_features))
         self.bias = None if whole.bias is None else nn.Parameter(whole.bias.new_empty(rows))
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         return column_linear(
-            hidden_BTD, self.weight, self._padding(), self.axis, sequence=self.sequence, total=self.total
-        )
+            hidden_BTD, self.weight, self._padded_bias(), self.axis,
+            sequence_parallel=self.sequence_parallel, gradient_total=self.gradient_total,
+        )  # fmt: skip
 
-    def _padding(self) -> Tensor | None:
+    def _padded_bias(self) -> Tensor | None:
         """Return Head's bias with -inf for padding; a rank may hold only padding."""
         return padded_bias(self.weight, self.bias, self.vocab_size - self.axis.index * self.weight.shape[0])
 
@@ -184,14 +192,14 @@ class VocabHead(Summing):
 @contextmanager
 def whole_sequences(model: nn.Module) -> Iterator[None]:
     """Make a model's heads take hidden states of whole sequences, or selected rows, within the context."""
-    heads = [module for module in model.modules() if isinstance(module, VocabHead) and module.sequence]
+    heads = [module for module in model.modules() if isinstance(module, VocabHead) and module.sequence_parallel]
     for head in heads:
-        head.sequence = False
+        head.sequence_parallel = False
     try:
         yield
     finally:
         for head in heads:
-            head.sequence = True
+            head.sequence_parallel = True
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:

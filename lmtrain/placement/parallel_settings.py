@@ -14,7 +14,7 @@ from lmtrain.config.base import PLUGIN_WAY_OUT, Problem, Settings, kinds, proble
 from lmtrain.config.build import build_settings
 from lmtrain.data.batch_plan import RampUp
 from lmtrain.errors import SettingsError, settings_error, spelling_hint
-from lmtrain.layout import Layout, divisors, words
+from lmtrain.layout import Layout, divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.spec import ModelShape
@@ -122,7 +122,7 @@ def _problems_of(
     for key in ("num_heads", "num_kv_heads", "ffn_width"):
         size = getattr(shape, key)
         yield from problem_if(
-            size % tp != 0, "parallel.tp", tp, f"does not divide model.{key}={size}", f"Use {words(legal)}."
+            size % tp != 0, "parallel.tp", tp, f"does not divide model.{key}={size}", f"Use {format_choices(legal)}."
         )
     yield from problem_if(
         parallel.sequence_parallel and shape.seq_len % tp != 0, "parallel.tp", tp,
@@ -157,7 +157,8 @@ def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Itera
         return
     if global_batch % (micro_batch * dp) != 0:
         rule = f"x {dp} data-parallel copies does not divide train.global_batch={global_batch}"
-        yield Problem("train.micro_batch", micro_batch, rule, f"Use {words(divisors(max(global_batch // dp, 1)))}.")
+        way_out = f"Use {format_choices(divisors(max(global_batch // dp, 1)))}."
+        yield Problem("train.micro_batch", micro_batch, rule, way_out)
         return
     microbatches = global_batch // (micro_batch * dp)
     if layout.pp > 1 and stages * microbatches > MAX_STAGE_MICROBATCHES:

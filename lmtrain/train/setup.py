@@ -23,7 +23,7 @@ from lmtrain.observe.measure.throughput import Throughput, peak_flops
 from lmtrain.optim.groups import build_groups
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.parallel.apply import build_parallel
-from lmtrain.parallel.mesh import Mesh, saving_peers, setup_peers
+from lmtrain.parallel.mesh import Mesh, main_thread_peers, saver_thread_peers
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runfolder.ends import read_last_stop, remove_stop
 from lmtrain.runfolder.names import CHECKPOINTS
@@ -48,7 +48,7 @@ def open_run(
     """
     with ExitStack() as stack:
         folder = Path(config.run.dir)
-        leads, peers = mesh.rank == 0, setup_peers(mesh)
+        leads, peers = mesh.rank == 0, main_thread_peers(mesh)
         before = read_last_stop(folder) if leads else {}
         inputs = replace(inputs, resume_from=enter_folder(stack, folder, config, peers))
 
@@ -76,7 +76,7 @@ def open_run(
         writer = stack.enter_context(CheckpointWriter(
             folder / CHECKPOINTS, keep_last=config.checkpoint.keep_last, asynchronous=config.checkpoint.asynchronous,
             keep_every_steps=config.checkpoint.keep_every_steps, keep_best=config.checkpoint.keep_best,
-            peers=saving_peers(mesh), verify_after_save=config.checkpoint.verify_after_save,
+            peers=saver_thread_peers(mesh), verify_after_save=config.checkpoint.verify_after_save,
         ))  # fmt: skip
         if config.checkpoint.saves_on_the_way:  # because: a save at the end can allocate buffers then
             writer.reserve(model.owned(pieces(model, optimizer)))

@@ -32,7 +32,7 @@ from lmtrain.kernels import kernel_support
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.blocks.recompute import apply_compile
-from lmtrain.parallel.products import apply_own_linears, summing
+from lmtrain.parallel.products import apply_summing_linears, summing_modules
 from lmtrain.parallel.weights.precision import MasterWeights
 from lmtrain.placement.memory import FP32_BYTES
 from lmtrain.spec import ModelShape
@@ -122,8 +122,8 @@ def block_of(settings: Any, *, sums: bool = False) -> tuple[Any, Callable[[], Te
             torch.nn.init.normal_(parameter, std=0.02)
         block = model.blocks["0"]
         if sums:
-            apply_own_linears(model)
-        modules = summing(block) if sums else ()
+            apply_summing_linears(model)
+        modules = summing_modules(block) if sums else ()
         block.masters = MasterWeights(dict(block.named_parameters()), torch.bfloat16, modules)
         block.masters.clear_gradients(num_microbatches=2)
         tokens_BT = torch.zeros(ROWS, LENGTH, dtype=torch.int64)

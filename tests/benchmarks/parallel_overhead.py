@@ -157,7 +157,7 @@ def cut_model(layout: Layout, whole: GPT) -> GPT:
     mesh = build_mesh(layout, CPU, timeout_s=60.0)
     with torch.device("meta"):
         model = build(SETTINGS)
-    apply_tensor_parallel(model, mesh.tp, sequence=False)
+    apply_tensor_parallel(model, mesh.tp, sequence_parallel=False)
     model.to_empty(device=CPU)
     shapes = {name: tuple(p.shape) for name, p in whole.named_parameters()}
     coordinate = Coordinate(0, 0, 0, mesh.tp.index)

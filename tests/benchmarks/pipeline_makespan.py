@@ -27,7 +27,7 @@ from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.products import weight_gradient
+from lmtrain.parallel.products import compute_or_defer
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import Costs, simulate
@@ -122,7 +122,7 @@ class _Pause(torch.autograd.Function):
             return torch.zeros_like(weight)
 
         time.sleep(COSTS.input)
-        return grads[0], weight_gradient(weight, product)
+        return grads[0], compute_or_defer(weight, product)
 
 
 if __name__ == "__main__":

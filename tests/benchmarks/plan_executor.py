@@ -32,7 +32,7 @@ from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline import messages
-from lmtrain.parallel.products import weight_gradient
+from lmtrain.parallel.products import compute_or_defer
 from lmtrain.parallel.weights import sharding
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.run_model.replay import Seconds, replay_step
@@ -196,7 +196,7 @@ class _Pause(torch.autograd.Function):
             return torch.zeros_like(weight)
 
         time.sleep(seconds.input)
-        return grads[0], weight_gradient(weight, product), None
+        return grads[0], compute_or_defer(weight, product), None
 
 
 if __name__ == "__main__":

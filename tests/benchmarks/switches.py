@@ -36,7 +36,7 @@ class Switch:
 
 SWITCHES = {
     # products that add a weight's gradient to its fp32 sum by themselves
-    "summed_products": Switch("lmtrain.parallel.products", "SUMMED_ON", set),
+    "summed_products": Switch("lmtrain.parallel.products", "SUMMING_DEVICES", set),
     # the kernels of lmtrain/kernels; their twins run in their place
     "kernels": Switch("lmtrain.kernels.kernel_support", "FUSED_DEVICES", set),
     # masks of blocks, for flex_attention; masks of all positions in their place

@@ -38,7 +38,7 @@ from lmtrain.observe.timeline.step_time import step_times
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.products import weight_gradient
+from lmtrain.parallel.products import compute_or_defer
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.trace_comparison import compare_with_replay
 from lmtrain.schedules.pipeline_schedule import schedule_named
@@ -273,7 +273,7 @@ class _Pause(torch.autograd.Function):
             return torch.zeros_like(weight)
 
         slow.pause("I", COSTS.input)
-        return grads[0], weight_gradient(weight, product), None
+        return grads[0], compute_or_defer(weight, product), None
 
 
 def _sleep(seconds: float) -> float:

@@ -152,7 +152,7 @@ def test_what_is_measured_with_takes_no_kernel(
 ) -> None:
     """Nothing is known from before: what is compared with is worked out with the bug at hand."""
     case, here = Case.named(name), {device.type}
-    with replaced(kernel_support, "FUSED_DEVICES", here), replaced(products, "SUMMED_ON", here):
+    with replaced(kernel_support, "FUSED_DEVICES", here), replaced(products, "SUMMING_DEVICES", here):
         assert not Limits().wrong(case, device, by_lmtrain(case, device)), "without the bug"
         with replaced(owner, attribute, bug):
             assert Limits().wrong(case, device, by_lmtrain(case, device))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmtrain.parallel.products import OwnLinear, add_product, clear_totals
+from lmtrain.parallel.products import SummingLinear, add_product, reset_gradient_totals
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 ROWS, IN, OUT = 4096, 1024, 3072
@@ -33,16 +33,16 @@ def test_sums_are_exact_to_fp32(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_linear_adds_in_place(compiled: bool) -> None:
     torch.manual_seed(0)
-    own = OwnLinear(nn.Linear(IN, OUT)).to("cuda", torch.bfloat16)
-    clear_totals([own], 3)
-    assert own.total is not None
-    memory, right = own.total.data_ptr(), torch.zeros(OUT, IN, dtype=torch.float64, device="cuda")
+    own = SummingLinear(nn.Linear(IN, OUT)).to("cuda", torch.bfloat16)
+    reset_gradient_totals([own], 3)
+    assert own.gradient_total is not None
+    memory, right = own.gradient_total.data_ptr(), torch.zeros(OUT, IN, dtype=torch.float64, device="cuda")
     forward = torch.compile(own, fullgraph=True, dynamic=False) if compiled else own
     for seed in range(3):
         x = drawn(ROWS, IN, dtype=torch.bfloat16, seed=seed)
         weight = drawn(ROWS, OUT, dtype=torch.bfloat16, seed=100 + seed)
         (forward(x) * weight).sum().backward()
         right += weight.double().t() @ x.double()
-    assert own.total.data_ptr() == memory
+    assert own.gradient_total.data_ptr() == memory
     assert own.weight.grad is None
-    assert distance(own.total, right) < 1e-5
+    assert distance(own.gradient_total, right) < 1e-5

@@ -22,7 +22,7 @@ VERBS = {
     "all_gather", "all_reduce", "all_to_all", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv", "isend",
     "recv", "reduce", "reduce_scatter", "scatter", "send",
 }  # fmt: skip
-PEERS = {"lmtrain/runtime/processes/agreement.py": {"Peers", "Alone"}, AGREE: {"GroupPeers", "FirstPeers"}}
+PEERS = {"lmtrain/runtime/processes/agreement.py": {"Peers", "Alone"}, AGREE: {"GroupPeers", "DefaultGroupPeers"}}
 
 
 def talks(tree: ast.AST) -> bool:

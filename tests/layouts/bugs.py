@@ -124,7 +124,7 @@ def _dropout_repeated_across_dp() -> Iterator[Patch]:
 
 
 def _padded_column_wins() -> Iterator[Patch]:
-    yield VocabHead, "_padding", lambda self: None
+    yield VocabHead, "_padded_bias", lambda self: None
 
 
 def _wrong_head_order() -> Iterator[Patch]:

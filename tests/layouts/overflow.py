@@ -16,7 +16,7 @@ from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.checkpoint.store import resolve
 from lmtrain.optim.state import apply_num_updates, num_updates
-from lmtrain.parallel.mesh import saving_peers
+from lmtrain.parallel.mesh import saver_thread_peers
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.state import memory, pieces
@@ -40,7 +40,8 @@ def train(
             rows.append(_step(case, model, optimizer, step))
         if step + 1 == save_step:
             state = {"precision": model.loss_scale.state(), "num_updates": num_updates(optimizer)}
-            writer = CheckpointWriter(Path(folder), keep_last=1, asynchronous=False, peers=saving_peers(model.mesh))
+            peers = saver_thread_peers(model.mesh)
+            writer = CheckpointWriter(Path(folder), keep_last=1, asynchronous=False, peers=peers)
             writer.save(save_step, model.owned(pieces(model, optimizer)), state, {})
             writer.wait()
     return rows

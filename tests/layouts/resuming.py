@@ -37,7 +37,7 @@ SAVE_STEP, LAST_STEP = 2, 4
 
 def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
     """Four steps with a checkpoint after the second, which training does not wait for."""
-    with _open(name, run_dir, "auto") as run:
+    with _open_queues(name, run_dir, "auto") as run:
         before = _go_on(run, SAVE_STEP)
         save(run)
         pieces = write_pieces(state.pieces(run.model, run.optimizer), Path(dumped))
@@ -47,13 +47,13 @@ def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
 
 def resumed(name: str, run_dir: str, checkpoint: str, dumped: str) -> dict[str, Any]:
     """The last two steps of a run of this layout that begins from a checkpoint of another."""
-    with _open(name, run_dir, checkpoint) as run:
+    with _open_queues(name, run_dir, checkpoint) as run:
         pieces = write_pieces(state.pieces(run.model, run.optimizer), Path(dumped))
         remembered = _remembered(run)
         return {"losses": _go_on(run, LAST_STEP), "pieces": pieces, "remembered": remembered}
 
 
-def _open(name: str, run_dir: str, resume: str) -> Any:
+def _open_queues(name: str, run_dir: str, resume: str) -> Any:
     case = Case.named(name)
     config = RunConfig(
         model=case.model_settings, data=_data_settings(case), optim=OPTIM, schedule=CosineSettings(warmup_steps=2),

@@ -44,7 +44,7 @@ def device() -> torch.device:
 
 def build(case: Case) -> ParallelModel:
     mesh = build_mesh(case.parallel.layout, device(), timeout_s=180.0) if case.num_processes > 1 else None
-    with replaced(products, "SUMMED_ON", {device().type} if case.summed else set()):
+    with replaced(products, "SUMMING_DEVICES", {device().type} if case.summed else set()):
         return build_parallel(
             case.model_settings, case.precision_settings, case.compute, device(), seed=SEED, training=True,
             mesh=mesh, parallel=case.parallel, recompute=case.recompute_settings,

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.config.build import build_settings
-from lmtrain.parallel.mesh import build_mesh, setup_peers
+from lmtrain.parallel.mesh import build_mesh, main_thread_peers
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.process_group import BACKSTOP_S
 from lmtrain.runtime.processes.signals import StopRequest
@@ -63,7 +63,7 @@ def met(tree: dict[str, Any]) -> bool:
     """Whether the first process was still there when the second came, who takes three seconds more than are added."""
     config = build_settings(RunConfig, tree)
     try:
-        peers = setup_peers(build_mesh(config.parallel.layout, _CPU, config.parallel.timeout_s))
+        peers = main_thread_peers(build_mesh(config.parallel.layout, _CPU, config.parallel.timeout_s))
         time.sleep((3.0 + BACKSTOP_S) * peers.rank)
         peers.gather([peers.rank])
     except RuntimeError:

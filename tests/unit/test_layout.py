@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.errors import LayoutError
-from lmtrain.layout import Coordinate, Layout, divisors, words
+from lmtrain.layout import Coordinate, Layout, divisors, format_choices
 
 sizes = st.integers(1, 5)
 layouts = st.builds(Layout, pp=sizes, vp=sizes, dp_replicate=sizes, dp_shard=sizes, tp=sizes)
@@ -54,5 +54,5 @@ def test_divisors_and_their_words() -> None:
     assert divisors(2**60) == [2**n for n in range(13)]
     assert divisors(10**12, limit=10**12)[-2:] == [5 * 10**11, 10**12]
     assert divisors(0) == divisors(-6) == []
-    assert words([1, 2, 4]) == "1, 2 or 4"
-    assert words([7]) == "7"
+    assert format_choices([1, 2, 4]) == "1, 2 or 4"
+    assert format_choices([7]) == "7"

@@ -36,10 +36,10 @@ class Microbatch:
 class Noise:
     """The random state of dropout: which numbers the current micro-batch draws."""
 
-    def __init__(self, seed: int, tp: Axis, dp: Axis, *, sequence: bool, uses_dropout: bool) -> None:
+    def __init__(self, seed: int, tp: Axis, dp: Axis, *, sequence_parallel: bool, uses_dropout: bool) -> None:
         self.seed, self.tp, self.dp, self.uses_dropout = seed, tp, dp, uses_dropout
-        self.splits_all = sequence and tp.size > 1
-        self.splits_heads = not sequence and tp.size > 1
+        self.splits_all = sequence_parallel and tp.size > 1
+        self.splits_heads = not sequence_parallel and tp.size > 1
         self.current = Microbatch(0, 0)
 
     def enter(self, step: int, index: int, stage: int = 0) -> None:

@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from lmtrain.observe.measure import phases
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.pipeline.messages import LANE_CTAS, Lanes, Letter, Post, Routes, pairs_of, warm
-from lmtrain.parallel.products import Later, put_off
+from lmtrain.parallel.products import DeferredProduct, defer_products
 from lmtrain.parallel.weights.grads import Weights
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.runtime.processes.process_group import new_group
@@ -62,7 +62,7 @@ class Held:
 
     hidden: Tensor | None  # the stage's input
     out: GradientEdge | Tensor | None  # None after the input half of backward
-    later: list[Later] = field(default_factory=list)
+    later: list[DeferredProduct] = field(default_factory=list)
 
     def finish(self) -> None:
         """Run the weight half of the backward; each product frees its inputs."""
@@ -189,7 +189,7 @@ class Pipeline:
         if action.stage < last:
             grad = post.receive(Letter(True, action.stage, action.microbatch))
         if action.kind is Kind.INPUT:
-            with put_off(it.later):
+            with defer_products(it.later):
                 torch.autograd.backward(it.out, grad)
             held[key] = Held(None, None, it.later)
         else:

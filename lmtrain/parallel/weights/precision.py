@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lmtrain.parallel.compute_settings import Fp16Settings, PrecisionSettings
-from lmtrain.parallel.products import Summing, clear_totals
+from lmtrain.parallel.products import SummingModule, reset_gradient_totals
 from lmtrain.schedules.table import Action, Kind
 
 Use = Callable[[str, Tensor], None]  # (name of a weight, gradient)
@@ -25,15 +25,15 @@ class MasterWeights:
     """The unsharded fp32 weights by name, in the model's order; `publish` copies new values to the model."""
 
     def __init__(
-        self, parameters: dict[str, nn.Parameter], dtype: torch.dtype, summing: Iterable[Summing] = ()
+        self, parameters: dict[str, nn.Parameter], dtype: torch.dtype, summing_modules: Iterable[SummingModule] = ()
     ) -> None:
         """Create fp32 masters and convert the parameters to `dtype`; if all have `dtype`, they are their own masters.
 
-        `summing` lists the modules whose weight gradients, in half precision, are summed by products.
+        `summing_modules` lists the modules whose weight gradients, in half precision, are summed by products.
         """
         self.dtype, self.work = dtype, parameters
         self._watched: list[tuple[str, int, Kind, Use]] = []
-        self.summing: list[tuple[nn.Parameter, Summing]] = []
+        self.summing_modules: list[tuple[nn.Parameter, SummingModule]] = []
         if all(parameter.dtype is dtype for parameter in parameters.values()):
             self.master = self.work
             return
@@ -45,7 +45,7 @@ class MasterWeights:
                     _move_gradient(self.master[name])
                 )
         names = {parameter: name for name, parameter in self.work.items()}
-        self.summing = [(self.master[names[module.weight]], module) for module in summing]
+        self.summing_modules = [(self.master[names[module.weight]], module) for module in summing_modules]
 
     @property
     def compute_copies(self) -> dict[Tensor, Tensor]:
@@ -62,9 +62,9 @@ class MasterWeights:
         """Clear the gradients before a step of this many micro-batches."""
         for parameter in self.master.values():
             parameter.grad = None
-        clear_totals((module for _, module in self.summing), num_microbatches)
-        for master, module in self.summing:
-            master.grad = module.total
+        reset_gradient_totals((module for _, module in self.summing_modules), num_microbatches)
+        for master, module in self.summing_modules:
+            master.grad = module.gradient_total
 
     def begin(self, action: Action, last: bool) -> None:
         """Prepare for an action. Without data parallelism there is nothing to send."""

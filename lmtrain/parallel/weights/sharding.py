@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from lmtrain.observe.measure import phases
 from lmtrain.parallel.collectives import all_gather, reduce_scatter
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.products import Summing, clear_totals
+from lmtrain.parallel.products import SummingModule, reset_gradient_totals
 from lmtrain.parallel.tensor import VocabEmbedding
 from lmtrain.parallel.weights.precision import Use
 from lmtrain.schedules.table import Action, Kind
@@ -110,9 +110,9 @@ class ShardedWeights:
         stages: Mapping[int, LanguageModel],
         parameters: dict[str, nn.Parameter],
         zero: int,
-        summing: Mapping[int, Sequence[Summing]],
+        summing_modules: Mapping[int, Sequence[SummingModule]],
     ) -> None:
-        """Create the shards. `summing` maps each stage to the modules whose weight gradients products may sum."""
+        """Create the shards. `summing_modules` maps each stage to the modules that may sum their weight gradients."""
         self.stages = {number: stage for number, stage in stages.items() if isinstance(stage, FSDPModule)}
         self.zero = zero
         self.groups = [group for stage in self.stages.values() for group in _groups(stage)]
@@ -122,7 +122,7 @@ class ShardedWeights:
         self.sharded = parameters
         self.master = {name: nn.Parameter(_local(parameter.detach())) for name, parameter in self.sharded.items()}
         # because: if each micro-batch's gradients are reduced, there is nothing to accumulate
-        self.summing = {number: modules if zero < 2 else () for number, modules in summing.items()}
+        self.summing_modules = {number: modules if zero < 2 else () for number, modules in summing_modules.items()}
         self._told: dict[int, tuple[bool, bool, bool]] = {}  # stage -> the last arguments of `_tell`
 
     def begin(self, action: Action, last: bool) -> None:
@@ -142,13 +142,13 @@ class ShardedWeights:
 
     def _hand_over(self, stage: int) -> None:
         """Set the fp32 totals as the weights' gradients before a step's last backward, so that FSDP reduces them."""
-        for module in self.summing[stage]:
-            if module.total is not None:
+        for module in self.summing_modules[stage]:
+            if module.gradient_total is not None:
                 # the gradient of a tied weight's other uses: in fp32 from the second step on, and left in place by FSDP
                 if module.weight.grad is not None:
-                    module.total.add_(module.weight.grad)
+                    module.gradient_total.add_(module.weight.grad)
                 module.weight.grad_dtype = torch.float32
-                module.weight.grad = module.total
+                module.weight.grad = module.gradient_total
 
     def done(self, action: Action, last: bool) -> None:
         """Accumulate gradients in fp32 and reduce them after a weight half, whose gradients bypass FSDP's hooks."""
@@ -211,8 +211,8 @@ class ShardedWeights:
         """Clear the gradients before a step of this many micro-batches."""
         for parameter in self.master.values():
             parameter.grad = None
-        for modules in self.summing.values():
-            clear_totals(modules, num_microbatches)
+        for modules in self.summing_modules.values():
+            reset_gradient_totals(modules, num_microbatches)
 
 
 class _Talk:

@@ -152,7 +152,7 @@ def program_of(run: PlannedRun, hardware: Hardware) -> Program:
         tp_overlap=Overlap.NONE if run.compiles else Overlap.WEIGHTS,  # because: graphs wait for collectives
         # sharding.ShardedWeights.done: FSDP does not see the second halves, so their gradients are reduced at the end
         reduce_overlap=not run.parallel.splits_backward,
-        fused_gradients=0 if run.precision.kind == "fp32" else 2,  # products.clear_totals
+        fused_gradients=0 if run.precision.kind == "fp32" else 2,  # products.reset_gradient_totals
         fused_optimizer=run.optim.kind == "adamw",
         loss_bytes=run.loss_bytes, over_logits=not run.on_cpu,
     )

@@ -179,7 +179,7 @@ class Vote:
         """
         if self._peers is not None:
             asked = mine()
-            self._num_asked, self._hear = len(asked), self._peers.ask([*asked, *told])
+            self._num_asked, self._hear = len(asked), self._peers.start_gather([*asked, *told])
 
     def answer(self, mine: Callable[[], Sequence[int]]) -> list[int]:
         """Return the maxima after the step, the same on every process."""

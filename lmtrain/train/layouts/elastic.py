@@ -16,7 +16,7 @@ import numpy as np
 from lmtrain.checkpoint.store import latest
 from lmtrain.config.base import show
 from lmtrain.errors import LayoutError, LmtrainError
-from lmtrain.layout import divisors, words
+from lmtrain.layout import divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.calibrate import machine_prices
@@ -125,7 +125,7 @@ def _nothing_is_legal(run: PlannedRun, num_processes: int, hardware: Hardware, f
         f"parallel.auto=true finds no layout of {num_processes} processes{' with ' * bool(given)}{' and '.join(given)} "
         f"that takes train.global_batch={run.global_batch}, model.num_layers={run.shape.num_layers} and "
         f"model.num_heads={run.shape.num_heads}. "
-        + (f"Start {words(counts)} of them." if counts else f"Leave out {' and '.join(given)}.")
+        + (f"Start {format_choices(counts)} of them." if counts else f"Leave out {' and '.join(given)}.")
     )
 
 
@@ -250,8 +250,8 @@ def _refusal(config: RunConfig, num_processes: int) -> str:
     shape = config.model.shape
     return (
         f"{num_processes} processes were started with --elastic, and no layout of them takes train.global_batch={full}"
-        f", model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. Start {words(sorted(legal))}, "
-        f"which can keep parallel.tp={layout.tp} and parallel.pp={layout.pp}."
+        f", model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. "
+        f"Start {format_choices(sorted(legal))}, which can keep parallel.tp={layout.tp} and parallel.pp={layout.pp}."
     )
 
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from lmtrain.errors import RanksDifferError, join_few
 from lmtrain.observe.measure import phases
-from lmtrain.parallel.mesh import first_peers
+from lmtrain.parallel.mesh import peers_before_mesh
 from lmtrain.runtime.processes.agreement import together
 from lmtrain.runtime.processes.process import ranks_text
 from lmtrain.runtime.processes.process_group import gather_to_first, wait_for_first
@@ -38,7 +38,7 @@ def agree(config: RunConfig, inputs: Inputs, hosts: Sequence[str]) -> None:
 
 def agree_on(find: Callable[[], Mapping[str, Fact]], hosts: Sequence[str]) -> None:
     """Raise on every rank if the facts returned by `find` differ, or if `find` fails on any rank."""
-    peers = first_peers(_WHAT)
+    peers = peers_before_mesh(_WHAT)
     if peers.num_ranks == 1:
         return
     with together(peers, 2) as seen:

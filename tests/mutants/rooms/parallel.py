@@ -119,11 +119,11 @@ MUTANTS = [
         old="""\
         grad_bias = grad.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
         _wait(gathering, ctx.axis, parts)
-        whole = _join_sequence(parts, ctx.axis) if ctx.sequence else grad
+        whole = _merge_sequence(parts, ctx.axis) if ctx.sequence_parallel else grad
 """,
         new="""\
         _wait(gathering, ctx.axis, parts)
-        whole = _join_sequence(parts, ctx.axis) if ctx.sequence else grad
+        whole = _merge_sequence(parts, ctx.axis) if ctx.sequence_parallel else grad
         grad_bias = whole.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
 """,
         breaks="Biases of the second linears get tp times their gradient, since each rank sums the whole sequence and "
@@ -143,7 +143,7 @@ MUTANTS = [
     Mutant(
         name="padding_of_a_cut_vocabulary_begins_too_late",
         file="lmtrain/parallel/tensor.py",
-        function="VocabHead._padding",
+        function="VocabHead._padded_bias",
         old="self.vocab_size - self.axis.index * self.weight.shape[0]",
         new="self.vocab_size - self.axis.index * self.vocab_size // self.axis.size",
         breaks="Some rows that pad the vocabulary score like tokens, so the loss is too high and padding gets "

@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtrain.kernels import kernel_support
 from lmtrain.kernels.activations import Activation, activate_with_bias
 from lmtrain.models.layers.block import ACTIVATIONS, MLP, UpLinear
-from lmtrain.parallel.products import OwnLinear, apply_own_linears
+from lmtrain.parallel.products import SummingLinear, apply_summing_linears
 
 KINDS: tuple[Activation, ...] = ("gelu", "gelu_tanh", "swiglu")
 
@@ -63,8 +63,8 @@ def test_an_mlp_takes_this_way_where_kernels_run(
     plain = MLP(8, 12, kind, bias=bias, dropout=0.0)
     fused = deepcopy(plain)
     if own:
-        apply_own_linears(fused)
-    assert type(fused.up) is (OwnLinear if own else UpLinear)
+        apply_summing_linears(fused)
+    assert type(fused.up) is (SummingLinear if own else UpLinear)
     x = drawn(3, 5, 8, dtype=torch.float32).requires_grad_()
     expected = plain(x)
     right = gradients(expected, x, *plain.parameters())

@@ -218,7 +218,7 @@ def test_every_block_and_microbatch_shares_one_graph() -> None:
 @pytest.mark.parametrize(("kind", "times"), [("none", 0), ("attention", 1), ("operators", 0)])
 def test_compiled_recompute_knows_attention_by_blocks(kind: str, times: int) -> None:
     """Whole blocks are one graph each; `operators` keeps what attention has made, and `attention` makes it again."""
-    model, noise = model_of(window=5), Noise(0, Axis(), Axis(), sequence=False, uses_dropout=False)
+    model, noise = model_of(window=5), Noise(0, Axis(), Axis(), sequence_parallel=False, uses_dropout=False)
     if kind != "none":
         settings: Any = kinds(RecomputeSettings)[kind]()
         apply_recompute(model, settings, noise, compiled=True)

@@ -48,7 +48,7 @@ def uncut(settings: dict[str, Any], dtype: torch.dtype = torch.float64) -> Any:
 def cut(settings: dict[str, Any], whole: Any, axis: Axis, *, sequence: bool) -> Any:
     with torch.device("meta"):
         model: Any = gpt.build(GPTSettings(**settings))
-    apply_tensor_parallel(model, axis, sequence=sequence)
+    apply_tensor_parallel(model, axis, sequence_parallel=sequence)
     model.to(next(whole.parameters()).dtype).to_empty(device="cpu")
     apply_ties(model)  # leaving meta makes two tensors of one
     values = dict(whole.named_parameters())

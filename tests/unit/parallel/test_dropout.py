@@ -21,7 +21,7 @@ DROPPING = GPT2 | {"dropout": 0.5}
 
 
 def noise_of(*, tp: int = 0, num_tp: int = 1, dp: int = 0, num_dp: int = 1, sequence: bool = False) -> Noise:
-    return Noise(7, Axis(num_tp, tp, None), Axis(num_dp, dp, None), sequence=sequence, uses_dropout=True)
+    return Noise(7, Axis(num_tp, tp, None), Axis(num_dp, dp, None), sequence_parallel=sequence, uses_dropout=True)
 
 
 def drawn() -> list[float]:
@@ -122,7 +122,7 @@ def hidden_and_gradients(settings: dict[str, Any], sequence: bool, recompute: bo
     """Of two microbatches whose backwards come after both forwards, as in a pipeline."""
     axis = world_axis()
     model = cut(settings, uncut(settings), axis, sequence=sequence)
-    noise = Noise(7, axis, Axis(1, 0, None), sequence=sequence, uses_dropout=True)
+    noise = Noise(7, axis, Axis(1, 0, None), sequence_parallel=sequence, uses_dropout=True)
     apply_noise(model, noise)
     if recompute:
         for block in model.blocks.values():
@@ -156,7 +156,7 @@ def residual_masks() -> list[list[bool]]:
     """What each rank drops of a residual of ones, gathered from all ranks, under sequence parallelism."""
     axis = world_axis()
     model = cut(DROPPING, uncut(DROPPING), axis, sequence=True)
-    noise = Noise(7, axis, Axis(1, 0, None), sequence=True, uses_dropout=True)
+    noise = Noise(7, axis, Axis(1, 0, None), sequence_parallel=True, uses_dropout=True)
     noise.enter(0, 0)
     mask = model.blocks["0"].mlp.dropout(torch.ones(2, 6, 24)) > 0
     masks = [torch.empty_like(mask) for _ in range(axis.size)]

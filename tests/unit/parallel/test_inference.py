@@ -117,7 +117,7 @@ def test_processes_with_other_texts_are_told_so(pool: Pool, parallel: dict[str, 
 def told_apart() -> list[str]:
     """Return the errors of this rank if all ranks have one checksum, and if each has its own."""
     mesh = build_mesh(Layout(dp_replicate=3), CPU, 60.0)
-    inference = Inference({}, OneStage(), SETTINGS, CPU, mesh, sequence=False)
+    inference = Inference({}, OneStage(), SETTINGS, CPU, mesh, sequence_parallel=False)
     found = []
     for checksum in (7, 7 + mesh.rank):
         try:

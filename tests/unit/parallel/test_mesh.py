@@ -26,7 +26,7 @@ def test_one_process_needs_no_group() -> None:
 
 
 def test_a_layout_of_another_size_is_refused() -> None:
-    with pytest.raises(LayoutError, match="1 processes have met, but the layout has 2"):
+    with pytest.raises(LayoutError, match="1 processes were started, but the layout needs 2"):
         build_mesh(Layout(tp=2), CPU)
 
 

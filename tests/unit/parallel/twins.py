@@ -21,7 +21,7 @@ from torch.distributed.pipelining import (
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline.executor import Pipeline
-from lmtrain.parallel.products import apply_own_linears
+from lmtrain.parallel.products import apply_summing_linears
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.table import Action
 
@@ -59,7 +59,7 @@ def both(schedule: str, vp: int, count: int) -> dict[str, Any]:
 def run_ours(schedule: str, layout: Layout, stages: Stages, xs: tuple[Tensor, ...], ys: tuple[Tensor, ...]) -> Losses:
     if schedule_named(schedule).splits_backward:
         for stage in stages.values():
-            apply_own_linears(stage)
+            apply_summing_linears(stage)
 
     def compute(stage: int, microbatch: int, hidden: Tensor | None) -> Tensor:
         out: Tensor = stages[stage](xs[microbatch] if hidden is None else hidden)

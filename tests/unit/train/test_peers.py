@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from lmtrain.layout import Layout
-from lmtrain.parallel.mesh import GroupPeers, build_mesh, saving_peers, setup_peers
+from lmtrain.parallel.mesh import GroupPeers, build_mesh, main_thread_peers, saver_thread_peers
 from lmtrain.train.in_loop.requests import Vote
 from tests.layouts.workers import Pool
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 def agree(world_size: int) -> dict[str, Any]:
     """Return on each rank the numbers that two groups exchange, and three votes in which all wish their rank."""
     mesh = build_mesh(Layout(dp_replicate=world_size), CPU, 60.0)
-    setup, saving, vote = setup_peers(mesh), saving_peers(mesh), Vote(mesh)
+    setup, saving, vote = main_thread_peers(mesh), saver_thread_peers(mesh), Vote(mesh)
     assert isinstance(saving, GroupPeers)
     rows = [peers.gather([mesh.rank, -(2**62)]) for peers in (setup, saving)]
     mine, answers = [0, 0], []
@@ -44,4 +44,4 @@ def test_one_process_hears_itself_after_the_step_of_the_wish() -> None:
     vote.ask(lambda: mine)
     mine[0] = 2
     assert vote.answer(lambda: mine) == [2]
-    assert setup_peers(mesh).gather([4]) == saving_peers(mesh).gather([4]) == [[4]]
+    assert main_thread_peers(mesh).gather([4]) == saver_thread_peers(mesh).gather([4]) == [[4]]

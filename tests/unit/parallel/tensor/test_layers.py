@@ -196,7 +196,7 @@ def on_meta(settings: dict[str, Any]) -> Any:
 def test_names_stay_and_weights_shrink() -> None:
     """Names, cuts and ties are those of the uncut model; no weight is larger than its share, padding aside."""
     whole, model = on_meta(LLAMA | {"tied": True}), on_meta(LLAMA | {"tied": True})
-    apply_tensor_parallel(model, Axis(3, 1, None), sequence=True)
+    apply_tensor_parallel(model, Axis(3, 1, None), sequence_parallel=True)
     assert [name for name, _ in model.named_parameters()] == [name for name, _ in whole.named_parameters()]
     assert model.head.weight is model.embedding.token.weight
     assert model.cuts() == whole.cuts()
@@ -208,7 +208,7 @@ def test_names_stay_and_weights_shrink() -> None:
 def test_one_rank_changes_nothing() -> None:
     model = on_meta(GPT2)
     before = list(model.modules())
-    apply_tensor_parallel(model, Axis(1, 0, None), sequence=True)
+    apply_tensor_parallel(model, Axis(1, 0, None), sequence_parallel=True)
     assert list(model.modules()) == before
 
 
@@ -221,4 +221,4 @@ def test_one_rank_changes_nothing() -> None:
 )
 def test_heads_and_columns_are_never_cut_in_two(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(LayoutError, match=message):
-        apply_tensor_parallel(on_meta(settings), Axis(4, 0, None), sequence=False)
+        apply_tensor_parallel(on_meta(settings), Axis(4, 0, None), sequence_parallel=False)
