@@ -15,14 +15,14 @@ from data_tools.corpora.fetch import RemoteFile
 from data_tools.corpora.recipe import Recipe, SplitDocuments
 from data_tools.corpus.flow.steps import Tally
 from data_tools.read.chunks import MAX_DOC_BYTES
-from data_tools.read.streams import as_file, read_stream, unpacked
+from data_tools.read.streams import as_file, open_decompressed, read_stream
 from lmtrain.errors import DataError
 
 
 def read(path: Path, tally: Tally) -> SplitDocuments:
     """Yield the pages of the whole archive, or of an inner archive (urlsf_subset00-1_data.xz)."""
     try:
-        with unpacked(path) as file:
+        with open_decompressed(path) as file:
             for name, text in _pages(file, path, tally, depth=0):
                 yield "train", {"id": f"openwebtext/{name}", "text": text}
     except tarfile.TarError as error:

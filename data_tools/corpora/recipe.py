@@ -22,7 +22,7 @@ from typing import IO
 from data_tools import corpora
 from data_tools.corpora.fetch import RemoteFile, ReportBytes, UnreachableError, fetch, how_to_bring, is_there
 from data_tools.corpus.flow.steps import Report, Tally, to_line
-from data_tools.read.streams import CODECS, contents, read_rows
+from data_tools.read.streams import CODECS, archive_contents, read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint
 from lmtrain.runtime.files.files import atomic_file, is_safe_name
 from lmtrain.tokenizer.json_lines import Document
@@ -94,7 +94,7 @@ def _search(texts: PublishedTexts, paths: Sequence[Path]) -> _Found:
         for one in _files(texts, path) if path.is_dir() else [path]:
             try:
                 for name, stream in (
-                    _rows(one, texts.most_bytes) if one.suffix == ".parquet" else contents(one, texts.may_be)
+                    _rows(one, texts.most_bytes) if one.suffix == ".parquet" else archive_contents(one, texts.may_be)
                 ):
                     _judge(texts, stream, str(one) if one.name.startswith(name) else f"{name} in {one}", found)
             except DataError as error:

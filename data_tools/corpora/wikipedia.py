@@ -18,7 +18,7 @@ from xml.parsers import expat
 from data_tools.corpora.recipe import Recipe, SplitDocuments
 from data_tools.corpus.flow.steps import Tally
 from data_tools.read.chunks import MAX_DOC_BYTES
-from data_tools.read.streams import unpacked
+from data_tools.read.streams import open_decompressed
 from lmtrain.errors import DataError
 
 _CHUNK = 1 << 18
@@ -162,7 +162,7 @@ def read(path: Path, tally: Tally) -> SplitDocuments:
 def pages(path: Path) -> Iterator[Page]:
     """Yield every page of a dump, compressed or not, in order."""
     reader = _Reader(path)
-    with unpacked(path) as file:
+    with open_decompressed(path) as file:
         try:
             while data := file.read(_CHUNK):
                 reader.parser.Parse(data, False)

@@ -14,7 +14,7 @@ from pathlib import Path
 from data_tools.corpora.fetch import RemoteFile
 from data_tools.corpora.recipe import Recipe, SplitDocuments, split_of
 from data_tools.corpus.flow.steps import Tally
-from data_tools.read.streams import contents
+from data_tools.read.streams import archive_contents
 from lmtrain.errors import DataError
 
 MEMBERS = tuple(f"wiki.{split}.{kind}" for kind in ("raw", "tokens") for split in ("train", "valid", "test"))
@@ -23,7 +23,7 @@ _HEADING = re.compile(r" = (?!= )(.*[^ =].*|.) = ?\n?")
 
 def read(path: Path, tally: Tally) -> SplitDocuments:
     """Yield the articles of a zip archive, raw or word level, or of a single file such as wiki.test.tokens."""
-    for name, file in contents(path, lambda name, _: name in MEMBERS):
+    for name, file in archive_contents(path, lambda name, _: name in MEMBERS):
         split = split_of(name)
         for number, (title, text) in enumerate(articles(_decoded(file, path))):
             yield split, {"id": f"wikitext103/{split}/{number}", "title": title, "text": text}

@@ -33,7 +33,7 @@ from data_tools.corpus.flow.steps import (
     run_step,
     to_line,
 )
-from data_tools.read.chunks import WHOLE
+from data_tools.read.chunks import WHOLE_PART
 from data_tools.read.sources import Inputs
 from lmtrain.errors import UsageError
 from lmtrain.runtime.files.files import atomic_file, storage_errors
@@ -127,7 +127,7 @@ def sample_limit(
         if not 0 <= fraction <= 1:
             raise UsageError(f"--fraction={fraction} is not a share. Give a number from 0 to 1.")
         return int(fraction * 2.0**64) - 1
-    if not work.reading.part.whole:
+    if not work.reading.part.is_whole:
         raise UsageError("--count needs all documents, not a part of them. Use --fraction, or leave --part out.")
     assert count is not None
     find_files(inputs)  # because: the inputs are read twice (limit, then sample), which standard input cannot be
@@ -160,13 +160,13 @@ def shuffle(
     """Write all documents in an order decided by the seed and their positions. A part is a range of that order."""
     part = work.reading.part
     key = work.reading.key or "text"
-    sources = find_files(inputs, once=part.whole)
+    sources = find_files(inputs, once=part.is_whole)
     refuse_overwriting(sources, [output])
     tally = Tally()
     size = sum(source.num_bytes * (8 if source.streamed or source.kind == "parquet" else 1) for source in sources)
     # because: a bucket's lines, their sorted list and the joined output are in memory together
     num_buckets = min(4 * size // part.count // memory_bytes + 1, _MOST_BUCKETS)
-    first, stop = part.range(1 << 64)
+    first, stop = part.share_of(1 << 64)
     with ExitStack() as stack:
         stack.enter_context(storage_errors(output, "Writing"))
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -175,7 +175,7 @@ def shuffle(
         buckets = [stack.enter_context(open(name, "wb", buffering=1 << 16)) for name in names]
         # because: every part reads all documents, and a bad line must be counted once
         drop_bad = tally.drop_bad if part.number == 0 else lambda bad: None
-        for position, document in read_documents(sources, replace(work.reading, part=WHOLE), drop_bad):
+        for position, document in read_documents(sources, replace(work.reading, part=WHOLE_PART), drop_bad):
             number = draw(seed, "shuffle", _position(position))
             if first <= number < stop:
                 text, line = document[key], to_line(document)
@@ -187,7 +187,7 @@ def shuffle(
                 if work.report is not None and tally.num_in % 1024 == 0:
                     work.report("shuffle", tally.num_in)
         tally.num_in += tally.dropped.total()
-        if part.whole:
+        if part.is_whole:
             refuse_nothing("shuffle", tally)
         for bucket in buckets:
             bucket.close()

@@ -19,7 +19,7 @@ from data_tools.scripts import check_script, script_shares
 from lmtrain.errors import DataError, UsageError, spelling_hint
 
 GROUP = "lmtrain.filters"
-Keep = Callable[[str], bool]
+KeepFunction = Callable[[str], bool]
 
 
 @dataclass(frozen=True)
@@ -42,27 +42,28 @@ class Filters:
             check_script(name)
 
     @property
-    def of_text(self) -> bool:
-        """True if a filter needs the texts themselves."""
+    def needs_text(self) -> bool:
+        """True if any filter needs the texts themselves."""
         return bool(self.min_chars or self.max_chars is not None or self.scripts or self.entry_points)
 
     @property
-    def of_tokens(self) -> bool:
+    def needs_token_counts(self) -> bool:
+        """True if any filter needs the number of tokens."""
         return bool(self.min_tokens or self.max_tokens is not None)
 
-    def build(self) -> Iterator[tuple[str, Keep]]:
-        """Yield (name, keep function) of the text filters, cheapest first."""
+    def build_text_filters(self) -> Iterator[tuple[str, KeepFunction]]:
+        """Yield (name, function) of the requested text filters, cheapest first; the function returns True to keep."""
         if (low := self.min_chars) is not None:
             yield "min_chars", lambda text: len(text) >= low
         if (high := self.max_chars) is not None:
             yield "max_chars", lambda text: len(text) <= high
         for name, share in self.scripts:
-            yield f"script {name}", _in_script(name, share)
+            yield f"script {name}", _script_filter(name, share)
         for name in self.entry_points:
-            yield f"filter {name}", _careful(name, _find(name).load())
+            yield f"filter {name}", _wrap_user_filter(name, _find_entry_point(name).load())
 
-    def judge_lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int8]:
-        """Return 0 for documents of an allowed length, 1 for too few tokens, 2 for too many."""
+    def classify_lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int8]:
+        """Return for each document, by its number of tokens: 0 if it is allowed, 1 if too few, 2 if too many."""
         verdict = np.zeros(len(lengths), np.int8)
         if self.min_tokens is not None:
             verdict[lengths < self.min_tokens] = 1
@@ -72,7 +73,8 @@ class Filters:
 
     def identity(self) -> list[Any]:
         """Return everything that decides which documents are kept, with versions of installed filters, for resuming."""
-        installed = [(p.name, p.value, p.dist.version if p.dist else "") for p in map(_find, self.entry_points)]
+        found = map(_find_entry_point, self.entry_points)
+        installed = [(p.name, p.value, p.dist.version if p.dist else "") for p in found]
         return [[self.min_chars, self.max_chars, self.min_tokens, self.max_tokens], list(self.scripts), installed]
 
 
@@ -80,27 +82,30 @@ def parse_script(text: str) -> tuple[str, float]:
     """Parse `latin` (at least 0.9 of the letters) or `latin:0.5` into (script, share)."""
     name, _, share = text.partition(":")
     try:
-        wanted = float(share) if share else 0.9
+        least_share = float(share) if share else 0.9
     except ValueError:
-        wanted = -1.0
-    if not 0 < wanted <= 1:
+        least_share = -1.0
+    if not 0 < least_share <= 1:
         raise UsageError(f"--script {text}: the share must lie between 0 and 1. Write it as in latin:0.9.")
-    return name.lower(), wanted
+    return name.lower(), least_share
 
 
-def _in_script(name: str, share: float) -> Keep:
+def _script_filter(name: str, share: float) -> KeepFunction:
+    """Return a filter that keeps texts with at least this share of letters in a script."""
     return lambda text: script_shares(text).get(name, 0.0) >= share
 
 
-def _find(name: str) -> importlib.metadata.EntryPoint:
-    found = importlib.metadata.entry_points(group=GROUP)
-    if name not in found.names:
-        known = spelling_hint(name, found.names)
-        raise UsageError(f"--filter {name} is no installed filter (entry points in the group {GROUP}). {known}")
-    return found[name]
+def _find_entry_point(name: str) -> importlib.metadata.EntryPoint:
+    """Return an installed filter's entry point. Raise UsageError if there is none with this name."""
+    entry_points = importlib.metadata.entry_points(group=GROUP)
+    if name not in entry_points.names:
+        hint = spelling_hint(name, entry_points.names)
+        raise UsageError(f"--filter {name} is no installed filter (entry points in the group {GROUP}). {hint}")
+    return entry_points[name]
 
 
-def _careful(name: str, function: Any) -> Keep:
+def _wrap_user_filter(name: str, function: Any) -> KeepFunction:
+    """Wrap a user-defined filter so that an exception or a result that is no bool raises DataError with its name."""
     if not callable(function):
         raise UsageError(f"--filter {name} is {type(function).__name__}, which cannot be called. Name a function.")
 
@@ -110,7 +115,7 @@ def _careful(name: str, function: Any) -> Keep:
         except Exception as error:
             raise DataError(f"--filter {name} failed ({type(error).__name__}: {error}). Repair the filter.") from error
         if not isinstance(answer, (bool, np.bool_)):
-            raise DataError(f"--filter {name} answered {answer!r}. A filter answers True to keep a text, or False.")
+            raise DataError(f"--filter {name} returned {answer!r}. A filter returns True to keep a text, or False.")
         return bool(answer)
 
     return keep

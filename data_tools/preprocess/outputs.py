@@ -29,7 +29,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from data_tools.preprocess.sequences import Batch
+from data_tools.preprocess.sequences import SequenceBatch
 from data_tools.read.chunks import START, Place
 from lmtrain.data.store.indexed import SUFFIXES, dataset_file
 from lmtrain.data.store.writer import (
@@ -49,8 +49,8 @@ from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.units import format_bytes
 
 _HEAD = {"format": "lmtrain preprocess journal", "version": 2}
-_SEAL = "sha256"
-_MOST_BYTES = 16 << 30  # a line takes a few hundred bytes per 4 MiB of source
+_HASH_KEY = "sha256"
+_MAX_BYTES = 16 << 30  # a line takes a few hundred bytes per 4 MiB of source
 REJECTS = ".rejects.jsonl"
 _READ_BYTES = 4 << 20
 _NUM_BINS = 40  # bins of the histogram: 0, 1, 2-3, 4-7, ... tokens
@@ -62,23 +62,23 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
-        self._seal = ""  # hash of the last line
+        self._last_hash = ""  # hash of the last line
         self.damaged = False  # True if `read` found a damaged line
 
     def read(self, identity: str | None) -> list[dict[str, Any]] | None:
         """Return this run's lines up to a damaged line; None if there is no journal or it is of another run."""
         try:
-            lines = files.read_bytes(self._path, _MOST_BYTES, follow_links=False).split(b"\n")[:-1]
+            lines = files.read_bytes(self._path, _MAX_BYTES, follow_links=False).split(b"\n")[:-1]
         except (OSError, LmtrainError):
             return None
-        trees, seal = [], ""
+        trees, expected = [], ""
         for line in lines:
             try:
                 tree = files.parse_json(line, self._path)
-                seal, found = _sealed(tree, seal), tree.pop(_SEAL)
+                expected, stored = _chained_hash(tree, expected), tree.pop(_HASH_KEY)
             except (LmtrainError, AttributeError, KeyError, TypeError):
-                found = None
-            if found != seal:
+                stored = None
+            if stored != expected:
                 self.damaged = True
                 break
             trees.append(tree)
@@ -90,7 +90,7 @@ class Journal:
         """Rewrite the journal with the lines that are still valid, and open it for appending."""
         with files.storage_errors(self._path, "Writing"):
             temporary = self._path.with_suffix(".new")
-            self._seal = ""
+            self._last_hash = ""
             with open_without_links(temporary, "wb") as file:
                 file.writelines(map(self._line, (_HEAD | {"identity": identity}, *lines)))
             temporary.replace(self._path)
@@ -108,18 +108,20 @@ class Journal:
             self._file.close()
 
     def _line(self, tree: dict[str, Any]) -> bytes:
-        self._seal = _sealed(tree, self._seal)
-        return json.dumps(tree | {_SEAL: self._seal}, separators=(",", ":")).encode() + b"\n"
+        self._last_hash = _chained_hash(tree, self._last_hash)
+        return json.dumps(tree | {_HASH_KEY: self._last_hash}, separators=(",", ":")).encode() + b"\n"
 
 
-def _sealed(tree: dict[str, Any], before: str) -> str:
-    rest = {key: value for key, value in tree.items() if key != _SEAL}
-    return hashlib.sha256((before + json.dumps(rest, sort_keys=True, separators=(",", ":"))).encode()).hexdigest()
+def _chained_hash(tree: dict[str, Any], previous_hash: str) -> str:
+    """Return the hash of a journal line without its own hash, following the previous line's hash."""
+    rest = {key: value for key, value in tree.items() if key != _HASH_KEY}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256((previous_hash + text).encode()).hexdigest()
 
 
 @dataclass
 class Totals:
-    """Counts of the run so far; all are recorded in the journal."""
+    """Counts of the run so far; all fields are recorded in the journal."""
 
     place: Place = START
     line: int = 0  # lines read of the source at `place`
@@ -142,7 +144,8 @@ class Totals:
             **tree,
         )
 
-    def count(self, batches: list[Batch]) -> None:
+    def count(self, batches: list[SequenceBatch]) -> None:
+        """Add a portion's documents; `batches` has one batch per key."""
         lengths = batches[0].document_lengths()
         bins = np.frexp(lengths)[1]  # number of binary digits
         for number, count in enumerate(np.bincount(bins, minlength=_NUM_BINS).tolist()):
@@ -155,8 +158,8 @@ class Totals:
 
 
 @dataclass(frozen=True)
-class Names:
-    """Names of the outputs, and the size at which a shard ends."""
+class OutputNames:
+    """Prefixes of the output datasets, and the size at which a shard ends."""
 
     prefix: Path
     keys: tuple[str, ...]
@@ -164,32 +167,36 @@ class Names:
     shard_tokens: int | None = None
     overwrite: bool = False
 
-    def name(self, key: int, shard: int) -> Path:
-        """Return the prefix: PREFIX, PREFIX_KEY with several keys, followed by -00000 with shards."""
+    def prefix_of(self, key: int, shard: int) -> Path:
+        """Return the prefix of a dataset: PREFIX, or PREFIX_KEY with several keys, followed by -00000 with shards."""
         name = self.prefix.name + (f"_{self.keys[key]}" if len(self.keys) > 1 else "")
         return self.prefix.with_name(name if self.shard_tokens is None else f"{name}-{shard:05d}")
 
-    def existing(self) -> Iterator[Path]:
+    def existing_prefixes(self) -> Iterator[Path]:
         """Yield the prefixes that exist and would be replaced by this output."""
         for key in range(len(self.keys)):
             if self.shard_tokens is None:
-                yield self.name(key, 0)
+                yield self.prefix_of(key, 0)
                 continue
-            stem = self.name(key, 0).name.removesuffix("00000")
+            stem = self.prefix_of(key, 0).name.removesuffix("00000")
             if self.prefix.parent.is_dir():
-                found = {entry.name[: len(stem) + 5] for entry in os.scandir(self.prefix.parent)}
-                numbered = sorted(name for name in found if name.startswith(stem) and name[len(stem) :].isdecimal())
+                names = {entry.name[: len(stem) + 5] for entry in os.scandir(self.prefix.parent)}
+                numbered = sorted(name for name in names if name.startswith(stem) and name[len(stem) :].isdecimal())
                 yield from (self.prefix.with_name(name) for name in numbered if len(name) == len(stem) + 5)
 
 
 class Outputs:
-    """Context manager that locks the output's working folder, which is kept afterwards only if resuming is useful."""
+    """Context manager for writing the outputs of a run. It locks their working folder and resumes a killed run.
 
-    def __init__(self, names: Names, identity: str | None, tokenizer: Tokenizer) -> None:
+    The folder is kept after an error only if the same command could resume from it.
+    """
+
+    def __init__(self, names: OutputNames, identity: str | None, tokenizer: Tokenizer) -> None:
         self.names, self.totals = names, Totals(shard_text_bytes=[0] * len(names.keys))
-        self.finished = False  # an earlier run did everything but the renaming
-        self.resumed, self.dropped = False, False  # work of this run was found; work of another run was dropped
-        self.redone = False  # found work was partly damaged
+        self.finished = False  # an earlier start of this run did everything but the renaming
+        self.resumed = False  # work of an earlier, killed start of this run is used
+        self.discarded = False  # work of another run was removed
+        self.found_damage = False  # some of an earlier start's work was damaged and is done again
         self.sync_seconds = 0.0
         self._identity, self._tokenizer = identity, tokenizer
         self._folder = working_folder(names.prefix)
@@ -198,45 +205,45 @@ class Outputs:
         self._spools: list[DatasetSpool] = []
         self._finished: list[list[str | None]] = []  # sidecar hashes of each finished shard
         self._rejects: IO[bytes] = io.BytesIO()  # replaced once the folder is locked
-        self._rejects_mark = [0, 0]  # size and CRC-32C of the rejects
-        self._held = ExitStack()
+        self._rejects_state = [0, 0]  # size and CRC-32C of the rejects
+        self._resources = ExitStack()
 
     @property
     def num_shards(self) -> int:
         return self._shard + 1
 
     def __enter__(self) -> Outputs:
-        with ExitStack() as held:
-            held.enter_context(files.folder_lock(self._folder))
+        with ExitStack() as resources:
+            resources.enter_context(files.folder_lock(self._folder))
             lines = self._journal.read(self._identity)
-            self.dropped = lines is None and any(path.name != ".lock" for path in self._folder.iterdir())
-            self.redone = self._journal.damaged and lines is not None
-            held.callback(self._close)
+            self.discarded = lines is None and any(path.name != ".lock" for path in self._folder.iterdir())
+            self.found_damage = self._journal.damaged and lines is not None
+            resources.callback(self._close)
             if lines and "publish" in lines[-1] and not self._is_publishable(lines[-1]):
                 del lines[-1]
-                self.redone = True
+                self.found_damage = True
             if not (lines and "publish" in lines[-1]):
-                self._refuse_taken(held)
+                self._refuse_existing_outputs(resources)
             with files.storage_errors(self._folder, "Making"):
                 self._open(lines or [])
-            self._held = held.pop_all()
+            self._resources = resources.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         # because: closing a file writes what its buffer still holds, and a full disk refuses that once more
         is_full = isinstance(error, StorageError)
-        with suppress(OSError) if is_full else files.storage_errors(self._folder, "Writing"), self._held:
+        with suppress(OSError) if is_full else files.storage_errors(self._folder, "Writing"), self._resources:
             # After an error in the input or the settings the next run differs; a full disk or Ctrl-C can be resumed.
             if isinstance(error, LmtrainError) and not is_full:
                 shutil.rmtree(self._folder, ignore_errors=True)
         if is_full:
-            kept = sum(path.stat().st_size for path in self._folder.iterdir())
+            num_bytes = sum(path.stat().st_size for path in self._folder.iterdir())
             raise StorageError(
-                f"{error} {self._folder} has what is done so far, {format_bytes(kept)}: the same command goes on from "
-                "there, and removing it frees that room."
+                f"{error} {self._folder} holds the work done so far, {format_bytes(num_bytes)}: the same command "
+                "resumes from it; removing it frees that space."
             ) from error
 
-    def add(self, batches: list[Batch], rejects: bytes) -> None:
+    def add(self, batches: list[SequenceBatch], rejects: bytes) -> None:
         """Write a portion's output and record it in the journal. `totals` must already count all but the batches."""
         if self.names.shard_tokens is not None and self._spools[0].num_tokens >= self.names.shard_tokens:
             self._next_shard()
@@ -246,11 +253,11 @@ class Outputs:
         with files.storage_errors(self._folder, "Writing"):
             self._rejects.write(rejects)
             self._rejects.flush()
-        self._rejects_mark = [self._rejects_mark[0] + len(rejects), crc32c(rejects, self._rejects_mark[1])]
+        self._rejects_state = [self._rejects_state[0] + len(rejects), crc32c(rejects, self._rejects_state[1])]
         self.totals.count(batches)
-        marks = [dataclasses.asdict(spool.record_state()) for spool in self._spools]
+        states = [dataclasses.asdict(spool.record_state()) for spool in self._spools]
         self._journal.append({
-            "shard": self._shard, "marks": marks, "rejects": self._rejects_mark, "finished": self._finished[-1:],
+            "shard": self._shard, "marks": states, "rejects": self._rejects_state, "finished": self._finished[-1:],
             "totals": vars(self.totals),
         })  # fmt: skip
 
@@ -260,47 +267,50 @@ class Outputs:
             fault_point("data.finish")
             self._finished.append(self._finish_shard())
             self._journal.append({
-                "shard": self._shard, "rejects": self._rejects_mark, "totals": vars(self.totals),
+                "shard": self._shard, "rejects": self._rejects_state, "totals": vars(self.totals),
                 "publish": self._finished,
             })  # fmt: skip
-        for prefix in set(self.names.existing()) - {self.names.name(k, s) for k, s in self._all()}:
+        prefixes = [self.names.prefix_of(key, shard) for key, shard in self._keys_and_shards()]
+        for prefix in set(self.names.existing_prefixes()) - set(prefixes):
             for suffix in reversed(SUFFIXES):
                 dataset_file(prefix, suffix).unlink(missing_ok=True)
-        made = self._folder / "rejects"
+        rejects = self._folder / "rejects"
         with files.storage_errors(self._rejects_path, "Writing"):
-            if made.exists() and made.stat().st_size:
-                os.replace(made, self._rejects_path)
-            elif made.exists():  # no rejects: an existing file belongs to a replaced dataset
+            if rejects.exists() and rejects.stat().st_size:
+                os.replace(rejects, self._rejects_path)
+            elif rejects.exists():  # no rejects: an existing file belongs to a replaced dataset
                 self._rejects_path.unlink(missing_ok=True)
-        for key, shard in self._all():
-            publish(self._folder, _spool_name(key, shard), self.names.name(key, shard))
+        for key, shard in self._keys_and_shards():
+            publish(self._folder, _spool_name(key, shard), self.names.prefix_of(key, shard))
         shutil.rmtree(self._folder, ignore_errors=True)
-        named = [dataset_file(self.names.name(key, shard), suffix) for key, shard in self._all() for suffix in SUFFIXES]
-        return [*named, *([self._rejects_path] if self._rejects_path.exists() else [])]
+        paths = [dataset_file(prefix, suffix) for prefix in prefixes for suffix in SUFFIXES]
+        return [*paths, *([self._rejects_path] if self._rejects_path.exists() else [])]
 
     @property
     def _rejects_path(self) -> Path:
         return dataset_file(self.names.prefix, REJECTS)
 
-    def _all(self) -> list[tuple[int, int]]:
+    def _keys_and_shards(self) -> list[tuple[int, int]]:
+        """Return (key number, shard number) of every output dataset."""
         return [(key, shard) for shard in range(self._shard + 1) for key in range(len(self.names.keys))]
 
-    def _refuse_taken(self, held: ExitStack) -> None:
+    def _refuse_existing_outputs(self, resources: ExitStack) -> None:
+        """Raise OutputError if an output dataset exists, unless it may be overwritten."""
         if self.names.overwrite:
             return
         try:
-            for prefix in self.names.existing():
+            for prefix in self.names.existing_prefixes():
                 refuse_existing(prefix)
         except OutputError:
-            if not self.dropped:  # the folder may be new from this call
-                held.callback(self._remove_if_empty)
+            if not self.discarded:  # the folder may be new from this call
+                resources.callback(self._remove_if_empty)
             raise
 
     def _remove_if_empty(self) -> None:
         if {path.name for path in self._folder.iterdir()} == {".lock"}:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    # ---- where the work stands
+    # ---- resuming
 
     def _open(self, lines: list[dict[str, Any]]) -> None:
         """Resume from the journal's lines, or start over in an emptied folder."""
@@ -308,96 +318,99 @@ class Outputs:
             self.finished = self.resumed = True
             self._shard, self.totals = lines[-1]["shard"], Totals.from_dict(lines[-1]["totals"])
             return
-        kept = self._resume(lines)
-        self.redone |= len(kept) < len(lines)
-        if not kept:
+        valid = self._resume(lines)
+        self.found_damage |= len(valid) < len(lines)
+        if not valid:
             for path in self._folder.iterdir():
                 if path.name != ".lock":
                     path.unlink()
             self._shard = 0  # because: the search for valid lines changed it
             self._spools = self._new_spools()
-        self._journal.start(self._identity, kept)
-        self._rejects = open_without_links(self._folder / "rejects", "r+b" if kept else "w+b")
-        self._rejects_mark = kept[-1]["rejects"] if kept else [0, 0]
-        self._rejects.truncate(self._rejects_mark[0])
-        self._rejects.seek(self._rejects_mark[0])
+        self._journal.start(self._identity, valid)
+        self._rejects = open_without_links(self._folder / "rejects", "r+b" if valid else "w+b")
+        self._rejects_state = valid[-1]["rejects"] if valid else [0, 0]
+        self._rejects.truncate(self._rejects_state[0])
+        self._rejects.seek(self._rejects_state[0])
 
     def _resume(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the leading lines that match the files on disk, and open the spools at the last of these lines."""
         try:
-            seals = {line["shard"] - 1: line["finished"][0] for line in lines if line["finished"]}
+            hashes = {line["shard"] - 1: line["finished"][0] for line in lines if line["finished"]}
             for shard in range(lines[-1]["shard"] if lines else 0):
-                if not self._is_whole(shard, seals[shard]):
+                if not self._is_shard_intact(shard, hashes[shard]):
                     lines = [line for line in lines if line["shard"] <= shard]
                     break
-            kept = self._verified(lines)
+            valid = self._matching_lines(lines)
         except (StorageError, KeyError, TypeError, ValueError):  # a malformed journal, or missing files
             return []
-        if kept:
+        if valid:
             self.resumed = True
-            self._shard, self.totals = kept[-1]["shard"], Totals.from_dict(kept[-1]["totals"])
-            self._finished = [seals[shard] for shard in range(self._shard)]
-        return kept
+            self._shard, self.totals = valid[-1]["shard"], Totals.from_dict(valid[-1]["totals"])
+            self._finished = [hashes[shard] for shard in range(self._shard)]
+        return valid
 
-    def _is_whole(self, shard: int, seals: list[str]) -> bool:
+    def _is_shard_intact(self, shard: int, hashes: list[str]) -> bool:
         """Return True if the files of a finished shard, renamed or not, are complete and undamaged."""
         try:
-            for key, seal in enumerate(seals):
-                name, final = _spool_name(key, shard), self.names.name(key, shard)
+            for key, sidecar_hash in enumerate(hashes):
+                name, final = _spool_name(key, shard), self.names.prefix_of(key, shard)
 
                 def path_of(suffix: str, name: str = name, final: Path = final) -> Path:
-                    made = self._folder / f"{name}{suffix}"
-                    if made.is_symlink():
-                        raise DataError(f"{made} is a link, and nothing here was written as one. Remove it.")
-                    return made if os.path.lexists(made) else dataset_file(final, suffix)
+                    path = self._folder / f"{name}{suffix}"
+                    if path.is_symlink():
+                        raise DataError(f"{path} is a link, and nothing here was written as one. Remove it.")
+                    return path if os.path.lexists(path) else dataset_file(final, suffix)
 
-                check_finished(path_of, seal, self._tokenizer.to_bytes())
+                check_finished(path_of, sidecar_hash, self._tokenizer.to_bytes())
         except (LmtrainError, OSError):
             return False
-        return len(seals) == len(self.names.keys)
+        return len(hashes) == len(self.names.keys)
 
     def _is_publishable(self, line: dict[str, Any]) -> bool:
-        """Return True if everything that an earlier run had only to rename is undamaged.
+        """Return True if all files that an earlier start finished, and had only to rename, are undamaged.
 
         Raise DataError if there is damage and some files are renamed already.
         """
-        made = self._folder / "rejects"
-        whole = all(self._is_whole(shard, seals) for shard, seals in enumerate(line["publish"]))
-        if line["rejects"][0] or made.exists():
-            path = made if made.exists() else self._rejects_path
-            whole = whole and _ends(path, [line["rejects"]]) == 1 and path.stat().st_size == line["rejects"][0]
+        rejects = self._folder / "rejects"
+        is_intact = all(self._is_shard_intact(shard, hashes) for shard, hashes in enumerate(line["publish"]))
+        if line["rejects"][0] or rejects.exists():
+            path = rejects if rejects.exists() else self._rejects_path
+            is_intact = is_intact and _count_matching_states(path, [line["rejects"]]) == 1
+            is_intact = is_intact and path.stat().st_size == line["rejects"][0]
         self._shard = line["shard"]
-        if whole or all((self._folder / f"{_spool_name(key, shard)}.idx").exists() for key, shard in self._all()):
-            return whole
+        indexes = [self._folder / f"{_spool_name(key, shard)}.idx" for key, shard in self._keys_and_shards()]
+        if is_intact or all(index.exists() for index in indexes):
+            return is_intact
         raise DataError(
-            f"What was left to rename to {self.names.prefix} was damaged after it was written, and some of it has its "
-            f"name already. Remove {self._folder} and what there is of {self.names.prefix}, and run the command again."
+            f"Finished files in {self._folder} were damaged before all were renamed to {self.names.prefix}. "
+            f"Remove {self._folder} and the files of {self.names.prefix}, and run the command again."
         )
 
-    def _verified(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the journal lines, oldest first, that the files match, and leave the last line's shard open."""
+    def _matching_lines(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the leading journal lines that the files on disk match; open the spools of the last line's shard."""
         for shard in sorted({line["shard"] for line in lines}, reverse=True):
             before = [line for line in lines if line["shard"] < shard]
             current = [line for line in lines if line["shard"] == shard]
             self._shard = shard
             self._spools = self._new_spools(empty=False)
-            marks = [[SpoolState.from_dict(line["marks"][k]) for line in current] for k in range(len(self.names.keys))]
-            held = [spool.rewind(of_key) for spool, of_key in zip(self._spools, marks, strict=True)]
-            current = current[: min(held)]
-            current = current[: _ends(self._folder / "rejects", [line["rejects"] for line in current])]
+            states = [[SpoolState.from_dict(line["marks"][k]) for line in current] for k in range(len(self.names.keys))]
+            num_matching = [spool.rewind(key_states) for spool, key_states in zip(self._spools, states, strict=True)]
+            current = current[: min(num_matching)]
+            current = current[: _count_matching_states(self._folder / "rejects", [line["rejects"] for line in current])]
             if current:
-                for spool, of_key, count in zip(self._spools, marks, held, strict=True):
+                for spool, key_states, count in zip(self._spools, states, num_matching, strict=True):
                     if count > len(current):  # another key's files, or the rejects, are valid for fewer lines
-                        spool.rewind(of_key[: len(current)])
+                        spool.rewind(key_states[: len(current)])
                 return before + current
             for spool in self._spools:
                 spool.close()
         return []
 
     def _new_spools(self, empty: bool = True) -> list[DatasetSpool]:
+        """Return the current shard's spools, one per key; `empty` false: for existing files."""
         names, shard = self.names, self._shard
         return [
-            DatasetSpool(self._folder, _spool_name(k, shard), names.name(k, shard), names.dtype, empty=empty)
+            DatasetSpool(self._folder, _spool_name(k, shard), names.prefix_of(k, shard), names.dtype, empty=empty)
             for k in range(len(names.keys))
         ]
 
@@ -431,19 +444,19 @@ class Outputs:
         return [spool.sidecar_sha256 for spool in self._spools]
 
 
-def _ends(path: Path, marks: list[list[int]]) -> int:
-    """Return how many of these marks (size, CRC-32C), oldest first, match the file."""
+def _count_matching_states(path: Path, states: list[list[int]]) -> int:
+    """Return how many leading states (size, CRC-32C of that many bytes), in ascending order, the file matches."""
     at = crc = 0
     try:
         with open_without_links(path, "rb") as file:
-            for number, (size, wanted) in enumerate(marks):
+            for number, (size, expected_crc) in enumerate(states):
                 while at < size and (data := file.read(min(_READ_BYTES, size - at))):
                     at, crc = at + len(data), crc32c(data, crc)
-                if at != size or crc != wanted:
+                if at != size or crc != expected_crc:
                     return number
     except OSError:
         return 0
-    return len(marks)
+    return len(states)
 
 
 def _spool_name(key: int, shard: int) -> str:

@@ -21,12 +21,27 @@ from typing import Any
 import numpy as np
 
 from data_tools.preprocess.filters import Filters
-from data_tools.preprocess.outputs import Names, Outputs, Totals
-from data_tools.preprocess.sequences import Batch, Sentences, ToSequences, Whole, prepended
-from data_tools.read.chunks import Chunk, Limits, Portion, cut
-from data_tools.read.content import Bad, BadLines, Content, Judged, OnError, TextList, judge, read_content
+from data_tools.preprocess.outputs import OutputNames, Outputs, Totals
+from data_tools.preprocess.sequences import (
+    DocumentConverter,
+    SentenceConverter,
+    SequenceBatch,
+    ToSequences,
+    prepend_token,
+)
+from data_tools.read.chunks import Chunk, Limits, Portion, cut_portions
+from data_tools.read.content import (
+    BadLine,
+    BadLines,
+    ChunkBadLines,
+    Content,
+    OnError,
+    TextList,
+    collect_bad_lines,
+    read_content,
+)
 from data_tools.read.sources import STDIN, Inputs, Source, find_sources
-from data_tools.read.worker_pool import budget_of, worked_ahead
+from data_tools.read.worker_pool import build_budget, process_portions
 from lmtrain import native
 from lmtrain.data.store.indexed import dtype_for
 from lmtrain.errors import DataError, UsageError
@@ -65,8 +80,8 @@ class Options:
 class TokenizedPortion:
     """A worker's result for a portion."""
 
-    batches: list[Batch]  # one per key; document i of each is from the same line
-    bad: list[Judged]  # bad lines of each chunk, in order
+    batches: list[SequenceBatch]  # one per key; document i of each is from the same line
+    bad: list[ChunkBadLines]  # bad lines of each chunk, in order
     filtered: Counter[str]
 
 
@@ -83,62 +98,69 @@ class TokenizeWorker:
         """
         self._options, self._bos_id, self._has_eod = options, bos_id, eod_id is not None
         encoder = encoder if encoder is not None else build_encoder(Tokenizer.from_bytes(tokenizer))
-        self._to_sequences: ToSequences = (
-            Sentences(encoder, eod_id, options.lines_end_sentences)
+        self._converter: ToSequences = (
+            SentenceConverter(encoder, eod_id, options.lines_end_sentences)
             if options.split_sentences
-            else Whole(encoder, self._has_eod)
+            else DocumentConverter(encoder, self._has_eod)
         )
-        self._filters = list(options.filters.build())
-        self._large = RLock()  # because: the memory is for one longest document at a time, for any number of workers
+        self._filters = list(options.filters.build_text_filters())
+        # because: memory is reserved for one longest document at a time, whatever the number of workers
+        self._long_document_lock = RLock()
 
     def run(self, portion: Portion) -> TokenizedPortion:
+        """Read, filter and encode the documents of a portion."""
         if portion.chunks[0].kind == "text":
             return self._run_texts(portion.chunks)
         results = [self._run_chunk(chunk) for chunk in portion.chunks]
         for chunk in portion.chunks:
-            chunk.held = None  # because: the portion is kept until its output is written, and the content is not needed
-        return results[0] if len(results) == 1 else _joined(results)
+            chunk.content = None  # because: the portion is kept until its output is written; its content is not needed
+        return results[0] if len(results) == 1 else _join_results(results)
 
     def _run_chunk(self, chunk: Chunk) -> TokenizedPortion:
-        with ExitStack() as held:
-            content, bad = read_content(chunk, self._options.limits, lambda: held.enter_context(self._large))
+        """Read, filter and encode the documents of a chunk of lines or rows."""
+        with ExitStack() as locks:
+            lock_long_documents = partial(locks.enter_context, self._long_document_lock)
+            content, bad = read_content(chunk, self._options.limits, lock_long_documents)
             batches, rejects, filtered = self._encode(content)
-            bad += content.located(rejects, self._options.on_error is OnError.QUARANTINE)
-            return TokenizedPortion(batches, [judge(chunk, content, bad)], filtered)
+            bad += content.locate_rejects(rejects, self._options.on_error is OnError.QUARANTINE)
+            return TokenizedPortion(batches, [collect_bad_lines(chunk, content, bad)], filtered)
 
     def _run_texts(self, chunks: list[Chunk]) -> TokenizedPortion:
         """Encode whole files, one document each, in one call."""
         texts: list[tuple[Any, ...]] = []
-        bad: list[list[Bad]] = []
-        of_text: list[int] = []  # chunk number of each text
-        with ExitStack() as held:
+        bad: list[list[BadLine]] = []
+        chunk_of_text: list[int] = []  # chunk number of each text
+        with ExitStack() as locks:
+            lock_long_documents = partial(locks.enter_context, self._long_document_lock)
             for number, chunk in enumerate(chunks):
-                content, problems = read_content(chunk, self._options.limits, lambda: held.enter_context(self._large))
+                content, problems = read_content(chunk, self._options.limits, lock_long_documents)
                 texts += content.rows.values() if isinstance(content, TextList) else ()
-                of_text += [number] * (len(texts) - len(of_text))
+                chunk_of_text += [number] * (len(texts) - len(chunk_of_text))
                 bad.append(problems)
-            together = TextList(texts)
-            batches, rejects, filtered = self._encode(together)
+            all_texts = TextList(texts)
+            batches, rejects, filtered = self._encode(all_texts)
         for reject in rejects:
-            bad[of_text[reject.item]] += together.located([reject])
+            bad[chunk_of_text[reject.item]] += all_texts.locate_rejects([reject])
         return TokenizedPortion(batches, [(problems, 1) for problems in bad], filtered)
 
-    def _encode(self, content: Content) -> tuple[list[Batch], list[Reject], Counter[str]]:
+    def _encode(self, content: Content) -> tuple[list[SequenceBatch], list[Reject], Counter[str]]:
+        """Return the batch of each key, the rejected documents, and the number of documents dropped per filter."""
         filtered = self._filter_texts(content) if self._filters else Counter()
-        batches = self._of_keys(content)
+        batches = self._encode_keys(content)
         rejects = batches[0].rejects
         if len(batches) > 1:  # because: a line that is bad for one key is dropped for all
-            found = {reject.item: reject for batch in reversed(batches) for reject in batch.rejects}
-            rejects = [found[item] for item in sorted(found)]
+            rejects_by_item = {reject.item: reject for batch in reversed(batches) for reject in batch.rejects}
+            rejects = [rejects_by_item[item] for item in sorted(rejects_by_item)]
             if any(len(batch.rejects) < len(rejects) for batch in batches):
-                batches = self._of_keys(content.without(found))
-        if self._options.filters.of_tokens and len(batches[0].num_sequences):
+                batches = self._encode_keys(content.without(rejects_by_item))
+        if self._options.filters.needs_token_counts and len(batches[0].num_sequences):
             filtered += self._filter_lengths(content, batches, {reject.item for reject in rejects})
         return batches, rejects, filtered
 
-    def _of_keys(self, content: Content) -> list[Batch]:
-        batches = [self._to_sequences(content, number, key) for number, key in enumerate(self._options.keys)]
-        return batches if self._bos_id is None else [prepended(batch, self._bos_id) for batch in batches]
+    def _encode_keys(self, content: Content) -> list[SequenceBatch]:
+        """Return the batch of each key, with every document that is valid for that key."""
+        batches = [self._converter(content, number, key) for number, key in enumerate(self._options.keys)]
+        return batches if self._bos_id is None else [prepend_token(batch, self._bos_id) for batch in batches]
 
     def _filter_texts(self, content: Content) -> Counter[str]:
         """Drop documents by the first key's text; return counts per filter. Bad texts are left for the encoder."""
@@ -146,32 +168,32 @@ class TokenizeWorker:
         dropped = []
         for item, text in content.texts(0, self._options.keys[0]):
             if isinstance(text, str):
-                said_no = next((name for name, keep in self._filters if not keep(text)), None)
-                if said_no is not None:
+                failed = next((name for name, keep in self._filters if not keep(text)), None)
+                if failed is not None:
                     dropped.append(item)
-                    filtered[said_no] += 1
+                    filtered[failed] += 1
         content.drop(dropped)
         return filtered
 
-    def _filter_lengths(self, content: Content, batches: list[Batch], rejected: set[int]) -> Counter[str]:
+    def _filter_lengths(self, content: Content, batches: list[SequenceBatch], rejected: set[int]) -> Counter[str]:
         """Remove documents with too few or too many tokens of the first key from every batch; return counts."""
         lengths = batches[0].document_lengths()
-        verdict = self._options.filters.judge_lengths(lengths - (lengths > 0) * self._has_eod)
+        verdict = self._options.filters.classify_lengths(lengths - (lengths > 0) * self._has_eod)
         if not verdict.any():
             return Counter()
         items = (item for item in content.items() if item not in rejected)
-        out = content.only([item for item, v in zip(items, verdict.tolist(), strict=True) if v])
-        for number, (batch, gone) in enumerate(zip(batches, self._of_keys(out), strict=True)):
-            batches[number] = batch.only(verdict == 0, batch.num_text_bytes - gone.num_text_bytes)
+        removed = content.select([item for item, v in zip(items, verdict.tolist(), strict=True) if v])
+        for number, (batch, removed_batch) in enumerate(zip(batches, self._encode_keys(removed), strict=True)):
+            batches[number] = batch.select(verdict == 0, batch.num_text_bytes - removed_batch.num_text_bytes)
         counts = {"min_tokens": int((verdict == 1).sum()), "max_tokens": int((verdict == 2).sum())}
         return Counter({name: count for name, count in counts.items() if count})
 
 
-def _joined(results: Sequence[TokenizedPortion]) -> TokenizedPortion:
+def _join_results(results: Sequence[TokenizedPortion]) -> TokenizedPortion:
     """Join the results of several small files, in order."""
     return TokenizedPortion(
         [
-            Batch(
+            SequenceBatch(
                 np.concatenate([part.tokens for part in parts]),
                 np.concatenate([part.lengths for part in parts]),
                 np.concatenate([part.num_sequences for part in parts]),
@@ -186,7 +208,7 @@ def _joined(results: Sequence[TokenizedPortion]) -> TokenizedPortion:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Progress:
     """Progress of a run; total_bytes is 0 if the total is unknown."""
 
     done_bytes: int  # bytes of the source files done
@@ -223,10 +245,10 @@ def preprocess(
     output: Path,
     options: Options | None = None,
     *,
-    report: Callable[[Standing], None] | None = None,
-    say: Callable[[str], None] | None = None,
+    report: Callable[[Progress], None] | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Summary:
-    """Tokenize the inputs into the dataset `output`, or several with keys or shards. `say` receives notices."""
+    """Tokenize the inputs into the dataset `output`, or several with keys or shards. `notify` receives notices."""
     began = time.perf_counter()
     options = options or Options()
     if options.append_eod is None:
@@ -234,25 +256,25 @@ def preprocess(
     elif options.append_eod and tokenizer.eod_id is None:
         raise UsageError("--append-eod needs an end-of-document token; the tokenizer has none. Use --no-append-eod.")
     if options.prepend_bos and (tokenizer.bos_id is None or options.split_sentences):
-        why = "is for whole documents" if options.split_sentences else "needs a token for it; the tokenizer has none"
-        raise UsageError(f"--prepend-bos {why}. Leave it out.")
+        reason = "is for whole documents" if options.split_sentences else "needs a token for it; the tokenizer has none"
+        raise UsageError(f"--prepend-bos {reason}. Leave it out.")
     sources = find_sources(inputs)
     if len(options.keys) > 1 and (texts := [source.path for source in sources if source.kind == "text"]):
         raise UsageError(f"{texts[0]} is one text without keys, and --key names {len(options.keys)}. Name one.")
-    names = Names(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
+    names = OutputNames(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
     data = tokenizer.to_bytes()
-    with Outputs(names, _identity(sources, data, options), tokenizer) as outputs:
+    with Outputs(names, _run_identity(sources, data, options), tokenizer) as outputs:
         resumed = outputs.totals.num_documents if outputs.resumed else 0
-        _say_what_was_found(outputs, say)
+        _report_earlier_run(outputs, notify)
         if not outputs.finished:
-            _run(sources, tokenizer, data, options, outputs, report, say)
+            _tokenize_portions(sources, tokenizer, data, options, outputs, report, notify)
         if outputs.totals.num_tokens == 0:
-            found, filtered = outputs.totals.bad, outputs.totals.filtered.total()
-            causes = "".join(f", of which {count}: {cause}" for cause, count in found.most_common(3))
+            bad, filtered = outputs.totals.bad, outputs.totals.filtered.total()
+            causes = "".join(f", of which {count}: {cause}" for cause, count in bad.most_common(3))
             raise DataError(
                 f"The input holds no text that could be used (files: {len(sources)}, empty documents: "
-                f"{outputs.totals.num_documents}, filtered documents: {filtered}, bad lines: {found.total()}{causes}). "
-                "Check the files and options: --key is the key of the text, --format says what a file holds."
+                f"{outputs.totals.num_documents}, filtered documents: {filtered}, bad lines: {bad.total()}{causes}). "
+                "Check the files and options: --key is the key of the text, --format is the format of the files."
             )
         files = outputs.finish()
     totals = outputs.totals
@@ -266,51 +288,51 @@ def preprocess(
         resumed,
         dict(totals.bad),
         dict(totals.filtered),
-        _named_bins(totals.lengths),
+        _label_bins(totals.lengths),
         tuple(map(str, files)),
     )
 
 
-def _run(
+def _tokenize_portions(
     sources: Sequence[Source],
     tokenizer: Tokenizer,
     data: bytes,
     options: Options,
     outputs: Outputs,
-    report: Callable[[Standing], None] | None,
-    say: Callable[[str], None] | None,
+    report: Callable[[Progress], None] | None,
+    notify: Callable[[str], None] | None,
 ) -> None:
     """Encode all portions that are not in the outputs yet, and write them in input order."""
     eod_id = tokenizer.eod_id if options.append_eod else None
     total = sum(source.num_bytes for source in sources) if STDIN not in {s.path for s in sources} else 0
-    budget = budget_of(options.workers, options.limits)
+    budget = build_budget(options.workers, options.limits)
     totals = outputs.totals
     bad_lines = BadLines(options.on_error, options.max_bad, totals.bad, totals.line)
-    portions = cut(sources, totals.place, options.limits, options.keys, budget)
+    portions = cut_portions(sources, totals.place, options.limits, options.keys, budget)
     encoder = build_encoder(tokenizer)
-    if say is not None and isinstance(encoder, TwinEncoder):
-        why = "nothing was compiled here (`lmtrain env`)" if native.lib is None else "its rules are not compiled ones"
-        say(
-            f"this tokenizer is a slow one, as {why}: expect 0.5 to 2 MB of text a second for each of "
-            f"{options.workers} workers, where GPT-2's takes 25 to 90 times as much"
+    if notify is not None and isinstance(encoder, TwinEncoder):
+        reason = "nothing was compiled (`lmtrain env`)" if native.lib is None else "its rules have no compiled version"
+        notify(
+            f"this tokenizer is slow because {reason}: expect 0.5 to 2 MB of text per second for each of "
+            f"{options.workers} workers; GPT-2's tokenizer is 25 to 90 times as fast"
         )
     # because: the compiled encoder releases the interpreter lock; its twin and the text filters hold it
-    looks_at_texts = options.filters.of_text or options.split_sentences
+    looks_at_texts = options.filters.needs_text or options.split_sentences
     processes = options.workers > 1 and (looks_at_texts or isinstance(encoder, TwinEncoder))
     bos_id = tokenizer.bos_id if options.prepend_bos else None
     build = partial(TokenizeWorker, options, bos_id, eod_id, data, None if processes else encoder)
-    with worked_ahead(portions, build, options.workers, budget, processes=processes) as results:
+    with process_portions(portions, build, options.workers, budget, processes=processes) as results:
         _ = tokenizer.fingerprint  # because: it takes a while, and the workers are already busy
         for portion, result in results:
-            outputs.add(result.batches, _count(portion, result, totals, bad_lines))
+            outputs.add(result.batches, _count_portion(portion, result, totals, bad_lines))
             if report is not None:
-                report(Standing(
+                report(Progress(
                     totals.num_disk_bytes, total, totals.num_text_bytes, totals.num_tokens, totals.num_documents
                 ))
             del portion, result  # because: a variable would keep the document in memory while the next one is read
 
 
-def _count(portion: Portion, result: TokenizedPortion, totals: Totals, bad_lines: BadLines) -> bytes:
+def _count_portion(portion: Portion, result: TokenizedPortion, totals: Totals, bad_lines: BadLines) -> bytes:
     """Add a portion to the totals; return its lines for the rejects file. Raise DataError at a bad line not allowed."""
     rejects = []
     for chunk, (bad, num_lines) in zip(portion.chunks, result.bad, strict=True):
@@ -322,10 +344,10 @@ def _count(portion: Portion, result: TokenizedPortion, totals: Totals, bad_lines
     return b"".join(rejects)
 
 
-# ---- small matters
+# ---- identity and notices
 
 
-def _identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> str | None:
+def _run_identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> str | None:
     """Return a hash of everything that must be equal to resume a killed run; None (no resuming) for standard input."""
     if STDIN in {source.path for source in sources}:
         return None
@@ -340,19 +362,20 @@ def _identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> 
     return hashlib.sha256(facts.encode()).hexdigest()
 
 
-def _say_what_was_found(outputs: Outputs, say: Callable[[str], None] | None) -> None:
-    if say is None:
+def _report_earlier_run(outputs: Outputs, notify: Callable[[str], None] | None) -> None:
+    """Notify the user whether the work of an interrupted run is used."""
+    if notify is None:
         return
-    if outputs.redone:
-        say("some of what a run that was cut short left behind is damaged and is made again")
+    if outputs.found_damage:
+        notify("part of the work of an interrupted run is damaged and is done again")
     if outputs.resumed:
-        say(f"going on after the {outputs.totals.num_documents:,} documents of a run that was cut short")
-    elif outputs.dropped:
-        say("starting over: the run that was cut short had other inputs or settings, a pipe, or nothing whole yet")
+        notify(f"resuming after the {outputs.totals.num_documents:,} documents of an interrupted run")
+    elif outputs.discarded:
+        notify("starting over: the interrupted run had other inputs or settings, read a pipe, or had finished nothing")
 
 
-def _named_bins(lengths: list[int]) -> dict[str, int]:
-    """Return {"0": 3, "1": 1, "2-3": 7}-style counts up to the longest document."""
+def _label_bins(lengths: list[int]) -> dict[str, int]:
+    """Return the histogram of document lengths with labels, such as {"0": 3, "1": 1, "2-3": 7}, up to the longest."""
     last = max((i for i, count in enumerate(lengths) if count), default=0)
     names = ["0", "1", *(f"{2 ** (i - 1)}-{2**i - 1}" for i in range(2, last + 1))]
     return dict(zip(names, lengths[: last + 1], strict=False))

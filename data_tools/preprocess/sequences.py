@@ -16,26 +16,26 @@ from lmtrain.tokenizer.encoders import Encoder
 from lmtrain.tokenizer.json_lines import Reject
 
 
-def _words(text: str) -> frozenset[str]:
+def _word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 # Abbreviations that never end a sentence.
-_NEVER = _words(
+_NEVER_END = _word_set(
     "Mr Mrs Ms Dr Prof Rev Gen Col Lt Capt Sgt Cpl Maj Cmdr Adm Hon Gov Sen Rep Pres Supt Insp Messrs Mme Mlle Mons Fr "
     "Hr Dra Sra Srta Mt Ft vs Vs v cf Cf viz e.g E.g i.e I.e approx ca bzw z.B d.h"
 )
 # Abbreviations that end a sentence only if a word of _STARTERS follows.
-_MAY = _words(
+_MAY_END = _word_set(
     "Inc Ltd Co Corp Bros Jr Sr St Ave Blvd Rd al Ph.D M.Sc B.Sc Assn Dept dept Univ univ Esq Cia Ariz Calif Colo Conn "
     "Fla Ill Kan Mass Mich Minn Mo Mont Neb Nev Okla Ore Pa Tenn Tex Va Vt Wash Wis Wyo"
 )
 # Abbreviations that do not end a sentence before a number.
-_BEFORE_NUMBER = _words(
+_BEFORE_NUMBER = _word_set(
     "No Nos no nos Nr nr Fig fig Figs figs Vol vol Vols vols Ch ch Chap chap Sec sec Art art Eq eq Eqs Ref Pt pt pp Op "
     "op Ver ver Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec p b c d n l"
 )
-_STARTERS = _words(
+_STARTERS = _word_set(
     "A After All Also Although An And Another Are As At Because Before Both But By Can Could Did Do Does During Each "
     "Every For From Had Has Have He Her Here His How However I If In Instead Is It Its Many Meanwhile Moreover Most My "
     "No Not Now On Once One Or Other Our Over Perhaps She Should Since So Some Such That The Their Then There These "
@@ -51,7 +51,7 @@ _CLOSERS = "\"')\\]}\u00bb\u201d\u2019\uff09\uff3d\u300d\u300f\u3011\u300b\u3009
 _OPENERS = "\"'(\\[{\u00ab\u201c\u2018\u00bf\u00a1\u2014\u2013\\-*_\uff08\u300c\u300e\u3010\u300a\u3008"
 
 
-def _cased() -> tuple[frozenset[str], frozenset[str]]:
+def _cased_letters() -> tuple[frozenset[str], frozenset[str]]:
     """Return the small and the capital letters of Latin, Greek and Cyrillic.
 
     The list is fixed, because Unicode's changes with each version.
@@ -64,7 +64,7 @@ def _cased() -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(map(chr, set(small) - {0xF7})), frozenset(map(chr, set(capital) - {0xD7}))
 
 
-_SMALL, _CAPITAL = _cased()
+_SMALL, _CAPITAL = _cased_letters()
 _BLANK = re.compile(f"[{_SPACES}]*")
 _CANDIDATE = re.compile(f"[{_STOPS}{_FULL_STOPS}]+|[\n\f\u2029][{_SPACES}]*")
 _CLOSING = re.compile(f"(?:[\xa0\u202f]?\u00bb|[{_CLOSERS}])*")  # because: French puts a space before its quotes
@@ -93,34 +93,38 @@ def split_sentences_twin(text: str, newlines: bool = False) -> list[str]:
     """Compute `split_sentences` in Python."""
     sentences = []
     begin = at = _skip(_BLANK, text, 0)
-    while found := _CANDIDATE.search(text, at):
-        at = found.end()
-        cut = _at_line_end(found, newlines) if found[0][0] in "\n\f\u2029" else _at_stop(text, begin, found)
-        if cut is not None:
-            end, at = cut
+    while match := _CANDIDATE.search(text, at):
+        at = match.end()
+        if match[0][0] in "\n\f\u2029":
+            boundary = _boundary_at_line_end(match, newlines)
+        else:
+            boundary = _boundary_at_stop(text, begin, match)
+        if boundary is not None:
+            end, at = boundary
             sentences.append(text[begin:end])
             begin = at
     sentences.append(text[begin:])
-    return [kept for sentence in sentences if (kept := sentence.strip(_SPACE_CHARS))]
+    return [stripped for sentence in sentences if (stripped := sentence.strip(_SPACE_CHARS))]
 
 
-def _at_line_end(found: re.Match[str], newlines: bool) -> tuple[int, int] | None:
-    gap = found[0]
+def _boundary_at_line_end(match: re.Match[str], newlines: bool) -> tuple[int, int] | None:
+    """Return the span of these line ends if they end a sentence, else None: blank lines do, and single ends may."""
+    gap = match[0]
     ends = newlines or "\f" in gap or "\u2029" in gap or gap.count("\n") > 1
-    return found.span() if ends else None
+    return match.span() if ends else None
 
 
-def _at_stop(text: str, begin: int, found: re.Match[str]) -> tuple[int, int] | None:
+def _boundary_at_stop(text: str, begin: int, match: re.Match[str]) -> tuple[int, int] | None:
     """Return (end of the sentence, start of the next) if the sentence ends at these stops, else None."""
-    stops, close = found[0], _skip(_CLOSING, text, found.end())
+    stops, close = match[0], _skip(_CLOSING, text, match.end())
     if any(stop in _FULL_STOPS for stop in stops):
         return close, _skip(_BLANK, text, close)
     close = _skip(_REFERENCES, text, close)
     following = _skip(_BLANK, text, close)
     if following == len(text) or following == close:
         return None
-    closed = close > found.end()
-    return (close, following) if _ends_sentence(text, begin, found.start(), stops, closed, following) else None
+    closed = close > match.end()
+    return (close, following) if _ends_sentence(text, begin, match.start(), stops, closed, following) else None
 
 
 def _ends_sentence(text: str, begin: int, stop: int, stops: str, closed: bool, gap: int) -> bool:
@@ -134,13 +138,13 @@ def _ends_sentence(text: str, begin: int, stop: int, stops: str, closed: bool, g
     word = _word_before(text, stop)
     if word is None or (closed and following > gap):  # a quote or bracket closes here, and another one opens
         return True
-    if not word or word in _NEVER:
+    if not word or word in _NEVER_END:
         return not word
     if begin == stop - len(word) and _LIST_NUMBER.fullmatch(word):
         return False
     if word in _BEFORE_NUMBER and follows in "0123456789":
         return False
-    if word in _CAPITAL or (len(word) > 1 and (word in _MAY or _ACRONYM.fullmatch(word))):
+    if word in _CAPITAL or (len(word) > 1 and (word in _MAY_END or _ACRONYM.fullmatch(word))):
         letters = _skip(_LETTERS, text, following)
         return text[following:letters] in _STARTERS and _AFTER_STARTER.match(text, letters) is not None
     return True
@@ -157,13 +161,14 @@ def _word_before(text: str, stop: int) -> str | None:
 
 
 def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    assert found is not None, "these patterns also match nothing"
-    return found.end()
+    """Return the end of the pattern's match at this offset; the pattern must match the empty text too."""
+    match = pattern.match(text, at)
+    assert match is not None, "these patterns also match nothing"
+    return match.end()
 
 
 @dataclass
-class Batch:
+class SequenceBatch:
     """Documents of one key: concatenated ids, the length of each sequence, and the number of sequences per document."""
 
     tokens: NDArray[Any]
@@ -173,15 +178,17 @@ class Batch:
     rejects: list[Reject]  # rejected documents, which are not in the batch, in order
 
     def document_lengths(self) -> NDArray[np.int64]:
-        return _summed(self.lengths, self.num_sequences)
+        """Return the number of tokens in each document."""
+        return _sum_groups(self.lengths, self.num_sequences)
 
-    def only(self, kept: NDArray[np.bool_], num_text_bytes: int) -> Batch:
-        of_sequences = np.repeat(kept, self.num_sequences)
+    def select(self, mask: NDArray[np.bool_], num_text_bytes: int) -> SequenceBatch:
+        """Return a batch of the documents for which `mask` is True; their texts have num_text_bytes bytes."""
+        of_sequences = np.repeat(mask, self.num_sequences)
         tokens = self.tokens[np.repeat(of_sequences, self.lengths)]
-        return Batch(tokens, self.lengths[of_sequences], self.num_sequences[kept], num_text_bytes, self.rejects)
+        return SequenceBatch(tokens, self.lengths[of_sequences], self.num_sequences[mask], num_text_bytes, self.rejects)
 
 
-def prepended(batch: Batch, token: int) -> Batch:
+def prepend_token(batch: SequenceBatch, token: int) -> SequenceBatch:
     """Return a batch with this token before the first sequence of each document."""
     before = (np.cumsum(batch.num_sequences) - batch.num_sequences)[batch.num_sequences > 0]
     starts = (np.cumsum(batch.lengths) - batch.lengths)[before]
@@ -190,33 +197,34 @@ def prepended(batch: Batch, token: int) -> Batch:
     return replace(batch, tokens=np.insert(batch.tokens, starts, token), lengths=lengths)
 
 
-ToSequences = Callable[[Content, int, str], Batch]  # arguments: content, number and name of the key
+ToSequences = Callable[[Content, int, str], SequenceBatch]  # arguments: content, number and name of the key
 
 
 @dataclass(frozen=True)
-class Whole:
-    """Converter to one sequence per document; an empty document has none."""
+class DocumentConverter:
+    """Converter of content to one sequence per document; an empty document has none."""
 
     encoder: Encoder
     append_eod: bool
 
-    def __call__(self, content: Content, number: int, key: str) -> Batch:
-        found = content.encode(self.encoder, number, key, self.append_eod)
-        filled = found.lengths > 0
-        return Batch(
-            found.tokens, found.lengths[filled], filled.astype(np.int64), found.num_text_bytes, found.rejects
-        )
+    def __call__(self, content: Content, number: int, key: str) -> SequenceBatch:
+        encoded = content.encode(self.encoder, number, key, self.append_eod)
+        is_filled = encoded.lengths > 0
+        return SequenceBatch(
+            encoded.tokens, encoded.lengths[is_filled], is_filled.astype(np.int64), encoded.num_text_bytes,
+            encoded.rejects,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Sentences:
-    """Converter to one sequence per sentence; the end-of-document token, if requested, follows the last sentence."""
+class SentenceConverter:
+    """Converter of content to one sequence per sentence; the end-of-document token, if any, is in the last one."""
 
     encoder: Encoder
     eod_id: int | None
     newlines: bool = False  # a line end ends a sentence too
 
-    def __call__(self, content: Content, number: int, key: str) -> Batch:
+    def __call__(self, content: Content, number: int, key: str) -> SequenceBatch:
         rejects: list[Reject] = []
         sentences: list[str] = []
         counts, num_text_bytes = [], 0
@@ -224,21 +232,21 @@ class Sentences:
             if isinstance(text, Reject):
                 rejects.append(text)
                 continue
-            split = split_sentences(text, self.newlines)
-            sentences += split
-            counts.append(len(split))
+            document_sentences = split_sentences(text, self.newlines)
+            sentences += document_sentences
+            counts.append(len(document_sentences))
             num_text_bytes += len(text.encode())
-        found = self.encoder.encode_documents(sentences)
-        num_sequences = _summed(found.lengths > 0, np.array(counts, np.int64))
-        tokens, lengths = found.tokens, found.lengths[found.lengths > 0]
+        encoded = self.encoder.encode_documents(sentences)
+        num_sequences = _sum_groups(encoded.lengths > 0, np.array(counts, np.int64))
+        tokens, lengths = encoded.tokens, encoded.lengths[encoded.lengths > 0]
         if self.eod_id is not None:
             last = np.cumsum(num_sequences)[num_sequences > 0] - 1
             tokens = np.insert(tokens, np.cumsum(lengths)[last], self.eod_id)
             lengths[last] += 1
-        return Batch(tokens, lengths, num_sequences, num_text_bytes, rejects)
+        return SequenceBatch(tokens, lengths, num_sequences, num_text_bytes, rejects)
 
 
-def _summed(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the sums of consecutive groups of values: the first counts[0] values, the next counts[1], and so on."""
+def _sum_groups(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sums of consecutive groups of values: of the first counts[0] values, the next counts[1], ..."""
     before = np.concatenate(([0], np.cumsum(values)))
     return np.diff(before[np.concatenate(([0], np.cumsum(counts)))])

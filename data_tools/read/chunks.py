@@ -18,19 +18,19 @@ from threading import Condition
 from typing import Any, NamedTuple
 
 from data_tools.read.sources import Source
-from data_tools.read.streams import DamagedArchiveError, Rows, opened, read_rows, read_stream
+from data_tools.read.streams import DamagedArchiveError, Rows, open_source, read_rows, read_stream
 from lmtrain.errors import UsageError
 from lmtrain.runtime.files import files
 from lmtrain.tokenizer.json_lines import BOM
 
 SLICE_BYTES = 4 << 20
 MAX_DOC_BYTES = 256 << 20
-_MOST_FILES = 1024  # most files in a portion
+_MAX_FILES = 1024  # most files in a portion
 _BEYOND_BYTES = 64 << 10  # bytes read beyond a slice to find the end of its last line
 _SCAN_BYTES = 1 << 20
 _MANY_SLICES = 4
 Buffer = bytes | bytearray | memoryview
-_Span = tuple[int, int, Buffer | None, str]  # first byte, one past the last byte, the bytes (or None), the problem
+_ContentSpan = tuple[int, int, Buffer | None, str]  # first byte, one past the last, the bytes or None, the problem
 
 
 class Place(NamedTuple):
@@ -45,27 +45,27 @@ START = Place()
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes of a slice and of the longest document."""
+    """Number of bytes of a slice, the unit of reading, and of the longest document."""
 
     slice_bytes: int = SLICE_BYTES
     max_doc_bytes: int = MAX_DOC_BYTES
 
     @property
-    def hopeless_bytes(self) -> int:
-        """Size from which a line is certainly too long; the worker checks the exact limit."""
+    def overlong_bytes(self) -> int:
+        """Bytes from which a line is certainly too long; the worker checks the exact limit."""
         return self.max_doc_bytes + len(BOM) + 1
 
     @property
-    def too_long(self) -> str:
+    def too_long_cause(self) -> str:
         return f"longer than a document may be ({self.max_doc_bytes} bytes)"
 
 
 class Span(NamedTuple):
-    """The range of a source that belongs to a part."""
+    """The byte range of a source that belongs to a part."""
 
     start: int
     stop: int
-    whole: bool  # the part has the whole source, if the source can only be read sequentially
+    is_whole: bool  # whether the part reads the whole source, for a source that can only be read sequentially
 
 
 @dataclass(frozen=True)
@@ -77,28 +77,31 @@ class Part:
 
     @classmethod
     def parse(cls, text: str) -> Part:
+        """Parse --part i/n. Raise UsageError unless 0 <= i < n."""
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if match is None or int(match[1]) >= int(match[2]):
             raise UsageError(f"--part={text} is not a part. Give i/n with i from 0 to n-1, such as 0/16.")
         return cls(int(match[1]), int(match[2]))
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
+        """True if this is the only task."""
         return self.count == 1
 
-    def name(self, path: Path) -> Path:
+    def output_path(self, path: Path) -> Path:
         """Return the path of this part of an output: a/b.jsonl -> a/b.part-00003-of-00016.jsonl."""
-        if self.whole:
+        if self.is_whole:
             return path
         stem, dot, rest = path.name.partition(".")
         return path.with_name(f"{stem}.part-{self.number:05d}-of-{self.count:05d}{dot}{rest}")
 
-    def range(self, total: int) -> tuple[int, int]:
+    def share_of(self, total: int) -> tuple[int, int]:
+        """Return (first, one past the last) of this task's share of 0..total-1."""
         return total * self.number // self.count, total * (self.number + 1) // self.count
 
     def spans(self, sizes: Sequence[int]) -> Iterator[Span]:
-        """Yield this part's range of each source; the part with its first byte gets a sequential source whole."""
-        first, last = self.range(sum(sizes))
+        """Yield this part's range of each source, given their sizes; a sequential source is read by one part only."""
+        first, last = self.share_of(sum(sizes))
         base = 0
         for size in sizes:
             begins_here = first <= base and (base < last or self.number == self.count - 1)
@@ -106,12 +109,12 @@ class Part:
             base += size
 
 
-WHOLE = Part()
+WHOLE_PART = Part()
 
 
 @dataclass
 class Chunk:
-    """A unit of a worker's input: a byte range of a file that the worker reads, or content that is held here."""
+    """A unit of a worker's input: a byte range of a file that the worker reads, or content that was read here."""
 
     source: int
     path: Path
@@ -119,18 +122,19 @@ class Chunk:
     start: int
     stop: int
     num_bytes: int  # bytes that it takes from the budget
-    held: Buffer | None = None  # the content, if a worker cannot read it itself
+    content: Buffer | None = None  # the content, if a worker cannot read it itself
     rows: Rows = field(default_factory=list)
-    problem: str = ""  # why nothing is held
+    problem: str = ""  # why there is no content
     plain: bool = False  # a byte range of a file that the worker reads
     num_disk_bytes: int = 0  # for the progress report
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling; a memoryview cannot be pickled and is copied to bytes."""
-        return self.__dict__ | {"held": None if self.held is None else bytes(self.held)}
+        return self.__dict__ | {"content": None if self.content is None else bytes(self.content)}
 
     @property
     def next(self) -> Place:
+        """Where reading continues after this chunk."""
         return Place(self.source + 1) if self.kind == "text" else Place(self.source, self.stop)
 
 
@@ -144,25 +148,29 @@ class Portion:
     def num_bytes(self) -> int:
         return sum(chunk.num_bytes for chunk in self.chunks)
 
-    def takes(self, chunk: Chunk, limits: Limits) -> bool:
+    def fits(self, chunk: Chunk, limits: Limits) -> bool:
         """Return True if the chunk fits into this portion."""
         return not self.chunks or (
             chunk.kind == self.chunks[0].kind
             and self.num_bytes + chunk.num_bytes <= limits.slice_bytes
-            and len(self.chunks) < _MOST_FILES
+            and len(self.chunks) < _MAX_FILES
         )
 
 
-def cut(
-    sources: Sequence[Source], place: Place, limits: Limits, keys: Sequence[str], budget: Budget, part: Part = WHOLE
-) -> Iterator[Portion]:
-    """Yield a part's portions from `place` on. Waits for the budget before it holds or hands out bytes."""
+def cut_portions(
+    sources: Sequence[Source], place: Place, limits: Limits, keys: Sequence[str], budget: Budget,
+    part: Part = WHOLE_PART,
+) -> Iterator[Portion]:  # fmt: skip
+    """Yield a part's portions from `place` on. Bytes are acquired from the budget before they are held or yielded.
+
+    `keys` are the columns to read of .parquet files.
+    """
     portion = Portion([])
     spans = list(part.spans([source.num_bytes for source in sources]))
     for number in range(place.source, len(sources)):
         start = place.offset if number == place.source else 0
         for chunk in _chunks(number, sources[number], start, spans[number], limits, keys, budget):
-            if not portion.takes(chunk, limits):
+            if not portion.fits(chunk, limits):
                 yield portion
                 portion = Portion([])
             portion.chunks.append(chunk)
@@ -177,103 +185,106 @@ def _chunks(
     if source.kind == "jsonl" and not source.streamed:
         for begin in range(max(start, span.start), span.stop, limits.slice_bytes):
             size = min(limits.slice_bytes, span.stop - begin)
-            budget.take(size)
+            budget.acquire(size)
             yield Chunk(number, source.path, "jsonl", begin, begin + size, size, num_disk_bytes=size, plain=True)
-    elif not span.whole:
+    elif not span.is_whole:
         return
     elif source.kind == "parquet":
-        yield from _rows(number, source, start, limits, keys, budget)
+        yield from _parquet_chunks(number, source, start, limits, keys, budget)
     elif source.streamed:
-        yield from _streamed(number, source, start, limits, budget)
+        yield from _stream_chunks(number, source, start, limits, budget)
     else:
         size = source.num_bytes
-        problem = limits.too_long if size >= limits.hopeless_bytes else ""
+        problem = limits.too_long_cause if size >= limits.overlong_bytes else ""
         num_bytes = 0 if problem else size
-        budget.take(num_bytes)
+        budget.acquire(num_bytes)
         yield Chunk(number, source.path, "text", 0, size, num_bytes, problem=problem, num_disk_bytes=size)
 
 
-def _rows(
+def _parquet_chunks(
     number: int, source: Source, start: int, limits: Limits, keys: Sequence[str], budget: Budget
 ) -> Iterator[Chunk]:
-    told = 0
+    """Yield chunks of rows of a .parquet file, about a slice each, from row `start` on."""
+    reported = 0
     for at, rows, num_bytes, share in read_rows(source.path, keys, start, limits.slice_bytes):
-        budget.take(num_bytes)
+        budget.acquire(num_bytes)
         done = int(share * source.num_bytes)
         yield Chunk(
-            number, source.path, "parquet", at, at + len(rows), num_bytes, rows=rows, num_disk_bytes=done - told
+            number, source.path, "parquet", at, at + len(rows), num_bytes, rows=rows, num_disk_bytes=done - reported
         )
-        told = done
+        reported = done
 
 
-def _streamed(number: int, source: Source, start: int, limits: Limits, budget: Budget) -> Iterator[Chunk]:
-    """Yield chunks of whole lines, about a slice each, or the whole text; skip chunks before `start`."""
-    told = 0
-    with opened(source) as file:
-        cutter = _lines if source.kind == "jsonl" else _whole
-        for at, stop, held, problem in cutter(read_stream(file, source.codec), limits, budget):
+def _stream_chunks(number: int, source: Source, start: int, limits: Limits, budget: Budget) -> Iterator[Chunk]:
+    """Yield chunks of a sequential source: whole lines, about a slice each, or the whole text. Skip those before start.
+    """
+    reported = 0
+    with open_source(source) as file:
+        cutter = _line_spans if source.kind == "jsonl" else _text_span
+        for begin, stop, content, problem in cutter(read_stream(file, source.codec), limits, budget):
             done = min(file.tell(), source.num_bytes) if source.num_bytes else 0
-            num_bytes = len(held) if held is not None else 0
+            num_bytes = len(content) if content is not None else 0
             if stop <= start:
-                budget.give(num_bytes)
+                budget.release(num_bytes)
                 continue
             yield Chunk(
-                number, source.path, source.kind, at, stop, num_bytes, held, [], problem, num_disk_bytes=done - told
-            )
-            told = done
+                number, source.path, source.kind, begin, stop, num_bytes, content, [], problem,
+                num_disk_bytes=done - reported,
+            )  # fmt: skip
+            reported = done
 
 
-def _lines(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Span]:
+def _line_spans(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_ContentSpan]:
     """Yield spans of whole lines, about a slice each; a line that is too long, or damage, is a span without bytes."""
-    held, start, whole = bytearray(), 0, 0  # held bytes, their offset, and how many of them are whole lines
+    held, start, num_complete = bytearray(), 0, 0  # held bytes, their offset, and how many of them are whole lines
     long_from, damage = -1, ""  # start of an overlong line that is being skipped; why the stream ended early
-    for data, cause in _until_damaged(stream):
+    for data, cause in _catch_damage(stream):
         damage = cause
         if long_from >= 0:
             end = data.find(b"\n") + 1
             start += end or len(data)
             if not end:
                 continue
-            yield long_from, start, None, limits.too_long
+            yield long_from, start, None, limits.too_long_cause
             long_from, data = -1, data[end:]
-        budget.take(len(data))
+        budget.acquire(len(data))
         end = data.rfind(b"\n") + 1
-        whole = len(held) + end if end else whole
+        num_complete = len(held) + end if end else num_complete
         held += data
-        hopeless = len(held) - whole >= limits.hopeless_bytes
-        if whole >= limits.slice_bytes or (whole and hopeless):
-            rest = held[whole:]
-            yield start, start + whole, memoryview(held)[:whole], ""
-            held, start, whole = rest, start + whole, 0
-        if hopeless:
-            budget.give(len(held))
+        is_overlong = len(held) - num_complete >= limits.overlong_bytes
+        if num_complete >= limits.slice_bytes or (num_complete and is_overlong):
+            rest = held[num_complete:]
+            yield start, start + num_complete, memoryview(held)[:num_complete], ""
+            held, start, num_complete = rest, start + num_complete, 0
+        if is_overlong:
+            budget.release(len(held))
             long_from, held, start = start, bytearray(), start + len(held)
     if long_from >= 0:
-        yield long_from, start, None, limits.too_long
+        yield long_from, start, None, limits.too_long_cause
     if damage:  # the last line is incomplete
-        budget.give(len(held) - whole)
-        held = held[:whole]
+        budget.release(len(held) - num_complete)
+        held = held[:num_complete]
     if held:
         yield start, start + len(held), held, ""
     if damage:
         yield start + len(held), start + len(held) + 1, None, damage
 
 
-def _whole(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_Span]:
+def _text_span(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_ContentSpan]:
     """Yield the whole text as one span, without bytes if it is too long or damaged."""
     held, problem = bytearray(), ""
-    for data, problem in _until_damaged(stream):
-        budget.take(len(data))
+    for data, problem in _catch_damage(stream):
+        budget.acquire(len(data))
         held += data
-        if len(held) >= limits.hopeless_bytes:
-            problem = limits.too_long
+        if len(held) >= limits.overlong_bytes:
+            problem = limits.too_long_cause
             break
     if problem:
-        budget.give(len(held))
+        budget.release(len(held))
     yield 0, len(held) + 1, None if problem else held, problem
 
 
-def _until_damaged(stream: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
+def _catch_damage(stream: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
     """Yield (data, "") from the stream, then (b"", cause) if it is damaged."""
     try:
         for data in stream:
@@ -285,7 +296,7 @@ def _until_damaged(stream: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
 # ---- lines of a plain file, by position
 
 
-class LinesRead(NamedTuple):
+class FileLines(NamedTuple):
     """Whole lines of a plain file, and the offset of the first."""
 
     start: int
@@ -293,54 +304,57 @@ class LinesRead(NamedTuple):
     long_at: int | None  # start of the line after them if that line is too long to be read
 
 
-def read_lines(path: Path, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> LinesRead:
-    """Return the lines that begin in start..stop. `large` is called before a line of several slices is held."""
+def read_lines(path: Path, start: int, stop: int, limits: Limits, before_long_read: Callable[[], object]) -> FileLines:
+    """Return the lines that begin in start..stop; call `before_long_read` before reading a line of several slices."""
     with files.read_errors(path), files.opened(path) as (fd, size):
-        return _read_lines(fd, size, start, min(stop, size), limits, large)
+        return _read_lines(fd, size, start, min(stop, size), limits, before_long_read)
 
 
-def _read_lines(fd: int, size: int, start: int, stop: int, limits: Limits, large: Callable[[], object]) -> LinesRead:
+def _read_lines(
+    fd: int, size: int, start: int, stop: int, limits: Limits, before_long_read: Callable[[], object]
+) -> FileLines:
+    """Do `read_lines` for an open file of `size` bytes."""
     base = max(start - 1, 0)  # because: the byte before `start` decides whether a line begins there
     data = files.read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
     first = data.find(b"\n", 0, stop - start) + 1 if start else 0
     if start and not first:
-        return LinesRead(start, b"", None)
+        return FileLines(start, b"", None)
     end = data.find(b"\n", stop - 1 - base) + 1
     if end or base + len(data) >= size:
-        return LinesRead(base + first, memoryview(data)[first : end or len(data)], None)
+        return FileLines(base + first, memoryview(data)[first : end or len(data)], None)
     last = max(data.rfind(b"\n", first, stop - base) + 1, first)  # start of the line whose end is not in `data`
-    found = _find_line_end(fd, base + len(data), min(base + last + limits.hopeless_bytes, size))
-    if found is None and base + last + limits.hopeless_bytes <= size:
-        return LinesRead(base + first, memoryview(data)[first:last], base + last)
-    behind = size if found is None else found
+    line_end = _find_line_end(fd, base + len(data), min(base + last + limits.overlong_bytes, size))
+    if line_end is None and base + last + limits.overlong_bytes <= size:
+        return FileLines(base + first, memoryview(data)[first:last], base + last)
+    end_of_lines = size if line_end is None else line_end
     del data
-    if behind - base > _MANY_SLICES * limits.slice_bytes:
-        large()
-    return LinesRead(base + first, _read_exactly(fd, base + first, behind), None)
+    if end_of_lines - base > _MANY_SLICES * limits.slice_bytes:
+        before_long_read()
+    return FileLines(base + first, _read_exactly(fd, base + first, end_of_lines), None)
 
 
-def _find_line_end(fd: int, at: int, stop: int) -> int | None:
+def _find_line_end(fd: int, offset: int, stop: int) -> int | None:
     """Return the offset after the next newline in at..stop, or None."""
-    while at < stop:
-        data = os.pread(fd, min(_SCAN_BYTES, stop - at), at)
+    while offset < stop:
+        data = os.pread(fd, min(_SCAN_BYTES, stop - offset), offset)
         if not data:
             return None
-        if (found := data.find(b"\n")) >= 0:
-            return at + found + 1
-        at += len(data)
+        if (newline := data.find(b"\n")) >= 0:
+            return offset + newline + 1
+        offset += len(data)
     return None
 
 
 def _read_exactly(fd: int, start: int, stop: int) -> Buffer:
     """Read into one buffer of the final size, so that a long document is not in memory twice."""
-    whole = bytearray(stop - start)
-    view, at = memoryview(whole), 0
-    while at < len(view) and (count := os.preadv(fd, [view[at:]], start + at)):
-        at += count
-    return view[:at]
+    buffer = bytearray(stop - start)
+    view, filled = memoryview(buffer), 0
+    while filled < len(view) and (count := os.preadv(fd, [view[filled:]], start + filled)):
+        filled += count
+    return view[:filled]
 
 
-# ---- how much is in memory
+# ---- memory budget
 
 
 class StoppedError(Exception):
@@ -348,43 +362,45 @@ class StoppedError(Exception):
 
 
 class Budget:
-    """Limit on the bytes that one reader holds.
+    """Limit on the bytes in memory: those that the reader holds, and those in flight, handed on to the consumer.
 
     The reader may exceed the limit while nothing is in flight, so that a long document passes.
     """
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
-        self._taken = self._in_flight = 0  # bytes taken in total; bytes handed on and not yet given back
+        self._acquired = self._in_flight = 0  # bytes acquired and not released; those of them in flight
         self._stopped = False
         self._changed = Condition()
 
-    def take(self, num_bytes: int) -> None:
+    def acquire(self, num_bytes: int) -> None:
         """Wait until this many bytes are free or nothing is in flight. Raise StoppedError after `stop`."""
         with self._changed:
-            while not self._stopped and self._in_flight and self._taken + num_bytes > self._num_bytes:
+            while not self._stopped and self._in_flight and self._acquired + num_bytes > self._num_bytes:
                 self._changed.wait()
             if self._stopped:
                 raise StoppedError
-            self._taken += num_bytes
+            self._acquired += num_bytes
 
-    def give(self, num_bytes: int) -> None:
-        """Return bytes that were taken and not handed on."""
+    def release(self, num_bytes: int) -> None:
+        """Return bytes that were acquired and are not in flight."""
         with self._changed:
-            self._taken -= num_bytes
+            self._acquired -= num_bytes
             self._changed.notify()
 
-    def hand_on(self, num_bytes: int) -> None:
-        """Mark the reader's bytes as in flight: the consumer now owns them and gives them back."""
+    def mark_in_flight(self, num_bytes: int) -> None:
+        """Mark acquired bytes as in flight: the consumer now holds them and releases them."""
         with self._changed:
             self._in_flight += num_bytes
 
-    def give_back(self, num_bytes: int) -> None:
+    def release_in_flight(self, num_bytes: int) -> None:
+        """Return bytes that were in flight."""
         with self._changed:
             self._in_flight -= num_bytes
-            self.give(num_bytes)
+            self.release(num_bytes)
 
     def stop(self) -> None:
+        """Make `acquire` raise StoppedError from now on."""
         with self._changed:
             self._stopped = True
             self._changed.notify()

@@ -26,23 +26,32 @@ from typing import Any
 
 import numpy as np
 
-from data_tools.read.chunks import START, Budget, Buffer, Chunk, Limits, cut, read_lines
+from data_tools.read.chunks import START, Budget, Buffer, Chunk, Limits, cut_portions, read_lines
 from data_tools.read.sources import STDIN, Source
 from lmtrain.errors import DataError, join_few, shorten
 from lmtrain.runtime.files.files import read_errors
-from lmtrain.tokenizer.encoders import Encoded, Encoder
-from lmtrain.tokenizer.json_lines import BOM, BadTextError, Document, Reject, document_of, judged, lines_of, read_jsonl
+from lmtrain.tokenizer.encoders import EncodedDocuments, Encoder
+from lmtrain.tokenizer.json_lines import (
+    BOM,
+    BadTextError,
+    Document,
+    Reject,
+    extract_text,
+    parse_document,
+    read_jsonl,
+    split_lines,
+)
 
 # because: a slice with more bad lines than this is not JSON lines, and listing them all would exhaust memory
-MOST_BAD = 100_000
+MAX_BAD_LINES = 100_000
 _STEP_BYTES = 1 << 20
-ALL = -1
+ALL_READ = -1
 _NO_KEY = "no key "  # start of the cause if an object lacks the text's key
 
 
 @dataclass(frozen=True)
-class Bad:
-    """A line, row or file that cannot be used."""
+class BadLine:
+    """A line, row or file that cannot be used, with its position and the cause."""
 
     line: int  # number of lines or rows of the chunk before it
     offset: int | None  # offset of the wrong byte in the source's text; None for rows
@@ -68,43 +77,45 @@ class LineList:
     @cached_property
     def num_lines(self) -> int:
         data = self._data
-        return _count(data, 0, len(data)) + (len(data) > 0 and data[-1] != 10)
+        return _count_newlines(data, 0, len(data)) + (len(data) > 0 and data[-1] != 10)
 
-    def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> Encoded:
+    def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> EncodedDocuments:
         return encoder.encode_jsonl(self._data, key, append_eod=append_eod)  # type: ignore[arg-type]
 
     def texts(self, number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
-        found = read_jsonl(self._data, key)  # type: ignore[arg-type]
-        rejects = iter([*found.rejects, None])
+        result = read_jsonl(self._data, key)  # type: ignore[arg-type]
+        rejects = iter([*result.rejects, None])
         reject = next(rejects)
-        for start, text in zip(found.starts, found.documents, strict=True):
+        for start, text in zip(result.starts, result.documents, strict=True):
             while reject is not None and reject.item < start:
                 yield reject.item, reject
                 reject = next(rejects)
             yield start, text.decode()
-        yield from ((last.item, last) for last in (reject, *rejects) if last is not None)
+        yield from ((remaining.item, remaining) for remaining in (reject, *rejects) if remaining is not None)
 
     def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
-        for start, line in lines_of(bytes(self._data)):
+        for start, line in split_lines(bytes(self._data)):
             try:
-                yield start, document_of(line, key)
+                yield start, parse_document(line, key)
             except BadTextError as error:
-                yield start, Reject(start, start + error.at, error.cause)
+                yield start, Reject(start, start + error.offset, error.cause)
 
     def position(self, item: int) -> int:
+        """Return the offset of a line in the source."""
         return self._start + item if item else self._first
 
     def items(self) -> Iterable[int]:
-        return (start for start, _ in lines_of(bytes(self._data)))
+        return (start for start, _ in split_lines(bytes(self._data)))
 
     def drop(self, items: Iterable[int]) -> None:
+        """Blank these lines, so that they are no documents any more."""
         for item in items:
             if not isinstance(self._data, bytearray):
                 self._data = bytearray(self._data)
-            stop = self._stop(item)
+            stop = self._line_end(item)
             self._data[item:stop] = b" " * (stop - item)
 
-    def drop_long(self, limits: Limits) -> list[Bad]:
+    def drop_long(self, limits: Limits) -> list[BadLine]:
         """Drop and return the lines that are longer than a document may be."""
         if len(self._data) <= limits.max_doc_bytes:
             return []
@@ -113,38 +124,41 @@ class LineList:
         ends = np.append(ends, len(self._data))
         long = np.flatnonzero(ends - starts > limits.max_doc_bytes)
         self.drop(starts[long].tolist())
-        return [Bad(int(i), self._start + int(starts[i]), limits.too_long) for i in long]
+        return [BadLine(int(i), self._start + int(starts[i]), limits.too_long_cause) for i in long]
 
     def without(self, items: Iterable[int]) -> LineList:
+        """Return a copy without these lines."""
         copy = LineList(bytearray(self._data), self._start)
         copy.drop(items)
         return copy
 
-    def only(self, items: Sequence[int]) -> LineList:
-        return LineList(b"\n".join(bytes(self._data[item : self._stop(item)]) for item in items), 0)
+    def select(self, items: Sequence[int]) -> LineList:
+        """Return a copy of these lines only; their items are new."""
+        return LineList(b"\n".join(bytes(self._data[item : self._line_end(item)]) for item in items), 0)
 
-    def located(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[Bad]:
+    def locate_rejects(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[BadLine]:
+        """Return the rejected lines with their line numbers and offsets in the source, and optionally their content."""
         bad, line, at = [], 0, 0
-        for reject in rejects[: MOST_BAD + 1]:
-            line += _count(self._data, at, reject.item)
+        for reject in rejects[: MAX_BAD_LINES + 1]:
+            line += _count_newlines(self._data, at, reject.item)
             at = reject.item
-            content, cause = bytes(self._data[at : self._stop(at)]), reject.cause
+            content, cause = bytes(self._data[at : self._line_end(at)]), reject.cause
             if cause.startswith(_NO_KEY):
-                keys = document_of(content.removeprefix(BOM), None)
+                keys = parse_document(content.removeprefix(BOM), None)
                 cause += f" (its keys: {shorten(join_few(map(repr, keys))) or 'none'})"
-            bad.append(Bad(line, self._start + reject.offset, cause, content if keep_content else None))
+            bad.append(BadLine(line, self._start + reject.offset, cause, content if keep_content else None))
         return bad
 
-    def _stop(self, item: int) -> int:
-        """Return the end of a line."""
-        for at in range(item, len(self._data), 4096):  # because: a memoryview has no find method
-            found = bytes(self._data[at : at + 4096]).find(b"\n")
-            if found >= 0:
-                return at + found
+    def _line_end(self, item: int) -> int:
+        """Return the end of the line that begins at this item."""
+        for offset in range(item, len(self._data), 4096):  # because: a memoryview has no find method
+            newline = bytes(self._data[offset : offset + 4096]).find(b"\n")
+            if newline >= 0:
+                return offset + newline
         return len(self._data)
 
 
-def _count(data: Buffer, start: int, stop: int) -> int:
+def _count_newlines(data: Buffer, start: int, stop: int) -> int:
     """Return the number of line ends in a range."""
     if not isinstance(data, memoryview):
         return data.count(b"\n", start, stop)
@@ -155,16 +169,16 @@ def _count(data: Buffer, start: int, stop: int) -> int:
 class TextList:
     """Texts in rows, one per key; an item is a document's number."""
 
-    def __init__(self, rows: Iterable[tuple[Any, ...]], start: int = 0, of_table: bool = False) -> None:
-        self.rows, self._start, self._of_table = dict(enumerate(rows)), start, of_table
+    def __init__(self, rows: Iterable[tuple[Any, ...]], start: int = 0, is_table: bool = False) -> None:
+        self.rows, self._start, self._is_table = dict(enumerate(rows)), start, is_table
         self.num_lines = len(self.rows)
 
-    def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> Encoded:
+    def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> EncodedDocuments:
         items = [item for item, row in self.rows.items() if row[number] is not None]
         encoded = encoder.encode_documents([self.rows[item][number] for item in items], append_eod=append_eod)
-        empty = [Reject(item, 0, f"the value of {key!r} is not text") for item in self.rows.keys() - set(items)]
-        found = [Reject(items[reject.item], reject.offset, reject.cause) for reject in encoded.rejects]
-        return Encoded(encoded.tokens, encoded.lengths, encoded.num_text_bytes, sorted(empty + found))
+        missing = [Reject(item, 0, f"the value of {key!r} is not text") for item in self.rows.keys() - set(items)]
+        rejects = [Reject(items[reject.item], reject.offset, reject.cause) for reject in encoded.rejects]
+        return EncodedDocuments(encoded.tokens, encoded.lengths, encoded.num_text_bytes, sorted(missing + rejects))
 
     def texts(self, number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
         for item, row in self.rows.items():
@@ -172,9 +186,9 @@ class TextList:
             try:
                 if text is None:
                     raise BadTextError(0, f"the value of {key!r} is not text")
-                yield item, judged(text, None)
+                yield item, extract_text(text, None)
             except BadTextError as error:
-                yield item, Reject(item, error.at, error.cause)
+                yield item, Reject(item, error.offset, error.cause)
 
     def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
         name = key or "text"
@@ -192,78 +206,80 @@ class TextList:
             del self.rows[item]
 
     def without(self, items: Iterable[int]) -> TextList:
-        gone = set(items)
-        return TextList(row for item, row in self.rows.items() if item not in gone)
+        dropped = set(items)
+        return TextList(row for item, row in self.rows.items() if item not in dropped)
 
-    def only(self, items: Sequence[int]) -> TextList:
+    def select(self, items: Sequence[int]) -> TextList:
         return TextList(self.rows[item] for item in items)
 
-    def located(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[Bad]:
-        """Return the bad documents. A table's row has no offset; a text file's document has one."""
+    def locate_rejects(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[BadLine]:
+        """Return the rejected documents as BadLine. A row of a table has no byte offset; a text file has one."""
         bad = []
         for item, offset, cause in rejects:
             text = self.rows[item][0]
-            whole = isinstance(text, bytes) and not self._of_table
-            bad.append(Bad(text.count(b"\n", 0, offset) if whole else item, offset if whole else None, cause))
+            has_offset = isinstance(text, bytes) and not self._is_table
+            line = text.count(b"\n", 0, offset) if has_offset else item
+            bad.append(BadLine(line, offset if has_offset else None, cause))
         return bad
 
 
 Content = LineList | TextList
-Judged = tuple[list[Bad], int]  # the bad lines of a chunk, and its number of lines
+ChunkBadLines = tuple[list[BadLine], int]  # the bad lines of a chunk, and its number of lines
 
 
-def read_content(chunk: Chunk, limits: Limits, large: Callable[[], object]) -> tuple[Content, list[Bad]]:
-    """Return a chunk's content and its overlong lines. `large` is called before a long document is read into memory."""
+def read_content(chunk: Chunk, limits: Limits, before_long_read: Callable[[], object]) -> tuple[Content, list[BadLine]]:
+    """Return a chunk's content and its overlong lines; call `before_long_read` before reading a long document."""
     if chunk.problem:
         empty: Content = TextList([]) if chunk.kind == "text" else LineList(b"", chunk.start)
-        return empty, [Bad(0, chunk.start, chunk.problem)]
+        return empty, [BadLine(0, chunk.start, chunk.problem)]
     if chunk.kind == "parquet":
-        return _rows(chunk, limits)
+        return _read_parquet(chunk, limits)
     if chunk.kind == "text":
-        if (held := chunk.held) is None:
+        if (data := chunk.content) is None:
             with read_errors(chunk.path), open(chunk.path, "rb") as file:
-                held = file.read(limits.hopeless_bytes)
-        text = bytes(held).removeprefix(BOM)
-        fits = len(text) <= limits.max_doc_bytes
-        return TextList([(text,)] if fits else []), [] if fits else [Bad(0, 0, limits.too_long)]
-    start, data, long_at = chunk.start, chunk.held, None
+                data = file.read(limits.overlong_bytes)
+        text = bytes(data).removeprefix(BOM)
+        is_short = len(text) <= limits.max_doc_bytes
+        return TextList([(text,)] if is_short else []), [] if is_short else [BadLine(0, 0, limits.too_long_cause)]
+    start, data, long_at = chunk.start, chunk.content, None
     if data is None:
-        start, data, long_at = read_lines(chunk.path, chunk.start, chunk.stop, limits, large)
+        start, data, long_at = read_lines(chunk.path, chunk.start, chunk.stop, limits, before_long_read)
     skipped = len(BOM) if start == 0 and bytes(data[: len(BOM)]) == BOM else 0
     lines = LineList(data[skipped:] if skipped else data, start + skipped, start)
     bad = lines.drop_long(limits)
     if long_at is not None:
-        bad.append(Bad(lines.num_lines, long_at, limits.too_long))
+        bad.append(BadLine(lines.num_lines, long_at, limits.too_long_cause))
     return lines, bad
 
 
-def _rows(chunk: Chunk, limits: Limits) -> tuple[Content, list[Bad]]:
-    rows = TextList(chunk.rows, chunk.start, of_table=True)
+def _read_parquet(chunk: Chunk, limits: Limits) -> tuple[Content, list[BadLine]]:
+    """Return the rows of a .parquet chunk, and the rows that are too long, which are left out."""
+    rows = TextList(chunk.rows, chunk.start, is_table=True)
     # because: UTF-8 takes at most four bytes per character, so shorter texts need not be encoded
     long = [
         item
         for item, row in enumerate(chunk.rows)
-        if any(t and 4 * len(t) > limits.max_doc_bytes and _size(t) > limits.max_doc_bytes for t in row)
+        if any(t and 4 * len(t) > limits.max_doc_bytes and _num_utf8_bytes(t) > limits.max_doc_bytes for t in row)
     ]
     rows.drop(long)
-    return rows, [Bad(item, None, limits.too_long) for item in long]
+    return rows, [BadLine(item, None, limits.too_long_cause) for item in long]
 
 
-def _size(text: str | bytes) -> int:
+def _num_utf8_bytes(text: str | bytes) -> int:
     return len(text.encode() if isinstance(text, str) else text)
 
 
-def judge(chunk: Chunk, content: Content, bad: list[Bad]) -> Judged:
-    """Return the chunk's bad lines in order, and its number of lines (0 if they are counted later, on demand).
+def collect_bad_lines(chunk: Chunk, content: Content, bad: list[BadLine]) -> ChunkBadLines:
+    """Sort a chunk's bad lines by line; return them with its number of lines, 0 for a plain file (counted on demand).
 
     Raise DataError if there are more than MOST_BAD.
     """
-    if len(bad) > MOST_BAD:
+    if len(bad) > MAX_BAD_LINES:
         raise DataError(
-            f"{chunk.path}, near byte {chunk.start}: more than {MOST_BAD} bad lines follow each other. "
+            f"{chunk.path}, near byte {chunk.start}: more than {MAX_BAD_LINES} bad lines in one slice. "
             f"It is not a {chunk.kind} file."
         )
-    return sorted(bad, key=lambda one: one.line), 0 if chunk.plain else content.num_lines + bool(chunk.problem)
+    return sorted(bad, key=lambda line: line.line), 0 if chunk.plain else content.num_lines + bool(chunk.problem)
 
 
 # ---- bad lines -------------------------------------------------------------------------------------------------------
@@ -287,23 +303,24 @@ class BadLines:
     def __post_init__(self) -> None:
         self._counter = _LineCounter()
 
-    def add(self, chunk: Chunk, bad: Sequence[Bad], num_lines: int) -> bytes:
+    def add(self, chunk: Chunk, bad: Sequence[BadLine], num_lines: int) -> bytes:
         """Count a chunk's bad lines; return their lines for the rejects file. Raise DataError if not allowed."""
         if chunk.start == 0:
             self.line = 0
-        before = self._counter.before(chunk.path, chunk.start) if chunk.plain and bad else self.line
+        before = self._counter.lines_before(chunk.path, chunk.start) if chunk.plain and bad else self.line
         rejects = []
-        for one in bad:
-            self.counts[one.kind] += 1
-            line = before + one.line + 1
-            self._check(where(chunk, line, one), one, chunk)
-            rejects.append(_record(chunk, line, one))
+        for bad_line in bad:
+            self.counts[bad_line.kind] += 1
+            line = before + bad_line.line + 1
+            self._check(format_location(chunk, line, bad_line), bad_line, chunk)
+            rejects.append(_reject_line(chunk, line, bad_line))
         self.line += num_lines
         return b"".join(rejects)
 
-    def _check(self, place: str, bad: Bad, chunk: Chunk) -> None:
+    def _check(self, place: str, bad: BadLine, chunk: Chunk) -> None:
+        """Raise DataError if bad lines stop the run or exceed `max_bad`."""
         if self.on_error is OnError.STOP:
-            raise DataError(f"{place}: {bad.cause}. {_way_out(chunk, bad, ', or skip such lines: --on-error skip')}")
+            raise DataError(f"{place}: {bad.cause}. {_advice(chunk, bad, ', or skip such lines: --on-error skip')}")
         total = self.counts.total()
         if self.max_bad is not None and total > self.max_bad:
             causes = ", ".join(f"{number} {cause}" for cause, number in self.counts.most_common())
@@ -317,8 +334,8 @@ class _LineCounter:
     def __init__(self) -> None:
         self._path, self._at, self._num_ends = Path(), 0, 0
 
-    def before(self, path: Path, start: int) -> int:
-        """Return how many lines begin before an offset. Efficient for ascending offsets, file by file."""
+    def lines_before(self, path: Path, start: int) -> int:
+        """Return how many lines of a file begin before an offset. Efficient for ascending offsets, file by file."""
         if start == 0:
             return 0
         if path != self._path or start - 1 < self._at:
@@ -331,24 +348,25 @@ class _LineCounter:
         return self._num_ends + 1
 
 
-def where(chunk: Chunk, line: int, bad: Bad) -> str:
+def format_location(chunk: Chunk, line: int, bad: BadLine) -> str:
+    """Format the place of a bad line for messages: PATH:LINE (byte OFFSET), or the row of a table."""
     if chunk.kind == "parquet":
         return f"{chunk.path}, row {line}"
     return f"{chunk.path}:{line} (byte {bad.offset})"
 
 
-def _way_out(chunk: Chunk, bad: Bad, other: str = "") -> str:
-    """Return the advice for a bad line: to correct an option if all lines are probably bad alike, else to repair it."""
+def _advice(chunk: Chunk, bad: BadLine, alternative: str = "") -> str:
+    """Return the advice for a bad line: to change an option if all lines are probably bad alike, else to repair it."""
     if bad.cause.startswith(_NO_KEY):
         return "Name the key of the text with --key."
     if chunk.path == STDIN and bad.kind == "not valid JSON":
         return "If it is plain text, add --format txt."
     if bad.kind == "invalid UTF-8" and chunk.kind != "parquet":
-        return f"Leave out a file that is no text, such as an image; of a text repair or remove the line{other}."
-    return f"Repair or remove the line{other}."
+        return f"Leave out files that are not text, such as images; in a text, repair or remove the line{alternative}."
+    return f"Repair or remove the line{alternative}."
 
 
-def _record(chunk: Chunk, line: int, bad: Bad) -> bytes:
+def _reject_line(chunk: Chunk, line: int, bad: BadLine) -> bytes:
     """Return a line of the rejects file."""
     tree: dict[str, Any] = {"file": str(chunk.path)}
     tree |= {"row": line} if chunk.kind == "parquet" else {"line": line, "byte": bad.offset}
@@ -365,7 +383,7 @@ def _record(chunk: Chunk, line: int, bad: Bad) -> bytes:
 
 
 class SourceTexts:
-    """All texts of the sources, iterable repeatedly. `report` receives the source bytes read so far, at the end ALL."""
+    """All texts of the sources, iterable repeatedly. `report` receives the bytes read so far, then ALL_READ."""
 
     def __init__(
         self,
@@ -377,30 +395,32 @@ class SourceTexts:
         self._sources, self._key, self._limits, self._report = sources, key, limits or Limits(), report
 
     def __iter__(self) -> Iterator[str]:
-        return (text for _, text in self.with_paths())
+        return (text for _, text in self.iterate_with_paths())
 
-    def with_paths(self) -> Iterator[tuple[Path, str]]:
-        """Yield (path of its file, text) of each document."""
+    def iterate_with_paths(self) -> Iterator[tuple[Path, str]]:
+        """Yield (path of the file, text) of each document. Raise DataError at the first bad line."""
         line = done = 0
-        for portion in cut(self._sources, START, self._limits, (self._key,), Budget(2**62)):
+        for portion in cut_portions(self._sources, START, self._limits, (self._key,), Budget(2**62)):
             for chunk in portion.chunks:
                 line = line if chunk.start else 0
-                line += yield from self._of_chunk(chunk, line)
+                line += yield from self._chunk_texts(chunk, line)
                 done += chunk.num_disk_bytes
                 self._report(done)
-        self._report(ALL)
+        self._report(ALL_READ)
 
-    def _of_chunk(self, chunk: Chunk, line: int) -> Generator[tuple[Path, str], None, int]:
+    def _chunk_texts(self, chunk: Chunk, line: int) -> Generator[tuple[Path, str], None, int]:
+        """Yield (path, text) of a chunk's documents and return its number of lines; `line` lines come before it."""
         content, too_long = read_content(chunk, self._limits, lambda: None)
         for _, text in content.texts(0, self._key):
             if isinstance(text, Reject):
-                _refuse(chunk, line, content.located([text])[0])
+                _raise_bad_line(chunk, line, content.locate_rejects([text])[0])
             else:
                 yield chunk.path, text
         for bad in too_long:
-            _refuse(chunk, line, bad)
+            _raise_bad_line(chunk, line, bad)
         return content.num_lines
 
 
-def _refuse(chunk: Chunk, line: int, bad: Bad) -> None:
-    raise DataError(f"{where(chunk, line + bad.line + 1, bad)}: {bad.cause}. {_way_out(chunk, bad)}")
+def _raise_bad_line(chunk: Chunk, line: int, bad: BadLine) -> None:
+    """Raise DataError for a bad line of a chunk with `line` lines before it."""
+    raise DataError(f"{format_location(chunk, line + bad.line + 1, bad)}: {bad.cause}. {_advice(chunk, bad)}")

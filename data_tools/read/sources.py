@@ -27,7 +27,7 @@ SUFFIXES = {  # suffix -> (kind, codec); the first match is used
     **{f".json{line}.{codec}": ("jsonl", codec) for codec in _CODECS for line in ("l", "")},
     ".zst": ("jsonl", "zst"),
 }
-KNOWN = ".txt, .jsonl and .parquet, and text or lines compressed, as in .txt.gz, .jsonl.bz2, .jsonl.xz or .jsonl.zst"
+READABLE = ".txt, .jsonl and .parquet, and text or lines compressed, as in .txt.gz, .jsonl.bz2, .jsonl.xz or .jsonl.zst"
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class Source:
 Inputs = Sequence[str | Path | Source]
 
 
-def source_of(given: str, format_: str | None) -> str | Source:
-    """Resolve an input: `-` and files with an unknown suffix are read as `format_` says; return others unchanged."""
-    path = Path(given)
-    if path != STDIN and (format_ is None or _known(path) or not path.is_file()):
-        return given
+def resolve_input(name: str, format_: str | None) -> str | Source:
+    """Return a Source of format `format_` for `-` or a file with an unknown suffix; return other inputs unchanged."""
+    path = Path(name)
+    if path != STDIN and (format_ is None or _has_known_suffix(path) or not path.is_file()):
+        return name
     kind, codec = SUFFIXES.get(f".{(format_ or 'jsonl').removeprefix('.')}", ("", ""))
     if not kind or (path == STDIN and kind == "parquet"):
-        known = ", ".join(suffix.removeprefix(".") for suffix, (kind, _) in SUFFIXES.items() if kind != "parquet")
-        rule = "has to be a file, for it is read from its end" if kind else "is none of what can be read"
-        raise UsageError(f"--format={format_} {rule}. Use one of {known}.")
-    return _source(path, (kind, codec))
+        formats = ", ".join(suffix.removeprefix(".") for suffix, (kind, _) in SUFFIXES.items() if kind != "parquet")
+        rule = "must be a file, because it is read from its end" if kind else "is not a known format"
+        raise UsageError(f"--format={format_} {rule}. Use one of {formats}.")
+    return _build_source(path, (kind, codec))
 
 
 def skipped_files(inputs: Inputs) -> list[Path]:
@@ -68,15 +68,15 @@ def skipped_files(inputs: Inputs) -> list[Path]:
     Links to folders are skipped too, because they can form a cycle.
     """
     skipped = []
-    for given in inputs:
-        if isinstance(given, Source) or Path(given) == STDIN:
+    for name in inputs:
+        if isinstance(name, Source) or Path(name) == STDIN:
             continue
-        path = Path(given)
+        path = Path(name)
         if path.is_dir():
-            skipped += sorted(one for one in _below(path) if not _known(one) or one.is_dir())
+            skipped += sorted(file for file in _walk(path) if not _has_known_suffix(file) or file.is_dir())
         elif not path.exists():
-            found = map(Path, glob.iglob(str(given), recursive=True))
-            skipped += sorted(one for one in found if one.is_file() and not _known(one))
+            matches = map(Path, glob.iglob(str(name), recursive=True))
+            skipped += sorted(file for file in matches if file.is_file() and not _has_known_suffix(file))
     return skipped
 
 
@@ -86,20 +86,21 @@ def find_sources(inputs: Inputs) -> list[Source]:
     Raise UsageError if there is no input or a file is given twice.
     """
     if not inputs:
-        raise UsageError(f"No input was given. Give files ({KNOWN}), folders of them, globs, or - for standard input.")
-    found = [one for given in inputs for one in _expand(given if isinstance(given, Source) else Path(given))]
-    _refuse_repeated(one.path if isinstance(one, Source) else one for one in found)
-    return [one if isinstance(one, Source) else _source(one) for one in found]
+        raise UsageError(f"No input was given. Give files ({READABLE}), folders, globs, or - for standard input.")
+    paths = [path for given in inputs for path in _expand(given if isinstance(given, Source) else Path(given))]
+    _refuse_repeated(path.path if isinstance(path, Source) else path for path in paths)
+    return [path if isinstance(path, Source) else _build_source(path) for path in paths]
 
 
 def _refuse_repeated(paths: Iterable[Path]) -> list[Path]:
-    seen: dict[str, Path] = {}
+    """Return the paths. Raise UsageError if two of them are the same file."""
+    first_paths: dict[str, Path] = {}
     for path in paths:
         real = os.path.realpath(path)
-        if real in seen:
-            raise UsageError(f"{path} is given more than once: it is {seen[real]}. Give every file once.")
-        seen[real] = path
-    return list(seen.values())
+        if real in first_paths:
+            raise UsageError(f"{path} is given more than once: it is {first_paths[real]}. Give every file once.")
+        first_paths[real] = path
+    return list(first_paths.values())
 
 
 def codec_of(name: str) -> str:
@@ -107,73 +108,73 @@ def codec_of(name: str) -> str:
     return next((codec for codec in _CODECS if name.endswith(f".{codec}")), "")
 
 
-def _source(path: Path, said: tuple[str, str] | None = None) -> Source:
-    """Return the source for a path; `said` overrides the (kind, codec) that the suffix implies."""
-    by_name = (what for suffix, what in SUFFIXES.items() if path.name.endswith(suffix))
-    kind, codec = said or next(by_name, ("jsonl", ""))
+def _build_source(path: Path, kind_and_codec: tuple[str, str] | None = None) -> Source:
+    """Return the source for a path; `kind_and_codec` overrides the (kind, codec) that the suffix implies."""
+    from_suffix = (suffix_kind for suffix, suffix_kind in SUFFIXES.items() if path.name.endswith(suffix))
+    kind, codec = kind_and_codec or next(from_suffix, ("jsonl", ""))
     if path == STDIN:
         return Source(path, kind, codec)
-    found = _stat(path)
-    return Source(path, kind, codec, found.st_size, found.st_mtime_ns)
+    status = _stat(path)
+    return Source(path, kind, codec, status.st_size, status.st_mtime_ns)
 
 
 def _stat(path: Path) -> os.stat_result:
     """Return the status of a regular file, following links. Raise if it is a pipe, a device or missing."""
     try:
         with read_errors(path):
-            found = os.stat(path)
+            status = os.stat(path)
     except MissingInputError as error:
         if not path.is_symlink():
             raise
         raise MissingInputError(f"{path} is a link to {os.readlink(path)}, which does not exist. Remove it.") from error
     except DataError as error:
-        raise DataError(f"{path} is a link that leads back to itself. Remove it.") from error
-    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"{path} is a link in a cycle of links. Remove it.") from error
+    if not stat.S_ISREG(status.st_mode):
         raise DataError(
-            f"{path} is a pipe or a device, and not a file with an end and a beginning. "
-            f"To read it once, give - in its place and send it there: `< {path}`."
+            f"{path} is a pipe or a device, not a regular file. "
+            f"To read it once, give - instead and redirect it: `< {path}`."
         )
     refuse_hole(path)
-    return found
+    return status
 
 
-def _known(path: Path) -> bool:
+def _has_known_suffix(path: Path) -> bool:
     return path.name.endswith(tuple(SUFFIXES))
 
 
-def _expand(given: Path | Source) -> Sequence[Path | Source]:
-    """Return the files that an input stands for. Raise if there are none or the kind is unknown."""
-    if isinstance(given, Source) or given == STDIN:
-        return [given]
-    if given.is_dir():
-        found = sorted(path for path in _below(given) if _known(path) and not path.is_dir())
-        if not found:
-            raise MissingInputError(f"{given} holds no file of a kind that is read: {KNOWN}. Check the folder.")
-        return found
-    if not os.path.lexists(given):
-        matches = _refuse_repeated(Path(name) for name in glob.iglob(str(given), recursive=True))
-        found = sorted(path for path in matches if _known(path) and not path.is_dir())
-        if not found:
-            raise MissingInputError(f"{given} does not exist. Give files ({KNOWN}), folders of them, or globs.")
-        return found
-    _stat(given)
-    if not _known(given):
-        way_out = "Say what it holds, as in --format txt, or convert it."
-        if given.suffix == ".json":
-            way_out = f"`jq -c '.[]' {given} > {given}l` makes lines of an array; if it has lines, add --format jsonl."
-        raise UsageError(f"{given} is of no kind that is read: {KNOWN}. {way_out}")
-    return [given]
+def _expand(path: Path | Source) -> Sequence[Path | Source]:
+    """Return the files of an input: itself, or those of a folder or glob. Raise if there are none of known kind."""
+    if isinstance(path, Source) or path == STDIN:
+        return [path]
+    if path.is_dir():
+        files = sorted(path for path in _walk(path) if _has_known_suffix(path) and not path.is_dir())
+        if not files:
+            raise MissingInputError(f"{path} holds no file of a kind that is read: {READABLE}. Check the folder.")
+        return files
+    if not os.path.lexists(path):
+        matches = _refuse_repeated(Path(name) for name in glob.iglob(str(path), recursive=True))
+        files = sorted(path for path in matches if _has_known_suffix(path) and not path.is_dir())
+        if not files:
+            raise MissingInputError(f"{path} does not exist. Give files ({READABLE}), folders of them, or globs.")
+        return files
+    _stat(path)
+    if not _has_known_suffix(path):
+        way_out = "Add its format, as in --format txt, or convert it."
+        if path.suffix == ".json":
+            way_out = f"`jq -c '.[]' {path} > {path}l` makes lines of an array; if it has lines, add --format jsonl."
+        raise UsageError(f"{path} is of no kind that is read: {READABLE}. {way_out}")
+    return [path]
 
 
-def _below(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path) -> Iterator[Path]:
     """Yield all files and links below a folder that are not hidden; links to folders are yielded but not entered."""
     with read_errors(folder):
-        for at, folders, names in os.walk(folder, onerror=_raise):
+        for at, folders, names in os.walk(folder, onerror=_raise_unreadable):
             folders[:] = [name for name in folders if not name.startswith(".")]
             links = [name for name in folders if os.path.islink(os.path.join(at, name))]
             yield from (Path(at, name) for name in [*names, *links] if not name.startswith("."))
 
 
-def _raise(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> None:
     # because: otherwise the files of an unreadable folder would be left out silently
-    raise MissingInputError(f"{error.filename} cannot be looked into: {error.strerror}. Check who may.") from error
+    raise MissingInputError(f"{error.filename} cannot be read: {error.strerror}. Check its permissions.") from error

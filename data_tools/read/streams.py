@@ -4,7 +4,7 @@ Called by chunks.py and by corpora. An archive may be hostile: decompression bom
 output step is larger than the input can make a single step of the decompressor. A truncated archive is reported as
 damaged, not as short.
 
-`contents` yields the files within a file: the requested members of a zip or tar archive, else the file itself,
+`archive_contents` yields the files within a file: the requested members of a zip or tar archive, else the file itself,
 decompressed if it is compressed. The kind of a file is detected from its first bytes. No name in an archive becomes a
 path, and nothing is unpacked to disk.
 
@@ -43,18 +43,18 @@ _FEED_BYTES = 64 << 10
 # because: four bytes of a zst file can expand to 128 KiB, and the library returns the output of all its input at once
 _ZST_FEED_BYTES = 2 << 10
 _ZST_WINDOW_BYTES = 128 << 20  # the zstd command's limit
-Wanted = Callable[[str, int], bool]  # receives a member's name, without folders, and its size
+MemberFilter = Callable[[str, int], bool]  # receives a member's name, without folders, and its size
 Contents = Iterator[tuple[str, IO[bytes]]]  # (name, stream); a stream is valid until the next item
 CODECS = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 _ZIP = b"PK\x03\x04"
 _TAR, _TAR_AT = b"ustar", 257
 # because: RuntimeError means a password or an unknown compression method; the library raises the exceptions from
 # ValueError on for senseless names and lengths
-_DAMAGE = (
+_DAMAGE_ERRORS = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError, ValueError, IndexError, OverflowError,
     struct.error,
 )  # fmt: skip
-_MOST_ROWS = 4096
+_MAX_ROWS = 4096
 Text = str | bytes | None  # bytes if the text is not valid UTF-8, which the caller reports
 Rows = list[tuple[Text, ...]]
 
@@ -63,7 +63,7 @@ class DamagedArchiveError(Exception):
     """Raised in the middle of a stream; the message is the cause."""
 
 
-class _Pipe:
+class _CountingReader:
     """Wrapper of a file without tell(): counts the bytes read."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -79,18 +79,18 @@ class _Pipe:
 
 
 @contextmanager
-def opened(source: Source) -> Iterator[IO[bytes]]:
+def open_source(source: Source) -> Iterator[IO[bytes]]:
     """Open a source's stored bytes for sequential reading; standard input is read unbuffered."""
     if source.path == STDIN:
         # because: a thread blocked in a buffered read holds the buffer's lock, and the process could not exit
-        yield cast("IO[bytes]", _Pipe(getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)))
+        yield cast("IO[bytes]", _CountingReader(getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)))
         return
     with read_errors(source.path), open(source.path, "rb") as file:
         yield file
 
 
 @contextmanager
-def unpacked(path: Path) -> Iterator[IO[bytes]]:
+def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading, decompressed if its suffix names a compression."""
     with read_errors(path), open(path, "rb") as file:
         yield as_file(read_stream(file, codec_of(path.name)), path)
@@ -101,10 +101,10 @@ def read_stream(file: IO[bytes], codec: str) -> Iterator[bytes]:
     if not codec:
         yield from _full_reads(file)
     else:
-        yield from _bounded(_UNPACK[codec](file), file.tell)
+        yield from _check_ratio(_UNPACK[codec](file), file.tell)
 
 
-def _bounded(stream: Iterator[bytes], packed_bytes: Callable[[], int]) -> Iterator[bytes]:
+def _check_ratio(stream: Iterator[bytes], packed_bytes: Callable[[], int]) -> Iterator[bytes]:
     """Yield the stream's data. Raise DamagedArchiveError if it exceeds MAX_RATIO times the packed bytes read."""
     num_bytes = 0
     for data in stream:
@@ -114,27 +114,29 @@ def _bounded(stream: Iterator[bytes], packed_bytes: Callable[[], int]) -> Iterat
         yield data
 
 
-class _Stream(io.RawIOBase):
+class _StreamFile(io.RawIOBase):
+    """Readable file of an iterator's data."""
+
     def __init__(self, stream: Iterator[bytes], path: Path) -> None:
-        self._stream, self._path, self._left = stream, path, b""
+        self._stream, self._path, self._rest = stream, path, b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         try:
-            while not self._left and (data := next(self._stream, None)) is not None:
-                self._left = data
+            while not self._rest and (data := next(self._stream, None)) is not None:
+                self._rest = data
         except DamagedArchiveError as error:
             raise DataError(f"{self._path}: {error}. Get it again.") from error
-        taken, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
-        buffer[: len(taken)] = taken
-        return len(taken)
+        piece, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(piece)] = piece
+        return len(piece)
 
 
 def as_file(stream: Iterator[bytes], path: Path) -> io.BufferedReader:
-    """Wrap a stream as a readable file; damage raises DataError with `path`."""
-    return io.BufferedReader(_Stream(stream, path), STEP_BYTES)
+    """Wrap an iterator of data as a readable file; reading a damaged archive raises DataError with `path`."""
+    return io.BufferedReader(_StreamFile(stream, path), STEP_BYTES)
 
 
 def _full_reads(file: IO[bytes]) -> Iterator[bytes]:
@@ -180,7 +182,7 @@ def _next_archive(data: bytes, file: IO[bytes]) -> bytes:
 
 
 def _unpack(build: Callable[[], Any], file: IO[bytes]) -> Iterator[bytes]:
-    """Decompress bz2 or xz, whose decompressor objects have the same interface."""
+    """Yield the decompressed data of bz2 or xz; `build` returns the format's decompressor."""
     data, part = file.read(_FEED_BYTES), build()
     while data:
         try:
@@ -198,25 +200,25 @@ def _unpack(build: Callable[[], Any], file: IO[bytes]) -> Iterator[bytes]:
 
 def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the decompressed data of one or more concatenated zstd frames."""
-    zstandard = _package("zstandard", "zst")
+    zstandard = _import_package("zstandard", "zst")
     build: Callable[[], Any] = zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW_BYTES).decompressobj
     part, data = build(), file.read(_ZST_FEED_BYTES)
-    held: list[bytes] = []
-    num_held = 0  # bytes held; because: `held` may have many empty items, from a hundred thousand empty archives
+    pieces: list[bytes] = []
+    num_bytes = 0  # bytes held; because: `pieces` may have many empty items, from a hundred thousand empty archives
     while data:
         try:
-            held.append(part.decompress(data))
+            pieces.append(part.decompress(data))
         except zstandard.ZstdError as error:
-            yield b"".join(held)
+            yield b"".join(pieces)
             raise DamagedArchiveError(f"the archive is damaged ({error})") from error
-        num_held += len(held[-1])
-        if num_held >= STEP_BYTES:
-            yield b"".join(held)
-            held, num_held = [], 0
+        num_bytes += len(pieces[-1])
+        if num_bytes >= STEP_BYTES:
+            yield b"".join(pieces)
+            pieces, num_bytes = [], 0
         data = (part.unused_data if part.eof else b"") or file.read(_ZST_FEED_BYTES)
         if part.eof and data:
             part = build()
-    yield b"".join(held)
+    yield b"".join(pieces)
     if not part.eof:
         raise DamagedArchiveError("the archive is cut short")
 
@@ -232,42 +234,44 @@ _UNPACK: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
 # ---- archives --------------------------------------------------------------------------------------------------------
 
 
-def contents(path: Path, wanted: Wanted) -> Contents:
-    """Yield the requested members of an archive; if the file is no archive, its only content, requested or not."""
+def archive_contents(path: Path, is_wanted: MemberFilter) -> Contents:
+    """Yield (name, stream) of the members of an archive for which `is_wanted(name, size)`, or of another file."""
     with read_errors(path), open(path, "rb") as file:
         start = file.read(8)
         file.seek(0)
         if start.startswith(_ZIP):
-            yield from _zip_members(file, wanted, path)
+            yield from _zip_members(file, is_wanted, path)
             return
         codec = next((codec for magic, codec in CODECS.items() if start.startswith(magic)), "")
         stream = as_file(read_stream(file, codec), path)
         if stream.peek()[_TAR_AT : _TAR_AT + len(_TAR)] == _TAR:
-            yield from _tar_members(stream, wanted, path)
+            yield from _tar_members(stream, is_wanted, path)
         else:
             yield path.name.removesuffix(f".{codec}"), stream
 
 
-def _zip_members(file: IO[bytes], wanted: Wanted, path: Path) -> Contents:
+def _zip_members(file: IO[bytes], is_wanted: MemberFilter, path: Path) -> Contents:
+    """Yield (name, stream) of the wanted members of a zip archive."""
     with (
-        _damage(lambda cause: DataError(f"{path} is not a whole zip archive ({cause}). Get it again.")),
+        _convert_damage(lambda cause: DataError(f"{path} is not a whole zip archive ({cause}). Get it again.")),
         zipfile.ZipFile(file) as archive,
     ):
         for info in archive.infolist():
             name = info.filename.rsplit("/", 1)[-1]
-            if name and wanted(name, info.file_size):
+            if name and is_wanted(name, info.file_size):
                 with archive.open(info) as inner:
                     yield name, _member(inner, info.compress_size, path)
 
 
-def _tar_members(stream: io.BufferedReader, wanted: Wanted, path: Path) -> Contents:
+def _tar_members(stream: io.BufferedReader, is_wanted: MemberFilter, path: Path) -> Contents:
+    """Yield (name, stream) of the wanted members of a tar archive, read sequentially."""
     with (
-        _damage(lambda cause: DataError(f"{path} is not a whole tar archive ({cause}). Get it again.")),
+        _convert_damage(lambda cause: DataError(f"{path} is not a whole tar archive ({cause}). Get it again.")),
         tarfile.open(fileobj=stream, mode="r|") as archive,
     ):
         for member in archive:
             name = member.name.rsplit("/", 1)[-1]
-            inner = archive.extractfile(member) if member.isreg() and wanted(name, member.size) else None
+            inner = archive.extractfile(member) if member.isreg() and is_wanted(name, member.size) else None
             if inner is not None:
                 yield name, _member(inner, member.size, path)
 
@@ -276,22 +280,23 @@ def _member(file: IO[bytes], packed_bytes: int, path: Path) -> IO[bytes]:
     """Wrap a member so that damage found while reading raises DataError."""
 
     def stream() -> Iterator[bytes]:
-        with _damage(lambda cause: DamagedArchiveError(f"the archive is damaged ({cause})")):
-            yield from _bounded(_full_reads(file), lambda: packed_bytes)
+        with _convert_damage(lambda cause: DamagedArchiveError(f"the archive is damaged ({cause})")):
+            yield from _check_ratio(_full_reads(file), lambda: packed_bytes)
 
     return as_file(stream(), path)
 
 
 @contextmanager
-def _damage(named: Callable[[str], Exception]) -> Iterator[None]:
+def _convert_damage(build_error: Callable[[str], Exception]) -> Iterator[None]:
+    """Context manager that converts exceptions of the archive libraries for damage to `build_error(cause)`."""
     try:
         yield
-    except _DAMAGE as error:
-        raise named(str(error)) from error
+    except _DAMAGE_ERRORS as error:
+        raise build_error(str(error)) from error
     except OSError as error:
         if error.errno != errno.EINVAL:  # because: damage can cause a seek before the file's start
             raise
-        raise named(str(error)) from error
+        raise build_error(str(error)) from error
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -300,39 +305,45 @@ def _damage(named: Callable[[str], Exception]) -> Iterator[None]:
 def read_rows(
     path: Path, columns: Sequence[str], start: int, batch_bytes: int
 ) -> Iterator[tuple[int, Rows, int, float]]:
-    """Yield (first row's number, rows, bytes of their texts, share of the file done) from row `start` on."""
-    pyarrow, parquet = _package("pyarrow", "parquet"), _package("pyarrow.parquet", "parquet")
+    """Yield batches (first row number, rows, bytes of their texts, share of the file read) from row `start` on.
+
+    A row has the texts of `columns`. Raise DataError for a damaged file or a missing column.
+    """
+    pyarrow, parquet = _import_package("pyarrow", "parquet"), _import_package("pyarrow.parquet", "parquet")
     with read_errors(path):
         try:
             _check_columns(parquet.read_schema(path), columns, path, pyarrow)
             with parquet.ParquetFile(path, read_dictionary=list(columns)) as file:
-                yield from _batches(file, columns, start, batch_bytes)
+                yield from _row_batches(file, columns, start, batch_bytes)
         except (pyarrow.ArrowException, OSError, IndexError, UnicodeDecodeError) as error:  # names may be bad UTF-8
             if isinstance(error, FileNotFoundError):
                 raise
             raise DataError(f"{path} cannot be read as .parquet ({error}). It is damaged or another file.") from error
 
 
-def _batches(file: Any, columns: Sequence[str], start: int, batch_bytes: int) -> Iterator[tuple[int, Rows, int, float]]:
+def _row_batches(
+    file: Any, columns: Sequence[str], start: int, batch_bytes: int
+) -> Iterator[tuple[int, Rows, int, float]]:
+    """Yield as `read_rows` does, for an open ParquetFile."""
     at, total = 0, max(file.metadata.num_rows, 1)
     for group in range(file.metadata.num_row_groups):
         about = file.metadata.row_group(group)
-        num_rows = max(1, min(_MOST_ROWS, batch_bytes * about.num_rows // max(about.total_byte_size, 1)))
+        num_rows = max(1, min(_MAX_ROWS, batch_bytes * about.num_rows // max(about.total_byte_size, 1)))
         if at + about.num_rows <= start:
             at += about.num_rows
             continue
         for batch in file.iter_batches(batch_size=num_rows, row_groups=[group], columns=list(columns)):
-            for first, rows, num_bytes in _split(at, batch, columns, batch_bytes):
+            for first, rows, num_bytes in _split_batch(at, batch, columns, batch_bytes):
                 if first >= start:
                     yield first, rows, num_bytes, (first + len(rows)) / total
             at += batch.num_rows
 
 
-def _split(at: int, batch: Any, columns: Sequence[str], batch_bytes: int) -> Iterator[tuple[int, Rows, int]]:
+def _split_batch(at: int, batch: Any, columns: Sequence[str], batch_bytes: int) -> Iterator[tuple[int, Rows, int]]:
     """Split a batch into parts of about batch_bytes; repeated texts of a dictionary make it larger than stored."""
     rows: Rows = []
     num_bytes = 0
-    for row in zip(*(_texts(batch.column(name)) for name in columns), strict=True):
+    for row in zip(*(_column_texts(batch.column(name)) for name in columns), strict=True):
         rows.append(row)
         num_bytes += sum(len(text) for text in row if text is not None)
         if num_bytes >= batch_bytes:
@@ -342,21 +353,21 @@ def _split(at: int, batch: Any, columns: Sequence[str], batch_bytes: int) -> Ite
         yield at, rows, num_bytes
 
 
-def _texts(column: Any) -> Iterator[Text]:
-    """Return an iterator over a dictionary column's texts; None for null, bytes for invalid UTF-8."""
+def _column_texts(column: Any) -> Iterator[Text]:
+    """Return an iterator over the texts of a dictionary-encoded column; None for null, bytes for invalid UTF-8."""
     try:
-        known = column.dictionary.to_pylist()
+        texts = column.dictionary.to_pylist()
     except UnicodeDecodeError:
         large = "large_binary" if str(column.dictionary.type).startswith("large") else "binary"
-        known = [_text(data) for data in column.dictionary.view(large).to_pylist()]
+        texts = [_decode_or_bytes(data) for data in column.dictionary.view(large).to_pylist()]
     indices = column.indices.to_pylist()
     # because: the library does not check indices against the dictionary, and Python accepts negative ones
-    if any(not 0 <= index < len(known) for index in indices if index is not None):
-        raise IndexError("a row is a text that the dictionary of its column does not have")
-    return (None if index is None else known[index] for index in indices)
+    if any(not 0 <= index < len(texts) for index in indices if index is not None):
+        raise IndexError("a row's index is outside the dictionary of its column")
+    return (None if index is None else texts[index] for index in indices)
 
 
-def _text(data: bytes | None) -> Text:
+def _decode_or_bytes(data: bytes | None) -> Text:
     try:
         return None if data is None else data.decode()
     except UnicodeDecodeError:
@@ -364,6 +375,7 @@ def _text(data: bytes | None) -> Text:
 
 
 def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any) -> None:
+    """Raise DataError if a column is missing or does not hold text."""
     for name in columns:
         if name not in schema.names:
             raise DataError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}. Name one with --key.")
@@ -373,7 +385,7 @@ def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any
             raise DataError(f"{path}: the column {name!r} holds {value}, which is no text. Name another with --key.")
 
 
-def _package(name: str, suffix: str) -> Any:
+def _import_package(name: str, suffix: str) -> Any:
     """Import an optional package for files of this suffix, which is also the name of the extra that installs it."""
     try:
         return importlib.import_module(name)

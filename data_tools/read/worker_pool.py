@@ -28,21 +28,24 @@ Item = tuple[Portion, "Future[R]"]
 
 
 class PortionWorker(Protocol[R]):
+    """Interface of the work on a portion."""
+
     def run(self, portion: Portion) -> R: ...
 
 
-def budget_of(workers: int, limits: Limits) -> Budget:
-    """Return a budget of one portion per worker, one being written and one being read."""
+def build_budget(workers: int, limits: Limits) -> Budget:
+    """Return a budget of one portion for each worker, one being written and one being read."""
     return Budget((workers + 2) * limits.slice_bytes)
 
 
 @contextmanager
-def worked_ahead(
+def process_portions(
     portions: Iterator[Portion], build: Callable[[], PortionWorker[R]], workers: int, budget: Budget, *, processes: bool
 ) -> Iterator[Iterator[tuple[Portion, R]]]:
-    """Context manager that yields an iterator over (portion, result), in input order.
+    """Context manager that runs workers on portions and yields an iterator over (portion, result), in input order.
 
-    `budget` must be the one that `portions` take from. With `processes`, `build` is pickled and called in each process.
+    `build` returns the worker, once for all threads or, with `processes`, pickled and called in each process.
+    `budget` must be the one that the iterator `portions` acquires bytes from.
     """
     with _pool(build, workers, processes) as (pool, run):
         queue: SimpleQueue[Item[R] | BaseException | None] = SimpleQueue()
@@ -50,7 +53,7 @@ def worked_ahead(
         def feed() -> None:
             try:
                 for portion in portions:
-                    budget.hand_on(portion.num_bytes)
+                    budget.mark_in_flight(portion.num_bytes)
                     queue.put((portion, pool.submit(run, portion)))
                 queue.put(None)
             except StoppedError:
@@ -81,7 +84,7 @@ def _results(queue: SimpleQueue[Item[R] | BaseException | None], budget: Budget)
         yield portion, result
         num_bytes = portion.num_bytes
         del portion, result
-        budget.give_back(num_bytes)
+        budget.release_in_flight(num_bytes)
 
 
 # ---- the pool
@@ -124,6 +127,7 @@ def _run_in_process(portion: Portion) -> Any:
 
 
 def _end_with_parent() -> None:
+    """Wait until the parent process exits, then exit."""
     # because: the workers of a killed pool hold both ends of its pipes and would wait forever
     parent = parent_process()
     if parent is not None:

@@ -118,12 +118,12 @@ def resolve_text_inputs(inputs: list[str], format_: str | None) -> Inputs:
 
     Print a notice about files in folders that cannot be read as text. Raise if `format_` applies to no input.
     """
-    from data_tools.read.sources import KNOWN, skipped_files, source_of
+    from data_tools.read.sources import READABLE, resolve_input, skipped_files
 
-    sources = [source_of(source, format_) for source in inputs]
+    sources = [resolve_input(source, format_) for source in inputs]
     if format_ is not None and all(isinstance(source, str) for source in sources):
         raise UsageError(f"--format={format_} is for - and for files whose names do not say what they hold. "
                          "None was given; leave it out.")  # fmt: skip
     if skipped := skipped_files(sources):
-        print_notice(f"left out: {join_few(map(str, skipped), max_shown=3)}. Folders are searched for {KNOWN}.")
+        print_notice(f"left out: {join_few(map(str, skipped), max_shown=3)}. Folders are searched for {READABLE}.")
     return sources

@@ -31,8 +31,8 @@ _MAX_GROWTH = 64  # maximal factor by which replacement rules may lengthen a tex
 _MAX_RULES = 256
 _MAX_AFFIX = 100  # characters of a prefix or suffix of pieces
 _MAX_WORD = 1000  # characters; because: WordPiece's time is quadratic in a word's length, and BERT's limit is 100
-_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
-_ROLES = {
+_BOS_NAMES = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]")
+_SPECIAL_NAMES = {
     "eod": ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"),
     "pad": ("[PAD]", "<pad>", "<|pad|>"),
     "unk": ("[UNK]", "<unk>"),
@@ -41,26 +41,30 @@ _ROLES = {
     "mask": ("[MASK]", "<mask>"),
 }
 _END_OF_WORD = re.compile(r"\S ")
-_ANOTHER = "Get the file again, or give another tokenizer."
-_LONG = 1 << 18  # characters; because: the library's result takes about fifty times the memory of the text
+_GET_AGAIN = "Get the file again, or give another tokenizer."
+_PART_CHARS = 1 << 18  # characters; because: the library's result takes about fifty times the memory of the text
 
 
 @contextmanager
-def library_errors(name: str, doing: str, way_out: str) -> Iterator[None]:
-    """Convert exceptions of the `tokenizers` library to DataError with `name`. A Rust panic is no Exception."""
+def library_errors(name: str, failure: str, way_out: str) -> Iterator[None]:
+    """Convert exceptions of the `tokenizers` library to DataError with the message "NAME FAILURE (cause). WAY_OUT".
+
+    A Rust panic is no Exception, so BaseException is caught.
+    """
     try:
         yield
     except BaseException as error:
-        if is_ours(error):
+        if passes_unchanged(error):
             raise
-        raise DataError(f"{name} {doing} ({shorten(error)}). {way_out}") from error
+        raise DataError(f"{name} {failure} ({shorten(error)}). {way_out}") from error
 
 
-def is_ours(error: BaseException) -> bool:
+def passes_unchanged(error: BaseException) -> bool:
+    """Return True for an exception that does not come from the `tokenizers` library and is not converted."""
     return isinstance(error, (LmtrainError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError))
 
 
-def refuse_too_many(data: bytes, name: str) -> None:
+def check_num_entries(data: bytes, name: str) -> None:
     """Raise DataError if a file has too many entries to parse; each entry becomes objects of about 100 bytes."""
     count = data.count(b"\n") + data.count(b",")
     if count > _MAX_ENTRIES:
@@ -69,33 +73,35 @@ def refuse_too_many(data: bytes, name: str) -> None:
         )
 
 
-def judged(inner: tokenizers.Tokenizer, name: str) -> int:
-    """Raise DataError if a tokenizer is damaged or would exhaust memory or time; return its highest id + 1."""
-    vocab_size = _judge_ids(inner, name)
-    _judge_model(inner.model, name)
-    _judge_rules(inner, name)
-    _judge_template(inner, name)
+def check_tokenizer(inner: tokenizers.Tokenizer, name: str) -> int:
+    """Return a tokenizer's highest id + 1. Raise DataError if it is damaged or would exhaust memory or time."""
+    vocab_size = _check_ids(inner, name)
+    _check_model(inner.model, name)
+    _check_rules(inner, name)
+    _check_template(inner, name)
     return vocab_size
 
 
-def _judge_ids(inner: tokenizers.Tokenizer, name: str) -> int:
+def _check_ids(inner: tokenizers.Tokenizer, name: str) -> int:
+    """Return the highest id + 1. Raise DataError if there are no ids, an id is too large, or two tokens share one."""
     ids = inner.get_vocab(with_added_tokens=True).values()
     if not ids:
         raise DataError(f"{name} has no vocabulary. It is damaged or another kind of file.")
     # because: a model allocates an embedding row for every id up to the largest
-    most = min(_MAX_ID, 8 * len(ids) + (1 << 18))
-    if max(ids) > most:
-        raise DataError(f"{name} has the id {max(ids)}; with {len(ids)} tokens the largest is {most}. It is damaged.")
+    limit = min(_MAX_ID, 8 * len(ids) + (1 << 18))
+    if max(ids) > limit:
+        raise DataError(f"{name} has the id {max(ids)}; with {len(ids)} tokens the largest is {limit}. It is damaged.")
     if len(set(ids)) < len(ids):
         raise DataError(f"{name} gives one id to two tokens. It is damaged.")
     return int(max(ids)) + 1
 
 
-def _judge_model(model: Any, name: str) -> None:
+def _check_model(model: Any, name: str) -> None:
+    """Raise DataError if the model's limits on words or affixes would take too much time or memory."""
     longest = getattr(model, "max_input_chars_per_word", 0)
     if longest > _MAX_WORD:
         raise DataError(
-            f"{name} cuts words of up to {longest} characters; {_MAX_WORD} are the most. Lower its "
+            f"{name} splits words of up to {longest} characters; {_MAX_WORD} are the most. Lower its "
             "max_input_chars_per_word: BERT's is 100."
         )
     for kind in ("continuing_subword_prefix", "end_of_word_suffix"):
@@ -103,14 +109,14 @@ def _judge_model(model: Any, name: str) -> None:
             raise DataError(f"{name} has a {kind} of more than {_MAX_AFFIX} characters. It is damaged.")
 
 
-def _judge_rules(inner: tokenizers.Tokenizer, name: str) -> None:
-    """Raise DataError if the rules of a part are too many or could lengthen a text too much."""
+def _check_rules(inner: tokenizers.Tokenizer, name: str) -> None:
+    """Raise DataError if the normalizer, pre-tokenizer or decoder has too many rules or lengthens texts too much."""
     for part in ("normalizer", "pre_tokenizer", "decoder"):
-        found = getattr(inner, part)
-        rules = [] if found is None else list(_rules(json.loads(found.__getstate__())))
+        component = getattr(inner, part)
+        rules = [] if component is None else list(_iterate_rules(json.loads(component.__getstate__())))
         growth = 1.0
         for rule in rules:
-            growth = min(growth * _growth(rule), 1e9)
+            growth = min(growth * _growth_factor(rule), 1e9)
         if growth > _MAX_GROWTH:
             raise DataError(
                 f"{name} has a {part} that makes a text {growth:.0f} times as long; {_MAX_GROWTH} times is the most. "
@@ -120,14 +126,14 @@ def _judge_rules(inner: tokenizers.Tokenizer, name: str) -> None:
             raise DataError(f"{name} has a {part} of {len(rules)} rules; {_MAX_RULES} are the most. It is damaged.")
 
 
-def _judge_template(inner: tokenizers.Tokenizer, name: str) -> None:
+def _check_template(inner: tokenizers.Tokenizer, name: str) -> None:
     """Raise DataError if the post-processor's template drops or repeats the text, which would change its ids.
 
     Special tokens that a template adds around the text are never used.
     """
     if inner.post_processor is None:
         return
-    for rule in _rules(json.loads(inner.post_processor.__getstate__())):
+    for rule in _iterate_rules(json.loads(inner.post_processor.__getstate__())):
         texts = [part["Sequence"]["id"] for part in rule.get("single") or () if "Sequence" in part]
         if rule["type"] == "TemplateProcessing" and texts != ["A"]:
             raise DataError(
@@ -136,15 +142,16 @@ def _judge_template(inner: tokenizers.Tokenizer, name: str) -> None:
             )
 
 
-def _rules(tree: Any) -> Iterator[dict[str, Any]]:
+def _iterate_rules(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield every rule of a component of tokenizer.json: itself and the rules that it contains."""
     if isinstance(tree, dict) and "type" in tree:
         yield tree
         for inside in ("normalizers", "pretokenizers", "decoders", "processors"):
             for rule in tree.get(inside) or ():
-                yield from _rules(rule)
+                yield from _iterate_rules(rule)
 
 
-def _growth(rule: dict[str, Any]) -> float:
+def _growth_factor(rule: dict[str, Any]) -> float:
     """Return the factor by which a rule can lengthen a text."""
     if rule["type"] == "Replace":
         pattern, content = rule["pattern"], len(rule["content"])
@@ -182,22 +189,22 @@ class Tokenizer:
 
         The last loaded tokenizer is cached: if its files have not changed, they are not read again.
         """
-        global _last
+        global _last_loaded
         path = Path(path)
         if path.is_dir():
-            path = _choose(path)
-        identity = _identity(path)
-        if identity is None or _last is None or _last[0] != identity:
-            _last = (identity, cls._load(path))
-        return _last[1]
+            path = _find_in_folder(path)
+        identity = _file_identity(path)
+        if identity is None or _last_loaded is None or _last_loaded[0] != identity:
+            _last_loaded = (identity, cls._load(path))
+        return _last_loaded[1]
 
     @classmethod
-    def known(
+    def load_lazily(
         cls, path: Path, *, sha256: str | None, fingerprint: str, vocab_size: int, eod_id: int | None
     ) -> Tokenizer:
-        """Return a tokenizer with these known properties if the file has this hash; parse it when it is first used.
+        """Return a tokenizer with these recorded properties, and parse its file only at first use.
 
-        A file with another hash is loaded. because: parsing 50,000 pieces takes a tenth of the start-up time
+        A file with another hash is loaded by `load`. because: parsing 50,000 pieces takes a tenth of the start-up time
         """
         if sha256 is None or not path.is_file() or hashlib.sha256(data := _read(path)).hexdigest() != sha256:
             return cls.load(path)
@@ -208,37 +215,40 @@ class Tokenizer:
 
     @cached_property
     def _inner(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer, parsed at first use if `known` made this tokenizer."""
-        return type(self)._made(lambda name: tokenizers.Tokenizer.from_str(self._text), self.source)._inner
+        """The library's tokenizer, parsed at first use if `load_lazily` made this tokenizer."""
+        return type(self)._build(lambda name: tokenizers.Tokenizer.from_str(self._text), self.source)._inner
 
     @classmethod
     def _load(cls, path: Path) -> Tokenizer:
+        """Read and check a tokenizer's file, in the format that its name implies."""
         if path.name.endswith("vocab.json"):
-            merges = _merges_beside(path)
-            return cls._made(
+            merges = _merges_path(path)
+            return cls._build(
                 lambda name: vocabularies.read_gpt2(_read(path), _read(merges), name, str(merges)), str(path)
             )
         if path.suffix == ".model":
-            raise _sentencepiece(path, path.parent)
+            raise _sentencepiece_error(path, path.parent)
         if path.suffix == ".txt":
-            return cls._made(lambda name: vocabularies.read_wordpiece(_read(path), name), str(path))
-        return cls._made(lambda name: tokenizers.Tokenizer.from_str(_read(path).decode()), str(path))
+            return cls._build(lambda name: vocabularies.read_wordpiece(_read(path), name), str(path))
+        return cls._build(lambda name: tokenizers.Tokenizer.from_str(_read(path).decode()), str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Tokenizer:
-        refuse_too_many(data, "tokenizer.json")
-        return cls._made(lambda name: tokenizers.Tokenizer.from_str(data.decode()), "tokenizer.json")
+        check_num_entries(data, "tokenizer.json")
+        return cls._build(lambda name: tokenizers.Tokenizer.from_str(data.decode()), "tokenizer.json")
 
     @classmethod
-    def _made(cls, make: Callable[[str], tokenizers.Tokenizer], name: str) -> Tokenizer:
+    def _build(cls, make: Callable[[str], tokenizers.Tokenizer], name: str) -> Tokenizer:
+        """Check and wrap the library's tokenizer that `make(name)` returns."""
         with library_errors(name, "cannot be read as a tokenizer.json", "It is damaged or another file."):
             inner = make(name)
-            vocab_size = judged(inner, name)
+            vocab_size = check_tokenizer(inner, name)
             tokenizer = cls(inner, name)
             tokenizer.vocab_size = vocab_size  # because: the property would copy the vocabulary once more
             return tokenizer
 
     def to_bytes(self) -> bytes:
+        """Return the content of tokenizer.json."""
         return (self._text + "\n").encode()
 
     @cached_property
@@ -249,50 +259,50 @@ class Tokenizer:
     @cached_property
     def tree(self) -> dict[str, Any]:
         """The parsed tokenizer.json; read-only."""
-        found: dict[str, Any] = json.loads(self._text)
-        return found
+        tree: dict[str, Any] = json.loads(self._text)
+        return tree
 
     def save(self, path: Path) -> None:
         with atomic_file(path) as file:
             file.write(self.to_bytes())
 
-    def cut(self, text: str) -> list[str]:
+    def split_long_text(self, text: str) -> list[str]:
         """Split a long text into parts whose concatenated ids equal the text's ids; one part if that is not certain."""
         parts, start = [], 0
-        while self._words_stand_alone and (found := _END_OF_WORD.search(text, start + _LONG)):
-            parts.append(text[start : found.end() - 1])
-            start = found.end() - 1
+        while self._splits_at_spaces and (match := _END_OF_WORD.search(text, start + _PART_CHARS)):
+            parts.append(text[start : match.end() - 1])
+            start = match.end() - 1
         return [*parts, text[start:]]
 
     def encode(self, text: str) -> list[int]:
         # because: a plain encode spends a quarter of its time on offsets, which encode_batch_fast leaves out;
         # a batch of one text uses one core, so that parallel workers do not compete
-        ids: list[int] = self._encoded(self._inner.encode_batch_fast, text).ids
+        ids: list[int] = self._encode_one(self._inner.encode_batch_fast, text).ids
         return ids
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
         """Return the ids, and the end of each token in the text, in characters."""
-        found = self._encoded(self._inner.encode_batch, text)
-        return found.ids, [end for _, end in found.offsets]
+        encoding = self._encode_one(self._inner.encode_batch, text)
+        return encoding.ids, [end for _, end in encoding.offsets]
 
-    def _encoded(self, encode: Callable[..., list[tokenizers.Encoding]], text: str) -> tokenizers.Encoding:
+    def _encode_one(self, encode: Callable[..., list[tokenizers.Encoding]], text: str) -> tokenizers.Encoding:
         try:
             return encode([text], add_special_tokens=False)[0]
         except TypeError as error:  # raised for a lone surrogate, which valid UTF-8 cannot hold
             raise DataError("The text holds a lone surrogate, which is no character. Repair the text.") from error
         except BaseException as error:
-            if is_ours(error):
+            if passes_unchanged(error):
                 raise
             raise DataError(
-                f"{self.source} cannot cut {shorten(text, 40)!r}, as a tokenizer can any text ({shorten(error)}). "
-                f"{_ANOTHER}"
+                f"{self.source} cannot tokenize {shorten(text, 40)!r} ({shorten(error)}). "
+                f"{_GET_AGAIN}"
             ) from error
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        with library_errors(self.source, f"cannot make a text of {len(ids)} ids", _ANOTHER):
+        with library_errors(self.source, f"cannot decode {len(ids)} ids", _GET_AGAIN):
             return self._inner.decode(list(ids), skip_special_tokens=False)
 
     def piece(self, token: int) -> str:
@@ -312,12 +322,12 @@ class Tokenizer:
     @cached_property
     def special(self) -> dict[str, int]:
         """The vocabulary's special ids by role: eod, pad, unk, cls, sep, mask."""
-        found: dict[str, int] = {}
-        for role, names in _ROLES.items():
-            known = [i for name in names if (i := self._inner.token_to_id(name)) is not None]
-            if known:
-                found[role] = known[0]
-        return found
+        special: dict[str, int] = {}
+        for role, names in _SPECIAL_NAMES.items():
+            ids = [i for name in names if (i := self._inner.token_to_id(name)) is not None]
+            if ids:
+                special[role] = ids[0]
+        return special
 
     @cached_property
     def eod_id(self) -> int | None:
@@ -326,10 +336,10 @@ class Tokenizer:
     @property
     def bos_id(self) -> int | None:
         """The id of the token that begins a document, or None. Not in `special`, whose ids masking skips."""
-        return next((found for name in _BEGINS if (found := self._inner.token_to_id(name)) is not None), None)
+        return next((token_id for name in _BOS_NAMES if (token_id := self._inner.token_to_id(name)) is not None), None)
 
     @cached_property
-    def _words_stand_alone(self) -> bool:
+    def _splits_at_spaces(self) -> bool:
         """True if text before a space cannot change the ids of the text after it: GPT-2's pattern, BERT's words."""
         split, normalizer = self.tree["pre_tokenizer"] or {}, self.tree["normalizer"]
         plain = all(token["special"] for token in self.tree["added_tokens"])  # others may contain spaces
@@ -340,50 +350,56 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        text = json.dumps(_what_decides_ids(self.tree), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(_parts_that_decide_ids(self.tree), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-_last: tuple[object, Tokenizer] | None = None  # (identity of the files, tokenizer) of the last load
+_last_loaded: tuple[object, Tokenizer] | None = None  # (identity of the files, tokenizer) of the last load
 
 
-def _identity(path: Path) -> object:
-    """Return a value that changes whenever a tokenizer's files change, or None if a file cannot be accessed."""
-    files = [path, _merges_beside(path)] if path.name.endswith("vocab.json") else [path]
+def _file_identity(path: Path) -> object:
+    """Return a value that changes whenever the files of a tokenizer change, or None if a file cannot be accessed."""
+    files = [path, _merges_path(path)] if path.name.endswith("vocab.json") else [path]
     try:
-        found = [(str(file.absolute()), os.stat(file)) for file in files]
+        states = [(str(file.absolute()), os.stat(file)) for file in files]
     except OSError:
         return None
-    return [(name, of.st_dev, of.st_ino, of.st_size, of.st_mtime_ns, of.st_ctime_ns) for name, of in found]
+    return [
+        (name, state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+        for name, state in states
+    ]
 
 
-def _merges_beside(vocab: Path) -> Path:
+def _merges_path(vocab: Path) -> Path:
     return vocab.with_name(vocab.name.removesuffix("vocab.json") + "merges.txt")
 
 
-def _choose(folder: Path) -> Path:
+def _find_in_folder(folder: Path) -> Path:
+    """Return a tokenizer's file in a folder. Raise MissingInputError if there is none, DataError for SentencePiece."""
     for name in ("tokenizer.json", "vocab.json", "vocab.txt"):
         if (folder / name).is_file():
             return folder / name
     if models := sorted(folder.glob("*.model")):
-        raise _sentencepiece(models[0], folder)
+        raise _sentencepiece_error(models[0], folder)
     raise MissingInputError(
         f"{folder} holds no tokenizer. A tokenizer is tokenizer.json, vocab.json with merges.txt, or vocab.txt."
     )
 
 
-def _sentencepiece(path: Path, folder: Path) -> LmtrainError:
+def _sentencepiece_error(path: Path, folder: Path) -> LmtrainError:
+    """Return the error for a SentencePiece model, which explains how to convert the tokenizer in `folder`."""
     if not path.is_file():
         return MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.")
     code = f"from transformers import AutoTokenizer as A; A.from_pretrained('{folder}').save_pretrained('new')"
     return DataError(
         f"{path} is a model of SentencePiece, which cannot be read. Give the tokenizer.json that models are published "
-        "with; where there is none, `pip install transformers sentencepiece protobuf` has what writes one: "
+        "with. If there is none, `pip install transformers sentencepiece protobuf` and write it with "
         f'`python -c "{code}"`, and then give new.'
     )
 
 
 def _read(path: Path) -> bytes:
+    """Return the content of a tokenizer's file. Raise if it is missing, unreadable, or too large for a tokenizer."""
     try:
         with opened(path) as (fd, size):
             if size > MAX_BYTES:
@@ -393,11 +409,11 @@ def _read(path: Path) -> bytes:
         raise MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.") from error
     except OSError as error:
         raise MissingInputError(f"{path} cannot be read ({error.strerror}). Give a tokenizer's file.") from error
-    refuse_too_many(data, str(path))
+    check_num_entries(data, str(path))
     return data
 
 
-def _what_decides_ids(tree: dict[str, Any]) -> dict[str, Any]:
+def _parts_that_decide_ids(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a tokenizer.json that decide ids, normalized so that all file forms give the same result."""
     model = {key: value for key, value in tree["model"].items() if value not in (None, "", False)}
     has_names = isinstance(model["vocab"], dict)  # a Unigram vocabulary is a list of (piece, score)

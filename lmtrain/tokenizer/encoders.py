@@ -18,29 +18,37 @@ from numpy.typing import NDArray
 from lmtrain import native
 from lmtrain.tokenizer import vocabularies
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.json_lines import BadTextError, Reject, Text, bad_lines, judged, lines_of, reject
+from lmtrain.tokenizer.json_lines import (
+    BadTextError,
+    Reject,
+    Text,
+    build_reject,
+    build_rejects,
+    extract_text,
+    split_lines,
+)
 
-_MOST_IDS = 1 << 21  # Bpe::kMostIds in csrc/bpe.h
-_MOST_LETTERS = 8 << 20  # letters of all pieces; because: the trie of the pieces takes about forty bytes per letter
-_MOST_MERGES = (1 << 22) - 1
+_MAX_IDS = 1 << 21  # Bpe::kMostIds in csrc/bpe.h
+_MAX_LETTERS = 8 << 20  # letters of all pieces; because: the trie of the pieces takes about forty bytes per letter
+_MAX_MERGES = (1 << 22) - 1
 
 
-def build(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> Any | None:
-    """Return the compiled encoder of a tokenizer, or None if it is not supported."""
+def build_compiled(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> Any | None:
+    """Return the compiled encoder of a tokenizer for ids of this dtype, or None if the tokenizer is not supported."""
     if native.lib is None or tokenizer.vocab_size > np.iinfo(dtype).max + 1:
         return None
     kind = native.lib.Encoder16 if dtype == np.uint16 else native.lib.Encoder32
     tree = tokenizer.tree
     if not all(token["special"] for token in tree["added_tokens"]):  # others are matched in the text
         return None
-    if (pattern := _pattern(tree)) is not None and _is_plain_bpe(tree["model"]):
+    if (pattern := _bpe_pattern(tree)) is not None and _is_plain_bpe(tree["model"]):
         return _build_bpe(kind, pattern, tree["model"])
     if _is_bert(tree):
         return _build_wordpiece(kind, tree["normalizer"], tree["model"])
     return None
 
 
-def _pattern(tree: dict[str, Any]) -> str | None:
+def _bpe_pattern(tree: dict[str, Any]) -> str | None:
     """Return "gpt2" or "cl100k" if a byte-level BPE splits its text by one of these patterns, else None."""
     split = tree["pre_tokenizer"] or {}
     parts = split["pretokenizers"] if split.get("type") == "Sequence" else [split]
@@ -49,46 +57,50 @@ def _pattern(tree: dict[str, Any]) -> str | None:
         return None
     if not before and bytes_["use_regex"]:
         return "gpt2"
-    whole = {"type": "Split", "pattern": {"Regex": vocabularies.CL100K}, "behavior": "Isolated", "invert": False}
-    return "cl100k" if before == [whole] and not bytes_["use_regex"] else None
+    cl100k_split = {"type": "Split", "pattern": {"Regex": vocabularies.CL100K}, "behavior": "Isolated", "invert": False}
+    return "cl100k" if before == [cl100k_split] and not bytes_["use_regex"] else None
 
 
 def _is_plain_bpe(model: dict[str, Any]) -> bool:
+    """Return True if a model is a BPE without options that the compiled encoder lacks, and within its limits."""
     return (
         model["type"] == "BPE"
         and not any(
             model.get(name) for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
         )
         and model["vocab"].keys() >= vocabularies.ALPHABET
-        and max(model["vocab"].values()) < _MOST_IDS
-        and len(model["merges"]) <= _MOST_MERGES
+        and max(model["vocab"].values()) < _MAX_IDS
+        and len(model["merges"]) <= _MAX_MERGES
     )
 
 
 def _build_bpe(kind: Any, pattern: str, model: dict[str, Any]) -> Any:
+    """Build the compiled encoder of class `kind` for a byte-level BPE."""
     vocab, pairs = model["vocab"], [m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"]]
     merges = np.array([(vocab[a], vocab[b], vocab[a + b]) for a, b in pairs], np.int64).reshape(-1, 3)
     byte_ids = np.array([vocab[letter] for letter in vocabularies.LETTERS], np.int64)
-    spelled = (piece for piece in vocab if model.get("ignore_merges") and set(piece) <= vocabularies.ALPHABET)
-    whole = {piece.translate(_TO_BYTES).encode("latin-1"): vocab[piece] for piece in spelled}
-    return kind.bpe(pattern, byte_ids, merges, whole)
+    spellable = (piece for piece in vocab if model.get("ignore_merges") and set(piece) <= vocabularies.ALPHABET)
+    whole_pieces = {piece.translate(_TO_BYTES).encode("latin-1"): vocab[piece] for piece in spellable}
+    return kind.bpe(pattern, byte_ids, merges, whole_pieces)
 
 
 _TO_BYTES = {ord(letter): byte for byte, letter in enumerate(vocabularies.LETTERS)}
 
 
 def _is_bert(tree: dict[str, Any]) -> bool:
+    """Return True if a tokenizer is BERT's WordPiece and within the compiled encoder's limits."""
     model, normalizer = tree["model"], tree["normalizer"] or {}
     return (
         model["type"] == "WordPiece"
         and model["unk_token"] in model["vocab"]
-        and sum(map(len, model["vocab"])) < _MOST_LETTERS
+        and sum(map(len, model["vocab"])) < _MAX_LETTERS
         and normalizer.get("type") == "BertNormalizer"
         and (tree["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
     )
 
 
 def _build_wordpiece(kind: Any, normalizer: dict[str, Any], model: dict[str, Any]) -> Any:
+    """Build the compiled encoder of class `kind` for BERT's WordPiece."""
     strip = normalizer["strip_accents"]
     return kind.wordpiece(
         vocab={piece.encode(): i for piece, i in model["vocab"].items()},
@@ -103,7 +115,7 @@ def _build_wordpiece(kind: Any, normalizer: dict[str, Any], model: dict[str, Any
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedDocuments:
     """The valid documents in order: concatenated ids, and the number of ids per document (0 for an empty text)."""
 
     tokens: NDArray[Any]
@@ -115,10 +127,10 @@ class Encoded:
 class Encoder(Protocol):
     """Interface of both encoders. `append_eod` ends every document that has ids with the end-of-document token."""
 
-    def encode_documents(self, documents: Sequence[Text], *, append_eod: bool = False) -> Encoded:
+    def encode_documents(self, documents: Sequence[Text], *, append_eod: bool = False) -> EncodedDocuments:
         """Encode texts given as str or as UTF-8 bytes. A reject's `item` is the document's number."""
 
-    def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> Encoded:
+    def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> EncodedDocuments:
         """Encode the text under `key` of each JSON line (the last line may lack its newline).
 
         `data` may be any object with a buffer. The caller must remove a byte order mark at the start of a file. A
@@ -131,7 +143,7 @@ def build_encoder(tokenizer: Tokenizer, dtype: Any = None) -> Encoder:
     if dtype is None:
         dtype = np.uint16 if tokenizer.vocab_size < 65500 else np.int32  # because: as data.store.format.dtype_for
     dtype = np.dtype(dtype)
-    encoder = build(tokenizer, dtype)
+    encoder = build_compiled(tokenizer, dtype)
     return TwinEncoder(tokenizer, dtype) if encoder is None else CompiledEncoder(tokenizer, encoder)
 
 
@@ -141,21 +153,22 @@ class CompiledEncoder:
     def __init__(self, tokenizer: Tokenizer, encoder: Any) -> None:
         self._eod, self._encoder = tokenizer.eod_id, encoder
 
-    def encode_documents(self, documents: Sequence[Text], *, append_eod: bool = False) -> Encoded:
-        tokens, lengths, num_text_bytes, bad = self._encoder.encode_documents(documents, self._end(append_eod))
-        rejects = [reject(number, 0, documents[number], None) for number in bad[::2].tolist()]
-        return Encoded(tokens, lengths, num_text_bytes, rejects)
+    def encode_documents(self, documents: Sequence[Text], *, append_eod: bool = False) -> EncodedDocuments:
+        tokens, lengths, num_text_bytes, bad = self._encoder.encode_documents(documents, self._eod_argument(append_eod))
+        rejects = [build_reject(number, 0, documents[number], None) for number in bad[::2].tolist()]
+        return EncodedDocuments(tokens, lengths, num_text_bytes, rejects)
 
-    def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> Encoded:
+    def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> EncodedDocuments:
         tokens, lengths, num_text_bytes, bad = self._encoder.encode_jsonl(
-            data, key.encode("utf-8", "surrogatepass"), self._end(append_eod)
+            data, key.encode("utf-8", "surrogatepass"), self._eod_argument(append_eod)
         )
-        return Encoded(tokens, lengths, num_text_bytes, bad_lines(data, key, bad))
+        return EncodedDocuments(tokens, lengths, num_text_bytes, build_rejects(data, key, bad))
 
-    def _end(self, append_eod: bool) -> int:
+    def _eod_argument(self, append_eod: bool) -> int:
+        """Return the end-of-document id for the compiled encoder, -1 to append none."""
         if not append_eod:
             return -1
-        assert self._eod is not None, "the caller has asked for an end that the tokenizer lacks"
+        assert self._eod is not None, "append_eod needs an end-of-document token, which the tokenizer lacks"
         return self._eod
 
 
@@ -165,31 +178,32 @@ class TwinEncoder:
     def __init__(self, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
         self._tokenizer, self._dtype = tokenizer, dtype
 
-    def encode_documents(self, documents: Sequence[Text], *, append_eod: bool = False) -> Encoded:
+    def encode_documents(self, documents: Sequence[Text], *, append_eod: bool = False) -> EncodedDocuments:
         return self._encode(((number, 0, document) for number, document in enumerate(documents)), None, append_eod)
 
-    def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> Encoded:
-        return self._encode(((start, start, line) for start, line in lines_of(bytes(data))), key, append_eod)
+    def encode_jsonl(self, data: bytes, key: str, *, append_eod: bool = False) -> EncodedDocuments:
+        return self._encode(((start, start, line) for start, line in split_lines(bytes(data))), key, append_eod)
 
-    def _encode(self, items: Iterable[tuple[int, int, Text]], key: str | None, append_eod: bool) -> Encoded:
+    def _encode(self, items: Iterable[tuple[int, int, Text]], key: str | None, append_eod: bool) -> EncodedDocuments:
         arrays: list[NDArray[Any]] = [np.empty(0, self._dtype)]
         lengths: list[int] = []
         rejects: list[Reject] = []
         num_text_bytes = 0
         for item, start, source in items:
             try:
-                text = judged(source, key)
+                text = extract_text(source, key)
             except BadTextError as error:
-                rejects.append(Reject(item, start + error.at, error.cause))
+                rejects.append(Reject(item, start + error.offset, error.cause))
                 continue
-            ids = self._ids(text, append_eod)
+            ids = self._encode_text(text, append_eod)
             arrays.append(ids)
             lengths.append(len(ids))
             num_text_bytes += len(text.encode())
-        return Encoded(np.concatenate(arrays), np.array(lengths, np.int64), num_text_bytes, rejects)
+        return EncodedDocuments(np.concatenate(arrays), np.array(lengths, np.int64), num_text_bytes, rejects)
 
-    def _ids(self, text: str, append_eod: bool) -> NDArray[Any]:
-        parts = map(self._tokenizer.encode, self._tokenizer.cut(text))
+    def _encode_text(self, text: str, append_eod: bool) -> NDArray[Any]:
+        """Return the ids of a text, in parts if it is long, and the end-of-document id if requested."""
+        parts = map(self._tokenizer.encode, self._tokenizer.split_long_text(text))
         ids = np.concatenate([np.array(part, self._dtype) for part in parts])
         # because: the format stores an empty document as empty, without an end-of-document token
         return np.append(ids, ids.dtype.type(self._tokenizer.eod_id)) if append_eod and len(ids) else ids

@@ -25,7 +25,7 @@ MAX_DEPTH = 256  # levels of brackets; because: Python's own limit depends on it
 MAX_DIGITS = 4300  # of an integer; because: Python's default limit, which an environment variable can change
 MAX_WORD_BYTES = 4 << 20  # without white space; because: merging a word takes about thirty times its size
 BOM = b"\xef\xbb\xbf"  # byte order mark: allowed at the start of a file, invalid JSON elsewhere
-_STRETCH = re.compile(rb"\s+|\S+")
+_WORD_OR_SPACE = re.compile(rb"\s+|\S+")
 
 
 class Reject(NamedTuple):
@@ -47,12 +47,12 @@ class JsonLines(NamedTuple):
 class BadTextError(Exception):
     """Raised within the tokenizer package for a bad text; callers receive a Reject."""
 
-    def __init__(self, at: int, cause: str) -> None:
+    def __init__(self, offset: int, cause: str) -> None:
         super().__init__(cause)
-        self.at, self.cause = at, cause
+        self.offset, self.cause = offset, cause
 
 
-def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
+def split_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield (offset, line without its newline) of every line that is not blank."""
     start = 0
     while start < len(data):
@@ -64,57 +64,58 @@ def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def read_jsonl(data: bytes, key: str) -> JsonLines:
-    """Return the texts of whole JSON lines, for callers that process texts before encoding."""
+    """Return the texts under `key` of whole JSON lines, for callers that process texts before encoding."""
     if native.lib is None:
         return read_jsonl_twin(data, key)
     documents, starts, bad = native.lib.read_jsonl(data, key.encode("utf-8", "surrogatepass"))
-    return JsonLines(documents, starts.tolist(), bad_lines(data, key, bad))
+    return JsonLines(documents, starts.tolist(), build_rejects(data, key, bad))
 
 
 def read_jsonl_twin(data: bytes, key: str) -> JsonLines:
-    found = JsonLines([], [], [])
-    for start, line in lines_of(bytes(data)):
+    result = JsonLines([], [], [])
+    for start, line in split_lines(bytes(data)):
         try:
-            found.documents.append(judged(line, key).encode())
-            found.starts.append(start)
+            result.documents.append(extract_text(line, key).encode())
+            result.starts.append(start)
         except BadTextError as error:
-            found.rejects.append(Reject(start, start + error.at, error.cause))
-    return found
+            result.rejects.append(Reject(start, start + error.offset, error.cause))
+    return result
 
 
-def bad_lines(data: bytes, key: str, bounds: NDArray[np.int64]) -> list[Reject]:
+def build_rejects(data: bytes, key: str, bounds: NDArray[np.int64]) -> list[Reject]:
     """Return a Reject for each line that the compiled reader rejected, given the lines' starts and ends."""
     view = memoryview(data)
-    return [reject(start, start, bytes(view[start:stop]), key) for start, stop in bounds.reshape(-1, 2).tolist()]
+    return [build_reject(start, start, bytes(view[start:stop]), key) for start, stop in bounds.reshape(-1, 2).tolist()]
 
 
-def reject(item: int, start: int, source: Text, key: str | None) -> Reject:
+def build_reject(item: int, start: int, source: Text, key: str | None) -> Reject:
+    """Return the Reject, with the cause, of a text or line that the compiled reader rejected; it begins at `start`."""
     try:
-        judged(source, key)
+        extract_text(source, key)
     except BadTextError as error:
-        return Reject(item, start + error.at, error.cause)
-    raise RuntimeError(f"the compiled reader refuses what its twin accepts: {source[:200]!r}")
+        return Reject(item, start + error.offset, error.cause)
+    raise RuntimeError(f"the compiled reader rejects a text that its twin accepts: {source[:200]!r}")
 
 
-def judged(source: Text, key: str | None) -> str:
-    """Return the text of a document or, with a key, of a JSON line. Raise BadTextError if it is bad."""
+def extract_text(source: Text, key: str | None) -> str:
+    """Return the text of a document or, with a key, the text under the key in a JSON line. Raise BadTextError."""
     if key is not None:
         assert isinstance(source, bytes)
-        found: str = document_of(source, key)[key]
-        return found
-    text = source if isinstance(source, str) else decoded(source)
-    refuse_bad_text(text)
+        text: str = parse_document(source, key)[key]
+        return text
+    text = source if isinstance(source, str) else decode_utf8(source)
+    check_text(text)
     return text
 
 
-def document_of(line: bytes, key: str | None) -> Document:
-    """Return the object of one JSON line; with a key, its value must be a valid text. Raise BadTextError otherwise."""
-    text = decoded(line)
-    top: Pairs = []  # pairs of the last object to end, which is the outermost
+def parse_document(line: bytes, key: str | None) -> Document:
+    """Return the JSON object of a line; with a key, its value must be a valid text. Raise BadTextError if not."""
+    text = decode_utf8(line)
+    outermost: Pairs = []  # pairs of the last object to end, which is the outermost
 
     def remember(pairs: Pairs) -> Document:
-        nonlocal top
-        top = pairs
+        nonlocal outermost
+        outermost = pairs
         return dict(pairs)
 
     try:
@@ -130,20 +131,21 @@ def document_of(line: bytes, key: str | None) -> Document:
     if not isinstance(value, dict):
         raise BadTextError(0, "not a JSON object")
     if key is not None:
-        found = sum(name == key for name, _ in top)
-        if found != 1:
-            raise BadTextError(0, f"the key {key!r} stands twice" if found else f"no key {key!r}")
+        num_keys = sum(name == key for name, _ in outermost)
+        if num_keys != 1:
+            raise BadTextError(0, f"the key {key!r} stands twice" if num_keys else f"no key {key!r}")
         if not isinstance(value[key], str):
             raise BadTextError(0, f"the value of {key!r} is not text")
-        refuse_bad_text(value[key])
+        check_text(value[key])
     return value
 
 
 def _loads(text: str, to_object: Callable[[Pairs], Any]) -> Any:
-    return json.loads(text, object_pairs_hook=to_object, parse_constant=_no_constant, parse_int=_whole)
+    """Parse JSON; `to_object` converts the pairs of each object. Raise ValueError for NaN or a huge integer."""
+    return json.loads(text, object_pairs_hook=to_object, parse_constant=_raise_constant, parse_int=_parse_int)
 
 
-def decoded(data: bytes) -> str:
+def decode_utf8(data: bytes) -> str:
     """Decode UTF-8. Raise BadTextError if it is invalid."""
     try:
         return data.decode()
@@ -151,14 +153,14 @@ def decoded(data: bytes) -> str:
         raise BadTextError(error.start, "invalid UTF-8") from error
 
 
-def refuse_bad_text(text: str) -> None:
+def check_text(text: str) -> None:
     """Raise BadTextError for a lone surrogate, or for too long a run of white space or of other characters."""
     try:
         data = text.encode()
     except UnicodeEncodeError as error:
         raise BadTextError(0, "the text holds a lone surrogate, which is no character") from error
     if len(data) > MAX_WORD_BYTES:
-        for stretch in _STRETCH.finditer(data):
+        for stretch in _WORD_OR_SPACE.finditer(data):
             if stretch.end() - stretch.start() > MAX_WORD_BYTES:
                 raise BadTextError(stretch.start(), f"a word longer than {MAX_WORD_BYTES >> 20} MiB")
 
@@ -168,11 +170,11 @@ def _values(pairs: Pairs) -> list[Any]:
     return [value for _, value in pairs]
 
 
-def _no_constant(name: str) -> None:
+def _raise_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _whole(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     if len(digits.removeprefix("-")) > MAX_DIGITS:
         raise ValueError(f"a number has more than {MAX_DIGITS} digits")
     return int(digits)

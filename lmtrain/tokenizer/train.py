@@ -25,7 +25,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Patte
     if vocab_size < smallest:
         raise UsageError(f"--vocab-size={vocab_size} is too small for BPE and its 256 bytes. Use {smallest} or more.")
     inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = vocabularies.bpe_splitting(pattern)
+    inner.pre_tokenizer = vocabularies.build_bpe_pre_tokenizer(pattern)
     inner.train_from_iterator(
         texts,
         trainers.BpeTrainer(
@@ -50,7 +50,7 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> T
         raise UsageError(f"--vocab-size={vocab_size} is too small for WordPiece. Use {smallest} or more.")
     inner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
     vocabularies.apply_wordpiece_splitting(inner, lowercase)
-    alphabet, inside = _letters(texts, inner, min(_MAX_ALPHABET, room // 2))
+    alphabet, inside = _choose_alphabet(texts, inner, min(_MAX_ALPHABET, room // 2))
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=_MIN_FREQUENCY,
@@ -65,8 +65,8 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> T
     return Tokenizer(vocabularies.build_wordpiece(inner.get_vocab(with_added_tokens=False), lowercase))
 
 
-def _letters(texts: Iterable[str], inner: tokenizers.Tokenizer, limit: int) -> tuple[list[str], list[str]]:
-    """Return the most frequent characters, at most `limit`, and the subset that occurs inside words."""
+def _choose_alphabet(texts: Iterable[str], inner: tokenizers.Tokenizer, limit: int) -> tuple[list[str], list[str]]:
+    """Return the most frequent characters of the texts, at most `limit`, and those of them that occur inside words."""
     words: Counter[str] = Counter()
     for text in texts:
         words.update(word for word, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(text)))

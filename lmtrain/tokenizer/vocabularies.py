@@ -20,8 +20,8 @@ from lmtrain.runtime.files.files import parse_json
 EOD = "<|endoftext|>"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # special tokens of WordPiece
 ALPHABET = frozenset(pre_tokenizers.ByteLevel.alphabet())  # one letter for each of the 256 bytes
-_OTHERS = [letter for letter in sorted(ALPHABET) if ord(letter) > 255]  # letters for bytes that are not printable
-LETTERS = tuple(chr(byte) if chr(byte) in ALPHABET else _OTHERS.pop(0) for byte in range(256))  # indexed by byte
+_LETTERS_LEFT = [letter for letter in sorted(ALPHABET) if ord(letter) > 255]  # letters for bytes that are not printable
+LETTERS = tuple(chr(byte) if chr(byte) in ALPHABET else _LETTERS_LEFT.pop(0) for byte in range(256))  # indexed by byte
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 CL100K = (  # the pattern of GPT-4 and LLaMA 3
@@ -31,7 +31,7 @@ CL100K = (  # the pattern of GPT-4 and LLaMA 3
 Pattern = Literal["gpt2", "cl100k"]
 
 
-def bpe_splitting(pattern: Pattern) -> pre_tokenizers.PreTokenizer:
+def build_bpe_pre_tokenizer(pattern: Pattern) -> pre_tokenizers.PreTokenizer:
     """Return the pre-tokenizer that splits text into words; merges stay within a word."""
     to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern == "gpt2")
     if pattern == "gpt2":
@@ -40,8 +40,9 @@ def bpe_splitting(pattern: Pattern) -> pre_tokenizers.PreTokenizer:
 
 
 def build_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
+    """Build a tokenizer with GPT-2's splitting from pieces with their ids and ranked merges."""
     inner = Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    inner.pre_tokenizer = bpe_splitting("gpt2")
+    inner.pre_tokenizer = build_bpe_pre_tokenizer("gpt2")
     inner.decoder = decoders.ByteLevel()
     if EOD in vocab:
         inner.add_special_tokens([AddedToken(EOD, normalized=False)])
@@ -61,9 +62,9 @@ def _read_vocab(data: bytes, name: str) -> dict[str, int]:
         raise DataError(f"{name} is not a JSON object of piece to id. It is damaged or another kind of file.")
     for piece, number in pieces.items():
         if type(number) is not int or not 0 <= number < 2**31:
-            said = repr(number) if isinstance(number, (bool, int, float)) else shorten(number)
+            shown = repr(number) if isinstance(number, (bool, int, float)) else shorten(number)
             raise DataError(
-                f"{name} gives {shorten(piece)!a} the id {said}; ids are whole numbers from 0. It is damaged."
+                f"{name} gives {shorten(piece)!a} the id {shown}; ids are whole numbers from 0. It is damaged."
             )
         if not piece.isascii() and _SURROGATE.search(piece):
             raise DataError(f"{name} has {shorten(piece)!a}, a piece with half of a character. It is damaged.")
@@ -77,7 +78,7 @@ def _read_vocab(data: bytes, name: str) -> dict[str, int]:
 
 def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[str, str]]:
     """Parse merges.txt. Raise DataError at a line that is no pair of pieces of the vocabulary."""
-    lines = _lines(data, name)
+    lines = _decode_lines(data, name)
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(lines, 1):
         line = line.removesuffix("\r")
@@ -96,6 +97,7 @@ def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[s
 
 
 def build_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
+    """Build BERT's tokenizer from pieces with their ids."""
     inner = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))  # noqa: S106 - no password
     apply_wordpiece_splitting(inner, lowercase)
     inner.decoder = decoders.WordPiece()
@@ -111,19 +113,19 @@ def apply_wordpiece_splitting(inner: Tokenizer, lowercase: bool) -> None:
 
 def read_wordpiece(data: bytes, name: str) -> Tokenizer:
     """Build a tokenizer from the content of vocab.txt: one piece per line, its id is the line's number from 0."""
-    lines = _lines(data, name)
+    lines = _decode_lines(data, name)
     if lines[-1] == "":
         lines.pop()
     vocab: dict[str, int] = {}
     for number, line in enumerate(lines):
         piece = line.removesuffix("\r")
         if piece in vocab or piece != piece.strip() or not piece:
-            what = "an empty line"
+            content = "an empty line"
             if piece in vocab:
-                what = f"{shorten(piece)!r}, as line {vocab[piece] + 1} does"
+                content = f"{shorten(piece)!r}, as line {vocab[piece] + 1} does"
             elif piece.strip():  # because: other readers strip blanks, and ids must not depend on the reader
-                what = f"{shorten(piece)!r}, which ends or begins with a blank"
-            raise DataError(f"{name}:{number + 1} holds {what}. Each line of a vocab.txt is a piece of its own.")
+                content = f"{shorten(piece)!r}, which ends or begins with a blank"
+            raise DataError(f"{name}:{number + 1} holds {content}. Each line of a vocab.txt is a piece of its own.")
         vocab[piece] = number
     if "[UNK]" not in vocab:
         raise DataError(f"{name} has no [UNK]. It is damaged or no WordPiece vocabulary.")
@@ -132,7 +134,8 @@ def read_wordpiece(data: bytes, name: str) -> Tokenizer:
     return build_wordpiece(vocab, lowercase=all(piece == piece.lower() for piece in plain))
 
 
-def _lines(data: bytes, name: str) -> list[str]:
+def _decode_lines(data: bytes, name: str) -> list[str]:
+    """Return the lines of a UTF-8 file. Raise DataError with the file's name if it is not valid UTF-8."""
     try:
         return data.decode().split("\n")
     except UnicodeDecodeError as error:

@@ -144,7 +144,7 @@ _WORDPIECE = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_pre
         (tree(normalizer={"type": "Sequence", "normalizers": [_REPLACE] * 40}), "a normalizer that makes a text"),
         (tree(decoder={"type": "Sequence", "decoders": [_REPLACE] * 40}), "a decoder that makes a text"),
         (tree(normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}] * 999}), "a normalizer of 1000 rules"),
-        (tree(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAAAAAA"}), "cannot cut 'ab ab'"),
+        (tree(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAAAAAA"}), "cannot tokenize 'ab ab'"),
         (tree(normalizer={"type": "Precompiled", "precompiled_charsmap": "/////w=="}), "cannot be read as a"),
         (tree(model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}), "Missing [UNK] token"),
         (tree(model={"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]]}), "`unk_id` is missing"),
@@ -167,7 +167,7 @@ def test_a_tokenizer_that_fails_at_work_ends_the_work(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text('{"text": "ab ab"}\n')
     said = lmtrain("preprocess", tmp_path / "text.jsonl", "--tokenizer", tmp_path, "--output", tmp_path / "data",
                    "--no-append-eod", code=65)  # fmt: skip
-    assert "cannot cut 'ab ab'" in said
+    assert "cannot tokenize 'ab ab'" in said
 
 
 def test_a_unigram_may_have_a_byte_level(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def test_what_a_folder_holds_besides_is_named_by_every_verb(toy: Toy, tmp_path: 
     lmtrain("preprocess", folder / "notes.md", "--format", "txt", "--tokenizer", toy.tokenizer, *made, "--overwrite")
     assert IndexedDataset.open(tmp_path / "out").num_documents == 1
     refused = lmtrain("preprocess", folder / "notes.md", "--tokenizer", toy.tokenizer, *made, code=2)
-    assert "Say what it holds, as in --format txt" in refused
+    assert "Add its format, as in --format txt" in refused
     refused = lmtrain("corpus", "clean", folder, "--output", tmp_path / "c.jsonl", "--format", "txt", code=2)
     assert "None was given" in refused
 

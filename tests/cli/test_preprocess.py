@@ -82,7 +82,7 @@ def test_killed_and_started_again(toy: Toy, tmp_path: Path) -> None:
         said, _ = process.communicate(timeout=600)
         assert process.returncode == -signal.SIGKILL, said
     said = lmtrain(*common, tmp_path / "cut")
-    assert "going on after the 12,000 documents" in said
+    assert "resuming after the 12,000 documents" in said
     for suffix in (".bin", ".idx", ".json", ".tokenizer.json"):
         assert (tmp_path / f"cut{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
     assert not (tmp_path / ".cut.tmp").exists()

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from data_tools.corpus.flow.steps import Documents, Reading, Selection, Tally, find_files, read_documents
 from data_tools.corpus.flow.word_hashes import UNSPACED, Hashes, hash_runs, hash_words
 from data_tools.read.sources import SUFFIXES
-from data_tools.read.streams import unpacked
+from data_tools.read.streams import open_decompressed
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.json_lines import Document
 
@@ -96,7 +96,7 @@ def _texts(path: Path) -> Iterator[str]:
         for _, document in read_documents(find_files([path]), Reading(key=None), lambda bad: None):
             yield from _strings(document)
         return
-    with unpacked(path) as file:
+    with open_decompressed(path) as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         raise DataError(f"{path} is larger than 1 GiB, which no evaluation set is. Check --against.")

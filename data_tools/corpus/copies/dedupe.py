@@ -27,7 +27,7 @@ import numpy.typing as npt
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Rows, Sorter
 from data_tools.corpus.flow.steps import Documents, Selection, Tally, find_files
 from data_tools.corpus.flow.word_hashes import Hashes, mix, shingles
-from data_tools.read.chunks import WHOLE, Part
+from data_tools.read.chunks import WHOLE_PART, Part
 from data_tools.read.sources import Inputs
 from lmtrain import native
 from lmtrain.errors import DataError, MissingInputError, UsageError
@@ -261,7 +261,7 @@ def _write(path: Path, batches: Iterator[Rows]) -> int:
     return count
 
 
-def find_pairs(work: Path, threshold: float, part: Part = WHOLE, memory_bytes: int = MEMORY_BYTES) -> int:
+def find_pairs(work: Path, threshold: float, part: Part = WHOLE_PART, memory_bytes: int = MEMORY_BYTES) -> int:
     """Write the index pairs that share a band of this part and are at least `threshold` similar; return the count."""
     if not 0 < threshold <= 1:
         raise UsageError(f"--threshold={threshold} is not a similarity. Give a number above 0, up to 1, such as 0.8.")
@@ -271,10 +271,10 @@ def find_pairs(work: Path, threshold: float, part: Part = WHOLE, memory_bytes: i
     wanted = _wanted(work, signed)
     count = 0
     with Sorter(2, work, memory_bytes) as candidates:
-        for band in range(*part.range(signed.minhash.bands)):
+        for band in range(*part.share_of(signed.minhash.bands)):
             for pairs in _sharing(signed, band, wanted, work, memory_bytes):
                 candidates.add(pairs)
-        with atomic_file(work / part.name(PAIRS)) as file:
+        with atomic_file(work / part.output_path(PAIRS)) as file:
             for pairs in candidates.distinct():
                 for alike in _alike(signed, pairs, threshold):
                     file.write(alike.tobytes())
@@ -335,7 +335,7 @@ def mark_near(work: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEM
     if keep not in KEEP:
         raise UsageError(f"--keep={keep} is no rule. Use {' or '.join(KEEP)}.")
     signed = Signed(work)
-    paths = [work / Part(number, num_parts).name(PAIRS) for number in range(num_parts)]
+    paths = [work / Part(number, num_parts).output_path(PAIRS) for number in range(num_parts)]
     missing = [path.name for path in paths if not path.exists()]
     if missing:
         raise MissingInputError(f"{work} lacks {', '.join(missing)}. Run those parts of `lmtrain corpus match` first.")

@@ -24,10 +24,10 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Protocol
 
-from data_tools.read.chunks import START, WHOLE, Budget, Limits, Part, Portion, cut
-from data_tools.read.content import Bad, BadLines, Judged, OnError, judge, read_content
+from data_tools.read.chunks import START, WHOLE_PART, Budget, Limits, Part, Portion, cut_portions
+from data_tools.read.content import BadLine, BadLines, ChunkBadLines, OnError, collect_bad_lines, read_content
 from data_tools.read.sources import STDIN, Inputs, Source, find_sources
-from data_tools.read.worker_pool import budget_of, worked_ahead
+from data_tools.read.worker_pool import build_budget, process_portions
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.runtime.files.files import atomic_file, read_errors, read_json, write_json
 from lmtrain.tokenizer.json_lines import Document, Reject
@@ -83,10 +83,10 @@ class Reading:
     key: str | None = "text"  # None: a line needs no text
     on_error: OnError = OnError.STOP
     limits: Limits = field(default_factory=Limits)
-    part: Part = WHOLE
+    part: Part = WHOLE_PART
 
     def cut(self, sources: Sequence[Source], budget: Budget) -> Iterator[Portion]:
-        return cut(sources, START, self.limits, (self.key or "text",), budget, self.part)
+        return cut_portions(sources, START, self.limits, (self.key or "text",), budget, self.part)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Work:
 
     def named(self, path: Path) -> Path:
         """Return the path of an output for this part."""
-        return self.reading.part.name(path)
+        return self.reading.part.output_path(path)
 
 
 def run_step(
@@ -108,14 +108,14 @@ def run_step(
     """Run the step and write its files, then the report: if the report exists, the step is complete."""
     if work.workers < 1:
         raise UsageError(f"--workers={work.workers} must be at least 1. Leave it out to use every core.")
-    sources = find_files(inputs, once=work.reading.part.whole)
+    sources = find_files(inputs, once=work.reading.part.is_whole)
     refuse_overwriting(sources, outputs.values())
     tally, bad_lines = Tally(), BadLines(work.reading.on_error)
-    budget = budget_of(work.workers, work.reading.limits)
+    budget = build_budget(work.workers, work.reading.limits)
     portions, build = work.reading.cut(sources, budget), partial(StepWorker, step, work.reading)
     with ExitStack() as stack:
         targets = {name: stack.enter_context(atomic_file(work.named(outputs[name]))) for name in step.files}
-        results = worked_ahead(portions, build, work.workers, budget, processes=work.workers > 1)
+        results = process_portions(portions, build, work.workers, budget, processes=work.workers > 1)
         for portion, found in stack.enter_context(results):
             count_bad(portion, found, bad_lines)
             for name, data in found.files.items():
@@ -123,7 +123,7 @@ def run_step(
             tally.add(found.tally)
             if work.report is not None:
                 work.report(step.name, tally.num_in)
-        if work.reading.part.whole:
+        if work.reading.part.is_whole:
             refuse_nothing(step.name, tally)
     return Report(step.name, tally).written(work.named(report_file))
 
@@ -157,7 +157,7 @@ class CleanedPortion:
 
     files: dict[str, bytes]
     tally: Tally
-    bad: list[Judged]  # bad lines of each chunk, in order
+    bad: list[ChunkBadLines]  # bad lines of each chunk, in order
 
 
 class StepWorker:
@@ -180,7 +180,7 @@ class StepWorker:
 
         files = self._step.run(counted(), key, tally)
         for chunk in portion.chunks:
-            chunk.held = None  # because: the portion is kept until its output is written, and the content is not needed
+            chunk.content = None  # because: the portion is kept until its output is written; its content is not needed
         for bad, _ in reader.bad:
             tally.num_in += len(bad)
             tally.drop_bad(bad)
@@ -203,7 +203,7 @@ class PortionReader:
 
     def __init__(self, portion: Portion, reading: Reading, large: RLock) -> None:
         self._portion, self._reading, self._large = portion, reading, large
-        self.bad: list[Judged] = []  # bad lines of each chunk, in order
+        self.bad: list[ChunkBadLines] = []  # bad lines of each chunk, in order
 
     def __iter__(self) -> Documents:
         for chunk in self._portion.chunks:
@@ -215,11 +215,11 @@ class PortionReader:
                         rejects.append(found)
                     else:
                         yield chunk.source << OFFSET_BITS | content.position(item), found
-                self.bad.append(judge(chunk, content, bad + content.located(rejects)))
+                self.bad.append(collect_bad_lines(chunk, content, bad + content.locate_rejects(rejects)))
 
 
 def read_documents(
-    sources: Sequence[Source], reading: Reading, drop_bad: Callable[[Sequence[Bad]], object]
+    sources: Sequence[Source], reading: Reading, drop_bad: Callable[[Sequence[BadLine]], object]
 ) -> Documents:
     """Yield all documents in this process, in order; `drop_bad` receives the bad lines that are skipped."""
     bad_lines = BadLines(reading.on_error)
@@ -264,7 +264,7 @@ class Tally:
     def drop(self, cause: str) -> None:
         self.dropped[cause] += 1
 
-    def drop_bad(self, bad: Sequence[Bad]) -> None:
+    def drop_bad(self, bad: Sequence[BadLine]) -> None:
         self.dropped.update(f"bad line: {one.kind}" for one in bad)
 
     def add(self, other: Tally) -> None:
@@ -330,7 +330,7 @@ def _parts_of(output: Path) -> list[Path]:
     counts = {match[2] for name in names if (match := pattern.fullmatch(name))}
     if len(counts) > 1:
         raise DataError(f"{output} has parts of {' and of '.join(sorted(counts))}. Remove those of the other run.")
-    wanted = [Part(i, int(next(iter(counts)))).name(output) for i in range(int(next(iter(counts))))]
+    wanted = [Part(i, int(next(iter(counts)))).output_path(output) for i in range(int(next(iter(counts))))]
     missing = [path.name for path in wanted if not path.exists()]
     if missing:
         raise MissingInputError(f"{output} lacks {len(missing)} parts, {missing[0]} first. Run those parts again.")

@@ -19,7 +19,7 @@ from lmtrain.runtime.processes.process import num_usable_cpus
 from lmtrain.units import format_bytes, format_count, format_seconds, parse_count, plural
 
 if TYPE_CHECKING:
-    from data_tools.preprocess.pipeline import Standing, Summary
+    from data_tools.preprocess.pipeline import Progress, Summary
 
 _filter = partial(typer.Option, rich_help_panel="What is left out")
 _ends = partial(typer.Option, rich_help_panel="Where texts end")
@@ -116,19 +116,19 @@ def preprocess(
     found = resolve_text_inputs(inputs, format_)
     with _shown(inputs) as report:
         summary = pipeline.preprocess(
-            found, Tokenizer.load(tokenizer), output, options, report=report, say=print_notice
+            found, Tokenizer.load(tokenizer), output, options, report=report, notify=print_notice
         )
     facts = asdict(summary) | {"bytes_per_token": summary.bytes_per_token}
     return print_json(facts) if as_json else _print(summary)
 
 
 @contextmanager
-def _shown(inputs: list[str]) -> Iterator[Callable[[Standing], None]]:
+def _shown(inputs: list[str]) -> Iterator[Callable[[Progress], None]]:
     again = "what was read from the pipe is lost" if "-" in inputs else "the same command goes on where this one was"
     with progress("tokenized", "bytes", interrupted=f"no dataset is written yet; {again}.") as shown:
         first, began = None, 0.0  # what an earlier run did is not counted
 
-        def show(now: Standing) -> None:
+        def show(now: Progress) -> None:
             nonlocal first, began
             if first is None:
                 first, began = now, perf_counter()

@@ -36,7 +36,7 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
 ) -> None:
     """Learn a vocabulary from text; the same text gives the same tokenizer."""
-    from data_tools.read.content import ALL, SourceTexts
+    from data_tools.read.content import ALL_READ, SourceTexts
     from data_tools.read.sources import find_sources
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 
@@ -47,8 +47,8 @@ def train(
     with progress("read", "bytes", interrupted="nothing is written.") as shown:
 
         def report(done: int) -> None:
-            shown.doing(f"learning {vocab_size} pieces" if done == ALL else "read")
-            if done != ALL:
+            shown.doing(f"learning {vocab_size} pieces" if done == ALL_READ else "read")
+            if done != ALL_READ:
                 shown(done, total)
 
         texts: Iterable[str] = SourceTexts(sources, key, report=report)

@@ -235,10 +235,11 @@ def _jobs(
 
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
     """Return all documents, and a hash that identifies them: the file's, if there is a single file."""
-    from data_tools.read.content import ALL, SourceTexts
+    from data_tools.read.content import ALL_READ, SourceTexts
     from lmtrain.eval.texts import TextInput
 
-    found = list(SourceTexts(sources, key, report=lambda done: None if done == ALL else report(done)).with_paths())
+    texts = SourceTexts(sources, key, report=lambda done: None if done == ALL_READ else report(done))
+    found = list(texts.iterate_with_paths())
     documents = [text for _, text in found]
     files = {str(path): count for path, count in Counter(path for path, _ in found).items()}
     if len(sources) == 1 and sources[0].num_bytes:

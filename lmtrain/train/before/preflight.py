@@ -204,7 +204,7 @@ def _tokenizer(settings: DataChoice, opened: OpenDatasets) -> Tokenizer:
     path = Path(settings.tokenizer) if settings.tokenizer else beside
     assert path is not None
     said = next((one.info for one in opened.datasets if one.info is not None), None)
-    tokenizer = Tokenizer.load(path) if said is None else Tokenizer.known(
+    tokenizer = Tokenizer.load(path) if said is None else Tokenizer.load_lazily(
         path, sha256=said.tokenizer_sha256, fingerprint=said.tokenizer_fingerprint, vocab_size=said.vocab_size,
         eod_id=said.eod_id,
     )  # fmt: skip

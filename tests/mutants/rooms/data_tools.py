@@ -121,9 +121,9 @@ MUTANTS = [
     Mutant(
         name="the_key_that_came_furthest",
         file="data_tools/preprocess/outputs.py",
-        function="Outputs._verified",
-        old="current[: min(held)]",
-        new="current[: max(held)]",
+        function="Outputs._matching_lines",
+        old="current[: min(num_matching)]",
+        new="current[: max(num_matching)]",
         breaks="Resuming goes on behind the last portion that any one key still has: another key's dataset lacks "
         "documents in its middle, and document i is no more the same in both.",
         only_for="several keys, where the file of one was cut or damaged between the kill and the resume",
@@ -132,7 +132,7 @@ MUTANTS = [
         name="filtered_texts_keep_their_bytes",
         file="data_tools/preprocess/pipeline.py",
         function="TokenizeWorker._filter_lengths",
-        old="batch.num_text_bytes - gone.num_text_bytes",
+        old="batch.num_text_bytes - removed_batch.num_text_bytes",
         new="batch.num_text_bytes",
         breaks="The bytes of documents that were left out are counted as if they were in the dataset, so bytes per "
         "token and all measures per byte are wrong.",
@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant(
         name="lines_counted_from_the_resume",
         file="data_tools/preprocess/pipeline.py",
-        function="_run",
+        function="_tokenize_portions",
         old="BadLines(options.on_error, options.max_bad, totals.bad, totals.line)",
         new="BadLines(options.on_error, options.max_bad, totals.bad)",
         breaks="Errors and the rejects file name lines that are too small by all that was read before the kill.",
@@ -170,7 +170,7 @@ MUTANTS = [
     Mutant(
         name="last_chunk_once_more",
         file="data_tools/read/chunks.py",
-        function="_streamed",
+        function="_stream_chunks",
         old="if stop <= start:",
         new="if stop < start:",
         breaks="The chunk that was done last before the kill is read and written once more, so that its documents are "
@@ -180,7 +180,7 @@ MUTANTS = [
     Mutant(
         name="lines_of_the_file_before",
         file="data_tools/read/content.py",
-        function="_LineCounter.before",
+        function="_LineCounter.lines_before",
         old="if path != self._path or start - 1 < self._at:",
         new="if start - 1 < self._at:",
         breaks="A bad line is given the number that it would have with the beginning of another file before it.",
@@ -189,8 +189,8 @@ MUTANTS = [
     Mutant(
         name="longest_document_in_characters",
         file="data_tools/read/content.py",
-        function="_rows",
-        old="t and 4 * len(t) > limits.max_doc_bytes and _size(t) > limits.max_doc_bytes for t",
+        function="_read_parquet",
+        old="t and 4 * len(t) > limits.max_doc_bytes and _num_utf8_bytes(t) > limits.max_doc_bytes for t",
         new="t and len(t) > limits.max_doc_bytes for t",
         breaks="Texts of up to four times as many bytes as a document may have are taken.",
         only_for="rows of .parquet files beyond ASCII that are longer than the limit in bytes but not in characters",

@@ -6,7 +6,7 @@ MUTANTS = [
     Mutant(
         name="fingerprint_without_normalizer",
         file="lmtrain/tokenizer/base.py",
-        function="_what_decides_ids",
+        function="_parts_that_decide_ids",
         old=""""normalizer": tree["normalizer"],
         "pre_tokenizer": _without(""",
         new='"pre_tokenizer": _without(',
@@ -17,7 +17,7 @@ MUTANTS = [
     Mutant(
         name="any_file_is_the_recorded_tokenizer",
         file="lmtrain/tokenizer/base.py",
-        function="Tokenizer.known",
+        function="Tokenizer.load_lazily",
         old=" or hashlib.sha256(data := _read(path)).hexdigest() != sha256:",
         new=" or not (data := _read(path)):",
         breaks="Another tokenizer in the place of a dataset's own is taken for it, and goes into every checkpoint.",
@@ -27,15 +27,15 @@ MUTANTS = [
         name="last_name_of_a_role_wins",
         file="lmtrain/tokenizer/base.py",
         function="Tokenizer.special",
-        old="found[role] = known[0]",
-        new="found[role] = known[-1]",
+        old="special[role] = ids[0]",
+        new="special[role] = ids[-1]",
         breaks="Documents end with another token than the one that the model's family ends them with.",
         only_for="vocabularies with two names of one role, such as <|endoftext|> and </s>",
     ),
     Mutant(
         name="vocabulary_counted_without_gaps",
         file="lmtrain/tokenizer/base.py",
-        function="_judge_ids",
+        function="_check_ids",
         old="return int(max(ids)) + 1",
         new="return len(ids)",
         breaks="The embedding has fewer rows than ids need, and good datasets are refused as of another tokenizer.",
@@ -44,7 +44,7 @@ MUTANTS = [
     Mutant(
         name="prefix_space_forgotten",
         file="lmtrain/tokenizer/encoders.py",
-        function="_pattern",
+        function="_bpe_pattern",
         old=""" or bytes_["add_prefix_space"]:""",
         new=":",
         breaks="The compiled encoder is used though it puts no space in front, so the first ids of a text are not "
@@ -73,7 +73,7 @@ MUTANTS = [
     Mutant(
         name="damage_located_in_characters",
         file="lmtrain/tokenizer/json_lines.py",
-        function="document_of",
+        function="parse_document",
         old="BadTextError(len(text[: error.pos].encode()), ",
         new="BadTextError(error.pos, ",
         breaks="The byte that an error and the rejects file name for invalid JSON is too small.",
@@ -82,7 +82,7 @@ MUTANTS = [
     Mutant(
         name="letters_of_different_words",
         file="lmtrain/tokenizer/train.py",
-        function="_letters",
+        function="_choose_alphabet",
         old="letters[letter] += count",
         new="letters[letter] += 1",
         breaks="Letters are ranked by how many different words they stand in, so that common ones of few words are "

@@ -54,14 +54,14 @@ def test_one_that_is_known_is_parsed_when_it_cuts(tokenizer: Tokenizer, tmp_path
         "sha256": hashlib.sha256(tokenizer.to_bytes()).hexdigest(), "fingerprint": tokenizer.fingerprint,
         "vocab_size": tokenizer.vocab_size, "eod_id": tokenizer.eod_id,
     }  # fmt: skip
-    known = Tokenizer.known(path, **said)
+    known = Tokenizer.load_lazily(path, **said)
     assert known.to_bytes() == tokenizer.to_bytes()
     assert (known.fingerprint, known.vocab_size, known.eod_id) == tuple(said.values())[1:]
     assert "_inner" not in vars(known)
     assert known.encode("some words") == tokenizer.encode("some words")
     assert known.special == tokenizer.special
     other.save(path)
-    assert Tokenizer.known(path, **said).fingerprint == other.fingerprint
+    assert Tokenizer.load_lazily(path, **said).fingerprint == other.fingerprint
 
 
 def test_one_fingerprint_for_every_form(tmp_path: Path) -> None:
@@ -106,19 +106,19 @@ def test_byte_level_bpe_loses_nothing(text: str) -> None:
 
 @BOTH
 def test_parts_of_a_long_text_have_its_ids(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.tokenizer.base._LONG", 5)
+    monkeypatch.setattr("lmtrain.tokenizer.base._PART_CHARS", 5)
     for text in [*SAMPLES, " ".join(SAMPLES) * 3, "wide   gaps \n of  space\u2028 and\u00a0more "]:
-        parts = tokenizer.cut(text)
+        parts = tokenizer.split_long_text(text)
         assert "".join(parts) == text
         assert list(chain.from_iterable(tokenizer.encode_batch(parts))) == tokenizer.encode(text)
-    assert len(tokenizer.cut("one two three four five")) > 2
+    assert len(tokenizer.split_long_text("one two three four five")) > 2
 
 
 def test_a_tokenizer_that_looks_across_spaces_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lmtrain.tokenizer.base._LONG", 5)
+    monkeypatch.setattr("lmtrain.tokenizer.base._PART_CHARS", 5)
     tree = json.loads(BPE.to_bytes())
     tree["pre_tokenizer"]["add_prefix_space"] = True
-    assert len(Tokenizer.from_bytes(json.dumps(tree).encode()).cut("one two three four")) == 1
+    assert len(Tokenizer.from_bytes(json.dumps(tree).encode()).split_long_text("one two three four")) == 1
 
 
 def test_dropout_and_truncation_are_switched_off() -> None:

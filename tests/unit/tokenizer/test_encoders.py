@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from lmtrain import native
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.tokenizer.encoders import CompiledEncoder, Encoded, Encoder, TwinEncoder, build_encoder
+from lmtrain.tokenizer.encoders import CompiledEncoder, EncodedDocuments, Encoder, TwinEncoder, build_encoder
 from lmtrain.tokenizer.json_lines import MAX_WORD_BYTES, Reject
 from lmtrain.tokenizer.train import train_bpe, train_wordpiece
 from tests.marks import wide
@@ -79,7 +79,7 @@ def pair(kind: str, dtype: Any = np.uint16) -> tuple[Encoder, Encoder]:
     return encoder, TwinEncoder(tokenizer_of(kind), np.dtype(dtype))
 
 
-def assert_same(one: Encoded, other: Encoded) -> None:
+def assert_same(one: EncodedDocuments, other: EncodedDocuments) -> None:
     assert one.tokens.dtype == other.tokens.dtype
     assert one.lengths.tolist() == other.lengths.tolist()
     assert np.array_equal(one.tokens, other.tokens)

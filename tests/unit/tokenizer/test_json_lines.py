@@ -16,7 +16,7 @@ from lmtrain.tokenizer.json_lines import (
     MAX_WORD_BYTES,
     JsonLines,
     Reject,
-    bad_lines,
+    build_rejects,
     read_jsonl,
     read_jsonl_twin,
 )
@@ -204,5 +204,5 @@ def test_any_buffer_will_do() -> None:
 
 def test_a_reader_that_is_too_strict_is_found() -> None:
     with pytest.raises(RuntimeError, match="its twin accepts"):
-        bad_lines(GOOD[0], "text", np.array([0, len(GOOD[0])]))
-    assert bad_lines(b"[]", "text", np.array([0, 2])) == [Reject(0, 0, "not a JSON object")]
+        build_rejects(GOOD[0], "text", np.array([0, len(GOOD[0])]))
+    assert build_rejects(b"[]", "text", np.array([0, 2])) == [Reject(0, 0, "not a JSON object")]

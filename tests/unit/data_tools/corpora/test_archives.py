@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.read.streams import contents
+from data_tools.read.streams import archive_contents
 from lmtrain.errors import DataError, MissingInputError
 from tests.unit.data_tools.corpora.packing import tarred, zipped
 
@@ -24,7 +24,8 @@ PACKED = {
 
 
 def read(path: Path) -> dict[str, bytes]:
-    return {name: stream.read() for name, stream in contents(path, lambda name, size: name in WANTED or size == 2_222)}
+    members = archive_contents(path, lambda name, size: name in WANTED or size == 2_222)
+    return {name: stream.read() for name, stream in members}
 
 
 @pytest.mark.parametrize("name", PACKED)

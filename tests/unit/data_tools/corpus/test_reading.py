@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from data_tools.corpus.flow.steps import OFFSET_BITS, Collect, Reading, find_files, read_documents, to_line
 from data_tools.preprocess.pipeline import Options, preprocess
-from data_tools.read.chunks import WHOLE, Limits, Part
+from data_tools.read.chunks import WHOLE_PART, Limits, Part
 from data_tools.read.content import OnError
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.tokenizer.train import train_bpe
@@ -29,7 +29,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 TOKENIZER = train_bpe(["a few words to learn from"], 280)
 
 
-def positions(files: list[Path], part: Part = WHOLE, slice_bytes: int = 1 << 20) -> list[tuple[int, str]]:
+def positions(files: list[Path], part: Part = WHOLE_PART, slice_bytes: int = 1 << 20) -> list[tuple[int, str]]:
     reading = Reading(limits=Limits(slice_bytes), part=part)
     return [(at, document["text"]) for at, document in read_documents(find_files(files), reading, lambda bad: None)]
 

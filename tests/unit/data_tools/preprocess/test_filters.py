@@ -15,7 +15,7 @@ from lmtrain.errors import DataError, UsageError
 
 def kept(filters: Filters, text: str) -> str | None:
     """The name of the first filter that says no."""
-    return next((name for name, keep in filters.build() if not keep(text)), None)
+    return next((name for name, keep in filters.build_text_filters() if not keep(text)), None)
 
 
 def test_the_first_that_says_no_is_named() -> None:
@@ -27,10 +27,11 @@ def test_the_first_that_says_no_is_named() -> None:
 
 
 def test_lengths_in_tokens() -> None:
-    verdict = Filters(min_tokens=2, max_tokens=4).judge_lengths(np.array([0, 1, 2, 4, 5]))
+    verdict = Filters(min_tokens=2, max_tokens=4).classify_lengths(np.array([0, 1, 2, 4, 5]))
     assert verdict.tolist() == [1, 1, 0, 0, 2]
-    assert Filters(min_tokens=0).of_tokens is False
-    assert (Filters().of_text, Filters().of_tokens, Filters(max_tokens=0).of_tokens) == (False, False, True)
+    assert Filters(min_tokens=0).needs_token_counts is False
+    assert (Filters().needs_text, Filters().needs_token_counts) == (False, False)
+    assert Filters(max_tokens=0).needs_token_counts is True
 
 
 @pytest.mark.parametrize(("text", "found"), [("latin", ("latin", 0.9)), ("Greek:0.25", ("greek", 0.25))])
@@ -85,7 +86,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_installed_filter() -> None:
     filters = Filters(entry_points=("even",))
     assert (kept(filters, "ab"), kept(filters, "abc")) == (None, "filter even")
-    assert filters.of_text
+    assert filters.needs_text
     assert filters.identity()[-1] == [("even", f"{__name__}:even", "")]
 
 
@@ -94,7 +95,7 @@ def test_an_installed_filter() -> None:
     ("name", "error", "said"),
     [
         ("broken", DataError, r"--filter broken failed \(ZeroDivisionError"),
-        ("wordy", DataError, "answered 'abc'"),
+        ("wordy", DataError, "returned 'abc'"),
         ("NOT_A_FUNCTION", UsageError, "int, which cannot be called"),
         ("evn", UsageError, "Did you mean even"),
     ],
@@ -106,4 +107,4 @@ def test_a_filter_that_is_wrong(name: str, error: type[Exception], said: str) ->
 
 def test_no_file_can_name_code() -> None:
     with pytest.raises(UsageError, match="is no installed filter"):
-        list(Filters(entry_points=("os:remove",)).build())
+        list(Filters(entry_points=("os:remove",)).build_text_filters())

@@ -66,7 +66,7 @@ def run(folder: Path, output: Path, *, said: list[str] | None = None, **more: An
     tokenizer = Tokenizer.load(folder / "tokenizer")
     inputs = sorted(path for path in folder.iterdir() if path.is_file())
     say = None if said is None else said.append
-    return preprocess(inputs, tokenizer, output, Options(**OPTIONS | more), say=say)
+    return preprocess(inputs, tokenizer, output, Options(**OPTIONS | more), notify=say)
 
 
 def interrupted(folder: Path, output: Path, point: str, count: int, **more: Any) -> None:
@@ -97,7 +97,7 @@ def test_killed_again_and_again(folder: Path, tmp_path: Path, kind: str) -> None
     said: list[str] = []
     summary = run(folder, tmp_path / "killed" / "data", said=said, **more)
     assert files(tmp_path / "killed") == files(tmp_path / "unbroken")
-    assert said == ["going on after the 58 documents of a run that was cut short"]
+    assert said == ["resuming after the 58 documents of an interrupted run"]
     assert (summary.num_documents, summary.rejects) == (58, {"not valid JSON": 2})
 
 
@@ -131,7 +131,7 @@ def test_what_a_power_cut_takes_is_done_again(folder: Path, tmp_path: Path, name
     assert files(tmp_path / "cut") == files(tmp_path / "unbroken")
     assert summary.num_documents == 58
     if (name, damage) != ("journal.jsonl", "gone"):
-        assert ("is damaged and is made again" in said[0]) == ((name, damage) != ("journal.jsonl", "cut"))
+        assert ("is damaged and is done again" in said[0]) == ((name, damage) != ("journal.jsonl", "cut"))
 
 
 def test_bad_rows_behind_the_place_where_work_goes_on_keep_their_numbers(folder: Path, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_other_work_starts_over_and_says_so(folder: Path, tmp_path: Path) -> Non
         said: list[str] = []
         summary = run(folder, tmp_path / f"{number}/data", said=said, **change)
         (line,) = said
-        assert line.startswith("starting over: the run that was cut short had other inputs or settings")
+        assert line.startswith("starting over: the interrupted run had other inputs or settings")
         assert (summary.resumed_documents, summary.num_documents) == (0, 58)
         run(folder, tmp_path / f"fresh{number}/data", **change)
         assert files(tmp_path / str(number)) == files(tmp_path / f"fresh{number}")
@@ -257,7 +257,7 @@ def test_a_changed_input_starts_over(folder: Path, tmp_path: Path) -> None:
 def test_a_full_disk_keeps_what_was_done(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where files that are closed find the disk full once more."""
     arm(Fault("enospc", "data.journal", 6))
-    told = r"the disk is full .*/\.data\.tmp has what is done so far, [1-9].*B: the same command goes on from there"
+    told = r"the disk is full .*/\.data\.tmp holds the work done so far, [1-9].*B: the same command resumes from it"
     close = Outputs._close
 
     def refused(self: Outputs) -> None:

@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from data_tools.preprocess.filters import Filters
-from data_tools.preprocess.pipeline import Options, Standing, Summary, preprocess
+from data_tools.preprocess.pipeline import Options, Progress, Summary, preprocess
 from data_tools.read.chunks import Limits
 from data_tools.read.content import OnError
 from lmtrain import native
@@ -86,7 +86,7 @@ def test_the_number_of_workers_does_not_matter(corpus: Path, tmp_path: Path, loo
 
 
 def test_what_is_written(corpus: Path, tmp_path: Path) -> None:
-    calls: list[Standing] = []
+    calls: list[Progress] = []
     summary = preprocess([corpus], TOKENIZER, tmp_path / "out", Options(limits=SMALL), report=calls.append)
     assert documents(tmp_path / "out") == expected(TEXTS)
     info = IndexedDataset.open(tmp_path / "out").info
@@ -145,8 +145,8 @@ def test_a_slow_tokenizer_says_so_once(corpus: Path, tmp_path: Path) -> None:
     slow = Tokenizer.from_bytes(json.dumps(TOKENIZER.tree | {"normalizer": {"type": "NFC"}}).encode())
     said: list[str] = []
     for name, tokenizer in (("slow", slow), ("fast", TOKENIZER)):
-        preprocess([corpus], tokenizer, tmp_path / name, Options(limits=SMALL, workers=1), say=said.append)
-    assert [one.partition(",")[0] for one in said] == ["this tokenizer is a slow one"] * (1 if native.lib else 2)
+        preprocess([corpus], tokenizer, tmp_path / name, Options(limits=SMALL, workers=1), notify=said.append)
+    assert [notice[:30] for notice in said] == ["this tokenizer is slow because"] * (1 if native.lib else 2)
 
 
 def test_ends_of_documents(corpus: Path, tmp_path: Path) -> None:

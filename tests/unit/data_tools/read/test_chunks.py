@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.read.chunks import START, Budget, Limits, Place, Portion, cut, read_lines
+from data_tools.read.chunks import START, Budget, Limits, Place, Portion, cut_portions, read_lines
 from data_tools.read.content import read_content
 from data_tools.read.sources import find_sources
 
@@ -18,7 +18,7 @@ UNBOUNDED = 2**62
 
 
 def portions(path: Path, limits: Limits, place: Place = START, budget: Budget | None = None) -> list[Portion]:
-    return list(cut(find_sources([path]), place, limits, ("text",), budget or Budget(UNBOUNDED)))
+    return list(cut_portions(find_sources([path]), place, limits, ("text",), budget or Budget(UNBOUNDED)))
 
 
 def texts(path: Path, limits: Limits, place: Place = START) -> list[str]:
@@ -99,7 +99,7 @@ def test_what_is_held_asks_the_budget(tmp_path: Path) -> None:
     taken: list[int] = []
 
     class Asked(Budget):
-        def take(self, num_bytes: int) -> None:
+        def acquire(self, num_bytes: int) -> None:
             taken.append(num_bytes)
 
     found = portions(path, Limits(slice_bytes=1000), budget=Asked(0))

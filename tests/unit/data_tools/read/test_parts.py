@@ -18,8 +18,8 @@ def test_every_byte_and_every_source_is_of_one_part(sizes: list[int], count: int
     for number, size in enumerate(sizes):
         spans = [part[number] for part in parts]
         assert [at for span in spans for at in range(span.start, span.stop)] == list(range(size))
-        assert [span.whole for span in spans].count(True) == 1
-        assert all(span.start == 0 for span in spans if span.whole)
+        assert [span.is_whole for span in spans].count(True) == 1
+        assert all(span.start == 0 for span in spans if span.is_whole)
 
 
 @pytest.mark.parametrize("text", ["3/3", "1", "-1/3", "a/b", "0/0"])
@@ -29,5 +29,5 @@ def test_a_wrong_part_is_refused(text: str) -> None:
 
 
 def test_a_part_has_a_name_of_its_own() -> None:
-    assert Part.parse("3/16").name(Path("a/b.jsonl")) == Path("a/b.part-00003-of-00016.jsonl")
-    assert Part.parse("0/1").name(Path("a/b.jsonl")) == Path("a/b.jsonl")
+    assert Part.parse("3/16").output_path(Path("a/b.jsonl")) == Path("a/b.part-00003-of-00016.jsonl")
+    assert Part.parse("0/1").output_path(Path("a/b.jsonl")) == Path("a/b.jsonl")

@@ -14,7 +14,7 @@ import zstandard
 
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
 from data_tools.read.chunks import Chunk, Limits
-from data_tools.read.content import Bad, BadLines, OnError, SourceTexts
+from data_tools.read.content import BadLine, BadLines, OnError, SourceTexts
 from data_tools.read.sources import STDIN, find_sources
 from lmtrain.data.store.indexed import IndexedDataset
 from lmtrain.errors import DataError
@@ -138,7 +138,7 @@ def test_too_many_are_too_many(tmp_path: Path) -> None:
 
 
 def test_what_is_no_json_lines_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_tools.read.content.MOST_BAD", 1000)
+    monkeypatch.setattr("data_tools.read.content.MAX_BAD_LINES", 1000)
     (tmp_path / "a.jsonl").write_bytes(b"1\n" * 1001)
     with pytest.raises(DataError, match="not a jsonl file"):
         run(tmp_path / "a.jsonl", tmp_path / "out", on_error=OnError.SKIP)
@@ -226,4 +226,4 @@ def test_a_document_of_a_gibibyte_is_refused_before_it_is_held(tmp_path: Path) -
 def test_plain_text_in_a_pipe_is_told_how_to_say_so() -> None:
     chunk = Chunk(source=0, path=STDIN, kind="jsonl", start=0, stop=9, num_bytes=9)
     with pytest.raises(DataError, match=r"not valid JSON \(x\)\. If it is plain text, add --format txt\.$"):
-        BadLines(OnError.STOP).add(chunk, [Bad(0, 0, "not valid JSON (x)")], 1)
+        BadLines(OnError.STOP).add(chunk, [BadLine(0, 0, "not valid JSON (x)")], 1)

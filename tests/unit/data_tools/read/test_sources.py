@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.read.sources import find_sources, skipped_files, source_of
+from data_tools.read.sources import find_sources, resolve_input, skipped_files
 from lmtrain.errors import DataError, MissingInputError, UsageError
 
 
@@ -86,24 +86,24 @@ def test_standard_input() -> None:
     [(None, "jsonl", ""), ("txt", "text", ""), ("jsonl.gz", "jsonl", "gz"), (".txt.zst", "text", "zst")],
 )
 def test_somebody_says_what_standard_input_holds(said: str | None, kind: str, codec: str) -> None:
-    given = source_of("-", said)
+    given = resolve_input("-", said)
     assert not isinstance(given, str)
     assert (given.kind, given.codec, given.streamed) == (kind, codec, True)
     assert find_sources([given]) == [given]
 
 
 def test_a_format_is_for_names_that_say_nothing(folder: Path) -> None:
-    given = source_of(str(folder / "b/5.md"), "txt")
+    given = resolve_input(str(folder / "b/5.md"), "txt")
     assert not isinstance(given, str)
     assert (given.kind, given.num_bytes) == ("text", 2)
     for name in ("a.txt", "b", "*.txt"):
-        assert source_of(str(folder / name), "jsonl") == str(folder / name)
+        assert resolve_input(str(folder / name), "jsonl") == str(folder / name)
 
 
-@pytest.mark.parametrize(("name", "said"), [("md", "none of what can be read"), ("parquet", "has to be a file")])
+@pytest.mark.parametrize(("name", "said"), [("md", "is not a known format"), ("parquet", "must be a file")])
 def test_a_format_that_is_none(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        source_of("-", name)
+        resolve_input("-", name)
 
 
 def test_what_a_folder_or_a_glob_holds_besides_is_named(folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_link_to_nowhere_is_named_wherever_it_is_met(folder: Path, given: str)
         names(folder, given)
     (folder / "b/link.jsonl").unlink()
     (folder / "b/link.jsonl").symlink_to("link.jsonl")
-    with pytest.raises(DataError, match=r"link\.jsonl is a link that leads back to itself"):
+    with pytest.raises(DataError, match=r"link\.jsonl is a link in a cycle of links"):
         names(folder, given)
 
 
@@ -134,8 +134,8 @@ def test_links_to_folders_are_named_and_not_entered(folder: Path) -> None:
 @pytest.mark.parametrize("given", ["b/pipe.jsonl", "b", "b/pipe*"])
 def test_a_pipe_is_no_file_and_nobody_waits_for_it(folder: Path, given: str) -> None:
     os.mkfifo(folder / "b/pipe.jsonl")
-    with pytest.raises(DataError, match=r"pipe\.jsonl is a pipe or a device.*give - in its place"):
+    with pytest.raises(DataError, match=r"pipe\.jsonl is a pipe or a device.*give - instead"):
         names(folder, given)
     os.mkfifo(folder / "pipe")
     with pytest.raises(DataError, match="is a pipe or a device"):
-        find_sources([source_of(str(folder / "pipe"), "jsonl")])
+        find_sources([resolve_input(str(folder / "pipe"), "jsonl")])
