@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ def test_sizes_of_models() -> None:
     assert rows["gpt_tiny"]["default"]
     assert rows["gpt_tiny"]["vocab_size"] is None
     table = lmtrain("config", "list", "model", env={"COLUMNS": "80"})
-    assert "model=gpt3_175b" in table
+    assert re.search(r"model=gpt3_175b +175B +96 +12288 +96 +2048  Brown 2020", table)
+    for row in rows.values():  # every model but the toys says where its numbers are from
+        assert re.search(r"\(\S+( \d{4})?\)\.?$", row["about"]) or row["choice"].endswith("_tiny"), row["about"]
     assert max(map(len, table.splitlines())) <= 80
 
 

@@ -14,18 +14,29 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from lmtrain.config.build import build_settings
+from lmtrain.config.compose import compose
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.places import Stage, names_of_rank
 from lmtrain.spec import LanguageModel, Split
+from lmtrain.train.config import RunConfig
 from tests.contracts.plugin import choices, config_file
 
-NAMES = choices("model")
+ALIASES = {"gpt2": "gpt2_small"}
+NAMES = [name for name in choices("model") if name not in ALIASES]
 VOCAB = 50257  # for the files that leave the vocabulary to the tokenizer
 PUBLISHED = {
     "gpt2_small": 124_439_808,
     "gpt2_medium": 354_823_168,
     "gpt2_large": 774_030_080,
     "gpt2_xl": 1_557_611_200,
+    "llama_7b": 6_738_415_616,
+    "llama_13b": 13_015_864_320,
+    "llama_33b": 32_528_943_616,
+    "llama_65b": 65_285_660_672,
+    "llama2_7b": 6_738_415_616,
+    "llama2_13b": 13_015_864_320,
+    "llama2_70b": 68_976_648_192,
+    "llama3_8b": 8_030_261_248,
 }
 BERTS = {  # with both heads: transformers' BertForPreTraining
     "bert_base": 110_106_428,
@@ -131,6 +142,11 @@ def count(model: Any) -> int:
 @pytest.mark.parametrize("name", sorted(PUBLISHED | BERTS))
 def test_exact_published_sizes(name: str) -> None:
     assert count(built(replace(settings_of(name), vocab_multiple=1))) == (PUBLISHED | BERTS)[name]
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_another_name_gives_the_same_model(name: str) -> None:
+    assert compose(RunConfig, [f"model={name}", "data.path=x"]).model == settings_of(ALIASES[name])
 
 
 @pytest.mark.parametrize("name", sorted(ROUNDED_BILLIONS | ROUNDED_BERTS))

@@ -186,14 +186,14 @@ def print_choices(group: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def print_models(rows: Sequence[dict[str, Any]]) -> None:
-    sizes = {"layers": "num_layers", "width": "width", "heads": "num_heads", "seq_len": "seq_len"}
+    sizes = {"layers": "num_layers", "width": "width", "heads": "num_heads", "length": "seq_len"}
     print_table([
-        {"<choice": _name("model", row), "<kind": row["kind"]}
-        | {"parameters": f"{format_count(row['parameters'])}{'' if row['vocab_size'] else '+'}"}
+        {"<choice": _name("model", row), "size": f"{format_count(row['parameters'])}{'' if row['vocab_size'] else '+'}"}
         | {title: str(row[key]) for title, key in sizes.items()}
+        | {"<from": row["about"].rpartition("(")[2].partition(")")[0] if "(" in row["about"] else ""}
         for row in sorted(rows, key=lambda row: (row["kind"], row["parameters"]))
     ])  # fmt: skip
-    echo(f"{_CHOSEN}\n+ and the embedding of the tokenizer's vocabulary", dim=True)
+    echo(f"{_CHOSEN}\n+ parameters, and the embedding of the tokenizer's vocabulary besides", dim=True)
 
 
 def print_key(facts: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ NAMES = SettingNames(RunConfig, group_choices())
         ("optimm.lr", "1", "optim.lr=1"), ("mixed_precision", "float16", "precision=fp16"),
         ("parallel.tensor_parallel_size", "2", "parallel.tp=2"),
         ("train.batch_size", "8", "train.global_batch=8"), ("dropout", "10%", "model.dropout=0.1"),
-        ("model_name_or_path", "gpt2", "model=gpt2_small"), ("model_name_or_path", "bert", "model=bert_base"),
+        ("model_name_or_path", "gpt2", "model=gpt2"), ("model_name_or_path", "bert", "model=bert_base"),
     ],
 )  # fmt: skip
 def test_the_nearest_name_over_all_levels(key: str, value: str, meant: str) -> None:
