@@ -6,7 +6,7 @@ A training run installs its signal handlers before the slow imports start.
 import sys
 from collections.abc import Sequence
 
-from lmtrain.runtime.processes.signals import listen
+from lmtrain.runtime.processes.signals import install_stop_handlers
 
 
 def is_run(arguments: Sequence[str]) -> bool:
@@ -16,7 +16,7 @@ def is_run(arguments: Sequence[str]) -> bool:
 
 def main() -> None:
     if is_run(sys.argv[1:]):
-        listen()
+        install_stop_handlers()
     from lmtrain.cli.main import main as run  # because: this import is slow, and signal handlers come first
 
     run()

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 from lmtrain.errors import LmtrainError
 
-Twin = TypeVar("Twin", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 INTERFACE = 3  # version: raise here and in csrc/native.cpp when a function is added, removed or takes other arguments
 
 
 def _load() -> ModuleType | None:
-    # because: LMTRAIN_NATIVE=0 lets tests compare the numpy fallback and lets a user disable the compiled helpers
     """Return the compiled module, or None if it is absent or disabled; raise LmtrainError if its version differs."""
+    # because: LMTRAIN_NATIVE=0 lets tests compare the numpy fallback and lets a user disable the compiled helpers
     if os.environ.get("LMTRAIN_NATIVE") == "0":
         return None
     try:
@@ -29,7 +29,7 @@ def _load() -> ModuleType | None:
     if getattr(module, "interface", 0) != INTERFACE:
         raise LmtrainError(
             f"{module.__file__} was compiled from other sources than those of this lmtrain, and would fail amid the "
-            "work. Run `make native`, or install lmtrain again; LMTRAIN_NATIVE=0 does without it, more slowly."
+            "work. Run `make native`, or install lmtrain again; LMTRAIN_NATIVE=0 runs without it, more slowly."
         )
     return module
 
@@ -37,8 +37,7 @@ def _load() -> ModuleType | None:
 lib: ModuleType | None = _load()
 
 
-def compiled(name: str, twin: Twin) -> Twin:
-    """Return the compiled function of this name, or `twin`, its numpy fallback of the same signature, if there is none.
-    """
-    found: Twin = twin if lib is None else getattr(lib, name)
-    return found
+def compiled(name: str, fallback: Function) -> Function:
+    """Return the compiled function of this name; without compiled helpers, `fallback`, the same function in numpy."""
+    function: Function = fallback if lib is None else getattr(lib, name)
+    return function

@@ -306,7 +306,7 @@ class FileLines(NamedTuple):
 
 def read_lines(path: Path, start: int, stop: int, limits: Limits, before_long_read: Callable[[], object]) -> FileLines:
     """Return the lines that begin in start..stop; call `before_long_read` before reading a line of several slices."""
-    with files.read_errors(path), files.opened(path) as (fd, size):
+    with files.read_errors(path), files.open_fd(path) as (fd, size):
         return _read_lines(fd, size, start, min(stop, size), limits, before_long_read)
 
 

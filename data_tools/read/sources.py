@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmtrain.errors import DataError, MissingInputError, UsageError
-from lmtrain.runtime.files.files import read_errors, refuse_hole
+from lmtrain.runtime.files.files import read_errors, refuse_sparse_file
 
 STDIN = Path("-")
 _CODECS = ("gz", "zst", "bz2", "xz")
@@ -134,7 +134,7 @@ def _stat(path: Path) -> os.stat_result:
             f"{path} is a pipe or a device, not a regular file. "
             f"To read it once, give - instead and redirect it: `< {path}`."
         )
-    refuse_hole(path)
+    refuse_sparse_file(path)
     return status
 
 

@@ -33,7 +33,7 @@ from typing import IO, Any, cast
 from data_tools.read.sources import STDIN, Source, codec_of
 from lmtrain.errors import DataError, UsageError
 from lmtrain.runtime.files.files import read_errors
-from lmtrain.runtime.machine.installed import install_command
+from lmtrain.runtime.machine.install_command import install_command
 
 # because: text compresses 3 to 10 times, logs 50 times; zeros compress 1000 times (gz) or 10,000 times (zst)
 MAX_RATIO = 250

@@ -43,7 +43,7 @@ def _how_ranks_start() -> str:
     reasons: list[str] = []
     environment, host = NodeRanks(1).shared_environment(), ProcessEnv.detect().host
     program = Program([], imports=TRAINING_IMPORTS)
-    starter = RankStarter(program, environment, host, say=reasons.append, explain=reasons.append)
+    starter = RankStarter(program, environment, host, report=reasons.append, explain_no_server=reasons.append)
     with closing(starter):
         starter.open()
     if not reasons:

@@ -11,7 +11,7 @@ import typer
 
 from lmtrain.cli.options import Device, Plugins, Precision
 from lmtrain.cli.screen.terminal import echo, print_json, print_text
-from lmtrain.runtime.processes.process import grow_segments, share_cores
+from lmtrain.runtime.processes.process import limit_spinning, use_expandable_segments
 
 if TYPE_CHECKING:
     from lmtrain.eval.generate import Sampling
@@ -44,8 +44,8 @@ def generate(
     from lmtrain.checkpoint.store import resolve
 
     checkpoint = resolve(checkpoint)  # before torch is imported, so that a wrong path is told at once
-    share_cores()
-    grow_segments()
+    limit_spinning()
+    use_expandable_segments()
 
     from lmtrain.eval.generate import Sampling
     from lmtrain.eval.load import load_for_eval

@@ -6,7 +6,7 @@ import sys
 
 from lmtrain.cli.screen.terminal import print_error
 from lmtrain.errors import LmtrainError, UsageError
-from lmtrain.runtime.machine.installed import install_command
+from lmtrain.runtime.machine.install_command import install_command
 
 
 def main() -> None:

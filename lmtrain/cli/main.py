@@ -182,7 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
     finally:
         # because: a process that has not imported torch has no peers
         if groups := sys.modules.get("lmtrain.runtime.processes.process_group"):
-            groups.end_at_once(code)
+            groups.skip_group_teardown(code)
 
 
 class _ExitHandler:

@@ -23,7 +23,7 @@ from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequ
 from lmtrain.parallel.mesh import Axis, Mesh, peers_before_mesh
 from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
 from lmtrain.parallel.tensor import label_scores, whole_sequences
-from lmtrain.runtime.processes.agreement import are_alike
+from lmtrain.runtime.processes.agreement import all_equal
 from lmtrain.spec import LanguageModel, PairModel
 
 Answer = Callable[[LanguageModel, Tensor, int], Tensor]  # (model, hidden states, index of the batch) -> result
@@ -102,7 +102,7 @@ class Inference:
 
     def check_alike(self, checksum: int) -> None:
         """Raise on every rank if the checksums of the ranks differ, so that no rank waits forever in a collective."""
-        if not are_alike(peers_before_mesh("the agreement on texts"), checksum):
+        if not all_equal(peers_before_mesh("the agreement on texts"), checksum):
             raise RanksDifferError(
                 f"Rank {self.mesh.rank} is to score other texts than another rank. Give all processes the same "
                 "command, the same files and the same tokenizer."

@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from lmtrain.errors import LayoutError
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.measure import phases
-from lmtrain.runtime.processes.agreement import ALONE, Peers
-from lmtrain.runtime.processes.process_group import backstop, new_group
+from lmtrain.runtime.processes.agreement import SINGLE_PROCESS, Peers
+from lmtrain.runtime.processes.process_group import collective_timeout, new_group
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class GroupPeers:
         """Create the group. `place` is the thread in whose trace a wait appears, `wait_name` the wait's name there."""
         self.rank, self.num_ranks, self.world = mesh.rank, mesh.world.size, mesh.world
         self.place, self.wait_name = place, wait_name
-        self.group = dist.new_group(backend="gloo", timeout=backstop(mesh.timeout_s))
+        self.group = dist.new_group(backend="gloo", timeout=collective_timeout(mesh.timeout_s))
 
     def start_gather(self, numbers: Sequence[int], *, early: bool = True) -> Callable[[], NDArray[np.int64]]:
         """Start an all-gather of these numbers; return a function that waits and returns the table, a row per rank.
@@ -142,12 +142,12 @@ class GroupPeers:
 
 def main_thread_peers(mesh: Mesh) -> Peers:
     """Return the peers for the processes' main threads."""
-    return GroupPeers(mesh, phases.main) if mesh.world.size > 1 else ALONE
+    return GroupPeers(mesh, phases.main) if mesh.world.size > 1 else SINGLE_PROCESS
 
 
 def saver_thread_peers(mesh: Mesh) -> Peers:
     """Return the peers for the threads that write checkpoints."""
-    return GroupPeers(mesh, phases.saver) if mesh.world.size > 1 else ALONE
+    return GroupPeers(mesh, phases.saver) if mesh.world.size > 1 else SINGLE_PROCESS
 
 
 class DefaultGroupPeers:
@@ -172,4 +172,4 @@ class DefaultGroupPeers:
 
 def peers_before_mesh(wait_name: str) -> Peers:
     """Return the peers for agreements before a mesh exists, or once per batch of texts; traces show `wait_name`."""
-    return DefaultGroupPeers(wait_name) if dist.is_initialized() and dist.get_world_size() > 1 else ALONE
+    return DefaultGroupPeers(wait_name) if dist.is_initialized() and dist.get_world_size() > 1 else SINGLE_PROCESS

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lmtrain.errors import LmtrainError, OutputError, PeerLostError, StoppedEarly, shorten
 from lmtrain.runfolder import stop
 from lmtrain.runfolder.names import CHECKPOINTS, STOP, checkpoint_names, step_from_name
-from lmtrain.runtime.files.files import folder_lock, fsync_dir, read_json, refuse_odd_output, storage_errors
+from lmtrain.runtime.files.files import folder_lock, fsync_dir, read_json, refuse_special_file, storage_errors
 
 if TYPE_CHECKING:
     from lmtrain.runtime.processes.launch import Outcome
@@ -38,7 +38,7 @@ def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True
         return None
     try:
         with storage_errors(path, "Writing"):
-            refuse_odd_output(path)
+            refuse_special_file(path)
             stop.write(folder, cause, exit_code, replace=replace, **more)
             fsync_dir(folder)
     except LmtrainError as error:

@@ -21,7 +21,7 @@ from typing import Any
 import tokenizers
 
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, shorten
-from lmtrain.runtime.files.files import atomic_file, opened, read_range
+from lmtrain.runtime.files.files import atomic_file, open_fd, read_range
 from lmtrain.tokenizer import vocabularies
 
 MAX_BYTES = 64 << 20  # because: the largest published vocabularies are half as large
@@ -401,7 +401,7 @@ def _sentencepiece_error(path: Path, folder: Path) -> LmtrainError:
 def _read(path: Path) -> bytes:
     """Return the content of a tokenizer's file. Raise if it is missing, unreadable, or too large for a tokenizer."""
     try:
-        with opened(path) as (fd, size):
+        with open_fd(path) as (fd, size):
             if size > MAX_BYTES:
                 raise DataError(f"{path} is larger than {MAX_BYTES >> 20} MiB, which no tokenizer is. Check the path.")
             data = read_range(fd, 0, size)

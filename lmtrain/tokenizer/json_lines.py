@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain import native
-from lmtrain.runtime.files.files import is_deeper
+from lmtrain.runtime.files.files import is_nested_deeper
 
 Text = bytes | str
 Document = dict[str, Any]  # a text and the other fields of its line
@@ -119,7 +119,7 @@ def parse_document(line: bytes, key: str | None) -> Document:
         return dict(pairs)
 
     try:
-        if text.count("[") + text.count("{") > MAX_DEPTH and is_deeper(_loads(text, _values), MAX_DEPTH):
+        if text.count("[") + text.count("{") > MAX_DEPTH and is_nested_deeper(_loads(text, _values), MAX_DEPTH):
             raise RecursionError
         value = _loads(text, remember)
     except json.JSONDecodeError as error:

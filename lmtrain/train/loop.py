@@ -61,7 +61,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
             report_now_and_then(run)
 
             requests.answer()
-            stop.politely(lambda name: view.stopping(f"{name}: stopping after {last}"))
+            stop.defer_to_step_end(lambda name: view.stopping(f"{name}: stopping after {last}"))
             report_save(run)
             names = due(run, evaluation)
             done = progress.step == total or requests.stop is not None

@@ -34,7 +34,7 @@ from lmtrain.observe.stragglers.judge import (
 )
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.placement.places import stages_of_rank
-from lmtrain.runtime.processes.process_group import gather_to_first
+from lmtrain.runtime.processes.process_group import gather_to_rank0
 from lmtrain.train.config import RunConfig
 
 OWN = ("data", "forward", "backward", "optimizer")  # work that only this process's own slowness makes longer
@@ -190,7 +190,7 @@ def pace_of(config: RunConfig, model: ModelSettings, mesh: Mesh, memory: Memory)
     if mesh.world.size == 1:
         return None
     with phases.within("collective", "an agreement"):
-        hosts = [name.decode(errors="replace") for name in gather_to_first(socket.gethostname().encode()[:64], 64)]
+        hosts = [name.decode(errors="replace") for name in gather_to_rank0(socket.gethostname().encode()[:64], 64)]
     return Pace(
         mesh.layout, mesh.rank, hosts, kinds_of_stages(config, model), memory, on_host=mesh.device_type == "cpu"
     )

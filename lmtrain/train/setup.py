@@ -29,7 +29,7 @@ from lmtrain.runfolder.ends import read_last_stop, remove_stop
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.files.files import folder_lock
 from lmtrain.runtime.machine.device import device_name, set_deterministic, set_tf32, set_threads
-from lmtrain.runtime.processes.agreement import Peers, together
+from lmtrain.runtime.processes.agreement import Peers, collective_phase
 from lmtrain.train.before.preflight import Inputs, changed_settings
 from lmtrain.train.before.resume_checks import passed_over
 from lmtrain.train.config import RunConfig
@@ -65,7 +65,7 @@ def open_run(
         if inputs.resume_from is not None:
             inputs, progress = go_on(config, inputs, model, optimizer, peers, passed)
         elif inputs.weights_from is not None:
-            with together(peers):
+            with collective_phase(peers):
                 model.load(CheckpointReader(inputs.weights_from).load_into)
 
         loader = Loader(
@@ -82,7 +82,7 @@ def open_run(
             writer.reserve(model.owned(pieces(model, optimizer)))
 
         changed = changed_settings(config, inputs) if leads else {}
-        with together(peers):
+        with collective_phase(peers):
             metrics, sinks, log = open_records(stack, folder, config, inputs, progress, leads=leads)
             writer.worth = worth_before(folder, config, progress.step) if leads else {}
         view = open_view(stack, console, config, inputs, model, device_name(device), progress.step, log)
@@ -101,7 +101,7 @@ def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers
 
     All ranks take part; a failure on rank 0 is raised on every rank.
     """
-    with together(peers):
+    with collective_phase(peers):
         if peers.rank == 0:
             stack.enter_context(folder_lock(folder))
             sweep(folder / CHECKPOINTS)

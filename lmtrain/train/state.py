@@ -29,7 +29,7 @@ from lmtrain.optim.state import apply_num_updates, num_updates, state_tensors
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runfolder.names import CHECKPOINTS
-from lmtrain.runtime.processes.agreement import Peers, together
+from lmtrain.runtime.processes.agreement import Peers, collective_phase
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.train.before.preflight import Inputs, find_resume
 from lmtrain.train.before.resume_checks import check_same_run, pass_over
@@ -122,17 +122,17 @@ def go_on(
     while True:
         path = inputs.resume_from
         assert path is not None
-        with together(peers):
+        with collective_phase(peers):
             reader = CheckpointReader(path)
             check_same_run(path, reader.manifest, config, inputs.model, inputs.tokenizer, inputs.data)
         try:
-            with together(peers):
+            with collective_phase(peers):
                 return inputs, restore(reader, model, optimizer)
         except LmtrainError as error:
             if not config.checkpoint.fallback or error.exit_code != CheckpointError.exit_code:
                 raise
             folder = Path(config.run.dir)
-            with together(peers):
+            with collective_phase(peers):
                 if peers.rank == 0:
                     pass_over(path, folder / CHECKPOINTS, error)
             passed.append(f"{path} is set aside: {error}")
@@ -141,12 +141,12 @@ def go_on(
 
 def agreed_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
     fault_point("start.folder")
-    with together(peers, 1) as seen:
+    with collective_phase(peers, 1) as seen:
         if not folder.is_dir():
             raise OutputError(f"run.dir={folder} is not there on rank {peers.rank}. Use a folder that all nodes share.")
         path = find_resume(config)
-        seen.give = (crc32(str(path).encode()),)
-    if len({number for (number,) in seen.all}) > 1:
+        seen.own_numbers = (crc32(str(path).encode()),)
+    if len({number for (number,) in seen.all_numbers}) > 1:
         raise OutputError(f"Processes see different checkpoints in {folder}. Use a folder that all nodes share.")
     return path
 

@@ -31,7 +31,7 @@ from lmtrain.checkpoint.save.commit import RankRecord, commit, write_rank
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.memory import FP32_BYTES
 from lmtrain.placement.parallel_settings import parse_layout
-from lmtrain.runtime.files.files import forget_cached
+from lmtrain.runtime.files.files import drop_from_page_cache
 from tests.unit.checkpoint.layouts import SLOTS
 
 WIDTH, VOCAB = 2048, 50_257  # of a model of 1.0B parameters with 17 layers
@@ -117,7 +117,7 @@ def settle(source: Path, output: Path) -> None:
     shutil.rmtree(output, ignore_errors=True)
     os.sync()
     for file in source.iterdir():
-        forget_cached(file)
+        drop_from_page_cache(file)
 
 
 def measure(source: Path, to: str, pairs: int, options: list[str]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.runtime.files.files import forget_cached
+from lmtrain.runtime.files.files import drop_from_page_cache
 from lmtrain.train import state
 from lmtrain.train.setup import build_optimizer
 
@@ -73,7 +73,7 @@ def dd(output: Path, num_bytes: int, source: str) -> float:
     began = time.perf_counter()
     subprocess.run([*command, f"count={num_bytes}", "conv=fsync"], check=True, capture_output=True)
     seconds = time.perf_counter() - began
-    forget_cached(output)
+    drop_from_page_cache(output)
     output.unlink()
     return seconds
 
@@ -86,7 +86,7 @@ def save(writer: CheckpointWriter, made: State, step: int) -> tuple[float, float
     writer.wait()
     assert writer.last is not None
     for file in writer.last.path.iterdir():
-        forget_cached(file)
+        drop_from_page_cache(file)
     return pause, writer.last.write_s
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import lmtrain.__main__
 from lmtrain.cli.ranks import launching
-from lmtrain.runtime.processes.rank_starter import Program, RankStarter, adopting_orphans
+from lmtrain.runtime.processes.rank_starter import OrphanAdoption, Program, RankStarter
 from lmtrain.runtime.processes.signals import unblock_stops
 
 MODULE = "tests.cli.forking"
@@ -55,7 +55,7 @@ class Forked(subprocess.Popen[str]):
         output = pipes[3] if pipes[3] >= 0 else 1
         try:
             self.pid = self._server.starter.start(
-                (0, output, output), self._changes, title="of a test", name="lmtrain", other=(MODULE, args)
+                (0, output, output), self._changes, title="of a test", name="lmtrain", other_module=(MODULE, args)
             )
         finally:
             self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -70,9 +70,11 @@ class _Server:
         self.environment |= _SHARED
         self.folder = os.getcwd()
         modules = sorted({*launching.TRAINING_IMPORTS, *launching.EVALUATION_IMPORTS, *_BY_SETTINGS, MODULE})
-        self._adopting = adopting_orphans()
+        self._adopting = OrphanAdoption()
         self._adopting.__enter__()
-        self.starter = RankStarter(Program([], imports=modules), self.environment, "tests", say=_fail, explain=_fail)
+        self.starter = RankStarter(
+            Program([], imports=modules), self.environment, "tests", report=_fail, explain_no_server=_fail
+        )
         self.started: list[Forked] = []
 
     def changes(self, wanted: Mapping[str, str]) -> dict[str, str] | None:

@@ -82,7 +82,7 @@ def leave_with_peer(config: RunConfig, meanwhile: Callable[[], None]) -> None:
     with suppress(StoppedEarly), run_attempt(RANK_0) as this:
         this.accept_settings(config)
         this.count_start(inputs)
-        this.stop.hold()
+        this.stop.defer()
         meanwhile()
         raise StoppedEarly("No process begins, because rank 2 on n2 was asked to stop: SIGTERM")
 

@@ -114,7 +114,7 @@ def test_what_each_process_refuses_by_itself_waits_for_no_peer_for_long(
         waits.append(timeout_s)
         raise TimeoutError
 
-    monkeypatch.setattr("lmtrain.runtime.processes.meeting.meet", nobody_comes)
+    monkeypatch.setattr("lmtrain.runtime.processes.rendezvous.open_run_store", nobody_comes)
     step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
             "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "here"}  # fmt: skip
     said = lmtrain("pretrain", *toy.settings(tmp_path / "run"), word, code=code, env=step)

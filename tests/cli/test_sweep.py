@@ -16,7 +16,7 @@ from lmtrain.cli.pretrain.sweep import SweepRun, is_finished, plan_runs, run_fol
 from lmtrain.config.compose import compose_plain
 from lmtrain.errors import StoppedEarly
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.runtime.processes.signals import STOPS, listen
+from lmtrain.runtime.processes.signals import STOPS, install_stop_handlers
 from tests.cli.harness import Toy, lmtrain, start
 
 NAMES: dict[str, dict[str, str]] = {
@@ -183,7 +183,7 @@ def test_a_stop_before_the_first_run_is_one(tmp_path: Path, heard: list[int]) ->
     words = [f"run.dir={tmp_path / 's'}", "data.path=nowhere", "train.seed=1,2"]
     with pytest.raises(StoppedEarly, match="SIGUSR1: no run was under way"):
         run_sweep(["pretrain"], Asks(words), None, "pretrain", None, ProcessEnv.detect())
-    listen()
+    install_stop_handlers()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert "SIGUSR1: no run was under way" in lmtrain("pretrain", "-m", *words, code=75)
     assert heard == []

@@ -1,4 +1,4 @@
-"""Ranks agree in one way once they have met: by `Peers`, and by `together`, which is built on them.
+"""Ranks agree in one way once they have met: by `Peers`, and by `collective_phase`, which is built on them.
 
 Whoever would ask the group by itself would be one more way, with failures, marks and costs of its own. What else talks
 through torch's groups is listed here, with what it sends.
@@ -22,7 +22,7 @@ VERBS = {
     "all_gather", "all_reduce", "all_to_all", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv", "isend",
     "recv", "reduce", "reduce_scatter", "scatter", "send",
 }  # fmt: skip
-PEERS = {"lmtrain/runtime/processes/agreement.py": {"Peers", "Alone"}, AGREE: {"GroupPeers", "DefaultGroupPeers"}}
+PEERS = {"lmtrain/runtime/processes/agreement.py": {"Peers", "SingleProcess"}, AGREE: {"GroupPeers", "DefaultGroupPeers"}}
 
 
 def talks(tree: ast.AST) -> bool:
@@ -51,7 +51,7 @@ def kinds_of_peers(tree: ast.AST) -> set[str]:
 
 def test_who_talks_through_groups_is_known(house: Any) -> None:
     found = {module.shown for module in house.modules.values() if talks(module.tree)}
-    assert found == set(TALK), "agree by `together` or `are_alike`, or list what is sent"
+    assert found == set(TALK), "agree by `collective_phase` or `all_equal`, or list what is sent"
 
 
 def test_peers_are_of_few_kinds(house: Any) -> None:

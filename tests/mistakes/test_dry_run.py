@@ -75,7 +75,7 @@ def test_what_the_machine_lacks(runner: Runner, data: Path, tmp_path: Path) -> N
 def test_a_device_that_is_not_there(runner: Runner, data: Path, tmp_path: Path) -> None:
     from lmtrain.runtime.machine.gpus import Gpus
 
-    count = Gpus.found().count
+    count = Gpus.detect().count
     if count is None:
         return
     word = "compute.device=cuda" if count == 0 else "compute.device=auto"

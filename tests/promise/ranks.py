@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lmtrain.config.build import build_settings
 from lmtrain.parallel.mesh import build_mesh, main_thread_peers
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.runtime.processes.process_group import BACKSTOP_S
+from lmtrain.runtime.processes.process_group import EXTRA_TIMEOUT_S
 from lmtrain.runtime.processes.signals import StopRequest
 from lmtrain.train.before.preflight import preflight
 from lmtrain.train.config import RunConfig
@@ -64,7 +64,7 @@ def met(tree: dict[str, Any]) -> bool:
     config = build_settings(RunConfig, tree)
     try:
         peers = main_thread_peers(build_mesh(config.parallel.layout, _CPU, config.parallel.timeout_s))
-        time.sleep((3.0 + BACKSTOP_S) * peers.rank)
+        time.sleep((3.0 + EXTRA_TIMEOUT_S) * peers.rank)
         peers.gather([peers.rank])
     except RuntimeError:
         return False

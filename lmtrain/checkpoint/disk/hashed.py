@@ -22,7 +22,7 @@ import numpy as np
 
 from lmtrain.checkpoint.disk.format import BLOCK_BYTES, FileEntry
 from lmtrain.errors import CheckpointError, DataError, MissingInputError
-from lmtrain.runtime.files.files import opened, read_errors, read_range
+from lmtrain.runtime.files.files import open_fd, read_errors, read_range
 from lmtrain.runtime.processes.faults import fault_point
 
 WRITERS = 4  # threads that hash and write: more than a disk needs, since one core hashes 0.4 to 1.8 GB/s
@@ -227,7 +227,7 @@ class HashedFile:
 def _read(path: Path, expected_size: int, start: int, size: int) -> bytes:
     """Read a range of a plain file, which is opened for each block, so that no descriptor is held."""
     try:
-        with read_errors(path), opened(path, follow_links=False) as (fd, found):
+        with read_errors(path), open_fd(path, follow_links=False) as (fd, found):
             data = read_range(fd, start, size) if found == expected_size else b""
     except (DataError, MissingInputError) as error:
         raise CheckpointError(str(error)) from error

@@ -37,7 +37,7 @@ from lmtrain.checkpoint.store import check_room, leftover, leftover_numbers, man
 from lmtrain.errors import CheckpointError, StorageError
 from lmtrain.runfolder.names import step_folder_name
 from lmtrain.runtime.files.files import (
-    forget_cached,
+    drop_from_page_cache,
     fsync_dir,
     is_safe_name,
     parse_json,
@@ -46,7 +46,7 @@ from lmtrain.runtime.files.files import (
     remove,
     storage_errors,
 )
-from lmtrain.runtime.processes.agreement import ALONE, Peers, together
+from lmtrain.runtime.processes.agreement import SINGLE_PROCESS, Peers, collective_phase
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes
 
@@ -57,7 +57,7 @@ def save_checkpoint(
     data: RankData,
     state: Mapping[str, Any],
     files: Mapping[str, bytes],
-    peers: Peers = ALONE,
+    peers: Peers = SINGLE_PROCESS,
     *,
     verify: bool = False,
 ) -> tuple[Path, int]:
@@ -67,41 +67,41 @@ def save_checkpoint(
     `verify` each reads its file back from the disk before all commit.
     """
     doing, leads, attempt = "Saving a checkpoint in", peers.rank == 0, None
-    with together(peers, 2) as sizes:
+    with collective_phase(peers, 2) as sizes:
         check_files(files)
         if peers.num_ranks == 1:
             tensors_of([describe(0, data.specs)])  # because: wrong pieces are better refused before they are written
         num_bytes = data.num_bytes + room_beside(len(data.specs), sum(len(s.key) for s in data.specs), data.num_bytes)
         num_bytes += leads * (sum(map(len, files.values())) + len(json.dumps(state)) + SLACK_BYTES)
-        sizes.give = num_bytes, len(data.specs)
-    check_num_pieces(sum(num_specs for _, num_specs in sizes.all))
-    need = sum(num_bytes for num_bytes, _ in sizes.all)
-    writers = [rank for rank, (_, num_specs) in enumerate(sizes.all) if num_specs]
+        sizes.own_numbers = num_bytes, len(data.specs)
+    check_num_pieces(sum(num_specs for _, num_specs in sizes.all_numbers))
+    need = sum(num_bytes for num_bytes, _ in sizes.all_numbers)
+    writers = [rank for rank, (_, num_specs) in enumerate(sizes.all_numbers) if num_specs]
     try:
-        with together(peers, 2) as opened, storage_errors(folder, doing, need):
+        with collective_phase(peers, 2) as opened, storage_errors(folder, doing, need):
             fault_point("ckpt.begin")
             if leads:
                 folder.mkdir(parents=True, exist_ok=True)
                 check_room(folder, need)
                 attempt = new_leftover(folder, step)
                 os.mkdir(attempt)
-                opened.give = leftover_numbers(attempt)
-        attempt = leftover(folder, step, opened.all[0])
-        with together(peers), storage_errors(folder, doing, need):
+                opened.own_numbers = leftover_numbers(attempt)
+        attempt = leftover(folder, step, opened.all_numbers[0])
+        with collective_phase(peers), storage_errors(folder, doing, need):
             mine = write_rank(attempt, peers.rank, data)
             if verify:
                 read_back(attempt, mine)
             if not leads and data.specs:
                 write_hashed(attempt / part_file(peers.rank), [encode_part(mine)])
-        with together(peers, 1) as done, storage_errors(folder, doing, need):
+        with collective_phase(peers, 1) as done, storage_errors(folder, doing, need):
             if leads:
                 records = [mine, *take_parts(attempt, [rank for rank in writers if rank])]
-                done.give = (commit(attempt, step, records, state, files)[1],)
+                done.own_numbers = (commit(attempt, step, records, state, files)[1],)
     except BaseException:
         if leads and attempt is not None:
             shutil.rmtree(attempt, ignore_errors=True)
         raise
-    return folder / step_folder_name(step), done.all[0][0]
+    return folder / step_folder_name(step), done.all_numbers[0][0]
 
 
 def take_parts(attempt: Path, ranks: Sequence[int]) -> list[RankRecord]:
@@ -143,7 +143,7 @@ def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
 def read_back(attempt: Path, record: RankRecord) -> None:
     """Check that the disk returns what was written; a device that does not is a failure of storage."""
     for name, entry in record.files.items():
-        forget_cached(attempt / name)
+        drop_from_page_cache(attempt / name)
         fault_point("ckpt.read_back")
         try:
             verify_file(attempt / name, entry)

@@ -24,7 +24,7 @@ from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import prune
 from lmtrain.layout import Piece
 from lmtrain.observe.measure import phases
-from lmtrain.runtime.processes.agreement import ALONE, Peers
+from lmtrain.runtime.processes.agreement import SINGLE_PROCESS, Peers
 
 # because: torch's allocator of pinned memory rounds each request up to a power of two
 CHUNK_BYTES = 64 << 20
@@ -111,7 +111,7 @@ class CheckpointWriter:
         keep_every_steps: int | None = None,
         keep_best: int = 0,
         verify_after_save: bool = False,
-        peers: Peers = ALONE,
+        peers: Peers = SINGLE_PROCESS,
     ) -> None:
         self.folder, self.peers = folder, peers
         self.last: SaveFacts | None = None  # the newest save that was committed

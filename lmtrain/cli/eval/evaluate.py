@@ -23,7 +23,7 @@ from lmtrain.cli.ranks.launching import (
 )
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.errors import MissingInputError, OutputError, UsageError
-from lmtrain.runtime.files.files import check_output_folder, refuse_odd_output
+from lmtrain.runtime.files.files import check_output_folder, refuse_special_file
 from lmtrain.runtime.processes.signals import unblock_stops
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _check_outputs(output: Path | None, samples: Path | None) -> None:
     for name, path in (("--output", output), ("--samples", samples)):
         if path is None:
             continue
-        refuse_odd_output(path)
+        refuse_special_file(path)
         if path.is_dir():
             raise OutputError(f"{name}={path} is a folder. Give a file's name.")
         check_output_folder(path.parent, f"The folder of {name}={path}", lock=False)

@@ -105,7 +105,7 @@ def _given(words: Sequence[str]) -> dict[str, Any]:
 
 def check_device(name: str, env: ProcessEnv) -> None:
     """Raise unless each process of this node can have a device of its own."""
-    if name != "cpu" and env.world_size > 1 and (problem := device_problem(name, Gpus.found(), env)):
+    if name != "cpu" and env.world_size > 1 and (problem := device_problem(name, Gpus.detect(), env)):
         raise problem
 
 
@@ -120,13 +120,13 @@ def on_processes(
     from lmtrain.eval.load import load
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.machine.device import memory_errors, pick_device
-    from lmtrain.runtime.processes.process_group import start
+    from lmtrain.runtime.processes.process_group import open_process_group
     from lmtrain.train.ranks.same_everywhere import agree_on
 
     first = settled[0]
     with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
         picked = pick_device(device, env)
-        with start(env, picked, first.timeout_s) as met:
+        with open_process_group(env, picked, first.timeout_s) as met:
             agree_on(partial(_computed_by, first), met.hosts)
             mesh = build_mesh(first.layout, picked, first.timeout_s)
 

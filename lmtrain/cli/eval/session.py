@@ -90,10 +90,10 @@ class Session:
     def journal(self) -> AbstractContextManager[Journal]:
         """Open the journal of all models and tasks of this call, once the processes are together."""
         from lmtrain.eval.journal import journal_beside
-        from lmtrain.runtime.processes.process_group import from_first
+        from lmtrain.runtime.processes.process_group import broadcast_from_rank0
 
         output = self.options.output if self._env.rank == 0 else None
-        return journal_beside(output, lambda said: print_message(self.console, said), from_first)
+        return journal_beside(output, lambda said: print_message(self.console, said), broadcast_from_rank0)
 
     def write(self, document: dict[str, Any]) -> None:
         if self.options.output is not None and self._env.rank == 0:

@@ -31,8 +31,8 @@ from lmtrain.runfolder.ends import (
 from lmtrain.runfolder.names import STOP_FILE
 from lmtrain.runfolder.stop import DONE
 from lmtrain.runtime.processes.faults import arm_from_env, fault_point
-from lmtrain.runtime.processes.process import BEGAN, ProcessEnv, end_now, set_env_default
-from lmtrain.runtime.processes.signals import Stopped, StopRequest, ignore_stops, listening
+from lmtrain.runtime.processes.process import START_TIME_VARIABLE, ProcessEnv, end_now, set_env_default
+from lmtrain.runtime.processes.signals import Stopped, StopRequest, ignore_stops, stop_requests
 from lmtrain.train.config import RunConfig
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def run_attempt(env: ProcessEnv) -> Iterator[Attempt]:
     nothing to save, it exits with code 75. A failure after the run has begun is written to stop.json.
     """
     arm_from_env()
-    with listening() as stop_request:
+    with stop_requests() as stop_request:
         attempt = Attempt(env, stop_request)
         try:
             with attempt.report_refusals(), attempt.cleanup:
@@ -86,7 +86,7 @@ class Attempt:
         """
         folder = Path(config.run.dir)
         self._config, self._stamp_before = config, stop_stamp(folder)
-        self.stop.at_once()
+        self.stop.raise_at_once()
         if self.env.rank == 0 and not self.env.is_child and sys.stderr.isatty():
             # because: what follows takes seconds, in which nothing else is printed
             echo(f"{config.run.dir}: looking at data and machine, then loading torch", err=True, dim=True)
@@ -112,7 +112,7 @@ class Attempt:
             return
         if self.env.rank == 0:
             Starts.at(self.config, inputs, inputs.resume_from).refuse(self.config)
-        set_env_default(BEGAN, repr(self.stop.began_s))
+        set_env_default(START_TIME_VARIABLE, repr(self.stop.began_s))
 
     @contextmanager
     def join_peers(self) -> Iterator[tuple[torch.device, Sequence[str]]]:
@@ -123,7 +123,7 @@ class Attempt:
         from lmtrain.observe.measure import phases
         from lmtrain.observe.watch.guard import watched
         from lmtrain.runtime.machine.device import memory_errors, pick_device
-        from lmtrain.runtime.processes.process_group import start
+        from lmtrain.runtime.processes.process_group import open_process_group
 
         def report(error: LmtrainError) -> None:
             write_failure(Path(self.config.run.dir), error, self.env)
@@ -133,12 +133,13 @@ class Attempt:
         timeout_s, smaller_batch = config.parallel.timeout_s, max(1, config.train.micro_batch // 2)
         with memory_errors(f"Use train.micro_batch={smaller_batch}, precision=bf16 or a smaller model.seq_len."):
             device = pick_device(config.compute.device, env)
-            self.stop.hold()
+            self.stop.defer()
             phases.enter("rendezvous")
             with (
-                start(env, device, timeout_s) as peers,
+                open_process_group(env, device, timeout_s) as peers,
                 watched(
-                    env, peers, folder, timeout_s, self.stop.hear, ending=report, on_device=device.type == "cuda"
+                    env, peers, folder, timeout_s, self.stop.stop_with_peer, ending=report,
+                    on_device=device.type == "cuda",
                 ) as watch,
                 self._report_stop_to_peers(watch.tell_stop),
             ):
@@ -172,7 +173,7 @@ class Attempt:
         try:
             yield
         except LmtrainError as error:
-            if self.stop.meets or not self.env.has_peers:
+            if self.stop.rendezvous_started or not self.env.has_peers:
                 raise
             print_error(error)
             report_refusal(self.env, error, found_by_all=self._config is None or isinstance(error, LayoutError))
@@ -190,7 +191,7 @@ class Attempt:
                 raise typer.Exit(error.exit_code) from None  # because: rank 0 reports for all
             raise
         except LmtrainError as error:
-            if self.env.has_peers and not self.stop.meets:
+            if self.env.has_peers and not self.stop.rendezvous_started:
                 raise  # because: `report_refusals` sends it to the peers, which record that no rank begins
             if isinstance(error, StoppedEarly):  # a peer received a stop request before all had joined
                 self._write_unsaved_stop(str(error))
@@ -207,11 +208,11 @@ class Attempt:
         """
         from lmtrain.runtime.processes.process_group import is_peer_error
 
-        with self.stop.told_by(send_stop):
+        with self.stop.report_stop(send_stop):
             try:
                 yield
             except Exception as error:
-                if is_peer_error(error) and self.stop.was_told(_STOP_MESSAGE_WAIT_S):
+                if is_peer_error(error) and self.stop.stop_received(_STOP_MESSAGE_WAIT_S):
                     raise Stopped(self.stop.requested) from error
                 raise
 
@@ -219,7 +220,7 @@ class Attempt:
         """End this process after a stop request that came before the first step, or came for the second time."""
         env, cause = self.env, self.stop.cause
         what_is_saved = "the settings were not read yet. Run the same command again."
-        if env.has_peers and not self.stop.meets:
+        if env.has_peers and not self.stop.rendezvous_started:
             with suppress(Stopped):  # because: a second request ends the process without further messages
                 report_refusal(env, StoppedEarly(str(stopped)))
         ignore_stops()

@@ -14,7 +14,7 @@ from lmtrain.cli.options import ConfigDir, ConfigName, FromRun, Overrides, Plugi
 from lmtrain.cli.ranks import launching
 from lmtrain.cli.ranks.launching import ProcessOptions, choose_layout
 from lmtrain.cli.screen.terminal import print_notice
-from lmtrain.runtime.processes.signals import give_back
+from lmtrain.runtime.processes.signals import restore_default_handlers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,7 +47,7 @@ def pretrain(
     processes = ProcessOptions(nproc, nproc_per_node, max_restarts)
     env, overrides = launching.detect_process(processes), list(overrides or [])
     if dry_run or print_config:
-        give_back()
+        restore_default_handlers()
     if multirun:
         from lmtrain.cli.pretrain.sweep import run_sweep
 

@@ -30,7 +30,7 @@ from lmtrain.runfolder.rows import loss_warning, read_metrics
 from lmtrain.runfolder.stop import DONE
 from lmtrain.runtime.files.files import write_json
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.runtime.processes.signals import STOPS, Stopped, StopRequest, listening
+from lmtrain.runtime.processes.signals import STOPS, Stopped, StopRequest, stop_requests
 from lmtrain.train.before.preflight import process_problems
 from lmtrain.train.config import RunConfig, config_of
 from lmtrain.units import format_count
@@ -61,11 +61,11 @@ def run_sweep(
     `argv` is the command line, `overrides` its settings. Finished runs are skipped, so the same command continues a
     sweep that was stopped. If several processes run the sweep together, as under srun, only rank 0 prints.
     """
-    with listening() as stop:
+    with stop_requests() as stop:
         try:
-            stop.at_once()
+            stop.raise_at_once()
             jobs = plan_runs(overrides, config_dir, config_name, from_run)
-            stop.politely(lambda name: None)  # because: the run under way, or the next one, handles it
+            stop.defer_to_step_end(lambda name: None)  # because: the run under way, or the next one, handles it
             flags = options_for_runs(argv, overrides)
             if not elastic and not _DRY_OPTIONS.intersection(flags):
                 _refuse_layouts(jobs, env)

@@ -15,8 +15,15 @@ import typer
 
 from lmtrain.cli.screen.terminal import print_notice, warn_if_any
 from lmtrain.errors import LmtrainError, StoppedEarly, UsageError
-from lmtrain.runtime.processes.launch import Outcome, follow_launcher, launch
-from lmtrain.runtime.processes.process import ELSEWHERE, NodeRanks, ProcessEnv, Rendezvous, grow_segments, share_cores
+from lmtrain.runtime.processes.launch import Outcome, end_with_launcher, launch
+from lmtrain.runtime.processes.process import (
+    DRY_RUN_LAUNCHER,
+    NodeRanks,
+    ProcessEnv,
+    Rendezvous,
+    limit_spinning,
+    use_expandable_segments,
+)
 from lmtrain.runtime.processes.rank_starter import Program
 from lmtrain.runtime.processes.signals import ignore_stops
 
@@ -44,7 +51,7 @@ Elastic = Annotated[
 # Modules that all ranks need: the server process that forks the ranks of a node imports them once. A module that is
 # missing here is imported by each rank.
 COMPANION_FUNCTION = "lmtrain.observe.watch.companion:main_of_fork"
-PREPARE_FUNCTION = "lmtrain.cli.pretrain.from_run:prepare"
+PREPARE_FUNCTION = "lmtrain.cli.pretrain.from_run:prepare_ranks"
 TRAINING_IMPORTS = (  # for every training run
     "lmtrain.cli.pretrain.eval_tasks", "lmtrain.cli.pretrain.from_run", "lmtrain.cli.main",
     "lmtrain.cli.pretrain.pretrain", "lmtrain.cli.pretrain.summary", "lmtrain.cli.screen.console",
@@ -94,10 +101,10 @@ def detect_process(options: ProcessOptions) -> ProcessEnv:
     that conflict with each other or with the launcher.
     """
     env = ProcessEnv.detect()
-    share_cores()
-    grow_segments()
+    limit_spinning()
+    use_expandable_segments()
     if env.is_child:
-        follow_launcher()
+        end_with_launcher()
     if options.nproc is not None and options.nproc_per_node is not None:
         raise UsageError(
             f"--nproc={options.nproc} and --nproc-per-node={options.nproc_per_node} both say how many processes to "
@@ -119,7 +126,7 @@ def launch_evaluation(argv: Sequence[str], env: ProcessEnv) -> None:
     Raise typer.Exit if a process fails.
     """
     program = Program(rank_arguments(argv), imports=EVALUATION_IMPORTS)
-    _exit_with_outcome(launch(program, _local_ranks(env), say=print_notice, explain=_print_if_debug), env)
+    _exit_with_outcome(launch(program, _local_ranks(env), report=print_notice, explain_no_server=_print_if_debug), env)
 
 
 def training_imports(config: RunConfig) -> tuple[str, ...]:
@@ -157,7 +164,7 @@ def launch_training(
 
     def before_restart(outcome: Outcome, number: int) -> None:
         nonlocal stamp_before
-        failure = f"{outcome.told} " if record_end(outcome) is None else ""
+        failure = f"{outcome.reason} " if record_end(outcome) is None else ""
         stamp_before = stop_stamp(folder)
         path = find_resume(config)
         starts = Starts.at(config, inputs, path)
@@ -183,8 +190,8 @@ def launch_training(
     prepare = (PREPARE_FUNCTION, prepared)
     program = Program(rank_arguments(argv), imports=imports, prepare=prepare, helper=COMPANION_FUNCTION)
     outcome = launch(
-        program, _local_ranks(env), max_restarts=max_restarts or 0, restarting=before_restart, say=print_notice,
-        explain=_print_if_debug,
+        program, _local_ranks(env), max_restarts=max_restarts or 0, on_restart=before_restart, report=print_notice,
+        explain_no_server=_print_if_debug,
     )  # fmt: skip
     ignore_stops()  # because: srun asks the other nodes to stop once the first has ended, and this one has a result
     if outcome.is_before_ranks and env.has_peers:
@@ -206,7 +213,7 @@ def _print_if_debug(problem: str) -> None:
 def _exit_with_outcome(outcome: Outcome, env: ProcessEnv, *, is_reported: bool = False) -> None:
     prints = env.rank == 0 or not outcome.stopped  # because: all nodes are asked to stop
     if outcome.cause is not None and not is_reported and prints:
-        way_out = " Start the same command again to go on." * (outcome.lost or outcome.stopped)
+        way_out = " Start the same command again to go on." * (outcome.is_restartable or outcome.stopped)
         print_notice(f"{'' if outcome.stopped else 'error: '}{outcome.cause}{way_out}")
     # because: srun names the node and the code of the first task that fails, which tells where a rank was killed
     code = outcome.shell_code if env.launcher == "slurm" else outcome.exit_code
@@ -254,7 +261,7 @@ def place_on_hardware(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
         or env.world_size <= machine.gpus_per_node
     ):  # fmt: skip
         return env
-    return replace(env, launcher=ELSEWHERE, local_world_size=machine.gpus_per_node, host="each node")
+    return replace(env, launcher=DRY_RUN_LAUNCHER, local_world_size=machine.gpus_per_node, host="each node")
 
 
 def rank_arguments(argv: Sequence[str]) -> list[str]:
@@ -278,6 +285,6 @@ def report_refusal(env: ProcessEnv, error: LmtrainError, *, found_by_all: bool =
         Rendezvous.detect(env)
     except LmtrainError:
         return  # because: without a rendezvous there is no way to reach peers, and torch takes seconds to import
-    from lmtrain.runtime.processes.meeting import tell_refusal
+    from lmtrain.runtime.processes.rendezvous import report_refusal
 
-    tell_refusal(env, error, found_by_all=found_by_all)
+    report_refusal(env, error, peers_fail_too=found_by_all)

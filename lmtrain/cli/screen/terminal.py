@@ -101,5 +101,5 @@ def _process_prefix(message: str, env: ProcessEnv | None) -> str:
         return ""
     # because: errors of the command line are reported before it is parsed
     starts_ranks = any(word.partition("=")[0] == "--nproc-per-node" for word in sys.argv)
-    prefix = f"node {env.host}" if starts_ranks else env.who
+    prefix = f"node {env.host}" if starts_ranks else env.label
     return "" if message.startswith(prefix) else f"{prefix}: "

@@ -242,7 +242,7 @@ def _suggest_dataset(prefix: Path) -> str:
 
 def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
     """Return (dtype, number of sequences, length of the document index) of an .idx. Raise DataError at damage."""
-    with files.read_errors(path), files.opened(path) as (fd, _):
+    with files.read_errors(path), files.open_fd(path) as (fd, _):
         header = files.read_range(fd, 0, HEADER.size)
     if len(header) < HEADER.size:
         raise DataError(f"{path} has {num_bytes} bytes, fewer than the {HEADER.size} of its header. It is cut short.")

@@ -17,7 +17,7 @@ from lmtrain.errors import DataError
 from lmtrain.eval.task import Columns, ratio
 from lmtrain.eval.texts import TextInput, oddities
 from lmtrain.eval.windows import Tokens
-from lmtrain.runtime.files.files import refuse_hole
+from lmtrain.runtime.files.files import refuse_sparse_file
 from lmtrain.tokenizer.base import Tokenizer
 
 _TOKENS = 1 << 24  # tokens read at once
@@ -59,7 +59,7 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
             f"{tokenizer.fingerprint[:12]}. Preprocess the text with the checkpoint's tokenizer."
         )
     compare_with_record(indexed)
-    refuse_hole(dataset_file(prefix, ".bin"))
+    refuse_sparse_file(dataset_file(prefix, ".bin"))
     total = indexed.num_tokens
     # read every token once, which also compares it with the checksums of its writing
     parts = (indexed.read(first, min(first + _TOKENS, total)) for first in range(0, total, _TOKENS))

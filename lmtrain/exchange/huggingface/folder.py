@@ -19,7 +19,7 @@ from torch import Tensor
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, join_few, shorten
 from lmtrain.exchange.huggingface.config import Match, matches, settings_of
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.runtime.files.files import is_safe_name, opened, read_json, read_range
+from lmtrain.runtime.files.files import is_safe_name, open_fd, read_json, read_range
 
 _INDEX = "model.safetensors.index.json"
 _PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
@@ -186,7 +186,7 @@ class HFFolder:
         if self._last is not None and self._last[0] == name and self._left > 0:
             return self._last[1]
         path = self._file(name)
-        with opened(path) as (fd, _):
+        with open_fd(path) as (fd, _):
             header_bytes = int.from_bytes(read_range(fd, 0, 8), "little")
         if header_bytes > _MAX_HEADER_BYTES:
             raise CheckpointError(

@@ -35,7 +35,7 @@ from lmtrain.exchange.torch_files.pickle_data import (
     checked_text,
     read_pickle,
 )
-from lmtrain.runtime.files.files import open_regular, opened, read_errors, read_range
+from lmtrain.runtime.files.files import open_fd, open_regular, read_errors, read_range
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _MAX_DIRECTORY_BYTES = 8 << 20  # of an archive; because: each of its entries is an object of half a kilobyte
@@ -107,7 +107,7 @@ class TorchFile:
                 f"{self.path} claims a tensor of shape {list(tensor.shape)} that it has no bytes for."
             )
         count = 0 if empty else (last + 1 - tensor.offset) * item
-        with read_errors(self.path), opened(self.path) as (fd, _):
+        with read_errors(self.path), open_fd(self.path) as (fd, _):
             data = read_range(fd, self._start + at + tensor.offset * item, count)
             if crc and tensor.key not in self._compared:
                 self._compare(tensor.key, [data] if count == size else _parts(fd, self._start + at, size), crc)

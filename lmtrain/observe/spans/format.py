@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError
-from lmtrain.runtime.files.files import open_output, opened, read_errors, read_range, storage_errors
+from lmtrain.runtime.files.files import open_fd, open_output, read_errors, read_range, storage_errors
 
 HEADER_BYTES, VERSION = 4096, 1
 NAME_BYTES = 48
@@ -222,7 +222,7 @@ def file_name(rank: int, start: int) -> str:
 
 def read_spans(path: Path) -> RankSpans:
     """Read the complete records of a file. Raise DataError for content that even a killed process cannot have left."""
-    with read_errors(path), opened(path) as (fd, _):
+    with read_errors(path), open_fd(path) as (fd, _):
         header = _header(path, read_range(fd, 0, HEADER_BYTES))
         num_held = min(header.num_written, header.capacity)
         content = read_range(fd, HEADER_BYTES, num_held * SPAN.itemsize)

@@ -29,8 +29,8 @@ from lmtrain.observe.safe_text import warn
 from lmtrain.observe.watch.companion import DEVICE_POLITE_S, POLITE_S, STACKS_SIGNAL
 from lmtrain.observe.watch.hub import explained
 from lmtrain.observe.watch.judge import HANG_KIND
-from lmtrain.runtime.processes.process import ProcessEnv, Rendezvous, waiting_companion
-from lmtrain.runtime.processes.process_group import Met, is_peer_error
+from lmtrain.runtime.processes.process import ProcessEnv, Rendezvous, take_companion
+from lmtrain.runtime.processes.process_group import RunGroup, is_peer_error
 from lmtrain.runtime.processes.signals import Stopped, ignore_stops
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -65,7 +65,7 @@ class Watch:
         """Report to all other processes that this one was asked to stop."""
         self._send({"stop": name})
 
-    def open(self, met: Met, folder: Path, timeout_s: float) -> None:
+    def open(self, met: RunGroup, folder: Path, timeout_s: float) -> None:
         leads, where, secret = self.process.rank == 0, None, secrets.token_hex(16)
         on_node = len(set(met.hosts)) == 1
         if not leads:
@@ -81,7 +81,7 @@ class Watch:
         try:
             port = self._start(told, leads)
         except (OSError, ValueError) as error:
-            warn(f"{self.process.who} is not watched, as its companion could not be started ({error}).")
+            warn(f"{self.process.label} is not watched, as its companion could not be started ({error}).")
             port = None
         if leads:
             host = "127.0.0.1" if on_node else Rendezvous.detect(self.process).host
@@ -92,7 +92,7 @@ class Watch:
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
         marks = phases.open_memory()
         fds = {"marks": marks, "stacks": self._stacks.fileno()}
-        waiting = waiting_companion()
+        waiting = take_companion()
         if waiting is None:
             self._control, self._companion = _start_companion(told, fds, speaks=leads)
         else:
@@ -127,7 +127,7 @@ class Watch:
                     self._answered.set()
         self._answered.set()
         if not (self._left.is_set() or self._verdict or is_over):
-            warn(f"{self.process.who} is not watched any more, as its companion is gone.")
+            warn(f"{self.process.label} is not watched any more, as its companion is gone.")
 
     def _end(self, verdict: dict[str, Any]) -> None:
         """End this process unless the main thread leaves by itself in time."""
@@ -226,7 +226,7 @@ def _end_as(found: LmtrainError, process: ProcessEnv, error: BaseException) -> N
 
 @contextmanager
 def watched(
-    process: ProcessEnv, met: Met, folder: Path, timeout_s: float,
+    process: ProcessEnv, met: RunGroup, folder: Path, timeout_s: float,
     heard: Callable[[str], None] = lambda name: None, ending: Callable[[LmtrainError], None] = lambda error: None,
     *, on_device: bool = False,
 ) -> Iterator[Watch]:  # fmt: skip

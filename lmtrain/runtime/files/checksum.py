@@ -1,6 +1,6 @@
-"""CRC-32C, the checksum that finds what disks and cables do to bytes. Called by datasets, indexes and event files.
+"""CRC-32C, the checksum that detects bytes changed by disks and cables. Called by datasets, indexes and event files.
 
-The compiled helper does more than ten gigabytes a second; its twin here, some hundred megabytes.
+The compiled helper checks more than ten gigabytes a second, the numpy fallback here some hundred megabytes.
 """
 
 from __future__ import annotations
@@ -13,36 +13,37 @@ from numpy.typing import NDArray
 
 from lmtrain import native
 
-_LANES = 4096  # pieces that the twin takes side by side
-_LANE_BYTES = 256
-_WHOLE = 0xFFFFFFFF
+_LANES = 4096  # how many pieces of the data the numpy version processes side by side
+_LANE_BYTES = 256  # the length of such a piece
+_ALL_ONES = 0xFFFFFFFF
 
 
 def crc32c(data: bytes | NDArray[Any], crc: int = 0) -> int:
-    """Castagnoli's CRC, continuing from `crc`."""
-    return crc32c_twin(data, crc) if native.lib is None else int(native.lib.crc32c(data, crc))
+    """Return the CRC-32C (Castagnoli) of `data`, continued from `crc`, the checksum of the bytes before it."""
+    return crc32c_numpy(data, crc) if native.lib is None else int(native.lib.crc32c(data, crc))
 
 
-def crc32c_twin(data: bytes | NDArray[Any], crc: int = 0) -> int:
+def crc32c_numpy(data: bytes | NDArray[Any], crc: int = 0) -> int:
+    """Return the same checksum as `crc32c`, computed in numpy."""
     view = np.frombuffer(data, np.uint8)
-    crc ^= _WHOLE
+    crc ^= _ALL_ONES
     while len(view) >= 2 * _LANE_BYTES:
         lanes = min(len(view) // _LANE_BYTES, _LANES)
-        pieces, view = view[: lanes * _LANE_BYTES].reshape(lanes, _LANE_BYTES), view[lanes * _LANE_BYTES :]
-        of_lanes = np.zeros(lanes, np.uint32)
-        for column in np.ascontiguousarray(pieces.T):
-            of_lanes = (of_lanes >> 8) ^ _TABLE[(of_lanes ^ column) & 255]
-        a, b, c, d = _behind_a_lane()
-        for one in of_lanes.tolist():
-            crc = a[crc & 255] ^ b[crc >> 8 & 255] ^ c[crc >> 16 & 255] ^ d[crc >> 24] ^ one
+        lane_bytes, view = view[: lanes * _LANE_BYTES].reshape(lanes, _LANE_BYTES), view[lanes * _LANE_BYTES :]
+        lane_crcs = np.zeros(lanes, np.uint32)
+        for column in np.ascontiguousarray(lane_bytes.T):
+            lane_crcs = (lane_crcs >> 8) ^ _TABLE[(lane_crcs ^ column) & 255]
+        a, b, c, d = _zero_lane_tables()
+        for lane_crc in lane_crcs.tolist():
+            crc = a[crc & 255] ^ b[crc >> 8 & 255] ^ c[crc >> 16 & 255] ^ d[crc >> 24] ^ lane_crc
     for byte in view.tolist():
-        crc = (crc >> 8) ^ _LISTED[(crc ^ byte) & 255]
-    return crc ^ _WHOLE
+        crc = (crc >> 8) ^ _TABLE_LIST[(crc ^ byte) & 255]
+    return crc ^ _ALL_ONES
 
 
 @lru_cache(maxsize=1)
-def _behind_a_lane() -> list[list[int]]:
-    """Return how a lane of zeros changes each byte of the register; CRC is linear, so bytes can be combined by XOR."""
+def _zero_lane_tables() -> list[list[int]]:
+    """Return a table for each byte of the register: its value after a lane of zeros. XOR combines the four."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     for _ in range(_LANE_BYTES):
         bits = (bits >> 8) ^ _TABLE[bits & 255]
@@ -50,12 +51,13 @@ def _behind_a_lane() -> list[list[int]]:
     return [np.bitwise_xor.reduce(np.where(chosen, part, np.uint32(0)), axis=1).tolist() for part in bits.reshape(4, 8)]
 
 
-def _table() -> NDArray[np.uint32]:
+def _make_table() -> NDArray[np.uint32]:
+    """Return the register's new value for each byte, the usual table of a bytewise CRC."""
     entries: NDArray[np.uint32] = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         entries = (entries >> np.uint32(1)) ^ (entries & np.uint32(1)) * np.uint32(0x82F63B78)  # bits reversed
     return entries
 
 
-_TABLE = _table()
-_LISTED: list[int] = _TABLE.tolist()
+_TABLE = _make_table()
+_TABLE_LIST: list[int] = _TABLE.tolist()

@@ -1,6 +1,6 @@
-"""Writing files and folders so that a kill at any instant leaves the old one or the new one. Torch-free.
+"""Read and write files and folders safely: a kill at any instant leaves the old file or the new one. Torch-free.
 
-Called by datasets, checkpoints, metrics and reports.
+Called by datasets, checkpoints, metrics and reports. Readers refuse links, pipes and oversized files where it matters.
 """
 
 from __future__ import annotations
@@ -24,22 +24,25 @@ from lmtrain.units import format_bytes
 
 MAX_JSON_BYTES = 64 << 20
 MAX_JSON_DEPTH = 64
-MAX_JSON_MEMORY = 400 << 20  # what the text and all its values may take
-# because: values can take twenty times their text, as empty lists do; about what each of these marks brings along
+MAX_JSON_MEMORY = 400 << 20  # bytes that the text and all its parsed values may take
+# about how many bytes of memory each of these characters adds when parsed
+# because: values can take twenty times the bytes of their text, as empty lists do
 _JSON_COSTS = {"{": 200, "[": 72, ":": 130, ",": 60}
-_NO_OUTPUT = (
+_OUTPUT_ERRNOS = (
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP
 )  # fmt: skip
-_NO_INPUT = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
-_LARGE = 1 << 30  # bytes; holes in smaller files cost nothing
+_INPUT_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+_HOLE_CHECK_BYTES = 1 << 30  # smaller files are not checked for holes
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
 def fsync_dir(folder: Path) -> None:
+    """Bring a folder's entries to disk, such as a rename in it."""
     fsync_file(folder, os.O_DIRECTORY)
 
 
 def fsync_file(path: Path, flags: int = 0) -> None:
+    """Bring a file's bytes to disk; `flags` are added to those of open()."""
     fd = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(fd)
@@ -48,61 +51,67 @@ def fsync_file(path: Path, flags: int = 0) -> None:
 
 
 def free_bytes(path: Path) -> int:
-    """Room on the disk that holds this path or, where it does not exist yet, will hold it."""
+    """Return the free bytes of the disk that holds `path`, or that will hold it once it is created."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
 
 
 @contextmanager
-def storage_errors(path: Path, doing: str, need_bytes: int = 0) -> Iterator[None]:
-    """Turn the operating system's refusals into the errors and exit codes that users see."""
+def storage_errors(path: Path, action: str, need_bytes: int = 0) -> Iterator[None]:
+    """Turn an OSError of the block, which writes `path`, into OutputError or StorageError.
+
+    `action` begins the message, such as "Writing". `need_bytes` is named if the disk is full.
+    """
     try:
         yield
     except OSError as error:
         if reached := limit_reached(error, path, need_bytes):
-            raise StorageError(f"{doing} {path} failed: {reached}") from error
-        if error.errno in _NO_OUTPUT:
+            raise StorageError(f"{action} {path} failed: {reached}") from error
+        if error.errno in _OUTPUT_ERRNOS:
             way = "a shorter name" if error.errno == errno.ENAMETOOLONG else "an output that you may write"
-            raise OutputError(f"{doing} {path} failed: {error.strerror}. Choose {way}.") from error
-        raise StorageError(f"{doing} {path} failed: {error.strerror or error}.") from error
+            raise OutputError(f"{action} {path} failed: {error.strerror}. Choose {way}.") from error
+        raise StorageError(f"{action} {path} failed: {error.strerror or error}.") from error
 
 
 def open_output(path: Path, flags: int) -> int:
-    """Open a plain file of ours for writing and return its descriptor; refuse a symbolic link in its place.
+    """Open a plain file for writing and return its descriptor; raise OutputError for a link, device, pipe or socket.
 
-    A folder that the user names may be a link to another disk; a file that is written in it may not.
+    Only the file itself may not be a link: its folder may be one, to another disk. `flags` are those of os.open().
     """
-    refuse_odd_output(path)
+    refuse_special_file(path)
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads, a socket
-            raise _not_plain(path) from error
+        if error.errno == errno.ENXIO:  # a pipe without a reader, or a socket
+            raise _not_plain_error(path) from error
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise _not_plain(path)
+        raise _not_plain_error(path)
     return fd
 
 
-def refuse_odd_output(path: Path) -> None:
-    """Raise for a symbolic link, a device or a pipe: root could otherwise replace /dev/null."""
+def refuse_special_file(path: Path) -> None:
+    """Raise if an output path is a symbolic link, a device or a pipe: root could otherwise replace /dev/null."""
     if path.is_symlink():
         raise OutputError(f"{path} is a symbolic link, and nothing is written through one. Remove the link.")
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise _not_plain(path)
+        raise _not_plain_error(path)
 
 
-def _not_plain(path: Path) -> OutputError:
+def _not_plain_error(path: Path) -> OutputError:
     return OutputError(f"{path} is not a plain file, so nothing is written to it. Choose another name for the output.")
 
 
 @contextmanager
 def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Write a file under a temporary name; it takes its own name only when whole and on disk."""
+    """Yield a new file to write. At the end it is synced and renamed to `path`; on an error it is removed.
+
+    `mode` is that of open().
+    """
     with storage_errors(path, "Writing"):
-        refuse_odd_output(path)
+        refuse_special_file(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
         temporary.unlink(missing_ok=True)  # because: in a container a run that was killed had the same number
@@ -145,13 +154,17 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(
-    folder: Path, path: Path, aside: Path | None = None, between: Callable[[], object] = lambda: None
+    folder: Path, path: Path, aside: Path | None = None, between_renames: Callable[[], object] = lambda: None
 ) -> None:
-    """Rename a finished folder to `path`. What is there goes to `aside` first, and comes back where that fails."""
+    """Rename a finished folder to `path` and sync the rename.
+
+    With `aside`, whatever is at `path` is renamed to `aside` first, and renamed back if the folder cannot take its
+    place. `between_renames` is called between the two renames; tests inject faults there.
+    """
     if aside is not None and os.path.lexists(path):
         os.rename(path, aside)
         try:
-            between()
+            between_renames()
             os.rename(folder, path)
         except BaseException:
             os.rename(aside, path)
@@ -162,7 +175,7 @@ def put_in_place(
 
 
 def remove(path: Path) -> None:
-    """Take away what lies there, whatever it is; of a link the link alone."""
+    """Remove the file or the whole folder at `path`, if there is one; of a symbolic link only the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -170,16 +183,20 @@ def remove(path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a value as an indented JSON file, atomically."""
     with atomic_file(path) as file:
         file.write(json_bytes(value, indent=1) + b"\n")
 
 
-def json_bytes(value: Any, **form: Any) -> bytes:
-    """Return JSON as UTF-8; bytes of a file name that are not UTF-8 are escaped."""
+def json_bytes(value: Any, **options: Any) -> bytes:
+    """Return a value as JSON in UTF-8. `options` go to json.dumps.
+
+    Non-ASCII text stays as it is, unless a file name holds bytes that are not UTF-8: then all of it is escaped.
+    """
     try:
-        return json.dumps(value, ensure_ascii=False, **form).encode()
+        return json.dumps(value, ensure_ascii=False, **options).encode()
     except UnicodeEncodeError:
-        return json.dumps(value, **form).encode()
+        return json.dumps(value, **options).encode()
 
 
 def read_json(path: Path) -> Any:
@@ -187,43 +204,47 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path, MAX_JSON_BYTES), path)
 
 
-def parse_json(data: bytes | str, path: Path, most_bytes: int | None = None) -> Any:
-    """Strict JSON: no key twice, no NaN, no bottomless nesting, nothing that would not fit. `path` is for the message.
+def parse_json(data: bytes | str, path: Path, max_bytes: int | None = None) -> Any:
+    """Parse JSON strictly: raise DataError for a duplicate key, NaN, deep nesting or a value that is too large.
 
-    How large it is and would become is told from the text, before anything is made of it.
+    `path` is named in the message. The text may have `max_bytes` (default MAX_JSON_BYTES); the memory of its values is
+    estimated from the text before it is parsed.
     """
     try:
-        if problem := json_size_problem(data, most_bytes):
+        if problem := json_size_problem(data, max_bytes):
             raise ValueError(problem)
-        value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
-        if is_deeper(value, MAX_JSON_DEPTH):
+        value = json.loads(data, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        if is_nested_deeper(value, MAX_JSON_DEPTH):
             raise ValueError(f"it nests deeper than {MAX_JSON_DEPTH} levels")
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). It is damaged or not one of our files.") from error
     return value
 
 
-def json_size_problem(data: bytes | str, most_bytes: int | None = None) -> str | None:
+def json_size_problem(data: bytes | str, max_bytes: int | None = None) -> str | None:
     """Return why a JSON text, or the values that it would become, is too large to parse; None if it is not."""
-    most_bytes = MAX_JSON_BYTES if most_bytes is None else most_bytes
-    # because: of a text that is too large not even the marks are counted
-    return size_problem(len(data), 0 if len(data) > most_bytes else json_memory(data), most_bytes)
+    max_bytes = MAX_JSON_BYTES if max_bytes is None else max_bytes
+    # because: counting characters takes time, and a text that is too large is refused without it
+    return size_problem(len(data), 0 if len(data) > max_bytes else json_memory(data), max_bytes)
 
 
 def json_memory(data: bytes | str) -> int:
-    """About what a text and its values take."""
-    # because: one character beyond ASCII can make a text of Python's take four bytes for each
+    """Return an estimate of the bytes of memory that a JSON text and its parsed values take."""
+    # because: one character beyond ASCII can make a Python string take four bytes for each character
     cost = len(data) * (1 if data.isascii() else 4)
     counts = {mark: data.count(mark) if isinstance(data, str) else data.count(mark.encode()) for mark in _JSON_COSTS}
     return cost + sum(_JSON_COSTS[mark] * count for mark, count in counts.items())
 
 
-def size_problem(num_bytes: int, memory: int, most_bytes: int) -> str | None:
-    """Return why a JSON text of `num_bytes`, whose values take `memory` bytes, is too large; None if it is not."""
-    if num_bytes > most_bytes:
-        return f"it is larger than {format_bytes(most_bytes)}"
-    most_memory = MAX_JSON_MEMORY * most_bytes // MAX_JSON_BYTES
-    return f"its values would take more than {format_bytes(most_memory)}" if memory > most_memory else None
+def size_problem(num_bytes: int, memory_bytes: int, max_bytes: int) -> str | None:
+    """Return why a JSON text of `num_bytes` is too large, or its values of `memory_bytes`; None if neither is.
+
+    The limit of the values grows with `max_bytes`, the limit of the text.
+    """
+    if num_bytes > max_bytes:
+        return f"it is larger than {format_bytes(max_bytes)}"
+    max_memory = MAX_JSON_MEMORY * max_bytes // MAX_JSON_BYTES
+    return f"its values would take more than {format_bytes(max_memory)}" if memory_bytes > max_memory else None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -233,24 +254,24 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _no_constant(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def is_deeper(value: Any, most: int) -> bool:
-    """Say whether lists and mappings stand within one another more often than so."""
+def is_nested_deeper(value: Any, max_depth: int) -> bool:
+    """Return whether lists and mappings are nested more than `max_depth` levels deep."""
     level = [value]
-    for _ in range(most + 1):
+    for _ in range(max_depth + 1):
         groups = [node for node in level if isinstance(node, (dict, list))]
         if not groups:
             return False
-        level = [inside for node in groups for inside in (node.values() if isinstance(node, dict) else node)]
+        level = [child for node in groups for child in (node.values() if isinstance(node, dict) else node)]
     return True
 
 
 @contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's errors of reading into errors that name the file."""
+    """Turn an OSError of the block, which reads `path`, into MissingInputError, DataError or StorageError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -260,31 +281,34 @@ def read_errors(path: Path) -> Iterator[None]:
             raise DataError(f"{path} is a symbolic link. Put the file itself in its place.") from error
         if reached := limit_reached(error, path):
             raise StorageError(f"Reading {path} failed: {reached}") from error
-        if error.errno in _NO_INPUT:
-            raise MissingInputError(f"{path} cannot be read: {error.strerror}. Check the path, and who may.") from error
+        if error.errno in _INPUT_ERRNOS:
+            raise MissingInputError(f"{path} cannot be read: {error.strerror}. Check path and permissions.") from error
         raise StorageError(f"Reading {path} failed: {error.strerror or error}.") from error
 
 
-def forget_cached(path: Path) -> None:
-    """Ask the system to drop its copy of a file that is on disk, so that the next read is the disk's own answer."""
-    with read_errors(path), opened(path, follow_links=False) as (fd, size):
+def drop_from_page_cache(path: Path) -> None:
+    """Ask the system to drop a file, which is on disk, from its page cache, so that the next read is from the disk."""
+    with read_errors(path), open_fd(path, follow_links=False) as (fd, size):
         os.posix_fadvise(fd, 0, size, os.POSIX_FADV_DONTNEED)
 
 
 def open_regular(path: Path, *, follow_links: bool) -> tuple[int, int]:
-    """Return a descriptor and the size of a plain file; raise for a pipe or a device without waiting for it."""
+    """Open a plain file for reading; return its descriptor and size. Raise DataError for a pipe or a device.
+
+    With `follow_links=False` a symbolic link is an OSError.
+    """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
         os.close(fd)
         raise DataError(f"{path} is not a plain file. Put the file itself in its place.")
-    return fd, found.st_size
+    return fd, status.st_size
 
 
 @contextmanager
-def opened(path: Path, *, follow_links: bool = True) -> Iterator[tuple[int, int]]:
-    """Give what `open_regular` does for the time of the block, and close it."""
+def open_fd(path: Path, *, follow_links: bool = True) -> Iterator[tuple[int, int]]:
+    """Yield the descriptor and the size of a plain file opened for reading, and close it after the block."""
     fd, size = open_regular(path, follow_links=follow_links)
     try:
         yield fd, size
@@ -294,7 +318,7 @@ def opened(path: Path, *, follow_links: bool = True) -> Iterator[tuple[int, int]
 
 def read_bytes(path: Path, limit_bytes: int, *, follow_links: bool = True) -> bytes:
     """Return a whole file; raise before reading it if it is larger than `limit_bytes`."""
-    with read_errors(path), opened(path, follow_links=follow_links) as (fd, size):
+    with read_errors(path), open_fd(path, follow_links=follow_links) as (fd, size):
         if size > limit_bytes:
             raise DataError(
                 f"{path} is larger than {format_bytes(limit_bytes)}, which none of our files of its kind is."
@@ -303,7 +327,7 @@ def read_bytes(path: Path, limit_bytes: int, *, follow_links: bool = True) -> by
 
 
 def read_range(fd: int, start: int, size: int) -> bytes:
-    """Exactly these bytes, or fewer where the file ends."""
+    """Return `size` bytes of an open file from offset `start` on, or fewer if the file ends before."""
     parts = []
     while size > 0:
         part = os.pread(fd, size, start)
@@ -315,36 +339,42 @@ def read_range(fd: int, start: int, size: int) -> bytes:
 
 
 def is_safe_name(name: object) -> bool:
-    """Names taken from a manifest may become paths only if they are plain file names."""
+    """Return whether a name, such as one from a manifest, is a plain file name that may become part of a path."""
     return isinstance(name, str) and _SAFE_NAME.fullmatch(name) is not None
 
 
 def lock_holder(folder: Path) -> tuple[str, bool] | None:
-    """Return the last owner of a folder's lock, and whether a process of this machine holds it now; take no lock."""
+    """Return the last owner of a folder's lock and whether a process of this machine holds it now; None if unknown.
+
+    The lock itself is not taken, so no run is disturbed.
+    """
     path = folder / ".lock"
     try:
         number, owner = os.stat(path).st_ino, read_bytes(path, 1 << 10).decode(errors="replace").strip()
-        held = any(line.split()[5].endswith(f":{number}") for line in Path("/proc/locks").read_text().splitlines())
+        is_held = any(line.split()[5].endswith(f":{number}") for line in Path("/proc/locks").read_text().splitlines())
     except (OSError, MissingInputError, IndexError):
         return None
-    return owner, held
+    return owner, is_held
 
 
-def check_output_folder(folder: Path, named: str, *, lock: bool) -> None:
-    """Refuse what `folder_lock` would, and make nothing. `lock`: also whether another run has it now."""
-    at = folder
+def check_output_folder(folder: Path, label: str, *, lock: bool) -> None:
+    """Raise OutputError if `folder_lock` would refuse the folder, without creating anything.
+
+    `label` is how messages call the folder. With `lock`, raise also if another run holds the lock now.
+    """
+    existing = folder
     try:
-        while not _is_there(at):
-            at = at.parent
-        is_folder = at.is_dir()
+        while not _exists(existing):
+            existing = existing.parent
+        is_folder = existing.is_dir()
     except OSError as error:
-        raise OutputError(f"{named} cannot be a folder: {error.strerror}. Choose another one.") from error
+        raise OutputError(f"{label} cannot be a folder: {error.strerror}. Choose another one.") from error
     if not is_folder:
-        raise OutputError(f"{named} cannot be a folder, since {at} is a file. Choose another one.")
-    if not os.access(at, os.W_OK | os.X_OK):
-        raise OutputError(f"{named} cannot be written, since {at} is closed to you. Choose another one.")
-    # because: a try shuts out for its instant who takes the lock in earnest
-    if lock and _is_there(folder / ".lock"):
+        raise OutputError(f"{label} cannot be a folder, since {existing} is a file. Choose another one.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OutputError(f"{label} cannot be written, since {existing} is closed to you. Choose another one.")
+    # because: this check holds a shared lock for an instant, in which a run that takes the lock itself is refused
+    if lock and _exists(folder / ".lock"):
         with storage_errors(folder / ".lock", "Opening"):
             fd = open_output(folder / ".lock", os.O_RDONLY)
         try:
@@ -353,7 +383,7 @@ def check_output_folder(folder: Path, named: str, *, lock: bool) -> None:
             os.close(fd)
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -362,6 +392,7 @@ def _is_there(path: Path) -> bool:
 
 
 def _take_lock(fd: int, folder: Path, kind: int) -> None:
+    """Lock an open lock file without waiting; raise OutputError if it is held. `kind` is LOCK_SH or LOCK_EX."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -371,7 +402,10 @@ def _take_lock(fd: int, folder: Path, kind: int) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Only one run may own an output folder; the lock goes with the process, however that ends."""
+    """Hold the lock of an output folder, which is created if needed; raise OutputError if another run holds it.
+
+    The system releases the lock when the process ends, however it ends.
+    """
     with storage_errors(folder, "Making"):
         folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
@@ -387,23 +421,23 @@ def folder_lock(folder: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def refuse_hole(path: Path) -> None:
-    """Raise for a large file that is mostly a hole, as a download leaves that was cut short."""
+def refuse_sparse_file(path: Path) -> None:
+    """Raise DataError for a large file of which less than half was ever written, as an interrupted download leaves."""
     with read_errors(path):
-        if os.stat(path).st_size <= _LARGE:
+        if os.stat(path).st_size <= _HOLE_CHECK_BYTES:
             return
-        with opened(path) as (fd, size):
-            written = at = 0
+        with open_fd(path) as (fd, size):
+            written_bytes = position = 0
             try:
-                while at < size:
-                    begin = os.lseek(fd, at, os.SEEK_DATA)
-                    at = os.lseek(fd, begin, os.SEEK_HOLE)
-                    written += at - begin
+                while position < size:
+                    begin = os.lseek(fd, position, os.SEEK_DATA)
+                    position = os.lseek(fd, begin, os.SEEK_HOLE)
+                    written_bytes += position - begin
             except OSError as error:
-                if error.errno != errno.ENXIO:  # there are no more data behind this place
-                    return  # a file system that does not say
-    if written < size // 2:
+                if error.errno != errno.ENXIO:  # no more data follow
+                    return  # the file system cannot report holes
+    if written_bytes < size // 2:
         raise DataError(
-            f"{path} has {format_bytes(size)}, of which {format_bytes(written)} were ever written: the rest is a hole. "
-            "Copy the file again from where it is whole."
+            f"{path} has {format_bytes(size)}, of which {format_bytes(written_bytes)} were ever written: the rest is a "
+            "hole. Copy the file again from where it is whole."
         )

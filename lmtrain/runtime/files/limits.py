@@ -1,6 +1,6 @@
-"""Which limit of the machine a refusal of the system is about, in words, and how to lift it. Torch-free.
+"""Explain which limit of the system an OSError is about (disk, inodes, quota, open files) and how to raise it.
 
-Called wherever an OSError becomes an error of ours, so that a limit is called what it is everywhere.
+Torch-free. Called wherever an OSError becomes an error of ours, so that each limit has one message.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from lmtrain.units import format_bytes
 
 
 def limit_reached(error: OSError, path: Path, need_bytes: int = 0) -> str | None:
-    """Return which limit was reached and a way out, to follow "PATH failed: "; None if the error is another one."""
+    """Return the end of a message ("PATH failed: ..."): which limit was reached and the way out; None for other errors.
+
+    `need_bytes` is what the operation needs in all, named if the disk is full; 0 if it is not known.
+    """
     if error.errno == errno.ENOSPC:
-        found = _disk(path)
-        if found is not None and found.f_files and not found.f_favail:
-            return f"its disk has room for no further file (0 inodes, {_free(path)} free). Remove files, however small."
+        disk = _disk(path)
+        if disk is not None and disk.f_files and not disk.f_favail:
+            return f"its disk has no inodes left for another file ({_free_text(path)} free). Remove files of any size."
         need = f"{format_bytes(need_bytes)} needed, " if need_bytes else ""
-        return f"the disk is full ({need}{_free(path)} free). Free some space."
+        return f"the disk is full ({need}{_free_text(path)} free). Free some space."
     if error.errno == errno.EDQUOT:
-        return f"your quota on that disk is used up ({_free(path)} free for others). Remove files, or have it raised."
+        return f"the quota of its disk is used up ({_free_text(path)} free for all). Remove files, or have it raised."
     if error.errno == errno.EFBIG:
         limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if limit == resource.RLIM_INFINITY:
@@ -38,9 +41,10 @@ def limit_reached(error: OSError, path: Path, need_bytes: int = 0) -> str | None
     return None
 
 
-def _free(path: Path) -> str:
-    found = _disk(path)
-    return "an unknown number of bytes" if found is None else format_bytes(found.f_bavail * found.f_frsize)
+def _free_text(path: Path) -> str:
+    """Return the free space of the disk that holds a path, for a message."""
+    disk = _disk(path)
+    return "an unknown number of bytes" if disk is None else format_bytes(disk.f_bavail * disk.f_frsize)
 
 
 def _disk(path: Path) -> os.statvfs_result | None:

@@ -1,4 +1,4 @@
-"""The device a run computes on: its choice, name and memory. Called by set-up and observe."""
+"""The device a run computes on: choose it, name it, measure its memory, and set torch's numerical modes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lmtrain.runtime.processes.process import ProcessEnv, set_env_default
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """On a GPU what torch's allocator holds; on a CPU the whole process."""
+    """Memory of a device: on a GPU what torch's allocator holds, on a CPU the resident memory of the process."""
 
     used_bytes: int
     peak_bytes: int
@@ -27,7 +27,10 @@ class MemoryStats:
 
 
 def pick_device(name: str, process: ProcessEnv = ProcessEnv()) -> torch.device:
-    """`auto` takes this process's GPU if torch sees one, else the CPU."""
+    """Return the device to compute on: `cpu`, `cuda`, or for `auto` this process's GPU if torch sees one, else the CPU.
+
+    A GPU becomes torch's current device. Raise SettingsError if the device cannot be used.
+    """
     if name not in ("auto", "cpu", "cuda"):
         raise SettingsError([f"compute.device={name} is not a device. Use auto, cpu or cuda."])
     gpus = Gpus(torch.version.cuda, torch.cuda.device_count() if torch.cuda.is_available() else 0, torch.__version__)
@@ -46,11 +49,12 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.is_file() else []
-    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
-    return named if named is not None else platform.processor() or platform.machine()
+    model_name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+    return model_name if model_name is not None else platform.processor() or platform.machine()
 
 
 def memory_stats(device: torch.device) -> MemoryStats:
+    """Return the bytes that are in use, their peak since the start, and the total of the device or the host."""
     if device.type == "cuda":
         return MemoryStats(
             torch.cuda.memory_allocated(device),
@@ -69,7 +73,10 @@ def memory_stats(device: torch.device) -> MemoryStats:
 
 @contextmanager
 def memory_errors(way_out: str) -> Iterator[None]:
-    """Turn what torch raises when memory runs out, on either side, into the error that users see."""
+    """Turn torch's out-of-memory errors, on host or device, into OutOfMemoryError.
+
+    `way_out` ends the message: what the user can change.
+    """
     try:
         yield
     except RuntimeError as error:
@@ -83,15 +90,18 @@ def memory_errors(way_out: str) -> Iterator[None]:
 
 
 def set_deterministic(enabled: bool) -> None:
-    """Refuse kernels whose result can differ between two runs. Call it before the device is first used."""
+    """Make torch use only kernels that give the same result in each run, or allow all of them again.
+
+    Call it before the device is first used.
+    """
     if enabled:
         # because: cuBLAS is deterministic only with a fixed workspace, and reads this when its first handle is made
         set_env_default("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-        # because: torch may choose cuDNN's attention by itself, whose backward adds in any order and does not say so
+        # because: torch may choose cuDNN's attention by itself, whose backward sums in any order and raises nothing
         torch.backends.cuda.enable_cudnn_sdp(False)
     else:
-        # because: `use_deterministic_algorithms` sets the same and imports torch's compiler, to tell it too
+        # because: `use_deterministic_algorithms(False)` does the same but also imports torch's compiler, which is slow
         torch.set_deterministic_debug_mode("default")
     torch.backends.cudnn.deterministic = enabled
     torch.backends.cudnn.benchmark = False
@@ -104,7 +114,7 @@ def set_tf32(enabled: bool) -> None:
 
 
 def set_threads(count: int | None) -> int:
-    """CPU threads of one operation; None keeps torch's choice. Returns the number in use."""
+    """Set how many CPU threads an operation uses; None keeps torch's choice. Return the number in use."""
     if count is not None:
         torch.set_num_threads(count)
     return torch.get_num_threads()

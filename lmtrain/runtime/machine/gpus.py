@@ -1,6 +1,6 @@
-"""Which GPUs a run would see, without torch: a wrong device is refused before anything is started.
+"""Detect the GPUs a run would see without importing torch, so that a wrong device is refused before anything starts.
 
-Called by preflight; device.py says the same of what torch itself finds.
+Called by preflight; device.py applies the same rules to the GPUs that torch itself reports.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from lmtrain.runtime.processes.process import ProcessEnv
 
 @dataclass(frozen=True)
 class Gpus:
-    """What the torch that is installed was built for, and how many GPUs the driver shows; None where nobody knows."""
+    """The CUDA version that torch was built for and the number of visible GPUs; None for what is not known."""
 
-    built_for: str | None
+    built_for: str | None  # a CUDA version; None also for a torch without CUDA
     count: int | None
-    torch: str = ""
+    torch: str = ""  # its version
 
     @classmethod
-    def found(cls) -> Gpus:
+    def detect(cls) -> Gpus:
+        """Read torch's version file and ask the CUDA driver; the count is None for a torch built for ROCm, or none."""
         version, cuda, hip = _torch_build()
         if hip is not None or version is None:
             return cls(None, None, version or "")
@@ -33,12 +34,15 @@ class Gpus:
 
 
 def gpu_index(process: ProcessEnv, count: int | None) -> int:
-    """Return which visible GPU a process takes: the first if they are its own, else the one of its local rank."""
+    """Return which of the `count` visible GPUs a process takes.
+
+    It is the first if the launcher shows the process only GPUs of its own, else the one of its local rank.
+    """
     return 0 if count == process.num_own_gpus else process.local_rank
 
 
 def device_problem(name: str, gpus: Gpus, process: ProcessEnv) -> LmtrainError | None:
-    """Return why this process, or another on its node, cannot compute on a device; None if it can."""
+    """Return the error why this process, or another rank of its node, cannot use the device `name`; None if all can."""
     if name == "cpu" or gpus.count is None or (name == "auto" and gpus.count == 0):
         return None
     if gpus.count == 0:
@@ -66,11 +70,11 @@ def _torch_build() -> tuple[str | None, str | None, str | None]:
     file = Path(spec.origin).parent / "version.py" if spec and spec.origin else None
     if file is None or not file.is_file():
         return None, None, None
-    said = dict(re.findall(
+    version_fields = dict(re.findall(
         r"^(__version__|cuda|hip)(?:\s*:[^=]*)?\s*=\s*['\"]([^'\"]*)['\"]",
         file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE,
     ))  # fmt: skip
-    return said.get("__version__", "?"), said.get("cuda"), said.get("hip")
+    return version_fields.get("__version__", "?"), version_fields.get("cuda"), version_fields.get("hip")
 
 
 def _driver_count() -> int | None:

@@ -1,7 +1,7 @@
-"""How the processes of a run agree: all hear what each has said, and a phase succeeds on all of them or on none.
+"""Agreement between the ranks of a run: they exchange numbers, and a phase succeeds on all of them or on none.
 
-Called wherever one process must not go on without the others, once they have met; until then the meeting itself says
-who does not come. Torch-free: it knows processes as numbers; `Peers` are handed in, and know by what way they talk.
+Called wherever a rank must not go on without the others, after the rendezvous; before it, rendezvous.py reports missing
+ranks. Torch-free: `Peers` are passed in and implement the communication.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from typing import Protocol
 
 from lmtrain.errors import LmtrainError, error_from_peer
 
-_TEXT = "<128q"  # a message of at most 1 KiB, told as numbers
+_MESSAGE_FORMAT = "<128q"  # an error message of at most 1 KiB, packed into integers so that `gather` can send it
 
 
 class Peers(Protocol):
-    """The processes of one run, seen from one of them. `gather` is called by all, in the same order."""
+    """The ranks of a run, as one of them sees them."""
 
     @property
     def rank(self) -> int: ...
     @property
     def num_ranks(self) -> int: ...
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Everybody's numbers, by rank; each hands in equally many."""
+        """Return every rank's numbers, by rank.
+
+        Collective: all ranks call it, in the same order and with equally many numbers.
+        """
 
 
 @dataclass(frozen=True)
-class Alone:
-    """A run with one process."""
+class SingleProcess:
+    """The peers of a run with a single process."""
 
     rank: int = 0
     num_ranks: int = 1
@@ -39,43 +42,45 @@ class Alone:
         return [list(numbers)]
 
 
-ALONE = Alone()
+SINGLE_PROCESS = SingleProcess()
 
 
-def are_alike(peers: Peers, number: int) -> bool:
-    """Return whether all processes have the same number: on each of them the same answer."""
+def all_equal(peers: Peers, number: int) -> bool:
+    """Return whether all ranks pass the same number; collective, and the result is the same on all ranks."""
     return all(each == number for (each,) in peers.gather([number]))
 
 
 class Agreement:
-    """What one process tells in a phase of the work, zeros unless set, and what all have told once it is over."""
+    """The numbers that ranks exchange at the end of a `collective_phase`."""
 
     def __init__(self, num_numbers: int) -> None:
-        self.give: tuple[int, ...] = (0,) * num_numbers
-        self.all: list[list[int]] = []
+        self.own_numbers: tuple[int, ...] = (0,) * num_numbers  # what this rank contributes; set within the phase
+        self.all_numbers: list[list[int]] = []  # every rank's numbers, by rank; filled when the phase is over
 
 
 @contextmanager
-def together(peers: Peers, num_numbers: int = 0) -> Iterator[Agreement]:
-    """Run a phase that succeeds on every process or fails on every process, and exchange numbers at its end.
+def collective_phase(peers: Peers, num_numbers: int = 0) -> Iterator[Agreement]:
+    """Run a block that succeeds on every rank or fails on every rank, and exchange `num_numbers` integers at its end.
 
-    A process that fails raises its own error; the others raise the error of the first failed rank, with its exit code.
+    Collective at the end of the block. A rank whose block fails raises its own error; the others raise the error of the
+    first failed rank, with its exit code.
     """
     agreement, error = Agreement(num_numbers), None
     try:
         yield agreement
-    except Exception as found:
-        error = found
+    except Exception as caught:
+        error = caught
     code = 0 if error is None else getattr(error, "exit_code", LmtrainError.exit_code)
-    rows = peers.gather([code, *(agreement.give if error is None else [0] * num_numbers)])
+    rows = peers.gather([code, *(agreement.own_numbers if error is None else [0] * num_numbers)])
     failed = [rank for rank, (code, *_) in enumerate(rows) if code]
     if failed:
-        said = str(error) if error is None or isinstance(error, LmtrainError) else f"{type(error).__name__}: {error}"
-        size = struct.calcsize(_TEXT)
-        texts = peers.gather(struct.unpack(_TEXT, said.encode()[:size].ljust(size, b"\0")))
+        is_ours = error is None or isinstance(error, LmtrainError)
+        own_text = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        size = struct.calcsize(_MESSAGE_FORMAT)
+        encoded_texts = peers.gather(struct.unpack(_MESSAGE_FORMAT, own_text.encode()[:size].ljust(size, b"\0")))
         if error is not None:
             raise error
         rank = failed[0]
-        text = struct.pack(_TEXT, *texts[rank]).rstrip(b"\0").decode(errors="ignore")
+        text = struct.pack(_MESSAGE_FORMAT, *encoded_texts[rank]).rstrip(b"\0").decode(errors="ignore")
         raise error_from_peer(rows[rank][0], f"rank {rank} of {peers.num_ranks}: {text}")
-    agreement.all = [row[1:] for row in rows]
+    agreement.all_numbers = [row[1:] for row in rows]

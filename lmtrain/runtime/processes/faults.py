@@ -1,9 +1,9 @@
-"""Faults on purpose, so that tests can break a run at an exact place. Called at the points named below.
+"""Fault injection: tests break a run at an exact place. Called at the points listed below.
 
-LMTRAIN_FAULT="kill:point=ckpt.mid_write:count=2" dies when that point is passed for the second time. Further
-conditions: `step=7`, the step that is being computed, from 0; `rank=1`; `restart=1`, how often the launcher has begun
-again. Several faults are divided by commas. Without LMTRAIN_ALLOW_FAULTS=1 the variable is refused, so that no fault
-that was left behind in a shell can end a real run.
+LMTRAIN_FAULT="kill:point=ckpt.mid_write:count=2" kills the process when it passes that point for the second time.
+Further conditions: `step=7`, the step being computed, from 0; `rank=1`; `restart=1`, how often the launcher has
+restarted the ranks. Commas separate several faults. Without LMTRAIN_ALLOW_FAULTS=1 the variable is refused, so that a
+variable left over in a shell cannot end a real run.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ POINTS = (
     "ckpt.after_rename", "ckpt.prune", "data.slice", "data.journal", "data.finish", "data.publish",
     "reshard.segment", "reshard.journal", "reshard.finish", "reshard.publish", "reshard.cleanup",
 )  # fmt: skip
-SKIPPED = ("collective", "pipeline.message")  # where `skip` is heeded
+SKIPPABLE_POINTS = ("collective", "pipeline.message")  # the points at which the action `skip` has an effect
 
 
 @dataclass
 class Fault:
-    """One fault that strikes once, at the `count`-th passing of its point."""
+    """A fault that strikes once: the `count`-th time that its point is passed and its conditions hold."""
 
     action: str
     point: str
@@ -47,26 +47,31 @@ class Fault:
 
 
 _faults: list[Fault] = []
-_asked = False  # whether the environment has been read
-_step: int | None = None  # that is being computed
+_is_env_read = False
+_current_step: int | None = None  # the step that is being computed
 
 
 def fault_point(name: str, step: int | None = None) -> bool:
-    """Mark a place where a fault may strike; costs next to nothing when none is asked for.
+    """Mark a place where an injected fault may strike; nearly free if none is set.
 
-    True where the caller is to leave out what it is about to do, as a faulty rank would.
+    Return True if the caller must skip its next action, as a faulty rank would (the action `skip`). `step` is the step
+    that the place belongs to, by default the one being computed.
     """
-    return bool(_faults or not _asked) and _pass(name, step)
+    return bool(_faults or not _is_env_read) and _count_pass(name, step)
 
 
 def arm(*faults: Fault | None) -> None:
-    """Set or clear the faults, whatever the environment says."""
-    global _faults, _asked, _step
-    _faults, _asked, _step = [fault for fault in faults if fault is not None], True, None
+    """Replace the faults of this process by these; without arguments, clear them. LMTRAIN_FAULT is ignored from now on.
+    """
+    global _faults, _is_env_read, _current_step
+    _faults, _is_env_read, _current_step = [fault for fault in faults if fault is not None], True, None
 
 
 def arm_from_env() -> None:
-    """Read the environment now: called at the start of a run, so that a wrong request is refused before step 0."""
+    """Set the faults that LMTRAIN_FAULT names for this rank and restart; raise UsageError if it is malformed.
+
+    Raise also if faults are not allowed. Called at the start of a run, so that a wrong variable fails before step 0.
+    """
     text, allowed = fault_request()
     if text is None:
         return arm()
@@ -75,18 +80,19 @@ def arm_from_env() -> None:
             f"LMTRAIN_FAULT={text} asks for a fault and faults are not allowed here. "
             "Unset LMTRAIN_FAULT, or set LMTRAIN_ALLOW_FAULTS=1 in a test."
         )
-    here = ProcessEnv.detect()
+    process = ProcessEnv.detect()
     return arm(*(
-        one for one in map(parse_fault, text.split(","))
-        if one.rank in (None, here.rank) and one.restart in (None, here.num_restarts)
+        fault for fault in map(parse_fault, text.split(","))
+        if fault.rank in (None, process.rank) and fault.restart in (None, process.num_restarts)
     ))  # fmt: skip
 
 
 def parse_fault(text: str) -> Fault:
+    """Parse a fault such as "kill:point=step:count=2"; raise UsageError if it is malformed."""
     action, *conditions = text.split(":")
     if action not in ACTIONS:
         raise UsageError(f"LMTRAIN_FAULT={text} has no known action {action!r}. {spelling_hint(action, ACTIONS)}")
-    points = SKIPPED if action == "skip" else POINTS
+    points = SKIPPABLE_POINTS if action == "skip" else POINTS
     fault = Fault(action, "")
     for condition in conditions:
         key, _, value = condition.partition("=")
@@ -95,8 +101,8 @@ def parse_fault(text: str) -> Fault:
         elif key in ("count", "step", "rank", "restart") and value.isdecimal():
             setattr(fault, key, int(value))
         else:
-            known = ("point=NAME", "count=N", "step=N", "rank=N", "restart=N")
-            way_out = spelling_hint(value, points) if key == "point" else spelling_hint(condition, known)
+            forms = ("point=NAME", "count=N", "step=N", "rank=N", "restart=N")
+            way_out = spelling_hint(value, points) if key == "point" else spelling_hint(condition, forms)
             raise UsageError(f"LMTRAIN_FAULT={text} has the wrong condition {condition!r}. {way_out}")
     if not fault.point or fault.count < 1:
         raise UsageError(
@@ -105,16 +111,18 @@ def parse_fault(text: str) -> Fault:
     return fault
 
 
-def _pass(name: str, step: int | None) -> bool:
-    global _step
-    if not _asked:
+def _count_pass(name: str, step: int | None) -> bool:
+    """Count a pass of this point and let a due fault strike; return what `fault_point` returns."""
+    global _current_step
+    if not _is_env_read:
         arm_from_env()
     if name == "step":
-        _step = step
-    passed = [one for one in _faults if one.point == name and one.step in (None, _step if step is None else step)]
-    for fault in passed:
+        _current_step = step
+    step = _current_step if step is None else step
+    matching = [fault for fault in _faults if fault.point == name and fault.step in (None, step)]
+    for fault in matching:
         fault.count -= 1
-    for fault in passed:
+    for fault in matching:
         if fault.count == 0:
             _faults.remove(fault)
             return _strike(fault.action, name)
@@ -122,7 +130,8 @@ def _pass(name: str, step: int | None) -> bool:
 
 
 def _strike(action: str, name: str) -> bool:
-    os.write(2, f"fault: {action} at {name}\n".encode())  # because: what is buffered would not survive it
+    """Carry out a fault's action at the point `name`; return True for `skip`, False after most signals."""
+    os.write(2, f"fault: {action} at {name}\n".encode())  # because: buffered output would be lost with the process
     if action in _SIGNALS:
         os.kill(os.getpid(), _SIGNALS[action])
         return False
@@ -131,7 +140,7 @@ def _strike(action: str, name: str) -> bool:
     while action == "loop":
         pass
     if action == "gil":
-        # because: a loop of C without an end, which neither yields the interpreter's lock nor hears signals
+        # because: an endless loop in C neither yields the interpreter's lock nor lets Python handle signals
         deque(repeat(None), maxlen=0)
     if action == "enospc":
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (fault at {name})")

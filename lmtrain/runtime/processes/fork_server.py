@@ -1,12 +1,12 @@
-"""A process that imports what the ranks of a node need once, and forks them. Started by rank_starter. Torch-free.
+"""The fork server: it imports once what the ranks of a node need, and forks them. Started by rank_starter. Torch-free.
 
-It has one thread and touches no device, so that a fork is safe; where its imports have done either, it says so and
-forks nothing. Each message on its socket asks for one process, which does what `python -m MODULE ARGUMENTS` would by
-calling `main` of the module. It is forked twice: its parent ends at once and the launcher adopts it, so that this one
-learns how it ends even when the server is gone.
+It has one thread and opens no device, so that a fork is safe; if its imports have done either, it reports that and
+forks nothing. Each message on its socket requests one process, which does what `python -m MODULE ARGUMENTS` would by
+calling the module's `main`. A process is forked twice: its parent ends at once and the launcher adopts it, so that the
+launcher gets its exit code even if the server is gone.
 
-A forked process shows the words and the variables with which its parent was started, since Linux reads both from where
-they lay in memory at that time. `show_title` and `show_environment` write there; on other systems they do nothing.
+`ps` shows a forked process with the command line and variables of its parent, since Linux reads both from fixed
+addresses in memory. `show_title` and `show_environment` write there; on other systems they do nothing.
 """
 
 from __future__ import annotations
@@ -28,119 +28,128 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from lmtrain.runtime.processes.process import COMPANION, drop_variable, end_now, set_variables
+from lmtrain.runtime.processes.process import COMPANION_VARIABLE, drop_variable, end_now, set_variables
 
-_program: tuple[str, ...] = ()  # the arguments of the program, with which the server was started too
-MAX_BYTES = 1 << 17  # of a message
-MOST_FDS = 8  # with a message
+_program: tuple[str, ...] = ()  # the program's arguments, which are on the server's command line too
+MAX_MESSAGE_BYTES = 1 << 17
+MAX_FDS = 8  # descriptors that come with a message
 _CHILD_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
-# because: an open descriptor of one of these means that a driver has state which a fork would share
+# because: an open descriptor of one of these means that a driver holds state, which a fork would share
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband", "/dev/accel")
-# a variable with which a process is started whose forks are to show variables of their own; see `show_environment`
-ROOM = "LMTRAIN_ROOM"
+# a variable of spaces in the server's environment, whose memory its forks overwrite: see `show_environment`
+ROOM_VARIABLE = "LMTRAIN_ROOM"
 ROOM_BYTES = 512
-_room: int | None = None  # where it lies in memory, once nothing else is there
-_shown: dict[str, str] = {}  # what stands there
-_ARGUMENTS, _ENVIRONMENT = (45, 46), (47, 48)  # fields of /proc/self/stat behind the name: start and end
+_room_address: int | None = None  # of that memory, once it may be overwritten
+_shown_variables: dict[str, str] = {}  # what is written there
+_ARGUMENTS, _ENVIRONMENT = (45, 46), (47, 48)  # fields of /proc/self/stat after the name: start and end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A process to fork. Descriptors come beside the message: the gate, standard input, output and error, then `keep`.
+    """A process to fork. Descriptors come with the message: the gate, standard input, output and error, then `keep`.
 
     The gate is a pipe. The process runs nothing until it reads a byte there, and ends if the pipe closes without one.
     """
 
     module: str
-    arguments: Sequence[str] | None  # None: those that the server was started with, behind the number of its socket
-    title: str  # `ps` shows it as its command line, with the server's arguments behind it
-    name: str  # its short name
-    environment: dict[str, str] = field(default_factory=dict)  # what it has beside the server's
+    arguments: Sequence[str] | None  # None: the program's, from the server's own command line
+    title: str  # shown by `ps` as the command line, followed by the server's arguments
+    name: str  # the short name
+    environment: dict[str, str] = field(default_factory=dict)  # variables in addition to the server's
     # MODULE:FUNCTION that a child of the process runs with a socket, before the process has threads; its title and name
     helper: tuple[str, str, str] | None = None
-    keep: str | None = None  # a variable that is to hold the number of the fifth descriptor
+    keep: str | None = None  # the variable that will hold the number of the fifth descriptor
 
 
 def main() -> None:
-    """Serve until the launcher closes its end. In a forked process: become what was asked for, and end with it."""
-    _serve_or_become(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    """Serve requests until the launcher closes its end of the socket; a forked process runs its request and ends."""
+    _serve_or_run_fork(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
 
 
 def main_of_fork(control: socket.socket, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Do the same in a fork of a launcher that has imported everything itself, as if this process had been started."""
+    """Do the same as `main` in a fork of a launcher that has imported everything itself.
+
+    Descriptors, signal handlers and variables of the launcher are replaced by those of a newly started process.
+    """
     try:
         os.setsid()
-        _give_up_files(control.fileno())
+        _close_inherited_fds(control.fileno())
         for number in signal.valid_signals():
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         set_variables(environment)
         show_title(" ".join(["lmtrain.runtime.processes.fork_server", *arguments]), "lmtrain server")
-        _serve_or_become(control, arguments)
+        _serve_or_run_fork(control, arguments)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     os._exit(0)
 
 
-def _give_up_files(but: int) -> None:
-    """Point all descriptors but the outputs at nothing: they close, and no object that holds one closes another's."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
+def _close_inherited_fds(kept_fd: int) -> None:
+    """Replace all descriptors except the outputs and `kept_fd` by /dev/null.
+
+    because: a closed number could be reused, and the launcher's object that holds it could then close another file
+    """
+    null_fd = os.open(os.devnull, os.O_RDWR)
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd not in (1, 2, but, nowhere):
-            with suppress(OSError):  # because: that of the list is closed by now
+        if fd not in (1, 2, kept_fd, null_fd):
+            with suppress(OSError):  # because: the descriptor of the listing itself is closed by now
                 os.fstat(fd)
-                os.dup2(nowhere, fd, inheritable=fd == 0)
+                os.dup2(null_fd, fd, inheritable=fd == 0)
 
 
-def _serve_or_become(control: socket.socket, arguments: Sequence[str]) -> None:
+def _serve_or_run_fork(control: socket.socket, arguments: Sequence[str]) -> None:
     global _program
     _program = tuple(arguments)
-    # because: the socket tells this process of its launcher's end too, but not while it is stopped
+    # because: the closed socket reports the launcher's end too, but not to a process that is stopped
     with suppress(OSError, AttributeError, ImportError):
         import ctypes  # because: it is slow to import, and the ranks import it anyway
 
         ctypes.CDLL(None).prctl(_CHILD_DIES_WITH_PARENT, signal.SIGKILL)
-    forked = None
+    run = None
     with suppress(BrokenPipeError, ConnectionResetError):  # because: the launcher has ended, and so does this process
-        forked = serve(control)
-    if forked is not None:
-        end_with(forked)
+        run = serve(control)
+    if run is not None:
+        run_and_end(run)
 
 
 def serve(control: socket.socket) -> Callable[[], None] | None:
-    """Import, report, and fork for each message. Returns in the server None, in a forked process what it runs."""
-    gc.disable()  # because: looking over and over at what is imported takes a tenth of a second and finds nothing
-    _, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 1)
+    """Import what the launcher asks for, report problems, and fork a process for each request.
+
+    Return None in the server when the launcher has ended; in a forked process, return the function that it must run.
+    """
+    gc.disable()  # because: repeated collections during the imports take a tenth of a second and find nothing
+    _, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
     if not fds:
         return None  # because: the launcher has ended
     with os.fdopen(fds[0]) as file:
         file.seek(0)
-        asked = json.load(file)
-    problem = import_all(asked.get("imports", ()))
-    if problem is None and asked.get("prepare") is not None:
-        function, arguments = asked["prepare"]
-        with suppress(Exception):  # because: what is wrong each rank finds out by itself, and says
-            _found(function)(**arguments)
+        preparation = json.load(file)
+    problem = import_all(preparation.get("imports", ()))
+    if problem is None and preparation.get("prepare") is not None:
+        function, arguments = preparation["prepare"]
+        with suppress(Exception):  # because: each rank meets the same error by itself, and reports it
+            _load_function(function)(**arguments)
     problem = problem or fork_problem()
     control.send(json.dumps({"problem": problem}).encode())
-    gc.freeze()  # because: a collection in a forked process would write to each page that it shares
+    gc.freeze()  # because: a collection in a forked process would write to every shared page
     while True:
-        data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, MOST_FDS)
+        data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, MAX_FDS)
         if not data:
             return None
-        pid, failed = fork_for_launcher()
+        pid, error_number = fork_for_launcher()
         if pid == 0:
             control.close()
             request = Request(**json.loads(data))
-            return lambda: become(request, fds)
+            return lambda: run_request(request, fds)
         for fd in fds:
             os.close(fd)
-        control.send(json.dumps({"pid": pid, "errno": failed}).encode())
+        control.send(json.dumps({"pid": pid, "errno": error_number}).encode())
 
 
 def import_all(modules: Sequence[str]) -> str | None:
-    """Import them; return which one failed or left threads running, or None."""
+    """Import the modules; return a text about the first that failed or started threads, or None."""
     for module in modules:
         before = num_threads()
         try:
@@ -159,15 +168,15 @@ def fork_problem() -> str | None:
     if device := _open_device():
         return f"{device} is open in it, which a fork would share"
     try:
-        if _poisons_children():
-            return "CUDA was asked something in it, after which a fork cannot use CUDA"
+        if _forks_lose_cuda():
+            return "CUDA was initialized in it, after which a fork cannot use CUDA"
     except OSError as error:
         return f"it cannot be forked ({error.strerror})"
     return None
 
 
 def num_threads() -> int:
-    """Return how many threads this process has, those of libraries included; 1 where the system does not say."""
+    """Return how many threads this process has, including those of libraries; 1 if the system does not tell."""
     try:
         return len(os.listdir("/proc/self/task"))
     except OSError:
@@ -175,6 +184,7 @@ def num_threads() -> int:
 
 
 def _open_device() -> str | None:
+    """Return the path of a GPU or network device that this process has open, or None."""
     with suppress(OSError):
         for fd in os.listdir("/proc/self/fd"):
             with suppress(OSError):
@@ -184,8 +194,8 @@ def _open_device() -> str | None:
     return None
 
 
-def _poisons_children() -> bool:
-    """Return whether torch would refuse CUDA in a fork of this process, by asking a fork."""
+def _forks_lose_cuda() -> bool:
+    """Return whether torch would refuse CUDA in a fork of this process; find out by forking one."""
     cuda = sys.modules.get("torch.cuda")
     if cuda is None:
         return False
@@ -199,96 +209,101 @@ def _poisons_children() -> bool:
 
 def fork_for_launcher() -> tuple[int, int]:
     """Fork a process that the launcher adopts; return (its process id, 0), (0, 0) within it, or (-1, errno)."""
-    read, write = os.pipe()
+    read_fd, write_fd = os.pipe()
     try:
-        between = os.fork()
+        middle_pid = os.fork()
     except OSError as error:
-        os.close(read)
-        os.close(write)
+        os.close(read_fd)
+        os.close(write_fd)
         return -1, error.errno or errno.EAGAIN
-    if between == 0:
+    if middle_pid == 0:
         try:
             pid = os.fork()
         except OSError as error:
-            os.write(write, json.dumps([-1, error.errno]).encode())
+            os.write(write_fd, json.dumps([-1, error.errno]).encode())
             os._exit(0)
         if pid > 0:
             os._exit(0)
         os.setsid()  # because: Ctrl-C would reach it twice, from the terminal and from the launcher
-        os.write(write, json.dumps([os.getpid(), 0]).encode())
-        os.close(read)
-        os.close(write)
+        os.write(write_fd, json.dumps([os.getpid(), 0]).encode())
+        os.close(read_fd)
+        os.close(write_fd)
         return 0, 0
-    os.close(write)
-    os.waitpid(between, 0)  # because: only then is the process the launcher's
-    answer = os.read(read, 4096)
-    os.close(read)
+    os.close(write_fd)
+    os.waitpid(middle_pid, 0)  # because: only after its parent's end is the process a child of the launcher
+    answer = os.read(read_fd, 4096)
+    os.close(read_fd)
     if not answer:
-        return -1, errno.EAGAIN  # it was killed
-    pid, failed = json.loads(answer)
-    return pid, failed
+        return -1, errno.EAGAIN  # the process in the middle was killed
+    pid, error_number = json.loads(answer)
+    return pid, error_number
 
 
-def become(request: Request, fds: Sequence[int]) -> None:
-    """Run a module's `main` with its own streams, variables and arguments, as in a process that was started for it."""
-    gate, streams, kept = fds[0], fds[1:4], fds[4:]
-    if not os.read(gate, 1):
-        os._exit(0)  # because: the launcher does not know of this process, and starts another one in its place
-    os.close(gate)
-    for number, fd in enumerate(streams):
+def run_request(request: Request, fds: Sequence[int]) -> None:
+    """Run the requested module's `main` with its own streams, variables and arguments, as in a new process.
+
+    `fds` are the descriptors that came with the request.
+    """
+    gate_fd, stream_fds, extra_fds = fds[0], fds[1:4], fds[4:]
+    if not os.read(gate_fd, 1):
+        os._exit(0)  # because: the launcher did not get this process's id, and starts another process instead
+    os.close(gate_fd)
+    for number, fd in enumerate(stream_fds):
         os.dup2(fd, number)
         os.close(fd)
     variables = dict(request.environment)
     if request.keep is not None:
-        os.set_inheritable(kept[0], True)
-        variables[request.keep] = str(kept[0])
+        os.set_inheritable(extra_fds[0], True)
+        variables[request.keep] = str(extra_fds[0])
     set_variables(variables)
-    show_title(_with_arguments(request.title), request.name)
+    show_title(_full_title(request.title), request.name)
     if request.helper is not None:
-        with suppress(OSError):  # because: a process without its helper starts one by itself, or says why it cannot
-            set_variables({COMPANION: _fork_helper(*request.helper, keep=kept)})
+        with suppress(OSError):  # because: a process without its helper starts one by itself, or reports why it cannot
+            set_variables({COMPANION_VARIABLE: _fork_helper(*request.helper, keep=extra_fds)})
     show_environment(variables)
     gc.enable()
-    # because: a fork has random states of its own, as a process has at its start; Python's own module does so itself
+    # because: a new process has random states of its own, so a fork must too; Python's own module does that itself
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
     if torch := sys.modules.get("torch"):
         torch.default_generator.seed()
-    sys.stdout = _stream(1, sys.stdout, line_buffering=os.isatty(1))
-    sys.stderr = _stream(2, sys.stderr, line_buffering=True)
+    sys.stdout = _open_stream(1, sys.stdout, line_buffering=os.isatty(1))
+    sys.stderr = _open_stream(2, sys.stderr, line_buffering=True)
     path = importlib.import_module(request.module).__file__ or request.module
     sys.argv = [path, *(_program if request.arguments is None else request.arguments)]
-    _found(f"{request.module}:main")()
+    _load_function(f"{request.module}:main")()
 
 
-def _found(function: str) -> Callable[..., None]:
-    """Return what MODULE:FUNCTION names."""
-    module, _, name = function.partition(":")
-    found: Callable[..., None] = getattr(importlib.import_module(module), name)
-    return found
+def _load_function(path: str) -> Callable[..., None]:
+    """Return the function that "MODULE:FUNCTION" names, importing the module."""
+    module, _, name = path.partition(":")
+    function: Callable[..., None] = getattr(importlib.import_module(module), name)
+    return function
 
 
-def _stream(number: int, like: TextIO, *, line_buffering: bool) -> io.TextIOWrapper:
-    """Open a standard stream as Python does at its start; the server's has learnt what it was connected to.
+def _open_stream(number: int, template: TextIO, *, line_buffering: bool) -> io.TextIOWrapper:
+    """Open a standard stream as Python does at its start, with the encoding and name of `template`, the server's own.
 
-    With PYTHONUNBUFFERED neither text nor bytes are held back.
+    because: the server's stream has cached what it is connected to. With PYTHONUNBUFFERED nothing is buffered.
     """
-    unbuffered, file = bool(getattr(like, "write_through", False)), io.FileIO(number, "wb", closefd=False)
-    file.name = like.name
+    unbuffered, file = bool(getattr(template, "write_through", False)), io.FileIO(number, "wb", closefd=False)
+    file.name = template.name
     return io.TextIOWrapper(
-        file if unbuffered else io.BufferedWriter(file), encoding=like.encoding, errors=like.errors, newline="\n",
+        file if unbuffered else io.BufferedWriter(file),
+        encoding=template.encoding, errors=template.errors, newline="\n",
         line_buffering=line_buffering and not unbuffered, write_through=unbuffered,
     )  # fmt: skip
 
 
-def _with_arguments(title: str) -> str:
+def _full_title(title: str) -> str:
+    """Return the command line to show: the title and the program's arguments."""
     return " ".join([f"lmtrain {title}:", *_program])
 
 
-def end_with(run: Callable[[], None]) -> NoReturn:
-    """Run it, then end this process as Python does, but for tearing down its memory.
+def run_and_end(run: Callable[[], None]) -> NoReturn:
+    """Call `run`, then end this process as Python would (exit handlers, exit code), without freeing its memory.
 
-    because: that would write to all memory that is shared with the server, and copy each page of it to free it
+    because: freeing it would write to all memory shared with the server, and so copy every page
     """
     code = 1
     try:
@@ -306,63 +321,69 @@ def end_with(run: Callable[[], None]) -> NoReturn:
 
 
 def _fork_helper(function: str, title: str, name: str, *, keep: Sequence[int]) -> str:
-    """Fork a helper of this process, joined to it by a socket; returns the socket's descriptor and the helper's id."""
-    ours, theirs = socket.socketpair()
+    """Fork a helper that runs a MODULE:FUNCTION with one end of a socket pair; return "DESCRIPTOR:PID".
+
+    The descriptor is this process's end. The helper closes the descriptors in `keep`.
+    """
+    own_end, helper_end = socket.socketpair()
     try:
         pid = os.fork()
     except OSError:
-        ours.close()
-        theirs.close()
+        own_end.close()
+        helper_end.close()
         raise
     if pid == 0:
         code = 1
         try:
-            ours.close()
+            own_end.close()
             for fd in keep:
                 os.close(fd)
-            show_title(_with_arguments(title), name)
-            _found(function)(theirs)
+            show_title(_full_title(title), name)
+            _load_function(function)(helper_end)
             code = 0
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(code)
-    theirs.close()
-    return f"{ours.detach()}:{pid}"
+    helper_end.close()
+    return f"{own_end.detach()}:{pid}"
 
 
 def show_title(title: str, name: str) -> None:
-    """Make `title` this process' command line and `name` its short name, of which Linux keeps 15 bytes."""
+    """Make `ps` show `title` as this process's command line and `name` as its short name (15 bytes on Linux)."""
     with suppress(OSError):
         Path("/proc/self/comm").write_bytes(name.encode()[:15])
-    start, end = _area(_ARGUMENTS)
+    start, end = _memory_range(_ARGUMENTS)
     if end > start:
         text = title.encode(errors="surrogateescape")[: end - start - 1]
-        _write(start, text.ljust(end - start, b"\0"))
+        _write_memory(start, text.ljust(end - start, b"\0"))
 
 
 def show_environment(variables: Mapping[str, str]) -> None:
-    """Let /proc/PID/environ show these variables, where this process has inherited room for them.
+    """Make /proc/PID/environ show these variables, if this process has inherited room for them (ROOM_VARIABLE).
 
-    What the process itself reads is os.environ, which this leaves alone but for removing ROOM. A fork of a fork shows
-    what its parent was given, too.
+    os.environ, which the process itself reads, is not changed, except that ROOM_VARIABLE is removed. A fork of a fork
+    shows the variables of its parent, too.
     """
-    global _room
-    if drop_variable(ROOM):  # from here on nothing reads the memory in which it was
+    global _room_address
+    if drop_variable(ROOM_VARIABLE):  # from here on nothing reads the memory that it occupies
         import ctypes  # because: only a forked process needs it, and this file is imported by each launcher
 
-        start, end = _area(_ENVIRONMENT)
-        held = ctypes.string_at(start, end - start).find(f"\0{ROOM}=".encode()) if end > start else -1
-        _room = start + held + 1 if held >= 0 else None
-    _shown.update(variables)
-    size = len(ROOM) + 1 + ROOM_BYTES
-    text = b"\0".join(f"{name}={value}".encode(errors="surrogateescape") for name, value in _shown.items())
-    if _room is not None and len(text) <= size:
-        _write(_room, text.ljust(size, b"\0"))
+        start, end = _memory_range(_ENVIRONMENT)
+        offset = ctypes.string_at(start, end - start).find(f"\0{ROOM_VARIABLE}=".encode()) if end > start else -1
+        _room_address = start + offset + 1 if offset >= 0 else None
+    _shown_variables.update(variables)
+    size = len(ROOM_VARIABLE) + 1 + ROOM_BYTES
+    text = b"\0".join(f"{name}={value}".encode(errors="surrogateescape") for name, value in _shown_variables.items())
+    if _room_address is not None and len(text) <= size:
+        _write_memory(_room_address, text.ljust(size, b"\0"))
 
 
-def _area(fields: tuple[int, int]) -> tuple[int, int]:
-    """Return where such an area begins and ends in this process' memory; (0, 0) where the system does not say."""
+def _memory_range(fields: tuple[int, int]) -> tuple[int, int]:
+    """Return the start and end address of the command line or the environment in memory; (0, 0) if unknown.
+
+    `fields` are two fields of /proc/self/stat.
+    """
     try:
         words = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
         return int(words[fields[0]]), int(words[fields[1]])
@@ -370,7 +391,8 @@ def _area(fields: tuple[int, int]) -> tuple[int, int]:
         return 0, 0
 
 
-def _write(start: int, data: bytes) -> None:
+def _write_memory(start: int, data: bytes) -> None:
+    """Copy bytes to an address in this process's memory."""
     import ctypes  # because: as above
 
     ctypes.memmove(start, data, len(data))

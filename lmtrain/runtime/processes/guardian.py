@@ -1,7 +1,7 @@
-"""A small process that outlives our own launcher, and then ends what that left behind. Started by launch.
+"""A small process that outlives a killed launcher and kills the ranks that it left behind. Started by launch.
 
-Run as `python -m lmtrain.runtime.processes.guardian`; its input is a pipe that gives a process id a line and closes
-when the launcher ends. A rank ends itself when its launcher is gone, but not while it stands still by SIGSTOP or holds
+Run as `python -m lmtrain.runtime.processes.guardian`; its input is a pipe with a process id on each line, which closes
+when the launcher ends. A rank ends itself when its launcher is gone, but not while it is stopped by SIGSTOP or holds
 the interpreter's lock.
 """
 
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 
 def main() -> None:
-    """Wait for the launcher's end, then kill these processes and their groups."""
+    """Read process ids from standard input until it closes, then kill those processes' groups."""
     text = b""
     while data := os.read(0, 1 << 16):
         text += data

@@ -1,8 +1,8 @@
-"""Our own launcher: N processes of one command on this machine, which end together. Torch-free.
+"""Our own launcher: it runs N ranks of one command on this machine, which end together. Torch-free.
 
-`lmtrain pretrain --nproc N` calls `launch` in the parent; each child calls `follow_launcher`. The parent forwards
-signals, shows rank 0 as it is and the others' lines under their rank, names the process that failed first, and starts
-all of them again where one was lost. It must not know what the children compute.
+`lmtrain pretrain --nproc N` calls `launch` in the parent; each child calls `end_with_launcher`. The parent forwards
+signals, shows the output of rank 0 unchanged and that of other ranks with their number, names the rank that failed
+first, and restarts all ranks if one was lost. It does not depend on what the children compute.
 """
 
 from __future__ import annotations
@@ -25,47 +25,51 @@ from types import FrameType
 from typing import IO, Any
 
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, StoppedForGood
-from lmtrain.runtime.processes.process import STORE_FD, NodeRanks
-from lmtrain.runtime.processes.rank_starter import Program, RankStarter, StartCancelledError, adopting_orphans
+from lmtrain.runtime.processes.process import STORE_FD_VARIABLE, NodeRanks
+from lmtrain.runtime.processes.rank_starter import OrphanAdoption, Program, RankStarter, StartCancelledError
 from lmtrain.runtime.processes.signals import STOPS
 
-_NUM_LINES = 50  # that are remembered of each
-_LAST_S = 1.0  # because: a helper of a dead child may hold its output open
-_PEACEFUL = (0, StoppedEarly.exit_code, StoppedForGood.exit_code)  # ends after which the others may go on to theirs
-CRASH = 1  # of Python, with a traceback
-# because: all others would only be met again, or are what was asked for
-LOST = (CRASH, LmtrainError.exit_code, PeerLostError.exit_code)
+_MAX_LINES_KEPT = 50  # of each rank
+_OUTPUT_WAIT_S = 1.0  # because: a helper of a dead child may hold its output open
+# exit codes after which the other ranks go on to their own end
+_PEACEFUL_CODES = (0, StoppedEarly.exit_code, StoppedForGood.exit_code)
+CRASH_CODE = 1  # Python's, with a traceback
+# because: any other failure would only happen again, or is an end that was requested
+RESTARTABLE_CODES = (CRASH_CODE, LmtrainError.exit_code, PeerLostError.exit_code)
 GUARDIAN = "lmtrain.runtime.processes.guardian"
-_LOOK_S = 1.0
-GRACE_S = 10.0  # because: gloo tells survivors within a second, what they then say helps, and ending takes a while
-PAUSE_S = 1.0  # before a start after the first: time for a device or a disk that failed for a moment
+_POLL_S = 1.0
+GRACE_S = 10.0  # because: survivors get gloo's error within a second, their messages help, and ending takes a while
+PAUSE_S = 1.0  # before a restart, so that a device or a disk can recover from a short failure
 
 
-class Speakers:
+class RankOutputs:
+    """Copies the output of ranks other than 0 to standard error, each line with its rank, and keeps the last lines."""
+
     def __init__(self, ranks: Iterable[int]) -> None:
-        self._last_lines: dict[int, deque[str]] = {rank: deque(maxlen=_NUM_LINES) for rank in ranks}
+        self._last_lines: dict[int, deque[str]] = {rank: deque(maxlen=_MAX_LINES_KEPT) for rank in ranks}
         self._threads: list[threading.Thread] = []
 
     def add(self, rank: int, output: IO[str]) -> None:
-        self._threads.append(threading.Thread(target=self._speak, args=(rank, output), daemon=True))
+        """Start a thread that copies a rank's output until it closes."""
+        self._threads.append(threading.Thread(target=self._copy_lines, args=(rank, output), daemon=True))
         self._threads[-1].start()
 
     def finish(self) -> None:
         """Wait for the threads that read the output of processes that have ended."""
         for thread in self._threads:
-            thread.join(timeout=_LAST_S)
+            thread.join(timeout=_OUTPUT_WAIT_S)
 
-    def has_spoken(self, rank: int) -> bool:
+    def has_output(self, rank: int) -> bool:
         """Return whether a rank other than 0 has printed anything."""
         return any(line.strip() for line in self._last_lines[rank])
 
-    def last_words(self, rank: int) -> str:
-        """Return the error of a rank, or the last line of its traceback."""
+    def last_error(self, rank: int) -> str:
+        """Return the last error message that a rank printed, or the last line of its output, such as a traceback's."""
         lines = [line for line in self._last_lines[rank] if line.strip()]
         errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
         return (errors or lines or ["it said nothing"])[-1]
 
-    def _speak(self, rank: int, output: IO[str]) -> None:
+    def _copy_lines(self, rank: int, output: IO[str]) -> None:
         with output:
             for line in output:
                 self._last_lines[rank].append(line.rstrip("\n"))
@@ -75,17 +79,17 @@ class Speakers:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How it ended: the exit code of the process that failed first, and what to say of it."""
+    """How a job ended: the exit code and rank of the process that failed first, and the cause for a message."""
 
     exit_code: int
     rank: int | None = None
-    cause: str | None = None  # None where rank 0 has said it
-    signal: int = 0  # that ended the rank, where one did
+    cause: str | None = None  # None if rank 0 has printed it
+    signal: int = 0  # the signal that ended the rank, 0 if none did
 
     @property
-    def lost(self) -> bool:
+    def is_restartable(self) -> bool:
         """True if another start may help, since a rank was killed, crashed or lost a peer."""
-        return self.exit_code in LOST
+        return self.exit_code in RESTARTABLE_CODES
 
     @property
     def stopped(self) -> bool:
@@ -93,7 +97,7 @@ class Outcome:
 
     @property
     def shell_code(self) -> int:
-        """The exit code that a shell gives to a process that a signal has ended, where one has ended the rank."""
+        """The exit code for the shell: 128 + the signal if a signal ended the rank, else `exit_code`."""
         return 128 + self.signal if self.signal else self.exit_code
 
     @property
@@ -102,64 +106,65 @@ class Outcome:
         return self.stopped and self.rank is None and self.cause is not None
 
     @property
-    def told(self) -> str:
-        """The reason of the end, for a reader who has not seen the output of rank 0."""
+    def reason(self) -> str:
+        """The cause of the end, for a reader who has not seen the output of rank 0."""
         return self.cause or f"rank {self.rank} failed with exit code {self.exit_code}, as it says above."
 
 
 def launch(
     program: Program, ranks: NodeRanks, *, grace_s: float = GRACE_S, max_restarts: int = 0,
-    restarting: Callable[[Outcome, int], None] = lambda outcome, number: None,
-    say: Callable[[str], None] = lambda text: None, explain: Callable[[str], None] = lambda text: None,
+    on_restart: Callable[[Outcome, int], None] = lambda outcome, attempt: None,
+    report: Callable[[str], None] = lambda text: None, explain_no_server: Callable[[str], None] = lambda text: None,
 ) -> Outcome:  # fmt: skip
-    """Run the program once for each rank, as one job; return when the last of them has ended.
+    """Run the program once for each rank, as one job; return when the last rank has ended.
 
-    A job that was lost starts again, up to `max_restarts` times: with a store and a token of its own, and once all
-    processes of the last one are gone. `restarting` gets how that ended and which start comes next; it may raise.
-    `say` gets what happens to the server that forks the ranks, `explain` why there is none.
+    A job that lost a rank starts again, up to `max_restarts` times, with a new store and token, once all its processes
+    are gone. After the first failure the other ranks have `grace_s` to end before they are killed. Callbacks:
+    `on_restart` gets the outcome and the number of the next start, and may raise; `report` gets messages about the
+    server that forks the ranks; `explain_no_server` gets the reason if there is no such server.
     """
-    with _Stops() as stops, adopting_orphans():
+    with _StopForwarder() as stops, OrphanAdoption():
         starter = RankStarter(
-            program, ranks.shared_environment(), ranks.host, say=say, explain=explain,
+            program, ranks.shared_environment(), ranks.host, report=report, explain_no_server=explain_no_server,
             is_cancelled=lambda: bool(stops.received),
         )  # fmt: skip
         with closing(starter):
-            for number in itertools.count(1):
-                is_last = number > max_restarts
-                outcome = _Job(program, ranks, starter, grace_s, stops, is_last=is_last).run(number - 1)
-                # because: srun asks all nodes to stop where one has lost a rank, and what was lost comes first
-                if outcome.lost and stops.received and ranks.launcher != "slurm":
-                    return _stopped(outcome, stops, "was stopped")
-                if not outcome.lost or is_last:
+            for attempt in itertools.count(1):
+                is_last = attempt > max_restarts
+                outcome = _Job(program, ranks, starter, grace_s, stops, is_last=is_last).run(attempt - 1)
+                # because: srun stops all nodes if one has lost a rank, and the lost rank is the cause to report
+                if outcome.is_restartable and stops.received and ranks.launcher != "slurm":
+                    return _stopped_outcome(outcome, stops, "was stopped")
+                if not outcome.is_restartable or is_last:
                     return outcome
-                restarting(outcome, number + 1)
-                if stops.came.wait(PAUSE_S):
-                    return _stopped(outcome, stops, "was to start again")
+                on_restart(outcome, attempt + 1)
+                if stops.stop_event.wait(PAUSE_S):
+                    return _stopped_outcome(outcome, stops, "was to start again")
     raise AssertionError
 
 
-def follow_launcher() -> None:
-    """End this child as soon as its parent has ended, which closes the pipe that is this process' input."""
-    threading.Thread(target=_end_with_parent, name="follow_launcher", daemon=True).start()
+def end_with_launcher() -> None:
+    """End this rank as soon as its launcher has ended: a thread waits until the pipe at standard input closes."""
+    threading.Thread(target=_wait_for_parent_end, name="end_with_launcher", daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def _wait_for_parent_end() -> None:
     with suppress(OSError):
         while os.read(0, 1):
             pass
-    # because: the child leads a process group of its own; helpers such as compilers go with it
+    # because: the rank leads a process group of its own, so helpers such as compilers end with it
     os.killpg(0, signal.SIGKILL)
 
 
-def _has_come_to(state: int, pid: int) -> bool:
-    """Return whether a child of this process has ended (os.WEXITED) or stands still by SIGSTOP (os.WSTOPPED).
+def _is_in_state(state: int, pid: int) -> bool:
+    """Return whether a child of this process has ended (os.WEXITED) or is stopped by SIGSTOP (os.WSTOPPED).
 
-    What is known of its end is kept.
+    A child that has ended is not reaped: its exit code can still be read.
     """
     try:
         return os.waitid(os.P_PID, pid, state | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
-        return state == os.WEXITED  # because: that is how the system tells of one that has just ended
+        return state == os.WEXITED  # because: the system raises it for a child that has just ended
 
 
 def _kill_group(pid: int) -> None:
@@ -168,35 +173,38 @@ def _kill_group(pid: int) -> None:
 
 
 def _reap_group(pid: int) -> None:
-    """Take leave of processes of this group that have ended: helpers of a rank, which this process has adopted."""
+    """Reap all ended processes of a group: helpers of a rank, which this process has adopted."""
     with suppress(ChildProcessError):
         while os.waitpid(-pid, os.WNOHANG)[0]:
             pass
 
 
-def _stopped(outcome: Outcome, stops: _Stops, when: str) -> Outcome:
-    """Asked to stop, and lost on the way or before it could start again: the scheduler's next start goes on."""
+def _stopped_outcome(outcome: Outcome, stops: _StopForwarder, when: str) -> Outcome:
+    """Return the outcome of a job that was lost and not restarted because of a stop signal: it can be started again.
+
+    `when` completes "SIGTERM came while the run ...".
+    """
     return Outcome(
-        StoppedEarly.exit_code, outcome.rank, f"{stops.first_name} came while the run {when}: {outcome.told}"
+        StoppedEarly.exit_code, outcome.rank, f"{stops.first_name} came while the run {when}: {outcome.reason}"
     )
 
 
-class _Stops:
-    """Hears what asks for a stop, from the first start to the last end, and hands it on to the processes there are."""
+class _StopForwarder:
+    """Receives the launcher's stop signals, from the first start to the last end, and forwards them to the ranks."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
         self.job: _Job | None = None
-        self.came = threading.Event()
+        self.stop_event = threading.Event()
         self._before: dict[int, Any] = {}
 
     @property
     def first_name(self) -> str:
         return signal.Signals(self.received[0]).name
 
-    def __enter__(self) -> _Stops:
+    def __enter__(self) -> _StopForwarder:
         self._before = {number: signal.signal(number, self._receive) for number in STOPS}
-        # because: of a process that ignores it, as some services do, the system keeps no child's exit code
+        # because: for a process that ignores SIGCHLD, as some services do, the system keeps no exit codes of children
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return self
 
@@ -206,34 +214,35 @@ class _Stops:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received.append(number)
-        self.came.set()
+        self.stop_event.set()
         if self.job is not None:
             self.job.send(number)
 
 
 @dataclass
 class _Job:
-    """A start of all ranks of this launcher."""
+    """One start of all ranks of this launcher."""
 
     program: Program
     ranks: NodeRanks
     starter: RankStarter
     grace_s: float
-    stops: _Stops
-    is_last: bool = True  # nothing is started after it
-    guardian: int = -1  # its process id, and where it receives those of the ranks
-    guarded_fd: int = -1
+    stops: _StopForwarder
+    is_last: bool = True  # whether there is no restart after it
+    guardian_pid: int = -1
+    guardian_fd: int = -1  # the pipe by which the guardian receives the process ids of the ranks
     pids: list[int] = field(default_factory=list)  # by local rank
-    codes: dict[int, int] = field(default_factory=dict)  # of those that have ended
+    codes: dict[int, int] = field(default_factory=dict)  # exit codes by local rank, of the ranks that have ended
     ended: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)  # local ranks, in the order of their ends
 
     def run(self, num_restarts: int) -> Outcome:
-        self.speakers = Speakers(range(self.ranks.first, self.ranks.first + self.ranks.count))
-        parent_lives, alive_fd = os.pipe()
+        """Start all ranks, wait until they have ended or were killed, and return how the job ended."""
+        self.outputs = RankOutputs(range(self.ranks.first, self.ranks.first + self.ranks.count))
+        parent_pipe, alive_fd = os.pipe()
         try:
             try:
                 self._start_guardian()
-                self._start(parent_lives, num_restarts)
+                self._start(parent_pipe, num_restarts)
             except StartCancelledError:
                 return Outcome(
                     StoppedEarly.exit_code, None, f"{self.stops.first_name} came before all ranks were started."
@@ -241,23 +250,23 @@ class _Job:
             except RuntimeError as error:
                 if "thread" not in str(error):
                     raise
-                # because: it is Python's error for what the system refuses as it refuses a process
+                # because: Python raises this for a refused thread, and OSError for a process refused by the same limit
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
             finally:
-                os.close(parent_lives)
+                os.close(parent_pipe)
             if self.is_last:
-                self.starter.close_server()  # because: nothing more is asked of it
+                self.starter.close_server()  # because: no more ranks are forked
             self.stops.job = self
-            for number in self.stops.received:  # those that came while processes were being started
+            for number in self.stops.received:  # signals that came while ranks were being started
                 self.send(number)
-            failed, killed = self._wait()
-            self.speakers.finish()
+            failed, killed = self._wait_for_ranks()
+            self.outputs.finish()
         finally:
             self.stops.job = None
-            self._end_guardian()  # because: it must not outlive the ids that it was given
-            os.close(alive_fd)  # because: ends a process too that was forked just before its server was lost
+            self._end_guardian()  # because: it must not kill ids that other processes have got since
+            os.close(alive_fd)  # because: this also ends a rank that was forked just before its server was lost
             for pid in self.pids:
-                self._end(pid)
+                self._kill_and_reap(pid)
             for pid in self.pids:
                 _reap_group(pid)  # because: a helper may have been a helper's child until just now
         return self._outcome(failed, sorted(killed))
@@ -266,149 +275,160 @@ class _Job:
         for pid in self.pids:
             os.kill(pid, number)
 
-    def _start(self, parent_lives: int, num_restarts: int) -> None:
+    def _start(self, parent_pipe: int, num_restarts: int) -> None:
         """Start all ranks; the store's socket listens before any of them runs, so that its port cannot be taken."""
         with (
             socket.create_server(("127.0.0.1", 0), backlog=self.ranks.count) as store,
-            open(os.devnull, "wb") as nowhere,
+            open(os.devnull, "wb") as null,
         ):
-            # because: where this process was started without an output, another file may have its number
+            # because: if this process was started without an output stream, another file may have its descriptor
             outputs = [
-                number if stream is not None else nowhere.fileno()
-                for number, stream in ((1, sys.__stdout__), (2, sys.__stderr__))
+                fd if stream is not None else null.fileno()
+                for fd, stream in ((1, sys.__stdout__), (2, sys.__stderr__))
             ]
             port, token, is_watched = store.getsockname()[1], secrets.token_hex(16), self.ranks.num_all > 1
+            is_own_run = self.ranks.launcher == "lmtrain"
             for local_rank in range(self.ranks.count):
                 rank = self.ranks.first + local_rank
-                reads, writes = os.pipe() if rank else (-1, -1)
+                read_fd, write_fd = os.pipe() if rank else (-1, -1)
                 try:
                     pid = self.starter.start(
-                        (parent_lives, writes, writes) if rank else (parent_lives, outputs[0], outputs[1]),
+                        (parent_pipe, write_fd, write_fd) if rank else (parent_pipe, outputs[0], outputs[1]),
                         self.ranks.environment(local_rank, port, token, num_restarts=num_restarts),
                         title=f"rank {rank} of {self.ranks.num_all}", name=f"lmtrain rank {rank}",
-                        keep=(STORE_FD, store.fileno()) if rank == 0 and self.ranks.launcher == "lmtrain" else None,
+                        keep=(STORE_FD_VARIABLE, store.fileno()) if rank == 0 and is_own_run else None,
                         helper=(f"companion of rank {rank}", f"lmtrain watch {rank}") if is_watched else None,
-                        announce=self._guard,
+                        announce=self._add_to_guardian,
                     )  # fmt: skip
                 except BaseException:
                     if rank:
-                        os.close(reads)
+                        os.close(read_fd)
                     raise
                 finally:
                     if rank:
-                        os.close(writes)
+                        os.close(write_fd)
                 self.pids.append(pid)
                 threading.Thread(target=self._report_end, args=(local_rank,), daemon=True).start()
                 if rank:
-                    self.speakers.add(rank, os.fdopen(reads, errors="replace"))
+                    self.outputs.add(rank, os.fdopen(read_fd, errors="replace"))
 
-    def _guard(self, *pids: int) -> None:
-        """Let the guardian end these processes if this one is killed. A guardian that was killed is replaced."""
+    def _add_to_guardian(self, *pids: int) -> None:
+        """Make the guardian kill these processes if the launcher is killed; start a new guardian if it is gone."""
         try:
-            os.write(self.guarded_fd, b"".join(b"%d\n" % pid for pid in pids))
+            os.write(self.guardian_fd, b"".join(b"%d\n" % pid for pid in pids))
         except BrokenPipeError:
             self._start_guardian()
-            os.write(self.guarded_fd, b"".join(b"%d\n" % pid for pid in [*self.pids, *pids]))
+            os.write(self.guardian_fd, b"".join(b"%d\n" % pid for pid in [*self.pids, *pids]))
 
     def _start_guardian(self) -> None:
-        """Start the process that ends the ranks if this one is killed, in place of one that was there before."""
+        """Start the process that kills the ranks if the launcher is killed, in place of an earlier one."""
         self._end_guardian()
-        reads, writes = os.pipe()
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+        read_fd, write_fd = os.pipe()
+        null_fd = os.open(os.devnull, os.O_WRONLY)
         try:
-            self.guardian = self.starter.start(
-                (reads, nowhere, nowhere), {}, title="guardian", name="lmtrain guard", other=(GUARDIAN, ())
+            self.guardian_pid = self.starter.start(
+                (read_fd, null_fd, null_fd), {}, title="guardian", name="lmtrain guard", other_module=(GUARDIAN, ())
             )
-            self.guarded_fd = writes
+            self.guardian_fd = write_fd
         except BaseException:
-            os.close(writes)
+            os.close(write_fd)
             raise
         finally:
-            os.close(reads)
-            os.close(nowhere)
+            os.close(read_fd)
+            os.close(null_fd)
 
-    def _look_at_guardian(self) -> None:
-        """Replace it if it has ended; where that fails, the run goes on without one until the next look."""
-        if self.guardian < 0 or _has_come_to(os.WEXITED, self.guardian):
+    def _check_guardian(self) -> None:
+        """Replace the guardian if it has ended; if that fails, the run goes on without one until the next check."""
+        if self.guardian_pid < 0 or _is_in_state(os.WEXITED, self.guardian_pid):
             with suppress(OSError, StartCancelledError):
                 self._start_guardian()
-                self._guard(*self.pids)
+                self._add_to_guardian(*self.pids)
 
     def _end_guardian(self) -> None:
-        if self.guardian > 0:
-            self._end(self.guardian)
-            os.close(self.guarded_fd)
-        self.guardian = self.guarded_fd = -1
+        if self.guardian_pid > 0:
+            self._kill_and_reap(self.guardian_pid)
+            os.close(self.guardian_fd)
+        self.guardian_pid = self.guardian_fd = -1
 
-    def _wait(self) -> tuple[list[int], set[int]]:
-        """Ranks that failed, in the order of their ends, and those that had to be killed."""
+    def _wait_for_ranks(self) -> tuple[list[int], set[int]]:
+        """Wait until all ranks have ended; return the failed ones in order of their ends, and those that were killed.
+
+        Ranks are killed `grace_s` after the first failure, or after all remaining ones were stopped by SIGSTOP.
+        """
         alive, failed, killed = set(range(self.ranks.count)), list[int](), set[int]()
         deadline: float | None = None
         while alive:
             try:
-                # because: a signal that the system hands to another thread wakes nobody who waits without an end
-                left = _LOOK_S if deadline is None else max(0.0, deadline - time.monotonic())
-                rank = self.ended.get(timeout=left)
+                # because: a signal that the system delivers to another thread does not end a wait without a timeout
+                timeout_s = _POLL_S if deadline is None else max(0.0, deadline - time.monotonic())
+                rank = self.ended.get(timeout=timeout_s)
             except queue.Empty:
-                self.starter.look()
-                self._look_at_guardian()
+                self.starter.check_server()
+                self._check_guardian()
                 if deadline is None and len(alive) < self.ranks.count and all(
-                    _has_come_to(os.WSTOPPED, self.pids[rank]) for rank in alive
+                    _is_in_state(os.WSTOPPED, self.pids[rank]) for rank in alive
                 ):
-                    deadline = time.monotonic() + self.grace_s  # because: nobody is left who would miss them
+                    deadline = time.monotonic() + self.grace_s  # because: no running rank is left to notice
                 elif deadline is not None:
                     killed, deadline = set(alive), None
-                    for rank in killed:  # also where they stand still, with all that they have started
+                    for rank in killed:  # even if stopped, with all processes that it has started
                         _kill_group(self.pids[rank])
                 continue
             alive.discard(rank)
-            if self.codes[rank] not in _PEACEFUL and rank not in killed:
+            if self.codes[rank] not in _PEACEFUL_CODES and rank not in killed:
                 failed.append(rank)
                 deadline = deadline or time.monotonic() + self.grace_s
         return failed, killed
 
-    def _end(self, pid: int) -> None:
-        """Kill a process and its group, since a helper may outlive it, and take leave of all of them."""
+    def _kill_and_reap(self, pid: int) -> None:
+        """Kill a process and its group, since a helper may outlive it, and reap all of them."""
         _kill_group(pid)
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
         _reap_group(pid)
 
     def _report_end(self, rank: int) -> None:
-        # because: until all have ended none gives its number back, under which a signal would meet a stranger
-        with suppress(ChildProcessError):  # because: where a start fails, whoever cleans up may be quicker
+        """Wait in a thread until a rank has ended, keep its exit code and put it into the queue."""
+        # because: unreaped ranks keep their process ids, so that no signal can reach another process
+        with suppress(ChildProcessError):  # because: if a start fails, the clean-up may have reaped it
             end = os.waitid(os.P_PID, self.pids[rank], os.WEXITED | os.WNOWAIT)
             assert end is not None
             self.codes[rank] = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
             self.ended.put(rank)
 
     def _outcome(self, failed: list[int], killed: list[int]) -> Outcome:
+        """Return how the job ended: which rank's failure came first, and what the message is.
+
+        `failed` are local ranks in the order of their ends, `killed` those that did not end in time.
+        """
         codes, first = self.codes, self.ranks.first
-        # because: survivors may be quicker to end than the one whose failure they report
-        by_itself = [rank for rank in failed if codes[rank] != PeerLostError.exit_code]
-        if killed and not by_itself:
-            waited = "while the others waited" if failed else "when the others had ended"
-            still = f"{self.ranks.name([first + rank for rank in killed])} stood still {waited}, and had to be killed."
-            return Outcome(PeerLostError.exit_code, first + killed[0], still)
+        # because: survivors may end sooner than the rank whose failure they report
+        own_failures = [rank for rank in failed if codes[rank] != PeerLostError.exit_code]
+        if killed and not own_failures:
+            when = "while the others waited" if failed else "when the others had ended"
+            names = self.ranks.name([first + rank for rank in killed])
+            cause_hung = f"{names} stood still {when}, and had to be killed."
+            return Outcome(PeerLostError.exit_code, first + killed[0], cause_hung)
         if not failed:
             return Outcome(max(codes.values()))
-        local_rank = (by_itself or failed)[0]
+        local_rank = (own_failures or failed)[0]
         code = codes[local_rank]
-        alike = [rank for rank in failed if codes[rank] == code]
-        if 0 in alike and first == 0:
-            local_rank = 0  # because: where several end for one reason, rank 0 speaks for all
+        same_code = [rank for rank in failed if codes[rank] == code]
+        if 0 in same_code and first == 0:
+            local_rank = 0  # because: if several ranks end for the same reason, rank 0 reports it
         elif first > 0:
-            local_rank = next((rank for rank in alike if self.speakers.has_spoken(first + rank)), min(alike))
+            local_rank = next((rank for rank in same_code if self.outputs.has_output(first + rank)), min(same_code))
         rank = first + local_rank
         if -code in self.stops.received:
             name = signal.Signals(-code).name
             return Outcome(StoppedEarly.exit_code, rank, f"{name} ended rank {rank} at once, and the others with it.")
         rest = f"; the other {len(killed)} had to be killed" if killed else ""
         if code < 0:
-            lost = f"{self.ranks.name([rank])} was ended by {signal.Signals(-code).name}, and the run with it{rest}."
-            return Outcome(PeerLostError.exit_code, rank, lost, signal=-code)
-        cause = f"{self.ranks.name([rank])} failed with exit code {code}{rest}: {self.speakers.last_words(rank)}"
-        # whether ranks of this node ended for a reason of the whole run, which rank 0 says on its node
-        silent = set(self.codes.values()) == {code} and not self.speakers.has_spoken(rank)
-        said_there = self.ranks.launcher == "slurm" and (code == PeerLostError.exit_code or silent)
-        return Outcome(code, rank, None if rank == 0 or said_there else f"{cause.rstrip('.')}.")
+            name = signal.Signals(-code).name
+            cause_lost = f"{self.ranks.name([rank])} was ended by {name}, and the run with it{rest}."
+            return Outcome(PeerLostError.exit_code, rank, cause_lost, signal=-code)
+        cause = f"{self.ranks.name([rank])} failed with exit code {code}{rest}: {self.outputs.last_error(rank)}"
+        # whether the ranks of this node ended for a reason of the whole run, which rank 0 reports on its node
+        silent = set(self.codes.values()) == {code} and not self.outputs.has_output(rank)
+        reported_elsewhere = self.ranks.launcher == "slurm" and (code == PeerLostError.exit_code or silent)
+        return Outcome(code, rank, None if rank == 0 or reported_elsewhere else f"{cause.rstrip('.')}.")

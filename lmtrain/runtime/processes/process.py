@@ -1,7 +1,7 @@
-"""Who this process is among its peers, and what is reported about its surroundings. Torch-free.
+"""The process's place among its peers (rank, launcher, Slurm job, rendezvous), read from the environment. Torch-free.
 
 The only reader of environment variables (with native.py). Called by set-up, faults and the bug report; it reads named
-facts only, so that no secret of the environment can reach a log or a checkpoint.
+variables only, so that no secret of the environment can reach a log or a checkpoint.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from lmtrain.errors import UsageError
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # because: Slurm numbers the steps that srun did not start (batch script, interactive shell) from the top of 32 bits
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
-# set by our own launcher for its processes
-_LAUNCHER, STORE_FD, _RESTARTS = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD", "LMTRAIN_RESTART_COUNT"
-_RESTARTS_BY = {"lmtrain": _RESTARTS, "slurm": "SLURM_RESTART_COUNT"}
-COMPANION = "LMTRAIN_COMPANION"  # set for a rank that was forked with its companion: a descriptor and a process id
-_NAMED_BY = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
-ELSEWHERE = "elsewhere"  # of processes that a dry run only reckons with
-BEGAN = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
+# set by our own launcher for its ranks: its kind, the descriptor of rank 0's listening socket, the number of restarts
+_LAUNCHER_VARIABLE, STORE_FD_VARIABLE = "LMTRAIN_LAUNCHER", "LMTRAIN_STORE_FD"
+_RESTARTS_VARIABLE = "LMTRAIN_RESTART_COUNT"
+_RESTARTS_VARIABLES = {"lmtrain": _RESTARTS_VARIABLE, "slurm": "SLURM_RESTART_COUNT"}
+# set for a rank that was forked together with its companion: the descriptor of their socket and the process id
+COMPANION_VARIABLE = "LMTRAIN_COMPANION"
+_RUN_ID_VARIABLE = "LMTRAIN_RUN_TOKEN"  # set by our own launcher, or by whoever starts processes in another way
+DRY_RUN_LAUNCHER = "elsewhere"  # the launcher of ranks that a dry run only computes with
+START_TIME_VARIABLE = "LMTRAIN_BEGAN_S"  # set by our own launcher: when it was started
 _PACKAGES = ("lmtrain", "torch", "numpy", "tokenizers", "safetensors", "hydra-core", "typer", "rich")
-_NUM_SPANS = 6  # of ranks, that a message names
+_MAX_SPANS = 6  # how many ranges of ranks a message names
 RUN_TOKEN = re.compile(r"[0-9a-f]{32}")  # 128 bits
 
 
@@ -50,8 +52,8 @@ def git_commit(root: Path) -> str | None:
             lines = (git / "packed-refs").read_text().splitlines()
     except (OSError, UnicodeDecodeError):
         return None
-    found = [line.split()[0] for line in lines if line.endswith(f" {ref}")]
-    return found[0] if found and _COMMIT.fullmatch(found[0]) else None
+    commits = [line.split()[0] for line in lines if line.endswith(f" {ref}")]
+    return commits[0] if commits and _COMMIT.fullmatch(commits[0]) else None
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,16 @@ class ProcessEnv:
     host: str = ""
     job_id: str | None = None
     num_restarts: int = 0  # how often the launcher has started this job again
-    local_world_size: int = 0  # processes on this node; 0 where the launcher does not say
-    num_own_gpus: int = 0  # that its launcher shows to it alone; 0 where it sees those of its node
-    is_child: bool = False  # of a launcher of ours
-    num_ranks: int = 1  # that this process stands for: more than its own where it is the launcher of a node
+    local_world_size: int = 0  # processes on this node; 0 if the launcher does not give it
+    num_own_gpus: int = 0  # GPUs that the launcher shows to this process only; 0 if it sees those of its node
+    is_child: bool = False  # whether our own launcher started it
+    num_ranks: int = 1  # ranks that this process represents: all of its node if it is the node's launcher
 
     def as_launcher(self, num_processes: int, option: str = "--nproc") -> ProcessEnv:
-        """Return the first of the `num_processes` processes that this one is about to start on this node."""
+        """Return the environment of the first of `num_processes` ranks that this process will start on its node.
+
+        Raise UsageError if this process was itself started as one of several; `option` names the flag in the message.
+        """
         if self.launcher == "slurm" and option == "--nproc-per-node" and not self.is_child:
             return self._as_node_launcher(num_processes)
         if self.launcher != "single":
@@ -88,7 +93,7 @@ class ProcessEnv:
         )
 
     def _as_node_launcher(self, num_processes: int) -> ProcessEnv:
-        """Do the same for a task of srun that is alone on its node."""
+        """Return the same for the only srun task of a node, which will start the node's ranks."""
         if self.local_world_size > 1:
             raise UsageError(
                 f"srun has started {self.local_world_size} tasks on {self.host}, and --nproc-per-node={num_processes} "
@@ -103,7 +108,7 @@ class ProcessEnv:
         )  # fmt: skip
 
     @property
-    def who(self) -> str:
+    def label(self) -> str:
         """The name of this process in messages: its rank and host, or its node."""
         return f"rank {self.rank} on {self.host}" if self.num_ranks == 1 else f"node {self.host}"
 
@@ -114,11 +119,15 @@ class ProcessEnv:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> ProcessEnv:
+        """Read the variables of our launcher, torchrun or srun; without any, return a single process.
+
+        Raise UsageError if they are wrong.
+        """
         env = os.environ if environ is None else environ
         step = env.get("SLURM_STEP_ID", "")
         if "RANK" in env or "WORLD_SIZE" in env:
-            launcher, local_size = env.get(_LAUNCHER, "torchrun"), _number(env, "LOCAL_WORLD_SIZE", 0)
-            restarts = _RESTARTS_BY.get(launcher, "TORCHELASTIC_RESTART_COUNT")
+            launcher, local_size = env.get(_LAUNCHER_VARIABLE, "torchrun"), _read_number(env, "LOCAL_WORLD_SIZE", 0)
+            restarts = _RESTARTS_VARIABLES.get(launcher, "TORCHELASTIC_RESTART_COUNT")
             names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", restarts)
         # because: a batch script or an allocation's shell has some of the variables of a process that srun started, too
         elif "SLURM_PROCID" in env and step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP:
@@ -128,43 +137,44 @@ class ProcessEnv:
             launcher, local_size = "slurm", _tasks_on_this_node(env)
         else:
             return cls(host=socket.gethostname(), job_id=env.get("SLURM_JOB_ID"))
-        rank, world_size = _number(env, names[0]), _number(env, names[1])
-        local_rank, num_restarts = _number(env, names[2], 0), _number(env, names[3], 0)
+        rank, world_size = _read_number(env, names[0]), _read_number(env, names[1])
+        local_rank, num_restarts = _read_number(env, names[2], 0), _read_number(env, names[3], 0)
         if not (rank < world_size and local_rank < world_size):
             raise UsageError(
                 f"{names[0]}={rank} and {names[2]}={local_rank} do not fit {names[1]}={world_size}. "
                 "Start processes with torchrun or srun, or unset these variables for a single process."
             )
-        _port(env, 1)  # because: a wrong one is refused before anything is read or built; 1 stands for none given
-        is_child = _LAUNCHER in env
+        _read_port(env, 1)  # because: a wrong one is refused before anything is read or built; 1 stands for none given
+        is_child = _LAUNCHER_VARIABLE in env
         return cls(
             rank, world_size, local_rank, launcher,
             # because: two nodes of a Slurm on one machine have one host name
             host=(launcher == "slurm" and env.get("SLURMD_NODENAME")) or socket.gethostname(),
             job_id=env.get("SLURM_JOB_ID") or env.get("TORCHELASTIC_RUN_ID"),
             num_restarts=num_restarts, local_world_size=local_size,
-            num_own_gpus=_gpus_of_task(env) if launcher == "slurm" and not is_child else 0, is_child=is_child,
+            num_own_gpus=_gpus_per_task(env) if launcher == "slurm" and not is_child else 0, is_child=is_child,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the processes of a run first meet: rank 0 listens at this address, the others call there."""
+    """The address at which the ranks of a run find each other: rank 0 listens there, the others connect."""
 
     host: str
     port: int
-    name: str  # apart from other runs that meet at the same address by mistake
-    listen_fd: int | None = None  # a socket that already listens, made by our own launcher for rank 0
-    stays_on_node: bool = False  # nobody calls from another machine
-    held_by_launcher: bool = False  # torchrun's agent listens itself, and rank 0 calls like the others
-    token: str | None = field(default=None, repr=False)  # RUN_TOKEN, where all processes were started with one
+    name: str  # prefix of the run's entries, to separate runs and attempts at the same address
+    listen_fd: int | None = None  # a socket that already listens, opened by our own launcher for rank 0
+    stays_on_node: bool = False  # whether all ranks are on this node
+    held_by_launcher: bool = False  # whether torchrun's agent listens, and rank 0 connects like the others
+    token: str | None = field(default=None, repr=False)  # the run's token (RUN_TOKEN), if it was started with one
 
     @property
-    def where(self) -> str:
+    def address(self) -> str:
         return f"{self.host}:{self.port}"
 
     @classmethod
     def detect(cls, process: ProcessEnv, environ: Mapping[str, str] | None = None) -> Rendezvous:
+        """Read the address from the launcher's variables; raise UsageError if they give none."""
         env = os.environ if environ is None else environ
         if process.launcher == "slurm":
             return cls._of_srun_step(env)
@@ -175,29 +185,29 @@ class Rendezvous:
             )
         host = env["MASTER_ADDR"]
         return cls(
-            host, _port(env),
+            host, _read_port(env),
             # because: the agent's store outlives its workers, and the addresses of dead ones would be called again
             name=f"attempt {process.num_restarts}",
-            listen_fd=_number(env, STORE_FD) if STORE_FD in env else None,
+            listen_fd=_read_number(env, STORE_FD_VARIABLE) if STORE_FD_VARIABLE in env else None,
             stays_on_node=host in ("127.0.0.1", "localhost"),
-            held_by_launcher=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True", token=_token(env),
+            held_by_launcher=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True", token=_read_token(env),
         )  # fmt: skip
 
     @classmethod
     def _of_srun_step(cls, env: Mapping[str, str]) -> Rendezvous:
-        """Return a meeting place on the step's first node; every process derives the same port by itself."""
-        job, step = _number(env, "SLURM_JOB_ID"), _number(env, "SLURM_STEP_ID")
+        """Return a rendezvous on the step's first node; every task derives the same port from the job and step ids."""
+        job, step = _read_number(env, "SLURM_JOB_ID"), _read_number(env, "SLURM_STEP_ID")
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"
-        alone = "," not in nodes and "[" not in nodes
-        # because: below the ports that Linux gives out by itself (32768 on) and above those of common services
-        port = _port(env, 20_000 + (job * 64 + step) % 10_000)
+        is_one_node = "," not in nodes and "[" not in nodes
+        # because: below the ports that Linux assigns by itself (from 32768) and above those of common services
+        port = _read_port(env, 20_000 + (job * 64 + step) % 10_000)
         name = f"{job}.{step}.{env.get('SLURM_RESTART_COUNT', '0')}"
-        host = env.get("MASTER_ADDR") or ("127.0.0.1" if alone else first_host(nodes))
-        return cls(host, port, name, None, alone, token=_token(env))
+        host = env.get("MASTER_ADDR") or ("127.0.0.1" if is_one_node else first_host(nodes))
+        return cls(host, port, name, None, is_one_node, token=_read_token(env))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Rising ranks as a message names them: "rank 3", "ranks 0, 2 and 8-15"."""
+    """Return how a message names ranks, given in rising order: "rank 3", "ranks 0, 2 and 8-15"."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -205,7 +215,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             spans.append([rank, rank])
     words = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans]
-    if len(words) > _NUM_SPANS:
+    if len(words) > _MAX_SPANS:
         return f"{len(ranks)} ranks from {ranks[0]} to {ranks[-1]}"
     listed = " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
     return f"rank {listed}" if len(ranks) == 1 else f"ranks {listed}"
@@ -218,8 +228,11 @@ def first_host(nodes: str) -> str:
 
 
 def _tasks_on_this_node(env: Mapping[str, str]) -> int:
-    """Slurm's "4(x2),3" says that nodes 0 and 1 have four tasks each and node 2 has three."""
-    text, node = env.get("SLURM_STEP_TASKS_PER_NODE", ""), _number(env, "SLURM_NODEID", 0)
+    """Return how many tasks this srun step has on this node, 0 if unknown.
+
+    Slurm's "4(x2),3" means four tasks each on nodes 0 and 1, and three on node 2.
+    """
+    text, node = env.get("SLURM_STEP_TASKS_PER_NODE", ""), _read_number(env, "SLURM_NODEID", 0)
     for size, repeat in re.findall(r"([0-9]+)(?:\(x([0-9]+)\))?", text):
         node -= int(repeat or 1)
         if node < 0:
@@ -227,27 +240,27 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> int:
     return 0
 
 
-def _gpus_of_task(env: Mapping[str, str]) -> int:
-    """Return how many GPUs Slurm gives this task alone.
+def _gpus_per_task(env: Mapping[str, str]) -> int:
+    """Return how many GPUs Slurm gives to this task only; 0 if it sees all of its node.
 
-    --gpus-per-task says "2" or "a100:2", --tres-per-task "cpu=4,gres/gpu=2".
+    --gpus-per-task is "2" or "a100:2", --tres-per-task "cpu=4,gres/gpu=2".
     """
-    asked = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_TRES_PER_TASK", "")
-    if found := re.search(r"(?:^(?:\w+:)?|\bgpu(?::\w+)?[:=])([0-9]+)(?:,|$)", asked):
-        return int(found[1])
-    # because: an option of srun itself is in neither; but it narrows what each task has of the step's GPUs
-    seen, on_node = env.get("SLURM_STEP_GPUS", "").split(","), _number(env, "SLURM_GPUS_ON_NODE", 0)
-    return len(seen) if seen[0] and len(seen) < on_node else 0
+    requested = env.get("SLURM_GPUS_PER_TASK") or env.get("SLURM_TRES_PER_TASK", "")
+    if match := re.search(r"(?:^(?:\w+:)?|\bgpu(?::\w+)?[:=])([0-9]+)(?:,|$)", requested):
+        return int(match[1])
+    # because: an option of srun itself is in neither variable, but it shortens the list of the step's GPUs for a task
+    step_gpus, on_node = env.get("SLURM_STEP_GPUS", "").split(","), _read_number(env, "SLURM_GPUS_ON_NODE", 0)
+    return len(step_gpus) if step_gpus[0] and len(step_gpus) < on_node else 0
 
 
 @dataclass(frozen=True)
 class NodeRanks:
-    """The ranks that a launcher of ours starts on its node: `count` from rank `first` on, of `world_size` in all."""
+    """The ranks that our own launcher starts on its node: `count` from rank `first` on, of `world_size` in all."""
 
     count: int
     first: int = 0
-    world_size: int = 0  # 0 where there are no others
-    launcher: str = "lmtrain"  # or slurm, where srun has started such a launcher on each node
+    world_size: int = 0  # 0 if all ranks are on this node
+    launcher: str = "lmtrain"  # or slurm, if srun has started such a launcher on each node
     host: str = ""
 
     @property
@@ -255,70 +268,77 @@ class NodeRanks:
         return self.world_size or self.count
 
     def name(self, ranks: Sequence[int]) -> str:
-        """Return how a message names some of these ranks, rising: by their node where there may be several."""
+        """Return how a message names some of these ranks, given in rising order: with the node if there are several."""
         return f"{ranks_text(ranks)} {f'on {self.host}' if self.launcher == 'slurm' else f'of {self.num_all}'}"
 
     def shared_environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the variables that all these processes have; what the user has set for their libraries stays."""
+        """Return the variables that all these ranks share: this process's, with defaults for thread counts and gloo."""
         env = dict(os.environ if environ is None else environ)
         env.setdefault("OMP_NUM_THREADS", str(max(1, num_usable_cpus() // self.count)))
-        # because: numpy's products are small here, and threads that it starts when it is imported forbid a fork
+        # because: numpy's products are small here, and threads that it starts at import would make a fork unsafe
         env.setdefault("OPENBLAS_NUM_THREADS", "1")
         if self.launcher == "lmtrain":
-            # because: gloo would listen on the address of the machine's name, and all of these peers are here
+            # because: gloo would listen on the address of the machine's name, and all peers are on this node
             env.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        env.pop(STORE_FD, None)
+        env.pop(STORE_FD_VARIABLE, None)
         return env
 
     def environment(self, local_rank: int, port: int, token: str, *, num_restarts: int = 0) -> dict[str, str]:
-        """Return the variables of one of them: who it is and, where all ranks are here, where they meet."""
+        """Return the variables of one rank: its rank, sizes and, if all ranks are on this node, the rendezvous."""
         env = {"RANK": str(self.first + local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(self.num_all)}
-        env |= {"LOCAL_WORLD_SIZE": str(self.count), _LAUNCHER: self.launcher}
+        env |= {"LOCAL_WORLD_SIZE": str(self.count), _LAUNCHER_VARIABLE: self.launcher}
         if self.launcher == "lmtrain":
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            env |= {_NAMED_BY: token, _RESTARTS: str(num_restarts)}
+            env |= {_RUN_ID_VARIABLE: token, _RESTARTS_VARIABLE: str(num_restarts)}
         return env
 
 
-def forks_wanted() -> bool:
+def may_fork_ranks() -> bool:
     """Return whether ranks may be forked from one process; LMTRAIN_FORK=0 starts each separately."""
     return os.environ.get("LMTRAIN_FORK", "1") != "0"
 
 
-def waiting_companion() -> tuple[int, int] | None:
-    """Take the companion that was forked with this process: the descriptor of its socket, and its process id."""
-    found = re.fullmatch(r"([0-9]+):([0-9]+)", os.environ.pop(COMPANION, ""))
-    return (int(found[1]), int(found[2])) if found else None
+def take_companion() -> tuple[int, int] | None:
+    """Return the socket descriptor and process id of the companion that was forked with this process, or None.
+
+    The variable that holds them is removed.
+    """
+    match = re.fullmatch(r"([0-9]+):([0-9]+)", os.environ.pop(COMPANION_VARIABLE, ""))
+    return (int(match[1]), int(match[2])) if match else None
 
 
-def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _read_number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """Return a variable as a number; raise UsageError if it is none, or is not set and has no default."""
     text = env.get(name, None if default is None else str(default))
     if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
-        found = "is not set" if text is None else f"is {text}, which is not a whole number"
-        raise UsageError(f"{name} {found}, and this process looks like one of several. Start it with torchrun or srun.")
+        problem = "is not set" if text is None else f"is {text}, which is not a whole number"
+        way_out = "Start it with torchrun or srun."
+        raise UsageError(f"{name} {problem}, and this process looks like one of several. {way_out}")
     return int(text)
 
 
-def _port(env: Mapping[str, str], default: int | None = None) -> int:
-    port = _number(env, "MASTER_PORT", default)
+def _read_port(env: Mapping[str, str], default: int | None = None) -> int:
+    """Return MASTER_PORT; raise UsageError if it is no port, or is not set and has no default."""
+    port = _read_number(env, "MASTER_PORT", default)
     if not 0 < port < 1 << 16:
         raise UsageError(f"MASTER_PORT={port} is not a port. Set it to a free one between 1024 and 65535.")
     return port
 
 
-def _token(env: Mapping[str, str]) -> str | None:
-    token = env.get(_NAMED_BY) or None
+def _read_token(env: Mapping[str, str]) -> str | None:
+    """Return the run's token, or None if it is not set; raise UsageError if it is malformed."""
+    token = env.get(_RUN_ID_VARIABLE) or None
     if token is not None and not RUN_TOKEN.fullmatch(token):
         raise UsageError(
-            f"{_NAMED_BY} is not 32 hexadecimal digits in small letters. Set it to what `openssl rand -hex 16` prints, "
-            "the same for all processes of a run, or unset it."
+            f"{_RUN_ID_VARIABLE} is not 32 hexadecimal digits in small letters. Set it to what `openssl rand -hex 16` "
+            "prints, the same for all processes of a run, or unset it."
         )
     return token
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """The job that this process is in, and its times in seconds since 1970 where Slurm says them."""
+    """The Slurm job of this process, and its start and end in seconds since 1970 if Slurm gives them."""
 
     number: str
     began: float | None = None
@@ -326,6 +346,7 @@ class SlurmJob:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> SlurmJob | None:
+        """Read the variables of Slurm; return None outside of a job."""
         env = os.environ if environ is None else environ
         began, ends = (env.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
         number = env.get("SLURM_JOB_ID", "")
@@ -333,31 +354,31 @@ class SlurmJob:
         return cls(number, *times) if re.fullmatch(r"[0-9]{1,12}", number) else None
 
 
-def began_at(own_s: float) -> float:
-    """When the command began: this process, or the launcher that says so, by the machine's clock that nobody sets."""
+def command_start_s(own_s: float) -> float:
+    """Return when the command began, on the monotonic clock: the launcher's start, else `own_s` of this process."""
     with suppress(ValueError):
-        return min(float(os.environ.get(BEGAN, own_s)), own_s)
+        return min(float(os.environ.get(START_TIME_VARIABLE, own_s)), own_s)
     return own_s
 
 
 def fault_request(environ: Mapping[str, str] | None = None) -> tuple[str | None, bool]:
-    """Return the fault that LMTRAIN_FAULT names, and whether faults are allowed."""
+    """Return the text of LMTRAIN_FAULT, None if it is not set, and whether faults are allowed."""
     env = os.environ if environ is None else environ
     return env.get("LMTRAIN_FAULT") or None, env.get("LMTRAIN_ALLOW_FAULTS") == "1"
 
 
 def set_variables(variables: Mapping[str, str]) -> None:
-    """Give this process, which was forked from another, variables of its own."""
+    """Set environment variables of this process, which was forked from another."""
     os.environ.update(variables)
 
 
 def drop_variable(name: str) -> bool:
-    """Remove a variable; return whether it was set."""
+    """Remove an environment variable; return whether it was set."""
     return os.environ.pop(name, None) is not None
 
 
 def set_env_default(name: str, value: str) -> None:
-    """Set a library's variable unless the user has."""
+    """Set an environment variable, which a library reads, unless the user has set it."""
     os.environ.setdefault(name, value)
 
 
@@ -369,16 +390,16 @@ def end_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-def share_cores() -> None:
-    """Threads of one product that wait for each other soon yield their cores. Call it before torch is imported.
+def limit_spinning() -> None:
+    """Limit how long OpenMP threads spin while they wait for each other. Call it before torch is imported.
 
-    because: by default they spin for milliseconds, in which the very thread that is waited for may get no core. Beside
-    one busy process a small model trained 20 times slower by it; with this count 4 times, and no slower when alone.
+    because: by default they spin for milliseconds, in which the thread that they wait for may get no core. Beside one
+    busy process a small model trained 20 times slower by it; with this count 4 times, and no slower when alone.
     """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
-def grow_segments() -> None:
+def use_expandable_segments() -> None:
     """Let torch's GPU allocator grow its segments, unless the user has configured it. Call it before CUDA starts.
 
     because: parts of fixed segments stay unusable near full memory, and torch reads this variable once
@@ -393,14 +414,14 @@ def num_usable_cpus() -> int:
 
 
 def has_compiled_helpers() -> bool:
-    """Return whether what csrc/ compiles is there, and not its twins in Python alone."""
-    from lmtrain.native import lib  # because: most processes do not ask
+    """Return whether the compiled helpers of csrc/ are installed, rather than only their fallbacks in Python."""
+    from lmtrain.native import lib  # because: most processes do not need it
 
     return lib is not None
 
 
 def environment_report() -> dict[str, Any]:
-    """Return versions and facts of the machine for a bug report; environment variables are never part of it."""
+    """Return versions and facts of the machine for a bug report; it never contains environment variables."""
     process = ProcessEnv.detect()
     return {
         "python": platform.python_version(),
@@ -419,7 +440,8 @@ def environment_report() -> dict[str, Any]:
 
 
 def version_of(package: str) -> str | None:
-    # because: importing torch only to ask its version takes seconds
+    """Return the version of an installed package without importing it; None if it is not installed."""
+    # because: importing torch only for its version takes seconds
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -427,15 +449,15 @@ def version_of(package: str) -> str | None:
 
 
 def listen(host: str, port: int) -> int:
-    """Listen on a port and return the descriptor; without a host, on every interface."""
+    """Listen on a TCP port and return the socket's descriptor; an empty `host` means every interface."""
     family = socket.AF_INET if host or not socket.has_dualstack_ipv6() else socket.AF_INET6
     try:
         return socket.create_server(
             (host, port), family=family, backlog=1024, dualstack_ipv6=family == socket.AF_INET6
         ).detach()
     except OSError as error:
-        what = (
+        problem = (
             "is in use by another program" if error.errno == errno.EADDRINUSE
             else f"cannot be opened: {error.strerror}"
         )  # fmt: skip
-        raise UsageError(f"Port {port} {what}. Set MASTER_PORT to a free one.") from error
+        raise UsageError(f"Port {port} {problem}. Set MASTER_PORT to a free one.") from error

@@ -1,6 +1,6 @@
-"""Starts the processes of a launcher: as forks of one server where that is safe, otherwise each by itself. Torch-free.
+"""Start the ranks of a launcher: as forks of one server if that is safe, otherwise each as a new process. Torch-free.
 
-Called by launch. A server that is lost is replaced; processes that it has forked are the launcher's children and go on.
+Called by launch. A server that is lost is replaced; ranks that it has forked are the launcher's children and go on.
 """
 
 from __future__ import annotations
@@ -19,96 +19,109 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from lmtrain.runtime.processes.fork_server import MAX_BYTES, ROOM, ROOM_BYTES, Request, fork_problem, main_of_fork
-from lmtrain.runtime.processes.process import forks_wanted
+from lmtrain.runtime.processes.fork_server import (
+    MAX_MESSAGE_BYTES,
+    ROOM_BYTES,
+    ROOM_VARIABLE,
+    Request,
+    fork_problem,
+    main_of_fork,
+)
+from lmtrain.runtime.processes.process import may_fork_ranks
 from lmtrain.runtime.processes.signals import blocked_stops
 
 _ADOPT_ORPHANS, _ADOPTS_ORPHANS = 36, 37  # PR_SET_CHILD_SUBREAPER and PR_GET_CHILD_SUBREAPER
-_LOOK_S = 0.2
-_STOPPED_S = 10.0  # that a server may stand still by SIGSTOP before another one takes its place
-_MOST_LOST = 3  # servers, after which processes are started without one
+_POLL_S = 0.2
+_MAX_STOPPED_S = 10.0  # how long a server may be stopped by SIGSTOP before it is replaced
+_MAX_LOST_SERVERS = 3  # after so many, ranks are started without a server
 
 
 @dataclass(frozen=True)
 class Program:
-    """`python -m MODULE ARGUMENTS`, which all processes of a job run, and what can be done for all of them once."""
+    """The command that all ranks of a job run, `python -m MODULE ARGUMENTS`, and what the server does once for all."""
 
     arguments: Sequence[str]
     module: str = "lmtrain.__main__"  # its `main` is called in a fork
-    imports: Sequence[str] = ()
+    imports: Sequence[str] = ()  # modules that the server imports
     prepare: tuple[str, Mapping[str, Any]] | None = None  # MODULE:FUNCTION and its arguments, called after the imports
-    helper: str | None = None  # MODULE:FUNCTION of a process beside each rank that has peers
+    helper: str | None = None  # MODULE:FUNCTION of a companion process for each rank that has peers
 
 
 class ServerLostError(Exception):
-    """The server ended or stood still before it answered; the text says how."""
+    """Raised if the server ended or hung before it answered; the text is the end of a sentence about the server."""
 
 
 class StartCancelledError(Exception):
-    """The launcher was asked to stop while it waited for the server."""
+    """Raised if the launcher received a stop signal while it waited for the server."""
 
 
 class RankStarter:
-    """Starts processes of one program until it is closed. `say` gets what a user should know of the server."""
+    """Starts processes of one program, by a fork server if possible, until it is closed."""
 
     def __init__(
-        self, program: Program, environment: Mapping[str, str], host: str, *, say: Callable[[str], None],
-        explain: Callable[[str], None] = lambda text: None, is_cancelled: Callable[[], bool] = lambda: False,
+        self, program: Program, environment: Mapping[str, str], host: str, *, report: Callable[[str], None],
+        explain_no_server: Callable[[str], None] = lambda text: None, is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
-        """`environment` is what all processes have in common; `explain` gets why no server is used."""
+        """Callbacks: `report` gets messages for the user about lost servers, `explain_no_server` why none is used.
+
+        `environment` holds the variables of all processes, `host` is the node's name for messages; `is_cancelled`
+        returns True once the launcher is to stop.
+        """
         self._program, self._environment, self._host = program, dict(environment), host
-        self._say, self._explain, self._is_cancelled = say, explain, is_cancelled
+        self._report, self._explain_no_server, self._is_cancelled = report, explain_no_server, is_cancelled
         self._server: _Server | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._num_lost = 0
-        self._problem = _platform_problem()  # why no server is used
-        if self._problem is not None:
-            explain(self._problem)
+        self._num_lost_servers = 0
+        self._no_server_reason = _platform_problem()  # None if a server is used
+        if self._no_server_reason is not None:
+            explain_no_server(self._no_server_reason)
 
     def open(self) -> None:
-        """Wait until processes can be started."""
-        while self._problem is None:
+        """Start the server if there is none, and wait until it has imported everything and processes can be started."""
+        while self._no_server_reason is None:
             try:
                 if self._server is None:
                     self._server = _Server(self._program, self._environment)
-                    self._problem = self._server.import_all(self._program, self._is_cancelled)
+                    self._no_server_reason = self._server.import_all(self._program, self._is_cancelled)
                 else:
                     self._server.check()
                 break
             except ServerLostError as error:
-                self._replace(str(error))
-        if self._problem is not None and self._server is not None:
-            self._explain(self._problem)
-            self._drop()
+                self._handle_lost_server(str(error))
+        if self._no_server_reason is not None and self._server is not None:
+            self._explain_no_server(self._no_server_reason)
+            self._drop_server()
 
     def start(
         self, streams: tuple[int, int, int], environment: Mapping[str, str], *, title: str, name: str,
         keep: tuple[str, int] | None = None, helper: tuple[str, str] | None = None,
-        other: tuple[str, Sequence[str]] | None = None, announce: Callable[[int], None] = lambda pid: None,
+        other_module: tuple[str, Sequence[str]] | None = None, announce: Callable[[int], None] = lambda pid: None,
     ) -> int:  # fmt: skip
-        """Start a process and return its id; it begins with signals that ask for a stop blocked.
+        """Start a process and return its id; it begins with stop signals blocked.
 
-        `announce` gets the id before a forked process runs anything.
-        `keep` is a variable and a descriptor: the variable holds what number the descriptor has in the process.
-        `helper` is the title and the name of the program's helper, where the process is to have one.
-        `other` is a module and its arguments, to be run in place of the program.
+        `streams` are the descriptors of its standard input, output and error, `environment` its own variables.
+        `title` and `name` are what `ps` shows. `announce` gets the id before a forked process runs anything.
+        `keep` is a variable and a descriptor that the process inherits: the variable holds the descriptor's number.
+        `helper` is the title and the name of the program's helper, if the process is to have one.
+        `other_module` is a module and its arguments, to be run in place of the program.
         """
-        module, arguments = other or (self._program.module, self._program.arguments)
+        module, arguments = other_module or (self._program.module, self._program.arguments)
         self.open()
         while self._server is not None:
             function = self._program.helper
             request = Request(
-                module=module, arguments=other and other[1], title=title, name=name, environment=dict(environment),
+                module=module, arguments=other_module and other_module[1], title=title, name=name,
+                environment=dict(environment),
                 helper=(function, *helper) if function and helper else None, keep=keep[0] if keep else None,
             )  # fmt: skip
             try:
                 fds = [*streams, *([keep[1]] if keep else [])]
                 return self._server.fork(request, fds, self._is_cancelled, announce)
             except ServerLostError as error:
-                self._replace(str(error))
+                self._handle_lost_server(str(error))
                 self.open()
         variables = self._environment | dict(environment) | ({keep[0]: str(keep[1])} if keep else {})
-        # because: what comes before a process can hear would end it, and waits for it in this way
+        # because: a stop signal before the process can handle it would kill it; blocked, the signal stays pending
         with blocked_stops():
             process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments], env=variables, stdin=streams[0], stdout=streams[1],
@@ -118,68 +131,69 @@ class RankStarter:
         announce(process.pid)
         return process.pid
 
-    def look(self) -> None:
-        """Say it if the server was lost while nothing was asked of it."""
+    def check_server(self) -> None:
+        """Report it if the server was lost since the last request."""
         if self._server is not None:
             try:
                 self._server.check()
             except ServerLostError as error:
-                self._replace(str(error))
+                self._handle_lost_server(str(error))
 
     def close_server(self) -> None:
-        """End the server, whose forks go on without it; what is started later is started by itself."""
-        self._problem = self._problem or "it has forked all ranks"
-        self._drop()
+        """End the server, whose forks go on without it; later processes are started without a server."""
+        self._no_server_reason = self._no_server_reason or "it has forked all ranks"
+        self._drop_server()
 
     def close(self) -> None:
-        self._drop()
+        """End the server and wait for the processes that were started without it."""
+        self._drop_server()
         for process in self._processes:
-            process.wait()  # because: Popen warns of a process that it has not seen end
+            process.wait()  # because: Popen warns if it is dropped before its process was waited for
 
-    def _replace(self, how: str) -> None:
-        self._drop()
-        self._num_lost += 1
-        server = f"The server of node {self._host}, which forks the ranks, {how}"
-        if self._num_lost < _MOST_LOST:
-            self._say(f"{server}. Another one starts where it is needed.")
+    def _handle_lost_server(self, end_text: str) -> None:
+        self._drop_server()
+        self._num_lost_servers += 1
+        server = f"The server of node {self._host}, which forks the ranks, {end_text}"
+        if self._num_lost_servers < _MAX_LOST_SERVERS:
+            self._report(f"{server}. Another one starts where it is needed.")
         else:
-            self._problem = f"{self._num_lost} servers were lost"
-            self._say(f"{server}, as {self._num_lost - 1} did before it. Ranks are started without one.")
+            self._no_server_reason = f"{self._num_lost_servers} servers were lost"
+            self._report(f"{server}, as {self._num_lost_servers - 1} did before it. Ranks are started without one.")
 
-    def _drop(self) -> None:
+    def _drop_server(self) -> None:
         if self._server is not None:
             server, self._server = self._server, None
             server.close()
 
 
-class adopting_orphans:  # because: read as a word, `with adopting_orphans():`
-    """Context in which this process becomes the parent of whatever its children leave behind. Linux alone."""
+class OrphanAdoption:
+    """Context in which this process becomes the parent of processes that its children leave behind (Linux only)."""
 
     def __enter__(self) -> None:
-        self._did_before = _adopts_orphans()
+        self._was_adopting = _adopts_orphans()
         _prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
 
     def __exit__(self, *_: object) -> None:
-        _prctl(_ADOPT_ORPHANS, int(self._did_before), 0, 0, 0)
+        _prctl(_ADOPT_ORPHANS, int(self._was_adopting), 0, 0, 0)
 
 
 class _Server:
     """The launcher's side of a fork server."""
 
     def __init__(self, program: Program, environment: Mapping[str, str]) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stopped_at: float | None = None
         self._process: subprocess.Popen[bytes] | _Fork
-        if _has_all_of(program, environment):
-            with theirs, blocked_stops():
-                self._process = _Fork(lambda: main_of_fork(theirs, program.arguments, environment))
+        if _can_fork_itself(program, environment):
+            with server_end, blocked_stops():
+                self._process = _Fork(lambda: main_of_fork(server_end, program.arguments, environment))
             return
-        # because: forked processes show their own command line and variables where these were
-        words = ["lmtrain.runtime.processes.fork_server", str(theirs.fileno()), *program.arguments]
-        with theirs, blocked_stops():
+        # because: a forked process can show its own command line and variables only in the memory that these occupy
+        arguments = ["lmtrain.runtime.processes.fork_server", str(server_end.fileno()), *program.arguments]
+        with server_end, blocked_stops():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *words], env=dict(environment) | {ROOM: " " * ROOM_BYTES},
-                stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True,
+                [sys.executable, "-m", *arguments], env=dict(environment) | {ROOM_VARIABLE: " " * ROOM_BYTES},
+                stdin=subprocess.DEVNULL, pass_fds=[server_end.fileno()], start_new_session=True,
                 stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
                 stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
             )  # fmt: skip
@@ -189,44 +203,45 @@ class _Server:
         return self._process.pid
 
     def import_all(self, program: Program, is_cancelled: Callable[[], bool]) -> str | None:
-        """Wait until all is imported; return why the server must not be forked, or None."""
-        with os.fdopen(os.memfd_create("lmtrain"), "w") as asked:  # because: settings can be longer than a message
-            json.dump({"imports": program.imports, "prepare": program.prepare}, asked)
-            asked.flush()
-            self._send([b"import"], [asked.fileno()])
-        problem: str | None = self._answer(is_cancelled)["problem"]
+        """Wait until the server has imported the program's modules; return why it must not be forked, or None."""
+        # because: a file, since settings can be longer than a message
+        with os.fdopen(os.memfd_create("lmtrain"), "w") as request_file:
+            json.dump({"imports": program.imports, "prepare": program.prepare}, request_file)
+            request_file.flush()
+            self._send([b"import"], [request_file.fileno()])
+        problem: str | None = self._receive_answer(is_cancelled)["problem"]
         return problem
 
     def fork(
         self, request: Request, fds: Sequence[int], is_cancelled: Callable[[], bool], announce: Callable[[int], None]
     ) -> int:
-        """Fork a process, which waits until `announce` has got its id; return the id."""
-        gate, opens = os.pipe()
+        """Fork a process from the server and return its id; the process waits until `announce` has got the id."""
+        gate_read_fd, gate_write_fd = os.pipe()
         try:
             try:
-                self._send([json.dumps(vars(request)).encode()], [gate, *fds])
+                self._send([json.dumps(vars(request)).encode()], [gate_read_fd, *fds])
             finally:
-                os.close(gate)
-            answer = self._answer(is_cancelled)
+                os.close(gate_read_fd)
+            answer = self._receive_answer(is_cancelled)
             if answer["pid"] < 0:
                 raise OSError(answer["errno"], os.strerror(answer["errno"]))
             announce(answer["pid"])
-            with suppress(BrokenPipeError):  # because: a process that was killed is reported as any other
-                os.write(opens, b"1")
+            with suppress(BrokenPipeError):  # because: a process that was killed is reported like any other
+                os.write(gate_write_fd, b"1")
             return int(answer["pid"])
         finally:
-            os.close(opens)  # because: a process that its server forked without being able to say so ends by this
+            os.close(gate_write_fd)  # because: this also ends a process that was forked but never reported
 
     def check(self) -> None:
-        """Raise if it has ended, or has stood still for long."""
+        """Raise ServerLostError if the server has ended, or has been stopped for too long."""
         if self._process.poll() is not None:
-            raise ServerLostError(_how_ended(self._process.returncode))
+            raise ServerLostError(_end_text(self._process.returncode))
         stopped = None
-        with suppress(ChildProcessError):  # because: that is how the system tells of one that has just ended
+        with suppress(ChildProcessError):  # because: the system raises it for a child that has just ended
             stopped = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         self._stopped_at = (self._stopped_at or time.monotonic()) if stopped is not None else None
-        if self._stopped_at is not None and time.monotonic() - self._stopped_at > _STOPPED_S:
-            raise ServerLostError(f"was stopped by a signal and stood still for {_STOPPED_S:.0f} s")
+        if self._stopped_at is not None and time.monotonic() - self._stopped_at > _MAX_STOPPED_S:
+            raise ServerLostError(f"was stopped by a signal and stood still for {_MAX_STOPPED_S:.0f} s")
 
     def close(self) -> None:
         self._control.close()
@@ -240,28 +255,28 @@ class _Server:
             if error.errno not in (errno.EPIPE, errno.ECONNRESET):
                 raise
             self._process.wait()
-            raise ServerLostError(_how_ended(self._process.returncode)) from None
+            raise ServerLostError(_end_text(self._process.returncode)) from None
 
-    def _answer(self, is_cancelled: Callable[[], bool]) -> dict[str, Any]:
-        while not select.select([self._control], [], [], _LOOK_S)[0]:
+    def _receive_answer(self, is_cancelled: Callable[[], bool]) -> dict[str, Any]:
+        while not select.select([self._control], [], [], _POLL_S)[0]:
             self.check()
             if is_cancelled():
                 raise StartCancelledError
         with suppress(ConnectionResetError):
-            if data := self._control.recv(MAX_BYTES):
+            if data := self._control.recv(MAX_MESSAGE_BYTES):
                 return dict(json.loads(data))
         self._process.wait()
-        raise ServerLostError(_how_ended(self._process.returncode))
+        raise ServerLostError(_end_text(self._process.returncode))
 
 
 class _Fork:
-    """A fork of this process, with what is asked of one that is started."""
+    """A fork of this process, with the methods of `subprocess.Popen` that a server needs."""
 
     def __init__(self, run: Callable[[], NoReturn]) -> None:
         self.returncode = 0
         self._has_ended = False
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # because: what is held back would be written by both
+            stream.flush()  # because: buffered output would be written by both processes
         self.pid = os.fork()
         if self.pid == 0:
             run()
@@ -273,30 +288,32 @@ class _Fork:
         if not self._has_ended:
             os.kill(self.pid, signal.SIGKILL)
 
-    def wait(self, how: int = 0) -> int | None:
-        if not self._has_ended and (ended := os.waitpid(self.pid, how))[0]:
-            self.returncode, self._has_ended = os.waitstatus_to_exitcode(ended[1]), True
+    def wait(self, options: int = 0) -> int | None:
+        if not self._has_ended and (result := os.waitpid(self.pid, options))[0]:
+            self.returncode, self._has_ended = os.waitstatus_to_exitcode(result[1]), True
         return self.returncode if self._has_ended else None
 
 
-def _has_all_of(program: Program, environment: Mapping[str, str]) -> bool:
-    """Return whether a fork of this process would be like a server that has imported all that the program needs."""
+def _can_fork_itself(program: Program, environment: Mapping[str, str]) -> bool:
+    """Return whether this process can be forked as the server: it has imported all modules of the program already."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     # because: another program that calls the launcher may have files, locks and exit handlers that no rank should have
     if spec is None or spec.name not in ("lmtrain.__main__", "lmtrain.runtime.processes.fork_server"):
         return False
     if not program.imports or not all(name in sys.modules for name in program.imports) or fork_problem():
         return False
-    torch = sys.modules.get("torch")  # which reads its number of threads once
+    torch = sys.modules.get("torch")  # because: it reads its number of threads only once
     return torch is None or str(torch.get_num_threads()) == environment.get("OMP_NUM_THREADS")
 
 
-def _how_ended(code: int) -> str:
+def _end_text(code: int) -> str:
+    """Return how a process ended, as the end of a sentence; a negative code is a signal."""
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def _platform_problem() -> str | None:
-    if not forks_wanted():
+    """Return why ranks cannot be forked from a server on this system, or None."""
+    if not may_fork_ranks():
         return "LMTRAIN_FORK=0 asks for it"
     if not sys.platform.startswith("linux"):
         return f"{sys.platform} does not let one process adopt what another has forked"
@@ -306,7 +323,7 @@ def _platform_problem() -> str | None:
 
 
 def _adopts_orphans() -> bool:
-    """Return whether this process is the parent of whatever its children leave behind."""
+    """Return whether this process becomes the parent of processes that its children leave behind."""
     with suppress(OSError, AttributeError, ImportError):
         import ctypes  # because: most commands start no processes
 
@@ -316,8 +333,9 @@ def _adopts_orphans() -> bool:
     return False
 
 
-def _prctl(*words: int) -> None:
+def _prctl(*arguments: int) -> None:
+    """Call Linux's prctl; do nothing on other systems."""
     with suppress(OSError, AttributeError, ImportError):
         import ctypes  # because: as above
 
-        ctypes.CDLL(None).prctl(*words)
+        ctypes.CDLL(None).prctl(*arguments)

@@ -1,10 +1,10 @@
-"""Turns "please stop" signals into a stop at the right place, from the first moment of a run to its last.
+"""Turn stop signals into a stop at the right place, from the first moment of a run to its last.
 
-SIGTERM and SIGINT come from people and schedulers, SIGUSR1 and SIGUSR2 from a scheduler's early warning. Any of them
-asks for a stop. Until the settings are known it is noted; from then to the end of the first step it raises `Stopped`
-in the main thread, since there is nothing to save yet; later it is a question that the training loop asks after every
-step: it saves, and the attempt ends with stop.json and exit code 75. A second SIGTERM or SIGINT raises in any case, and
-a third one ends the process by itself.
+SIGTERM and SIGINT come from people and schedulers, SIGUSR1 and SIGUSR2 from a scheduler's early warning. Each of them
+requests a stop. Until the settings are known it is only recorded; from then to the end of the first step it raises
+`Stopped` in the main thread, since there is nothing to save yet; later the training loop checks for it after every
+step: it saves, and the run ends with stop.json and exit code 75. A second SIGTERM or SIGINT raises in any case, and a
+third one ends the process by the signal's default action.
 """
 
 from __future__ import annotations
@@ -20,43 +20,47 @@ from types import FrameType
 from typing import Any
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-_URGENT = (signal.SIGTERM, signal.SIGINT)
-NAMES = tuple(number.name for number in STOPS)
+_URGENT_STOPS = (signal.SIGTERM, signal.SIGINT)
+STOP_NAMES = tuple(number.name for number in STOPS)
 
 
 class Stopped(BaseException):
-    """A stop of this process, which ends without a checkpoint of its own.
+    """Raised to end this process on a stop signal, without a checkpoint of its own.
 
-    because: no Exception, which a library may take for a failure of its own and survive.
+    because: not an Exception, which a library might catch as a failure of its own.
     """
 
 
 class StopRequest:
-    """`with StopRequest() as stop:` and then ask `stop.requested`. Only the main thread may enter it."""
+    """Handles stop signals within its `with` block; `requested` is the name of the first one that came, or None.
+
+    Only the main thread may enter the block.
+    """
 
     def __init__(self, repeat_after_s: float = 1.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """Signals within `repeat_after_s` of the last one that counted are taken for the same."""
         # because: one Ctrl-C reaches a process twice, from the terminal and forwarded by its launcher
         self._repeat_after_s, self._clock = repeat_after_s, clock
         self._urgent_since: float | None = None
         self._num_urgent = 0
-        self._raises = self._held = self._woken = self._raised = False
-        self.meets = False  # whether this process has gone to meet its peers
-        self._word = threading.Event()
+        self._raises = self._is_deferred = self._woken = self._raised = False
+        self.rendezvous_started = False  # whether this process has begun to wait for its peers
+        self._stop_event = threading.Event()
         self._previous: dict[signal.Signals, Any] = {}
         self.began_s = clock()
         self.requested: str | None = None  # the first signal's name
-        # gets that name at once, wherever the signal came: it may only set a word, or write one that is not buffered
-        self.heard: Callable[[str], None] = lambda name: None
+        # called with that name within the signal handler: it may only set a variable or write unbuffered output
+        self.on_request: Callable[[str], None] = lambda name: None
 
     def __enter__(self) -> StopRequest:
         for number in STOPS:
             self._previous[number] = signal.signal(number, self._receive)
-        unblock_stops()  # because: a launcher may keep them back until now
+        unblock_stops()  # because: a launcher may have blocked them until now
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._previous.items():
-            # because: None stands for a handler that was not set by Python and cannot be put back
+            # because: None stands for a handler that was not set by Python and cannot be restored
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
 
@@ -67,117 +71,124 @@ class StopRequest:
 
     @property
     def cause(self) -> str:
-        """Return the signal, and whether a second one came, in words."""
+        """The signal as a message names it, with a note if a second one came."""
         return f"{self.requested}{', and a second signal' * (self._num_urgent > 1)}"
 
-    def at_once(self) -> None:
-        """Raise on a stop from here on, also on one that was received before."""
+    def raise_at_once(self) -> None:
+        """Raise `Stopped` at once on a stop from now on, also on one that was received before."""
         self._raises = True
-        self.look()
+        self.raise_if_due()
 
-    def politely(self, heard: Callable[[str], None]) -> None:
-        """Let a stop wait for the end of a step from here on, and report it to `heard`."""
-        self._raises = self._num_urgent > 1 or self._word.is_set()
-        self.heard = heard
+    def defer_to_step_end(self, on_request: Callable[[str], None]) -> None:
+        """Defer stops to the end of the step from now on; `on_request` is called at once with the signal's name."""
+        self._raises = self._num_urgent > 1 or self._stop_event.is_set()
+        self.on_request = on_request
 
-    def look(self) -> None:
-        """Call it at the borders of start-up, since what a signal raises can be lost in a library's callback."""
-        # because: torch's C++ calls Python while it sets itself up; what is raised there ends the process by SIGABRT
+    def raise_if_due(self) -> None:
+        """Raise `Stopped` if a stop is due. Called between the phases of start-up, too.
+
+        because: an exception raised by a signal handler can be lost in a library's callback
+        """
+        # because: torch's C++ calls Python while it is imported; an exception raised there ends the process by SIGABRT
         spec = getattr(sys.modules.get("torch"), "__spec__", None)
-        if self.ends_at_once and not self._held and not getattr(spec, "_initializing", False):
+        if self.ends_at_once and not self._is_deferred and not getattr(spec, "_initializing", False):
             self._raised = True
             raise Stopped(self.requested)
 
-    def hold(self) -> None:
-        """Only record stops until `told_by`: the processes are meeting, and peers would wait for one that left."""
-        self._held = self.meets = True
+    def defer(self) -> None:
+        """Only record stops until `report_stop`: the rendezvous begins, and peers would wait for a rank that left."""
+        self._is_deferred = self.rendezvous_started = True
 
     @contextmanager
-    def told_by(self, tell: Callable[[str], None]) -> Iterator[None]:
-        """Report a stop within the block to the peers by `tell`, which must not wait for them."""
+    def report_stop(self, send: Callable[[str], None]) -> Iterator[None]:
+        """Send a stop that is raised within the block to the peers by `send(name)`, which must not wait for them."""
         try:
-            self._held = False
-            self.look()
+            self._is_deferred = False
+            self.raise_if_due()
             yield
         except Stopped as stopped:
-            tell(str(stopped))
+            send(str(stopped))
             raise
 
-    def hear(self, name: str) -> None:
-        """Stop this process at once, because a peer was told to stop and leaves. May be called from any thread."""
+    def stop_with_peer(self, name: str) -> None:
+        """Stop this process at once, because a peer received the signal `name` and leaves. Callable from any thread."""
         self.requested = self.requested or name
         self._raises = self._woken = True
-        self._word.set()
+        self._stop_event.set()
         # because: this wakes the main thread out of most of what it may be waiting for
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
-    def was_told(self, wait_s: float) -> bool:
-        """Return whether a lost peer left because of a stop; wait `wait_s` for its message."""
+    def stop_received(self, wait_s: float) -> bool:
+        """Return whether this process is to stop, as a lost peer may have; wait up to `wait_s` for the peer's message.
+        """
         if not self.ends_at_once:
-            self._word.wait(wait_s)
+            self._stop_event.wait(wait_s)
         return self.ends_at_once
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: record the first, raise `Stopped` if due, and let a third urgent one end the process."""
         name = signal.Signals(number).name
-        first, woken, self._woken = self.requested is None, self._woken, False
-        if first:
+        is_first, was_woken, self._woken = self.requested is None, self._woken, False
+        if is_first:
             self.requested = name
-            self.heard(name)
-        again = number in _URGENT and self._is_new() and self._num_urgent > 1
-        if again and self._num_urgent > 2:
+            self.on_request(name)
+        is_repeat = number in _URGENT_STOPS and self._is_new() and self._num_urgent > 1
+        if is_repeat and self._num_urgent > 2:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self._raises = self._raises or again
-        if first or again or (woken and not self._raised):  # because: who is leaving by now is not to be interrupted
-            self.look()
+        self._raises = self._raises or is_repeat
+        # because: a process that is already leaving must not be interrupted
+        if is_first or is_repeat or (was_woken and not self._raised):
+            self.raise_if_due()
 
     def _is_new(self) -> bool:
-        now = self._clock()
-        if self._urgent_since is not None and now - self._urgent_since < self._repeat_after_s:
+        """Count an urgent signal; return False for one that repeats the last within `repeat_after_s`."""
+        now_s = self._clock()
+        if self._urgent_since is not None and now_s - self._urgent_since < self._repeat_after_s:
             return False
-        self._urgent_since = now
+        self._urgent_since = now_s
         self._num_urgent += 1
         return True
 
 
-_listener: StopRequest | None = None  # of this process, set before the command line is read
+_active_request: StopRequest | None = None  # this process's only one, set before the command line is read
 
 
-def listen() -> None:
-    """Note stops from now on, until `listening` takes over. Called before anything that takes time is imported."""
-    global _listener
-    _listener = StopRequest().__enter__()
+def install_stop_handlers() -> None:
+    """Record stop signals from now on, until `stop_requests` takes over. Called before any slow import."""
+    global _active_request
+    _active_request = StopRequest().__enter__()
 
 
 @contextmanager
-def listening() -> Iterator[StopRequest]:
-    """Yield the stop requests that this process receives, earlier ones included, for the whole of a run."""
-    global _listener
-    early, stop = _listener is not None, _listener or StopRequest().__enter__()
-    _listener = stop
+def stop_requests() -> Iterator[StopRequest]:
+    """Handle this process's stop signals for the block, a whole run; yield the StopRequest, with earlier signals."""
+    global _active_request
+    early, stop = _active_request is not None, _active_request or StopRequest().__enter__()
+    _active_request = stop
     try:
         yield stop
     finally:
-        _listener = None
+        _active_request = None
         if early:
             ignore_stops()
         else:
             stop.__exit__()
 
 
-def give_back() -> None:
-    """Restore the default handling of signals, for a command that is no run; deliver those received so far."""
-    global _listener
-    if _listener is not None:
-        stop, _listener = _listener, None
+def restore_default_handlers() -> None:
+    """Restore the default handling of stop signals, for a command that is no run; deliver the one recorded so far."""
+    global _active_request
+    if _active_request is not None:
+        stop, _active_request = _active_request, None
         stop.__exit__()
         if stop.requested:
             os.kill(os.getpid(), signal.Signals[stop.requested])
 
 
-def asked_to_stop() -> str | None:
-    """Return the signal that asked this run to stop, or None."""
-    return _listener.requested if _listener is not None else None
+def received_stop() -> str | None:
+    """Return the name of the stop signal that this run has received, or None."""
+    return _active_request.requested if _active_request is not None else None
 
 
 def ignore_stops() -> None:

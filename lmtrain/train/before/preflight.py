@@ -45,8 +45,8 @@ from lmtrain.runfolder.folder import read_settings
 from lmtrain.runfolder.names import CHECKPOINTS, CONFIG
 from lmtrain.runtime.files.files import check_output_folder, free_bytes
 from lmtrain.runtime.machine.gpus import Gpus, device_problem
-from lmtrain.runtime.machine.installed import install_command
-from lmtrain.runtime.processes.process import ELSEWHERE, ProcessEnv, Rendezvous, listen
+from lmtrain.runtime.machine.install_command import install_command
+from lmtrain.runtime.processes.process import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, listen
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.resume_checks import check_resumed, open_resumed, readable, shares_of
 from lmtrain.train.config import RunConfig
@@ -91,7 +91,7 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     """
     _check_processes(config, env, starting)
     # else a single process checks a run of many
-    is_here = env.world_size == config.parallel.layout.world_size and env.launcher != ELSEWHERE
+    is_here = env.world_size == config.parallel.layout.world_size and env.launcher != DRY_RUN_LAUNCHER
     if is_here:
         check_device(config, env)
     if is_here and env.rank == 0:
@@ -326,7 +326,7 @@ def compiler_problems(config: RunConfig) -> Iterator[str]:
 def check_device(config: RunConfig, env: ProcessEnv) -> None:
     if config.compute.device == "cpu":
         return
-    gpus = Gpus.found()
+    gpus = Gpus.detect()
     if problem := device_problem(config.compute.device, gpus, env):
         raise problem
     if config.compute.tf32 and gpus.count == 0:

@@ -28,8 +28,8 @@ from lmtrain.observe.measure.memory import Memory
 from lmtrain.parallel.mesh import GroupPeers, Mesh
 from lmtrain.runfolder.ends import request_file_cause
 from lmtrain.runfolder.names import SAVE_FILE, STOP_FILE, TRACE_FILE
-from lmtrain.runtime.processes.process import SlurmJob, began_at
-from lmtrain.runtime.processes.signals import NAMES, StopRequest
+from lmtrain.runtime.processes.process import SlurmJob, command_start_s
+from lmtrain.runtime.processes.signals import STOP_NAMES, StopRequest
 from lmtrain.train.costs import EVALUATION, VALIDATION, Costs, measured_before
 from lmtrain.train.pace import Pace, pace_of
 from lmtrain.train.state import Run
@@ -271,7 +271,7 @@ class Requests:
 
     def _stop_for(self, wish: int) -> None:
         cause = self._first(wish)
-        if cause and self.stop is None and cause not in NAMES:
+        if cause and self.stop is None and cause not in STOP_NAMES:
             self._say(f"{cause}: stopping after this step")
         self.stop = self.stop or cause
 
@@ -284,13 +284,13 @@ def requests_of(
     leads, limit, every = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.every_s
     run.costs.pace = pace_of(run.config, run.inputs.model, run.mesh, run.memory)
     requests = Requests(Vote(run.mesh), run.view.note, trace, run.costs.pace)
-    requests.join(*(Signal(name, stop) for name in NAMES), Fullest(run.memory, clock))
+    requests.join(*(Signal(name, stop) for name in STOP_NAMES), Fullest(run.memory, clock))
     own: list[Asker] = []
     saves = run.costs, lambda: run.writer.is_writing
     with Allocation(SlurmJob.detect() if leads else None) as allocation:
         own.append(Deadline("the end of the allocation", allocation.left_s, *saves))
         if limit is not None:
-            ends_s = began_at(stop.began_s) + limit
+            ends_s = command_start_s(stop.began_s) + limit
             own.append(Deadline(f"run.time_limit={format_seconds(limit)}", lambda: ends_s - clock(), *saves))
         limits = [one.left_s for one in own if isinstance(one, Deadline)]
         run.costs.left_s = lambda: min((left for one in limits if (left := one()) is not None), default=None)

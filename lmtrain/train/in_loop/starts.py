@@ -23,7 +23,7 @@ from lmtrain.observe.safe_text import warn
 from lmtrain.runfolder.ends import read_object_or_empty, read_stop_or_empty, stop_stamp, write_stop
 from lmtrain.runfolder.names import FAILED_STARTS, step_from_name
 from lmtrain.runtime.files.files import lock_holder, write_json
-from lmtrain.runtime.processes.launch import CRASH, LOST
+from lmtrain.runtime.processes.launch import CRASH_CODE, RESTARTABLE_CODES
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.before.preflight import Inputs, settled
 from lmtrain.train.config import RunConfig
@@ -131,7 +131,7 @@ def counted(starts: Starts | None) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, Exception) and getattr(error, "exit_code", CRASH) in LOST:
+        if isinstance(error, Exception) and getattr(error, "exit_code", CRASH_CODE) in RESTARTABLE_CODES:
             starts.lose(str(error) if isinstance(error, LmtrainError) else f"{type(error).__name__}: {error}")
         else:
             starts.take_back()
@@ -163,6 +163,6 @@ def _tell_end(start: dict[str, Any], folder: Path) -> bool:
     code = stop.get("exit_code")
     if code == NoProgressError.exit_code or not isinstance(code, int):
         return True
-    if code in LOST:
+    if code in RESTARTABLE_CODES:
         start["how"] = shorten(str(stop.get("cause")), _LONGEST)
-    return code in LOST
+    return code in RESTARTABLE_CODES

@@ -133,7 +133,7 @@ def _on_this_machine(config: RunConfig, here: bool) -> RunConfig:
     """
     layout, compute = config.parallel.layout, config.compute
     elsewhere = layout.world_size > 1 and not here
-    if config.hardware is not None or compute.device != "auto" or elsewhere or Gpus.found().count != 0:
+    if config.hardware is not None or compute.device != "auto" or elsewhere or Gpus.detect().count != 0:
         return config
     return replace(config, compute=replace(compute, device="cpu", tf32=False))
 
@@ -200,7 +200,7 @@ def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     """Return what is compiled, on this machine or on the planned one."""
     compute, planned = config.compute, config.hardware
     on_gpu = compute.device != "cpu" and (
-        planned.generation != "cpu" if planned is not None else Gpus.found().count != 0 and has_kernel_compiler()
+        planned.generation != "cpu" if planned is not None else Gpus.detect().count != 0 and has_kernel_compiler()
     )
     return {"compiled": compute.compile_words(config.parallel, uses_dropout=model.uses_dropout, on_gpu=on_gpu)}
 

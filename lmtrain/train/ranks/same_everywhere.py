@@ -15,9 +15,9 @@ from functools import partial
 from lmtrain.errors import RanksDifferError, join_few
 from lmtrain.observe.measure import phases
 from lmtrain.parallel.mesh import peers_before_mesh
-from lmtrain.runtime.processes.agreement import together
+from lmtrain.runtime.processes.agreement import collective_phase
 from lmtrain.runtime.processes.process import ranks_text
-from lmtrain.runtime.processes.process_group import gather_to_first, wait_for_first
+from lmtrain.runtime.processes.process_group import gather_to_rank0, wait_for_rank0_exit
 from lmtrain.runtime.processes.signals import ignore_stops
 from lmtrain.train.before.preflight import Inputs
 from lmtrain.train.config import RunConfig
@@ -41,18 +41,18 @@ def agree_on(find: Callable[[], Mapping[str, Fact]], hosts: Sequence[str]) -> No
     peers = peers_before_mesh(_WHAT)
     if peers.num_ranks == 1:
         return
-    with together(peers, 2) as seen:
+    with collective_phase(peers, 2) as seen:
         mine = find()
         told, values = encode(mine), sorted((key, fact.value) for key, fact in mine.items())
         digest = hashlib.sha256(json.dumps(values).encode()).digest()[:_DIGEST_BYTES]
-        seen.give = int.from_bytes(digest, "big", signed=True), len(told)
-    if len({digest for digest, _ in seen.all}) == 1:
+        seen.own_numbers = int.from_bytes(digest, "big", signed=True), len(told)
+    if len({digest for digest, _ in seen.all_numbers}) == 1:
         return
     with phases.within("collective", _WHAT):
-        rows = gather_to_first(told, max(length for _, length in seen.all))
+        rows = gather_to_rank0(told, max(length for _, length in seen.all_numbers))
     ignore_stops()  # because: a launcher stops all ranks once the first has ended, and rank 0 must report first
     if peers.rank > 0:
-        wait_for_first()
+        wait_for_rank0_exit()
         raise RanksDifferError("The ranks of this run differ, and rank 0 has said in what.")
     raise RanksDifferError(difference([decode(row) for row in rows], hosts))
 

@@ -21,7 +21,7 @@ MUTANTS = [
         name="room_for_rank_0_alone",
         file="lmtrain/checkpoint/save/commit.py",
         function="save_checkpoint",
-        old="need = sum(num_bytes for num_bytes, _ in sizes.all)",
+        old="need = sum(num_bytes for num_bytes, _ in sizes.all_numbers)",
         new="need = num_bytes",
         breaks="A save is begun on a disk that has room for one process's share only; it fails when the disk is full "
         "instead of being refused before a byte is written.",
@@ -30,7 +30,7 @@ MUTANTS = [
     Mutant(
         name="peers_of_a_failure_have_another_exit_code",
         file="lmtrain/runtime/processes/agreement.py",
-        function="together",
+        function="collective_phase",
         old="raise error_from_peer(rows[rank][0], f",
         new="raise error_from_peer(LmtrainError.exit_code, f",
         breaks="A failed save that the run is to survive ends the ranks on which it did not fail, and the wrong exit "

@@ -233,7 +233,7 @@ MUTANTS = [
     Mutant(
         name="rank_with_the_greatest_checksum_goes_on",
         file="lmtrain/runtime/processes/agreement.py",
-        function="are_alike",
+        function="all_equal",
         old="all(each == number for",
         new="all(each <= number for",
         breaks="Of ranks that are to score different texts the one with the greatest checksum does not stop: it waits "

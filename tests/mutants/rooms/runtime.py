@@ -7,8 +7,8 @@ MUTANTS = [
         name="twin_forgets_the_sum_so_far",
         file="lmtrain/runtime/files/checksum.py",
         function="crc32c",
-        old="crc32c_twin(data, crc) if native.lib is None",
-        new="crc32c_twin(data) if native.lib is None",
+        old="crc32c_numpy(data, crc) if native.lib is None",
+        new="crc32c_numpy(data) if native.lib is None",
         breaks="A checksum that is taken piece by piece is that of the last piece alone, so caches and rejects that "
         "another machine wrote are refused, and damage in earlier pieces is not seen.",
         only_for="machines without the compiled helper, and files that are summed in more than one piece",
@@ -132,9 +132,9 @@ MUTANTS = [
     Mutant(
         name="limit_counts_from_the_last_start",
         file="lmtrain/runtime/processes/process.py",
-        function="began_at",
-        old="return min(float(os.environ.get(BEGAN, own_s)), own_s)",
-        new="return max(float(os.environ.get(BEGAN, own_s)), own_s)",
+        function="command_start_s",
+        old="return min(float(os.environ.get(START_TIME_VARIABLE, own_s)), own_s)",
+        new="return max(float(os.environ.get(START_TIME_VARIABLE, own_s)), own_s)",
         breaks="run.time_limit begins anew with each rank's own start in place of the command's, so that a command "
         "runs for longer than it was given.",
         only_for="ranks that our launcher has started (--nproc, --max-restarts), most of all after a restart",
@@ -152,12 +152,12 @@ MUTANTS = [
         name="each_signal_postpones_the_second_one",
         file="lmtrain/runtime/processes/signals.py",
         function="StopRequest._is_new",
-        old="""        if self._urgent_since is not None and now - self._urgent_since < self._repeat_after_s:
+        old="""        if self._urgent_since is not None and now_s - self._urgent_since < self._repeat_after_s:
             return False
-        self._urgent_since = now
+        self._urgent_since = now_s
 """,
-        new="""        last, self._urgent_since = self._urgent_since, now
-        if last is not None and now - last < self._repeat_after_s:
+        new="""        last, self._urgent_since = self._urgent_since, now_s
+        if last is not None and now_s - last < self._repeat_after_s:
             return False
 """,
         breaks="Somebody who presses Ctrl-C again and again is never taken to insist, and the run goes on to the end "
@@ -168,8 +168,8 @@ MUTANTS = [
         name="killed_rank_named_by_its_place_on_the_node",
         file="lmtrain/runtime/processes/launch.py",
         function="_Job._outcome",
-        old="return Outcome(PeerLostError.exit_code, first + killed[0], still)",
-        new="return Outcome(PeerLostError.exit_code, killed[0], still)",
+        old="return Outcome(PeerLostError.exit_code, first + killed[0], cause_hung)",
+        new="return Outcome(PeerLostError.exit_code, killed[0], cause_hung)",
         breaks="stop.json names a rank of the first node for one that stood still on another, and the batch script "
         "leaves out a healthy node.",
         only_for="nodes other than the first, under --nproc-per-node, where a rank had to be killed",
@@ -177,9 +177,9 @@ MUTANTS = [
     Mutant(
         name="words_of_forked_ranks_wait_in_a_buffer",
         file="lmtrain/runtime/processes/fork_server.py",
-        function="become",
-        old="sys.stderr = _stream(2, sys.stderr, line_buffering=True)",
-        new="sys.stderr = _stream(2, sys.stderr, line_buffering=os.isatty(2))",
+        function="run_request",
+        old="sys.stderr = _open_stream(2, sys.stderr, line_buffering=True)",
+        new="sys.stderr = _open_stream(2, sys.stderr, line_buffering=os.isatty(2))",
         breaks="Warnings of a rank come late, behind those of others, and what it said last is lost when it is killed.",
         only_for="forked ranks whose standard error is a pipe or a file, as that of all but rank 0 is",
     ),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.runtime.processes.process import NodeRanks
-from lmtrain.runtime.processes.rank_starter import Program, RankStarter, adopting_orphans
+from lmtrain.runtime.processes.rank_starter import OrphanAdoption, Program, RankStarter
 
 MODULE = "tests.unit.runtime.launched"
 
@@ -41,9 +41,9 @@ class Place:
     def starter(self, program: Program, **options: Any) -> Iterator[RankStarter]:
         shared = NodeRanks(1).shared_environment()
         shared["PYTHONPATH"] = os.pathsep.join([str(self.folder), shared.get("PYTHONPATH", "")])
-        with adopting_orphans():
+        with OrphanAdoption():
             found = RankStarter(
-                program, shared, "here", say=self.said.append, explain=self.explained.append, **options
+                program, shared, "here", report=self.said.append, explain_no_server=self.explained.append, **options
             )
             with closing(found):
                 yield found

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lmtrain.runtime.processes.process import SlurmJob, began_at
+from lmtrain.runtime.processes.process import SlurmJob, command_start_s
 from lmtrain.train.in_loop.requests import Allocation, end_in
 
 DAY = 86400.0
@@ -74,6 +74,6 @@ def test_the_environment_of_a_job() -> None:
 def test_the_launcher_says_when_a_command_began(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, expected in (("40.5", 40.5), ("60", 50.0), ("x", 50.0)):
         monkeypatch.setitem(os.environ, "LMTRAIN_BEGAN_S", text)
-        assert began_at(50.0) == expected
+        assert command_start_s(50.0) == expected
     monkeypatch.delitem(os.environ, "LMTRAIN_BEGAN_S")
-    assert began_at(50.0) == 50.0
+    assert command_start_s(50.0) == 50.0

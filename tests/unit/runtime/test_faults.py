@@ -114,7 +114,7 @@ def test_a_fault_that_is_not_allowed_is_refused_at_the_start(monkeypatch: pytest
     with pytest.raises(UsageError, match="faults are not allowed here"):
         arm_from_env()
     # a caller that never asked at the start meets the refusal at the first point
-    monkeypatch.setattr(faults, "_asked", False)
+    monkeypatch.setattr(faults, "_is_env_read", False)
     with pytest.raises(UsageError):
         fault_point("step")
 

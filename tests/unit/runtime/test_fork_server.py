@@ -38,10 +38,10 @@ IS_FORK = "import sys\nprint('lmtrain.runtime.processes.fork_server' in sys.orig
          "import sys, types\nsys.modules['torch.cuda'] = types.SimpleNamespace(is_initialized=lambda: False)",
          "it cannot be forked (no more processes)"),
         ("import sys, types\nsys.modules['torch.cuda'] = types.SimpleNamespace(is_initialized=lambda: True)",
-         "CUDA was asked something in it, after which a fork cannot use CUDA"),
+         "CUDA was initialized in it, after which a fork cannot use CUDA"),
         ("import sys, types\nsys.modules['torch.cuda'] = types.SimpleNamespace(\n"
          "    is_initialized=lambda: False, _is_in_bad_fork=lambda: True)",
-         "CUDA was asked something in it, after which a fork cannot use CUDA"),
+         "CUDA was initialized in it, after which a fork cannot use CUDA"),
     ],
     ids=["thread", "failed import", "device", "no process left", "CUDA begun", "CUDA asked"],
 )  # fmt: skip

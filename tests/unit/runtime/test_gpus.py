@@ -13,7 +13,7 @@ from lmtrain.runtime.processes.process import ProcessEnv
 
 def test_what_is_found_is_what_torch_finds() -> None:
     torch = pytest.importorskip("torch")
-    found = Gpus.found()
+    found = Gpus.detect()
     assert (found.built_for, found.torch) == (torch.version.cuda, torch.__version__)
     assert found.count == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
 

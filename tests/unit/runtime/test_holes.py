@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import DataError
-from lmtrain.runtime.files.files import refuse_hole
+from lmtrain.runtime.files.files import refuse_sparse_file
 
 
 def test_a_file_of_which_most_was_never_written(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"1234" * 100_000)
-    refuse_hole(path)
+    refuse_sparse_file(path)
     os.truncate(path, 1 << 29)
-    refuse_hole(path)  # small enough to be read
+    refuse_sparse_file(path)  # small enough to be read
     os.truncate(path, 1 << 40)
     with pytest.raises(DataError, match=r"has 1.0 TiB, of which .* were ever written: the rest is a hole"):
-        refuse_hole(path)
+        refuse_sparse_file(path)
     with open(path, "r+b") as file:
         file.seek(1 << 39)
         file.write(b"1")
     with pytest.raises(DataError, match="is a hole"):
-        refuse_hole(path)
+        refuse_sparse_file(path)
     path.write_bytes(b"")
-    refuse_hole(path)
+    refuse_sparse_file(path)

@@ -29,9 +29,9 @@ from tests.unit.runtime.starting import children
 # what every child begins with; `wait()` blocks until something ends it
 HEAD = """
 import os, signal, sys, threading
-from lmtrain.runtime.processes.launch import follow_launcher
+from lmtrain.runtime.processes.launch import end_with_launcher
 from lmtrain.runtime.processes.signals import unblock_stops
-follow_launcher()
+end_with_launcher()
 rank = int(os.environ["RANK"])
 def wait():
     unblock_stops()
@@ -216,7 +216,7 @@ def test_a_lost_job_starts_again_and_knows_which_start_it_is() -> None:
     heard: list[tuple[int, int | None, int]] = []
     outcome = launch(
         child(body), 2, grace_s=0.0, max_restarts=3,
-        restarting=lambda outcome, number: heard.append((outcome.exit_code, outcome.rank, number)),
+        on_restart=lambda outcome, number: heard.append((outcome.exit_code, outcome.rank, number)),
     )  # fmt: skip
     assert outcome == Outcome(75)
     assert heard == [(76, 1, 2), (76, 1, 3)]
@@ -231,12 +231,12 @@ def test_each_start_has_a_store_and_a_token_of_its_own(capfd: pytest.CaptureFixt
 
 @pytest.mark.parametrize("code", [0, 2, 65, 66, 73, 74, 75, 78, 86, 93, 130])
 def test_what_another_start_would_not_change_is_final(code: int) -> None:
-    assert not Outcome(code).lost
+    assert not Outcome(code).is_restartable
 
 
 @pytest.mark.parametrize("code", [1, 70, 76])
 def test_what_another_start_may_change(code: int) -> None:
-    assert Outcome(code).lost
+    assert Outcome(code).is_restartable
 
 
 def test_a_signal_ends_the_starting_again(tmp_path: Path, ready: Callable[[int], list[int]]) -> None:
@@ -263,7 +263,7 @@ def test_a_child_that_stands_still_when_the_others_have_ended_is_killed(
 def test_a_child_that_has_just_ended_does_not_stand_still() -> None:
     with subprocess.Popen([sys.executable, "-c", ""], text=True) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-        assert not launcher._has_come_to(os.WSTOPPED, ended.pid)
+        assert not launcher._is_in_state(os.WSTOPPED, ended.pid)
 
 
 def test_helpers_of_children_end_with_them(ready: Callable[[int], list[int]]) -> None:

@@ -44,7 +44,7 @@ def test_too_many_open_files_are_no_fault_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.ENOSPC, r"(the disk is full|its disk has room for no further file) \(.* free\)"),
+        (errno.ENOSPC, r"(the disk is full|its disk has no inodes left for another file) \(.* free\)"),
         (errno.EDQUOT, r"quota .* is used up"),
         (errno.EFBIG, r"takes no file that large"),
         (errno.ENFILE, r"on the whole machine"),

@@ -13,7 +13,7 @@ import pytest
 
 from lmtrain.errors import UsageError
 from lmtrain.runtime.processes.process import (
-    STORE_FD,
+    STORE_FD_VARIABLE,
     NodeRanks,
     ProcessEnv,
     Rendezvous,
@@ -21,10 +21,10 @@ from lmtrain.runtime.processes.process import (
     fault_request,
     first_host,
     git_commit,
-    grow_segments,
+    limit_spinning,
     num_usable_cpus,
     ranks_text,
-    share_cores,
+    use_expandable_segments,
 )
 
 SRUN = {
@@ -102,7 +102,7 @@ def test_tasks_on_a_node(node: str, size: int) -> None:
 
 
 def test_a_node_of_slurm_has_slurms_name() -> None:
-    assert ProcessEnv.detect({**SRUN, "SLURMD_NODENAME": "n2"}).who == "rank 5 on n2"
+    assert ProcessEnv.detect({**SRUN, "SLURMD_NODENAME": "n2"}).label == "rank 5 on n2"
 
 
 def test_srun_meets_on_the_steps_first_node_at_a_port_of_its_own() -> None:
@@ -187,7 +187,7 @@ def test_each_restart_of_torchrun_meets_anew() -> None:
 def test_children_of_our_own_launcher() -> None:
     token = "0123456789abcdef" * 2
     ranks = NodeRanks(2)
-    first = ranks.shared_environment({"KEPT": "1"}) | ranks.environment(0, 1234, token) | {STORE_FD: "7"}
+    first = ranks.shared_environment({"KEPT": "1"}) | ranks.environment(0, 1234, token) | {STORE_FD_VARIABLE: "7"}
     second = ranks.environment(1, 1234, token)
     env = ProcessEnv.detect(first)
     assert (env.launcher, env.rank, env.world_size, env.local_world_size) == ("lmtrain", 0, 2, 2)
@@ -210,13 +210,13 @@ def test_a_launcher_on_each_node_of_a_slurm_step() -> None:
     task |= {"SLURM_NODEID": "1", "SLURM_LOCALID": "0", "SLURM_GPUS_PER_TASK": "8", "SLURM_RESTART_COUNT": "2"}
     first = ProcessEnv.detect(task).as_launcher(8, "--nproc-per-node")
     assert (first.rank, first.world_size, first.local_world_size, first.num_own_gpus) == (8, 24, 8, 0)
-    assert (first.num_ranks, first.has_peers, first.who) == (8, True, f"node {first.host}")
+    assert (first.num_ranks, first.has_peers, first.label) == (8, True, f"node {first.host}")
     ranks = NodeRanks(8, first.rank, first.world_size, first.launcher, first.host)
     env = ranks.shared_environment(task) | ranks.environment(3, 0, "")
     rank = ProcessEnv.detect(env)
     assert (rank.rank, rank.world_size, rank.local_rank, rank.local_world_size) == (11, 24, 3, 8)
     assert (rank.launcher, rank.num_restarts, rank.num_own_gpus, rank.is_child) == ("slurm", 2, 0, True)
-    assert (rank.num_ranks, rank.has_peers, rank.who) == (1, True, f"rank 11 on {rank.host}")
+    assert (rank.num_ranks, rank.has_peers, rank.label) == (1, True, f"rank 11 on {rank.host}")
     assert ProcessEnv.detect(task).as_launcher(1, "--nproc-per-node") == ProcessEnv.detect(task)
     assert Rendezvous.detect(rank, env) == Rendezvous.detect(ProcessEnv.detect(task), task)
     assert "GLOO_SOCKET_IFNAME" not in env
@@ -282,7 +282,7 @@ def test_cores_are_shared_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, before: dict[str, str], after: str
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(before))
-    share_cores()
+    limit_spinning()
     assert os.environ == {"GOMP_SPINCOUNT": after}
 
 
@@ -298,5 +298,5 @@ def test_segments_of_memory_grow_unless_the_user_says_otherwise(
     monkeypatch: pytest.MonkeyPatch, before: dict[str, str], after: dict[str, str]
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(before))
-    grow_segments()
+    use_expandable_segments()
     assert os.environ == after

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lmtrain.errors import DataError, PeerLostError, UsageError
-from lmtrain.runtime.processes.process import STORE_FD, NodeRanks, ProcessEnv
-from lmtrain.runtime.processes.process_group import new_group, peer_errors, start
+from lmtrain.runtime.processes.process import STORE_FD_VARIABLE, NodeRanks, ProcessEnv
+from lmtrain.runtime.processes.process_group import new_group, open_process_group, peer_errors
 from tests.marks import slow
 
 HERE = ProcessEnv(rank=1, world_size=2, host="n2")
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 
 def test_one_process_starts_nothing() -> None:
-    with start(ProcessEnv(host="here"), CPU, 60.0) as met:
+    with open_process_group(ProcessEnv(host="here"), CPU, 60.0) as met:
         assert met.hosts == ("here",)
         assert not dist.is_initialized()
 
@@ -65,7 +65,7 @@ def test_a_port_in_use_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "MASTER_PORT": str(port)}.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(UsageError, match=f"Port {port} is in use"), \
-                start(ProcessEnv(0, 2, launcher="slurm", host="here"), CPU, 5.0):  # fmt: skip
+                open_process_group(ProcessEnv(0, 2, launcher="slurm", host="here"), CPU, 5.0):  # fmt: skip
             pass
 
 
@@ -76,11 +76,11 @@ import torch, torch.distributed as dist
 from lmtrain.cli.screen.terminal import print_error
 from lmtrain.errors import PeerLostError
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.runtime.processes.process_group import start
+from lmtrain.runtime.processes.process_group import open_process_group
 env, culprit, deed = ProcessEnv.detect(), int(sys.argv[1]), sys.argv[2]
 number = torch.tensor([env.rank + 1.0])
 try:
-    with start(env, torch.device("cpu"), float(sys.argv[3])) as met:
+    with open_process_group(env, torch.device("cpu"), float(sys.argv[3])) as met:
         print("NCCL", os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"], file=sys.stderr)
         if env.rank == culprit:
             print("ready", flush=True)
@@ -110,7 +110,7 @@ def ours(num: int) -> tuple[list[Mapping[str, str]], socket.socket]:
     store = socket.create_server(("127.0.0.1", 0))
     port, fd = store.getsockname()[1], store.fileno()
     ranks = NodeRanks(num)
-    kept = [{STORE_FD: str(fd)}, *[{}] * (num - 1)]
+    kept = [{STORE_FD_VARIABLE: str(fd)}, *[{}] * (num - 1)]
     shared = ranks.shared_environment()
     return [shared | ranks.environment(rank, port, "a" * 32) | kept[rank] for rank in range(num)], store
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.runtime.processes import rank_starter
-from lmtrain.runtime.processes.rank_starter import RankStarter, StartCancelledError, adopting_orphans
+from lmtrain.runtime.processes.rank_starter import OrphanAdoption, RankStarter, StartCancelledError
 from tests.marks import wide
 from tests.unit.runtime.starting import MODULE, Place
 
@@ -45,17 +45,17 @@ def test_a_server_that_was_killed_is_named_and_replaced(place: Place) -> None:
 def test_a_server_that_is_lost_while_nothing_is_asked_of_it_is_named(place: Place) -> None:
     with place.starter(place.program("")) as starter:
         starter.open()
-        starter.look()
+        starter.check_server()
         assert place.said == []
         os.kill(server_of(starter), signal.SIGTERM)  # blocked, as in its forks
         os.kill(server_of(starter), signal.SIGQUIT)
         os.waitid(os.P_PID, server_of(starter), os.WEXITED | os.WNOWAIT)
-        starter.look()
+        starter.check_server()
     assert place.said == [f"The server of node here, which forks the ranks, was ended by SIGQUIT. {ANOTHER}"]
 
 
 def test_a_server_that_stands_still_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_starter, "_STOPPED_S", 0.05)
+    monkeypatch.setattr(rank_starter, "_MAX_STOPPED_S", 0.05)
     with place.starter(place.program("print('done')")) as starter:
         starter.open()
         os.kill(server_of(starter), signal.SIGSTOP)
@@ -176,7 +176,7 @@ def test_the_server_is_not_used_where_forks_are_not_adopted(place: Place, monkey
 
 def test_orphans_are_adopted_within_and_not_outside() -> None:
     before = rank_starter._adopts_orphans()  # other tests may have had this process adopt them for good
-    with adopting_orphans():
+    with OrphanAdoption():
         assert rank_starter._adopts_orphans()
     assert rank_starter._adopts_orphans() == before
 

@@ -13,7 +13,14 @@ from types import ModuleType
 
 import pytest
 
-from lmtrain.runtime.processes.signals import Stopped, StopRequest, asked_to_stop, give_back, listen, listening
+from lmtrain.runtime.processes.signals import (
+    Stopped,
+    StopRequest,
+    install_stop_handlers,
+    received_stop,
+    restore_default_handlers,
+    stop_requests,
+)
 
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -42,7 +49,7 @@ def test_the_second_urgent_signal_ends_at_once(first: signal.Signals, second: si
 @pytest.mark.parametrize("number", WATCHED)
 def test_before_the_first_step_every_signal_ends_at_once_and_once(number: signal.Signals) -> None:
     with StopRequest() as stop:
-        stop.at_once()
+        stop.raise_at_once()
         with pytest.raises(Stopped, match=number.name):
             os.kill(os.getpid(), number)
         for again in WATCHED:  # while the process is ending
@@ -54,31 +61,31 @@ def test_what_came_before_the_settings_were_known_ends_the_run_then() -> None:
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGUSR1)
         with pytest.raises(Stopped, match="SIGUSR1"):
-            stop.at_once()
+            stop.raise_at_once()
 
 
 def test_after_the_first_step_a_stop_is_polite_and_the_second_is_not() -> None:
     heard: list[str] = []
     with StopRequest(0.0) as stop:
-        stop.at_once()
+        stop.raise_at_once()
         for _ in range(3):
-            stop.politely(heard.append)
+            stop.defer_to_step_end(heard.append)
         os.kill(os.getpid(), signal.SIGINT)
         assert (heard, stop.requested, stop.ends_at_once) == (["SIGINT"], "SIGINT", False)
         with pytest.raises(Stopped):
             os.kill(os.getpid(), signal.SIGINT)
-        stop.politely(heard.append)
+        stop.defer_to_step_end(heard.append)
         assert stop.ends_at_once
 
 
 def test_while_processes_meet_a_stop_is_kept_and_then_told() -> None:
     told: list[str] = []
     with StopRequest() as stop:
-        stop.at_once()
-        stop.hold()
+        stop.raise_at_once()
+        stop.defer()
         os.kill(os.getpid(), signal.SIGUSR2)
-        stop.look()
-        with pytest.raises(Stopped), stop.told_by(told.append):
+        stop.raise_if_due()
+        with pytest.raises(Stopped), stop.report_stop(told.append):
             pytest.fail("it went on")
     assert told == ["SIGUSR2"]
 
@@ -86,43 +93,43 @@ def test_while_processes_meet_a_stop_is_kept_and_then_told() -> None:
 def test_a_peer_that_leaves_takes_this_process_along() -> None:
     """Its word comes by another thread, and ends what the main thread waits in."""
     with StopRequest() as stop:
-        stop.politely(lambda name: None)
-        thread = threading.Thread(target=stop.hear, args=("SIGTERM",))
+        stop.defer_to_step_end(lambda name: None)
+        thread = threading.Thread(target=stop.stop_with_peer, args=("SIGTERM",))
         with pytest.raises(Stopped, match="SIGTERM"):  # noqa: PT012
             thread.start()
             threading.Event().wait(60.0)
         thread.join()
-        assert stop.was_told(60.0)
-        stop.politely(lambda name: None)
+        assert stop.stop_received(60.0)
+        stop.defer_to_step_end(lambda name: None)
         assert stop.ends_at_once
 
 
 def test_who_leaves_already_is_not_interrupted_by_a_peer() -> None:
     """What it was doing may be waiting for a thread to end, and a generator that is closed has no one to raise to."""
     with StopRequest() as stop:
-        stop.at_once()
+        stop.raise_at_once()
         with pytest.raises(Stopped, match="SIGTERM"):
             os.kill(os.getpid(), signal.SIGTERM)
-        stop.hear("SIGTERM")
-        assert stop.was_told(0.0)
+        stop.stop_with_peer("SIGTERM")
+        assert stop.stop_received(0.0)
 
 
 def test_a_loss_without_a_word_is_a_loss() -> None:
     stop = StopRequest()
-    stop.at_once()
-    assert not stop.was_told(0.0)
+    stop.raise_at_once()
+    assert not stop.stop_received(0.0)
 
 
 def test_who_is_no_run_gets_its_signals_back() -> None:
     got: list[int] = []
     old = signal.signal(signal.SIGUSR1, lambda number, frame: got.append(number))
     try:
-        give_back()
-        listen()
+        restore_default_handlers()
+        install_stop_handlers()
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert (got, asked_to_stop()) == ([], "SIGUSR1")
-        give_back()
-        assert (got, asked_to_stop()) == ([signal.SIGUSR1], None)
+        assert (got, received_stop()) == ([], "SIGUSR1")
+        restore_default_handlers()
+        assert (got, received_stop()) == ([signal.SIGUSR1], None)
     finally:
         signal.signal(signal.SIGUSR1, old)
 
@@ -130,15 +137,15 @@ def test_who_is_no_run_gets_its_signals_back() -> None:
 def test_a_run_takes_over_what_was_heard_before_it() -> None:
     before = {number: signal.getsignal(number) for number in WATCHED}
     try:
-        listen()
+        install_stop_handlers()
         os.kill(os.getpid(), signal.SIGTERM)
-        with listening() as stop:
-            assert (stop.requested, asked_to_stop()) == ("SIGTERM", "SIGTERM")
+        with stop_requests() as stop:
+            assert (stop.requested, received_stop()) == ("SIGTERM", "SIGTERM")
         assert {signal.getsignal(number) for number in WATCHED} == {signal.SIG_IGN}
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    with listening() as stop:
+    with stop_requests() as stop:
         assert stop.requested is None
     assert {number: signal.getsignal(number) for number in WATCHED} == before
 
@@ -177,12 +184,12 @@ def test_while_torch_is_imported_a_stop_is_noted_and_looked_at_afterwards(monkey
     torch.__spec__._initializing = True  # type: ignore[attr-defined]  # because: as Python marks it
     monkeypatch.setitem(sys.modules, "torch", torch)
     with StopRequest() as stop:
-        stop.at_once()
+        stop.raise_at_once()
         os.kill(os.getpid(), signal.SIGTERM)
-        stop.look()
+        stop.raise_if_due()
         torch.__spec__._initializing = False  # type: ignore[attr-defined]
         with pytest.raises(Stopped, match="SIGTERM"):
-            stop.look()
+            stop.raise_if_due()
 
 
 def test_python_marks_a_module_that_is_being_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

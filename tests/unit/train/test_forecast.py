@@ -33,7 +33,7 @@ def test_memory_is_known_without_a_machine_and_time_is_not() -> None:
 def test_a_run_of_one_process_where_no_gpu_is_holds_what_a_cpu_does(
     monkeypatch: pytest.MonkeyPatch, num_gpus: int, words: tuple[str, ...], is_cpu: bool
 ) -> None:
-    monkeypatch.setattr(Gpus, "found", lambda: Gpus("13.0", num_gpus))
+    monkeypatch.setattr(Gpus, "detect", lambda: Gpus("13.0", num_gpus))
     said = facts(*words)["memory"]
     assert (said == facts(*words, "compute.device=cpu")["memory"]) == is_cpu
     assert ("without Python and torch themselves" in said) == is_cpu

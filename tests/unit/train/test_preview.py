@@ -55,7 +55,7 @@ def test_many_numbers_are_few_words() -> None:
 def test_what_is_compiled_is_told(
     monkeypatch: pytest.MonkeyPatch, gpus: int, has_compiler: bool, words: tuple[str, ...], said: str
 ) -> None:
-    monkeypatch.setattr(Gpus, "found", lambda: Gpus("13.0", gpus))
+    monkeypatch.setattr(Gpus, "detect", lambda: Gpus("13.0", gpus))
     monkeypatch.setattr(dry_run, "has_kernel_compiler", lambda: has_compiler)
     run = config(*words)
     assert compile_facts(run, run.model)["compiled"].startswith(said)

@@ -28,7 +28,7 @@ from lmtrain.checkpoint.store import leftover, leftover_numbers, new_leftover
 from lmtrain.errors import CheckpointError, LmtrainError, NonFiniteLossError, OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.runtime.processes import faults
-from lmtrain.runtime.processes.agreement import Alone, together
+from lmtrain.runtime.processes.agreement import SingleProcess, collective_phase
 from lmtrain.runtime.processes.faults import Fault
 from tests.marks import wide
 from tests.unit.checkpoint.arrays import rank_data
@@ -138,10 +138,10 @@ def test_room_is_asked_for_all_ranks_at_once(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("error", [OutputError, StorageError, NonFiniteLossError])
 def test_the_others_end_with_the_same_exit_code(error: type[LmtrainError]) -> None:
     def work(seat: Seat) -> Any:
-        with together(seat, 1) as agreement:
+        with collective_phase(seat, 1) as agreement:
             if seat.rank == 1:
                 raise error("mine")
-            agreement.give = (seat.rank,)
+            agreement.own_numbers = (seat.rank,)
 
     found = on_ranks(3, work)
     assert [e.exit_code for e in found] == [error.exit_code] * 3
@@ -150,13 +150,13 @@ def test_the_others_end_with_the_same_exit_code(error: type[LmtrainError]) -> No
 
 
 def test_numbers_are_exchanged_at_the_end_of_a_phase() -> None:
-    def work(seat: Seat | Alone) -> Any:
-        with together(seat, 2) as agreement:
-            agreement.give = seat.rank, 7
-        return agreement.all
+    def work(seat: Seat | SingleProcess) -> Any:
+        with collective_phase(seat, 2) as agreement:
+            agreement.own_numbers = seat.rank, 7
+        return agreement.all_numbers
 
     assert on_ranks(3, work) == [[[0, 7], [1, 7], [2, 7]]] * 3
-    assert work(Alone()) == [[0, 7]]
+    assert work(SingleProcess()) == [[0, 7]]
 
 
 def test_a_part_manifest_says_what_was_written(tmp_path: Path) -> None:

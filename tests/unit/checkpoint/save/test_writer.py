@@ -107,7 +107,7 @@ def test_what_does_not_read_back_is_no_checkpoint(tmp_path: Path, monkeypatch: p
         path.write_bytes(content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(commit_module, "forget_cached", lose_a_bit)
+        patch.setattr(commit_module, "drop_from_page_cache", lose_a_bit)
         writer.save(2, pieces(2), {"step": 2}, {})
         with pytest.raises(StorageError, match=r"does not read back: .*rank_00000.safetensors is damaged"):
             writer.wait()

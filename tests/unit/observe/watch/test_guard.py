@@ -16,7 +16,7 @@ from lmtrain.errors import PeerLostError, StoppedEarly
 from lmtrain.observe.measure import phases
 from lmtrain.observe.watch.guard import Watch, _Forked, watched
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.runtime.processes.process_group import Met
+from lmtrain.runtime.processes.process_group import RunGroup
 
 VERDICT = {"verdict": "rank 1 on n1 is gone.", "kind": "lost", "ranks": [1]}
 
@@ -26,7 +26,7 @@ def watch() -> Watch:
 
 
 def test_a_process_alone_has_nobody_to_watch(tmp_path: Path) -> None:
-    with watched(ProcessEnv(host="n1"), Met(("n1",)), tmp_path, 60.0) as alone:
+    with watched(ProcessEnv(host="n1"), RunGroup(("n1",)), tmp_path, 60.0) as alone:
         alone.tell_stop("SIGTERM")
     assert list(tmp_path.iterdir()) == []
 
@@ -47,7 +47,7 @@ def test_a_companion_that_was_forked_is_waited_for_and_killed() -> None:
 
 
 def test_its_errors_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), watched(ProcessEnv(host="n1"), Met(("n1",)), tmp_path, 60.0):
+    with pytest.raises(KeyError), watched(ProcessEnv(host="n1"), RunGroup(("n1",)), tmp_path, 60.0):
         raise KeyError("x")
 
 
@@ -73,7 +73,7 @@ from lmtrain.errors import PeerLostError
 from lmtrain.observe.measure import phases
 from lmtrain.observe.watch.guard import watched
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.runtime.processes.process_group import Met
+from lmtrain.runtime.processes.process_group import RunGroup
 
 folder, heard, ranks = Path(sys.argv[1]), threading.Event(), []
 for rank in (0, 1):
@@ -84,7 +84,7 @@ else:
     print(*ranks, flush=True)
     print(*(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks))
     sys.exit()
-met = Met(("n1", "n1"), dist.FileStore(str(folder / "store"), 2))
+met = RunGroup(("n1", "n1"), dist.FileStore(str(folder / "store"), 2))
 """
 WAITS_ON_ITS_DEVICE = """
 try:

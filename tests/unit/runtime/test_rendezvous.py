@@ -17,10 +17,10 @@ import torch
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, PeerLostError, StoppedEarly, UsageError
-from lmtrain.runtime.processes import meeting
-from lmtrain.runtime.processes.meeting import call_roll, meet, tell_refusal
+from lmtrain.runtime.processes import rendezvous
 from lmtrain.runtime.processes.process import RUN_TOKEN, ProcessEnv
-from lmtrain.runtime.processes.process_group import start
+from lmtrain.runtime.processes.process_group import open_process_group
+from lmtrain.runtime.processes.rendezvous import open_run_store, report_refusal, wait_for_all_ranks
 from lmtrain.runtime.processes.signals import Stopped
 from tests.layouts.workers import Pool
 
@@ -53,13 +53,13 @@ def test_a_silent_listener_is_given_no_longer_than_was_asked(monkeypatch: pytest
         began = time.monotonic()
         with pytest.raises(PeerLostError, match=r"rank 1 on here found no store of its run at 127\.0\.0\.1:\d+ within "
                                                 r"parallel\.timeout_s=0\.2: .*MASTER_PORT"):  # fmt: skip
-            meet(rank(1), 0.2)
+            open_run_store(rank(1), 0.2)
         assert time.monotonic() - began < 20
 
 
 def test_a_rank_0_that_does_not_come(store: Any) -> None:
     with pytest.raises(PeerLostError, match="rank 0 has not come"):
-        meet(rank(1), 0.2)
+        open_run_store(rank(1), 0.2)
 
 
 def test_rank_0_that_is_stopped_as_it_meets_says_so_in_the_store_that_it_has_opened(
@@ -71,24 +71,24 @@ def test_rank_0_that_is_stopped_as_it_meets_says_so_in_the_store_that_it_has_ope
         opened.append(TCPStore(*given, **named))
         return opened[-1]
 
-    monkeypatch.setattr(meeting, "TCPStore", opens)
+    monkeypatch.setattr(rendezvous, "TCPStore", opens)
     # the stop comes once the store is open
-    monkeypatch.setattr(meeting, "asked_to_stop", lambda: stops[bool(opened)])
+    monkeypatch.setattr(rendezvous, "received_stop", lambda: stops[bool(opened)])
     listens = socket.create_server(("127.0.0.1", 0))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(listens.getsockname()[1]))
     monkeypatch.setenv("LMTRAIN_STORE_FD", str(listens.detach()))  # as our launcher hands it on
     with pytest.raises(Stopped):
-        meet(rank(0, 1), 20.0)
-    tell_refusal(rank(0, 1), StoppedEarly("SIGTERM"))
+        open_run_store(rank(0, 1), 20.0)
+    report_refusal(rank(0, 1), StoppedEarly("SIGTERM"))
     assert len(opened) == 1
 
 
 def test_rank_0_makes_a_token_that_the_others_read(store: Any) -> None:
     found = []
-    other = threading.Thread(target=lambda: found.append(meet(rank(1), 20.0)))
+    other = threading.Thread(target=lambda: found.append(open_run_store(rank(1), 20.0)))
     other.start()
-    mine = meet(rank(0), 20.0)
+    mine = open_run_store(rank(0), 20.0)
     other.join()
     assert RUN_TOKEN.fullmatch(store.get("run token").decode())
     mine.set("a", "b")
@@ -97,41 +97,41 @@ def test_rank_0_makes_a_token_that_the_others_read(store: Any) -> None:
 
 def test_a_run_started_with_a_token_takes_no_other(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMTRAIN_RUN_TOKEN", TOKEN)
-    meet(rank(0), 20.0)
+    open_run_store(rank(0), 20.0)
     assert store.get("run token").decode() == TOKEN
-    meet(rank(1), 20.0)
+    open_run_store(rank(1), 20.0)
     monkeypatch.setenv("LMTRAIN_RUN_TOKEN", OTHER)
     with pytest.raises(UsageError, match=r"rank 1 on here found the token of another run at .*Set MASTER_PORT"):
-        meet(rank(1), 20.0)
+        open_run_store(rank(1), 20.0)
     with pytest.raises(UsageError, match="rank 0 on here found the token of another run"):
-        meet(rank(0), 20.0)
+        open_run_store(rank(0), 20.0)
 
 
 @pytest.mark.parametrize("written", ["x", "", "F" * 32, OTHER + "0", b"\xff" * 64])
 def test_what_a_stranger_wrote_is_no_token(store: Any, written: str | bytes) -> None:
     store.set("run token", written)
     with pytest.raises(UsageError, match="or something else in its place"):
-        meet(rank(1), 20.0)
+        open_run_store(rank(1), 20.0)
     if written:
         with pytest.raises(UsageError, match="rank 0 on here found the token of another run"):
-            meet(rank(0), 20.0)
+            open_run_store(rank(0), 20.0)
 
 
 def test_a_rank_that_comes_twice_is_refused(store: Any) -> None:
-    meet(rank(0), 20.0)
-    meet(rank(1, 3), 20.0)
+    open_run_store(rank(0), 20.0)
+    open_run_store(rank(1, 3), 20.0)
     with pytest.raises(UsageError, match=r"rank 1 on here met a second rank 1 at .*MASTER_PORT of its own"):
-        meet(rank(1, 3), 20.0)
+        open_run_store(rank(1, 3), 20.0)
 
 
 def begin_as(process: ProcessEnv, refused: LmtrainError | None, said: dict[int, object]) -> None:
     """One of the ranks of the tests below; what it ends with, or None where it may begin."""
     said[process.rank] = refused
     if refused is not None:
-        tell_refusal(process, refused)
+        report_refusal(process, refused)
         return
     try:
-        call_roll(process, meet(process, 20.0), 20.0)
+        wait_for_all_ranks(process, open_run_store(process, 20.0), 20.0)
     except LmtrainError as error:
         said[process.rank] = error
 
@@ -188,8 +188,8 @@ def test_a_launcher_that_is_refused_speaks_for_its_ranks(store: Any, who: int) -
     for thread in threads:
         thread.start()
     if who > 0:
-        meet(replace(node, num_ranks=1), 20.0)
-    tell_refusal(node, MissingInputError("data.bin does not exist. Copy it."))
+        open_run_store(replace(node, num_ranks=1), 20.0)
+    report_refusal(node, MissingInputError("data.bin does not exist. Copy it."))
     for thread in threads:
         thread.join(timeout=60)
     for one in others:
@@ -201,12 +201,12 @@ def test_a_refusal_that_nobody_can_hear_is_none_of_its_own(monkeypatch: pytest.M
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setenv("MASTER_PORT", str(taken.getsockname()[1]))
-        tell_refusal(rank(0), MissingInputError("gone"))
+        report_refusal(rank(0), MissingInputError("gone"))
 
 
 def test_ranks_that_do_not_come_are_waited_for_in_time(store: Any) -> None:
     with pytest.raises(PeerLostError, match=r"waited for its peers: rank 1 of 2 has not come within .*_s=0\.2\."):
-        call_roll(rank(0), meet(rank(0), 20.0), 0.2)
+        wait_for_all_ranks(rank(0), open_run_store(rank(0), 20.0), 0.2)
 
 
 @contextmanager
@@ -235,19 +235,19 @@ def test_a_store_that_stops_answering_is_not_waited_for_without_end(
     stands_still = threading.Event()
     with passes_on(store.underlying_store.port, stands_still) as port:
         monkeypatch.setenv("MASTER_PORT", str(port))
-        found = meet(rank(0), 20.0)
+        found = open_run_store(rank(0), 20.0)
         stands_still.set()
         with pytest.raises(PeerLostError, match=r"not all 2 processes of the run came, or who holds their store is"):
-            call_roll(rank(0), found, 0.2)
+            wait_for_all_ranks(rank(0), found, 0.2)
 
 
 @pytest.mark.parametrize("written", ["", "0 no code", "go", b"\xff" * 64])
 def test_what_a_stranger_wrote_is_no_verdict(store: Any, written: str | bytes) -> None:
-    mine = meet(rank(0), 20.0)
+    mine = open_run_store(rank(0), 20.0)
     mine.set("verdict", written)
     mine.add("num heard", 1)  # because: rank 1 is not here to hear it
     with pytest.raises(UsageError, match="rank 0 on here read a verdict that no process of this run has written"):
-        call_roll(rank(0), mine, 20.0)
+        wait_for_all_ranks(rank(0), mine, 20.0)
 
 
 def begin(port: int) -> str:
@@ -256,7 +256,7 @@ def begin(port: int) -> str:
     old = dict(os.environ)
     os.environ.update(told)
     try:
-        with start(rank(0), torch.device("cpu"), 20.0):
+        with open_process_group(rank(0), torch.device("cpu"), 20.0):
             return "met"
     except LmtrainError as error:
         return f"{error.exit_code} {error}"

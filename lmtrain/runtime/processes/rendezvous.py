@@ -1,0 +1,243 @@
+"""The rendezvous of a run's ranks in a TCPStore: with a deadline, and with a token that identifies the run.
+
+Called by process_group, and by the command line for a process that cannot start: either all ranks start, or all raise
+the error of the one that cannot. The token is 128 random bits, from whoever started the processes or else from rank 0.
+It separates runs that use the same address by mistake, and their entries in the store. It is no protection against an
+attacker: the store has no passwords, and whoever reaches its port can read the token.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # because: public, but not in __all__
+
+from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly, UsageError, error_from_peer
+from lmtrain.runtime.processes.process import RUN_TOKEN, ProcessEnv, Rendezvous, listen, ranks_text
+from lmtrain.runtime.processes.signals import Stopped, received_stop
+
+T = TypeVar("T")
+_RUN_ID_KEY = "run token"
+_VERDICT, _ALL_BEGIN = "verdict", "all begin"
+_REFUSAL = re.compile(r"([1-9][0-9]{0,2}) (.+)", re.DOTALL)  # an exit code and the reason
+_MAX_REASON_CHARS = 4000
+_READ_BY_ALL = "heard by all"
+_POLL_S = 0.25  # how often a waiting process checks for a stop signal
+_MISSING_CHECK_S = 0.5
+_EXTRA_TORCH_S = 60.0  # because: a call into torch that gives up just as Python ends aborts the process
+_REFUSAL_WAIT_S = 60.0  # because: after a minute the refusal is in the store, and lost peers would never read it
+_SHORT_REFUSAL_WAIT_S = 5.0  # because: peers that were given the same command refuse it by themselves
+# because: if a stop interrupts the rendezvous, rank 0 reports it in the store that it has opened; a second store at the
+# same port would serve some of the peers, and all would wait for each other
+_open_stores: dict[tuple[str, int], TCPStore] = {}
+_open_stores_lock = threading.Lock()
+
+
+def open_run_store(process: ProcessEnv, timeout_s: float, *, raises_on_stop: bool = True, as_rank: bool = True) -> Any:
+    """Return the store of this run, in which its ranks find each other's addresses: rank 0 hosts it, others connect.
+
+    Raise PeerLostError if there is no such store within `timeout_s`, UsageError for another run's store or a second
+    process of this rank, and, if `raises_on_stop`, Stopped on a stop signal. With `as_rank=False` the process is not
+    counted as a rank: it only reports why it does not start, and may be a launcher whose ranks have been here.
+    """
+    check_stop = _raise_if_stopped if raises_on_stop else lambda: None
+    rendezvous = Rendezvous.detect(process)
+    try:
+        # because: torch waits forever for a listener that accepts the connection and does not answer
+        tcp_store = _call_with_timeout(lambda: _connect(process, rendezvous, timeout_s), timeout_s, check_stop)
+        store = PrefixStore(rendezvous.name, tcp_store)
+        timed_store = _TimedStore(store, timeout_s, check_stop)
+        if process.rank > 0:
+            _wait_for_key(timed_store, _RUN_ID_KEY, timeout_s)
+        run_store = PrefixStore(_agree_on_token(process, rendezvous, timed_store), store)
+        is_second = as_rank and _TimedStore(run_store, timeout_s, check_stop).add(f"rank {process.rank}", 1) > 1
+    except (TimeoutError, dist.DistStoreError, dist.DistNetworkError) as error:
+        raise PeerLostError(
+            f"{process.label} found no store of its run at {rendezvous.address} within "
+            f"parallel.timeout_s={timeout_s:g}: rank 0 has not come, or another program listens there and does not "
+            "answer. Look at the output of rank 0, or set MASTER_PORT to a free port."
+        ) from error
+    _open_stores.pop((rendezvous.host, rendezvous.port), None)  # because: from now on the prefix store holds it
+    if is_second:
+        raise UsageError(
+            f"{process.label} met a second rank {process.rank} at {rendezvous.address}. Give each process of a run a "
+            "RANK of its own, and each run a MASTER_PORT of its own."
+        )
+    return run_store
+
+
+def wait_for_all_ranks(process: ProcessEnv, store: Any, timeout_s: float) -> None:
+    """Wait until every rank has called this; if one has reported a refusal instead, raise its error on every rank."""
+    store = _TimedStore(store, timeout_s)
+    try:
+        if store.add("num here", 1) == process.world_size:
+            store.compare_set(_VERDICT, "", _ALL_BEGIN)
+        _wait_for_key(store, _VERDICT, timeout_s, lambda: _refuse_if_stopped(process, store))
+        verdict = store.get(_VERDICT).decode(errors="replace")
+    except (TimeoutError, dist.DistError) as error:
+        raise PeerLostError(
+            f"{process.label} waited for its peers: {_missing_ranks_text(process, store)} within "
+            f"parallel.timeout_s={timeout_s:g}. Look at the output of the nodes on which they were started."
+        ) from error
+    if verdict == _ALL_BEGIN:
+        return
+    _confirm_verdict(process, store, _REFUSAL_WAIT_S if process.rank == 0 else 0.0)
+    if (refusal := _REFUSAL.fullmatch(verdict)) is None:
+        raise UsageError(
+            f"{process.label} read a verdict that no process of this run has written. Keep other programs away from "
+            "the port at which the processes meet, or set MASTER_PORT to another one."
+        )
+    raise error_from_peer(int(refusal[1]), f"No process begins, because {refusal[2]}")
+
+
+def _missing_ranks_text(process: ProcessEnv, store: _TimedStore) -> str:
+    """Return the part of a message that names the ranks that have not come, as far as the store still answers."""
+    try:
+        store.timeout_s = _MISSING_CHECK_S
+        missing = [rank for rank in range(process.world_size) if not store.check([f"rank {rank}"])]
+    except (TimeoutError, RuntimeError):
+        return f"not all {process.world_size} processes of the run came, or who holds their store is gone again,"
+    have = "has" if len(missing) == 1 else "have"
+    return f"{ranks_text(missing)} of {process.world_size} {have} not come" if missing else "no verdict came"
+
+
+def report_refusal(process: ProcessEnv, error: LmtrainError, *, peers_fail_too: bool = False) -> None:
+    """Write to the run's store why this process does not start, so that its peers do not wait for it.
+
+    Wait up to a minute until they have read it, or a few seconds if `peers_fail_too`: they raise the same error by
+    themselves. Nothing is raised if the store cannot be reached.
+    """
+    with suppress(LmtrainError, TimeoutError, dist.DistError):
+        limit_s = _SHORT_REFUSAL_WAIT_S if peers_fail_too else _REFUSAL_WAIT_S
+        store = _TimedStore(open_run_store(process, limit_s, raises_on_stop=False, as_rank=False), limit_s)
+        reason = "was asked to stop" if isinstance(error, StoppedEarly) else "is refused"
+        store.compare_set(_VERDICT, "", f"{error.exit_code} {process.label} {reason}: {error}"[:_MAX_REASON_CHARS])
+        _confirm_verdict(process, store, limit_s)
+
+
+def _confirm_verdict(process: ProcessEnv, store: _TimedStore, wait_s: float) -> None:
+    """Record that this process has read the verdict, and wait up to `wait_s` until all have.
+
+    because: the store ends with rank 0, and a launcher ends its other ranks once one has ended
+    """
+    with suppress(TimeoutError, dist.DistError):
+        # because: a launcher counts for all its ranks, some of which may have counted themselves before it ended them
+        if store.add("num heard", process.num_ranks) >= process.world_size:
+            store.set(_READ_BY_ALL, "")
+        if wait_s:
+            _wait_for_key(store, _READ_BY_ALL, wait_s)
+
+
+def _connect(process: ProcessEnv, rendezvous: Rendezvous, timeout_s: float) -> TCPStore:
+    """Return the TCPStore at the rendezvous address, hosted by rank 0 or by torchrun's agent.
+
+    A second call on the host returns the store that it has opened.
+    """
+    is_host, listen_fd = process.rank == 0 and not rendezvous.held_by_launcher, rendezvous.listen_fd
+
+    def new_client() -> TCPStore:
+        return TCPStore(
+            rendezvous.host, rendezvous.port, process.world_size, is_host,
+            timedelta(seconds=timeout_s + _EXTRA_TORCH_S), wait_for_workers=False,
+            master_listen_fd=listen_fd if is_host else None,
+        )  # fmt: skip
+
+    if not is_host:
+        return new_client()
+    with _open_stores_lock:
+        if (rendezvous.host, rendezvous.port) not in _open_stores:
+            if listen_fd is None:
+                # because: TCPStore itself listens on every interface, which a run on one node does not need
+                listen_fd = listen("127.0.0.1" if rendezvous.stays_on_node else "", rendezvous.port)
+            _open_stores[rendezvous.host, rendezvous.port] = new_client()
+        return _open_stores[rendezvous.host, rendezvous.port]
+
+
+def _agree_on_token(process: ProcessEnv, rendezvous: Rendezvous, store: _TimedStore) -> str:
+    """Return the run's token: rank 0 writes it once, the others read it.
+
+    Raise UsageError if it is no token, or not the one that this process was started with.
+    """
+    own_token = rendezvous.token or (secrets.token_hex(16) if process.rank == 0 else None)
+    stored = store.compare_set(_RUN_ID_KEY, "", own_token) if process.rank == 0 else store.get(_RUN_ID_KEY)
+    token: str = stored.decode(errors="replace")
+    if not RUN_TOKEN.fullmatch(token) or (own_token or token) != token:
+        raise UsageError(
+            f"{process.label} found the token of another run at {rendezvous.address}, or something else in its place. "
+            "Set MASTER_PORT to a port that no other run uses."
+        )
+    return token
+
+
+def _raise_if_stopped() -> None:
+    if name := received_stop():
+        raise Stopped(name)
+
+
+def _refuse_if_stopped(process: ProcessEnv, store: _TimedStore) -> None:
+    """Write a refusal to the store if this process received a stop signal; without effect once all have started."""
+    if name := received_stop():
+        store.compare_set(_VERDICT, "", f"{StoppedEarly.exit_code} {process.label} was asked to stop: {name}")
+
+
+class _TimedStore:
+    """A store whose calls run in a thread with a timeout: torch itself would wait forever for a server that hangs.
+
+    `poll` is called while a call is awaited, and may raise.
+    """
+
+    def __init__(self, store: Any, timeout_s: float, poll: Callable[[], None] = lambda: None) -> None:
+        self._store, self.timeout_s, self._poll = store, timeout_s, poll
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+        return lambda *args: _call_with_timeout(lambda: method(*args), self.timeout_s, self._poll)
+
+
+def _wait_for_key(store: _TimedStore, key: str, timeout_s: float, poll: Callable[[], None] = lambda: None) -> None:
+    """Poll the store until a key is written; raise DistStoreError after `timeout_s`.
+
+    because: a process that waits inside torch's own wait() handles no signals
+    """
+    ends_s, pause_s = time.monotonic() + timeout_s, 0.01
+    while not store.check([key]):
+        poll()
+        if time.monotonic() >= ends_s:
+            raise dist.DistStoreError(f"nothing was written to {key!r} in {timeout_s:g} seconds")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _POLL_S)  # because: thousands of ranks may poll one store
+
+
+def _call_with_timeout(call: Callable[[], T], timeout_s: float, poll: Callable[[], None]) -> T:
+    """Run a call in a thread and return its result or raise its error; raise TimeoutError after `timeout_s`."""
+    results: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            results.put(call())
+        except BaseException as error:
+            results.put(error)
+
+    threading.Thread(target=work, name="rendezvous", daemon=True).start()
+    ends_s = time.monotonic() + timeout_s
+    while True:
+        poll()
+        left_s = ends_s - time.monotonic()
+        try:
+            result = results.get(timeout=max(min(left_s, _POLL_S), 0.001))
+        except queue.Empty:
+            if left_s <= _POLL_S:
+                raise TimeoutError from None
+            continue
+        if isinstance(result, BaseException):
+            raise result
+        return result
