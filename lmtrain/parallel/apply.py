@@ -30,11 +30,11 @@ from lmtrain.parallel.compute_settings import (
 )
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
+from lmtrain.parallel.pipeline.executor import Pipeline, SingleStage
 from lmtrain.parallel.products import apply_summing_linears, can_sum_products, summing_modules
 from lmtrain.parallel.shards import fill
 from lmtrain.parallel.tensor import apply_tensor_parallel, cross_entropy_sum, hit_sum
-from lmtrain.parallel.weights.grads import TiedSums, copies
+from lmtrain.parallel.weights.grads import TiedSums, tied_copies
 from lmtrain.parallel.weights.precision import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Stage, places_of_rank, stages_of_rank
@@ -99,7 +99,7 @@ def build_parallel(
         stages[stage.number] = model
         applied += _lines(stage, mesh.layout.pp * mesh.layout.vp, done)
     if uses_fused_kernels(device):
-        applied.append("kernels of our own: the loss, and biases of MLPs with their activations")
+        applied.append("kernels: the loss, and biases of MLPs with their activations")
     elif compiled:
         applied.append(compile_loss(objective, deterministic=compute.deterministic))
 
@@ -111,14 +111,16 @@ def build_parallel(
         else MasterWeights(parameters, dtype, chain.from_iterable(products.values()))
     )
     places = places_of_rank(settings, parallel, mesh.coordinate)
-    places |= copies(settings.ties(), weights.master, places)
+    places |= tied_copies(settings.ties(), weights.master, places)
     places = {name: places[name] for name in weights.master}
     fill(weights.master, places, starts if seed is not None else None, seed or 0)
     weights.publish()
-    applied.append(f"weights: {len(places)}, computed with in {precision.kind}, kept in fp32")
-    shares = mesh.tp.size > 1 and not sequence_parallel
-    runner = Pipeline(parallel.pipeline, mesh, dtype, device, shares=shares) if mesh.pp.size > 1 else OneStage()
-    tied = TiedSums(settings.ties() if training else (), mesh, runner.ends, weights, device)
+    applied.append(f"weights: {len(places)} tensors, computed in {precision.kind}, master weights in fp32")
+    split_over_tp = mesh.tp.size > 1 and not sequence_parallel
+    runner: SingleStage | Pipeline = SingleStage()
+    if mesh.pp.size > 1:
+        runner = Pipeline(parallel.pipeline, mesh, dtype, device, split_over_tp=split_over_tp)
+    tied = TiedSums(settings.ties() if training else (), mesh, runner.end_ranks, weights, device)
     return ParallelModel(
         stages, runner, settings, device, mesh,
         sequence_parallel=noise.splits_all, objective=objective, masters=weights, tied=tied,

@@ -21,7 +21,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.blocks.masks import masks_of_positions
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis, Mesh, peers_before_mesh
-from lmtrain.parallel.pipeline.executor import OneStage, Pipeline
+from lmtrain.parallel.pipeline.executor import Pipeline, SingleStage
 from lmtrain.parallel.tensor import label_scores, whole_sequences
 from lmtrain.runtime.processes.agreement import all_equal
 from lmtrain.spec import LanguageModel, PairModel
@@ -34,7 +34,7 @@ class Inference:
     """The part of ParallelModel that needs no gradients."""
 
     stages: Mapping[int, LanguageModel]
-    runner: OneStage | Pipeline
+    runner: SingleStage | Pipeline
     settings: ModelSettings
     device: torch.device
     mesh: Mesh
@@ -52,7 +52,7 @@ class Inference:
     @property
     def scored_at_once(self) -> int:
         """The number of batches that `scores` processes together; with fewer, some processes idle."""
-        return self.runner.at_once * self.mesh.dp.size
+        return self.runner.batches_at_once * self.mesh.dp.size
 
     @torch.no_grad()
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
@@ -74,7 +74,7 @@ class Inference:
                     place_2K.copy_(found[index])
             # collective: sums each batch's result with the other ranks' zeros, over dp, then over pp
             all_reduce(all_reduce(all_2K, dp), self.mesh.pp)
-            self.runner.settle()
+            self.runner.wait_for_sends()
             yield from torch.split(all_2K.cpu(), counts, 1)  # sync: reads the results
 
     @torch.no_grad()
@@ -97,7 +97,7 @@ class Inference:
         )
         # collective: sums the last stage's logits with the other stages' zeros, over pp
         logits = all_reduce(logits.contiguous(), self.mesh.pp)
-        self.runner.settle()
+        self.runner.wait_for_sends()
         return logits
 
     def check_alike(self, checksum: int) -> None:

@@ -17,7 +17,7 @@ from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.inference import Inference, chunks
-from lmtrain.parallel.pipeline.executor import Begun
+from lmtrain.parallel.pipeline.executor import TrainingObserver
 from lmtrain.parallel.shards import owned, pieces_of
 from lmtrain.parallel.weights.gathered_weights import ShardedTensors
 from lmtrain.parallel.weights.grads import (
@@ -26,8 +26,8 @@ from lmtrain.parallel.weights.grads import (
     apply_clip,
     clip_factor,
     gradient_norm,
-    sum_gradients,
     sum_partial_gradients,
+    sum_tied_gradients,
 )
 from lmtrain.parallel.weights.precision import LossScale
 from lmtrain.placement.places import Place
@@ -100,8 +100,8 @@ class ParallelModel(Inference):
             return torch.stack([one / num for one, num in zip(sums.unbind(), batches.counts, strict=True)])
 
         shape = self.hidden_shape(batches.microbatches[0])
-        shares = self.runner.train(count, compute, shape, self.loss_scale.value, Begun(self.masters, count))
-        self.masters.collect()
+        shares = self.runner.train(count, compute, shape, self.loss_scale.value, TrainingObserver(self.masters, count))
+        self.masters.collect_gradients()
         return self._to_all(shares, count, (len(self.terms),))
 
     def finish_gradients(self, clip_norm: float | None) -> Tensor:
@@ -110,7 +110,7 @@ class ParallelModel(Inference):
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         if self.sequence_parallel:
             sum_partial_gradients(gradients, self.places, self.mesh.tp)
-        sum_gradients(gradients, self.settings.ties(), self.tied)
+        sum_tied_gradients(gradients, self.settings.ties(), self.tied)
         norm = gradient_norm(gradients, self.places, self.mesh.world, self.device)
         if self.one_pass_optimizer is None:
             apply_clip(list(gradients.values()), norm, clip_norm, self.loss_scale.value)
@@ -126,7 +126,7 @@ class ParallelModel(Inference):
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Run an optimizer step and publish the new weights to the model."""
         optimizer.step()
-        self.masters.publish(written=optimizer is self.one_pass_optimizer)
+        self.masters.publish(already_written=optimizer is self.one_pass_optimizer)
 
     def load(self, fill: Callable[[list[Piece]], None], also: Sequence[Piece] = ()) -> None:
         """Call `fill` with the weights' pieces and those of `also`, then publish the new weights to the model."""
@@ -137,7 +137,7 @@ class ParallelModel(Inference):
     def valid_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
         """Yield, for each batch, [2, terms]: summed losses and hit counts, without gradients, over all dp ranks."""
         self.turn(training=False)
-        for some in chunks(batches, self.runner.at_once):
+        for some in chunks(batches, self.runner.batches_at_once):
 
             def compute(stage: int, index: int, hidden_BTD: Tensor | None, some: list[Batch] = some) -> Tensor:
                 batch = self._given(some[index], stage)
@@ -179,5 +179,5 @@ class ParallelModel(Inference):
         mine = torch.stack([found.get(index, none) for index in range(count)])
         # collective: sums loss shares or validation sums over dp, then the last stage's with the others' zeros over pp
         all_reduce(all_reduce(mine, self.mesh.dp, what="losses"), self.mesh.pp, what="losses of the last stage")
-        self.runner.settle()
+        self.runner.wait_for_sends()
         return mine

@@ -67,7 +67,7 @@ def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence_parallel
             model.set_submodule(path, part)
             num_cut += cut.split is not Split.NONE
     apply_ties(model)
-    return f"tensor parallel over {axis.size}: {num_cut} modules{', the sequence too' if sequence_parallel else ''}"
+    return f"tensor parallel over {axis.size}: {num_cut} modules{', sequence parallel' if sequence_parallel else ''}"
 
 
 def _part(module: nn.Module, cut: Cut, axis: Axis, sequence_parallel: bool) -> nn.Module | None:

@@ -132,7 +132,7 @@ def slow_links(seconds: Seconds) -> Iterator[None]:
         def send(self: messages.Outbox, needed: int, tensor: Tensor, tag: int, letter: Any = None) -> None:
             ready = time.perf_counter() + (0.0 if tag else seconds.send)
             late: Any = Late(lane.submit(_send_at, ready, self, tensor, tag))
-            self.under_way.append((needed, late, tensor))
+            self.in_flight.append((needed, late, tensor))
 
         stack.enter_context(replaced(messages.Outbox, "_send", send))
         for owner, each in ((sharding._AllGather, seconds.gather), (sharding._ReduceScatter, seconds.reduce)):

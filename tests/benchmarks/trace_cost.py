@@ -32,7 +32,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Letter:
+class MessageKey:
     backward: bool
     stage: int
     microbatch: int
@@ -51,12 +51,12 @@ def one_step(step: int) -> None:
             began = phases.now(SENT)
             with phases.within("collective", "a message from another stage"):
                 pass
-            phases.message(began, "receive", 0, SENT, Letter(False, 1, index))
+            phases.message(began, "receive", 0, SENT, MessageKey(False, 1, index))
             for _ in range(SUMS):
                 with phases.within("collective", "a sum of activations", axis=TP, tensor=SENT):
                     pass
             began = phases.now(SENT)
-            phases.message(began, "send", 2, SENT, Letter(False, 2, index))
+            phases.message(began, "send", 2, SENT, MessageKey(False, 2, index))
             phases.leave()
     phases.enter("optimizer")
     with phases.within("collective", "the gradient norm", axis=WORLD, tensor=SENT):

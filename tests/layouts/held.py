@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.pipeline import executor
-from lmtrain.parallel.pipeline.messages import Post
+from lmtrain.parallel.pipeline.messages import Mailbox
 from lmtrain.parallel.weights import sharding
 from lmtrain.parallel.weights.precision import MasterWeights
 from lmtrain.schedules.table import Action
@@ -94,7 +94,7 @@ class Ledger:
 
     def __init__(self, model: ParallelModel) -> None:
         self.model, self.living = model, Living()
-        self.posts: list[Post] = []
+        self.posts: list[Mailbox] = []
         self.buffers: Sizes = {}
         self.allocated: dict[str, list[int]] = defaultdict(list)  # by who asked for a buffer
         self.most: dict[str, int] = defaultdict(int)
@@ -140,8 +140,8 @@ class Ledger:
                 yield from (tensor for _, tensor, _ in box.posted)
                 yield from box.arrived.values()
             for outbox in post.outboxes.values():
-                yield from (tensor for _, _, tensor in outbox.under_way)
-            yield from post.own.values()
+                yield from (tensor for _, _, tensor in outbox.in_flight)
+            yield from post.local_messages.values()
 
     def allocate(self, kind: str, tensor: Tensor) -> None:
         """A buffer that FSDP asks for."""
@@ -171,7 +171,7 @@ def following(ledger: Ledger) -> Iterator[None]:
 
     def train_and_look(*args: Any) -> Any:
         watch = args[-1]
-        begin, done = watch.begin, watch.done
+        begin, done = watch.before_action, watch.after_action
 
         def look_and_begin(action: Action) -> None:
             ledger.look()
@@ -181,7 +181,7 @@ def following(ledger: Ledger) -> Iterator[None]:
             done(action)
             ledger.look()
 
-        watch.begin, watch.done = look_and_begin, do_and_look
+        watch.before_action, watch.after_action = look_and_begin, do_and_look
         return train(*args)
 
     def noted(logits: Tensor, labels: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def following(ledger: Ledger) -> Iterator[None]:
         logits.register_hook(ledger.living.note_logits)  # type: ignore[no-untyped-call]
         return entropy(logits, labels)
 
-    class Noted(Post):
+    class Noted(Mailbox):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             ledger.posts.append(self)
@@ -203,8 +203,8 @@ def following(ledger: Ledger) -> Iterator[None]:
     gc.freeze()  # because: a look then goes through what has come since, and not through all of torch
     runner.train, objective.cross_entropy = train_and_look, noted
     with ExitStack() as stack:
-        stack.enter_context(replaced(executor, "Post", Noted))
-        stack.enter_context(replaced(sharding._Talk, "allocate", allocate))
+        stack.enter_context(replaced(executor, "Mailbox", Noted))
+        stack.enter_context(replaced(sharding._TracedCollective, "allocate", allocate))
         stack.enter_context(ledger.living)
         yield
     gc.unfreeze()

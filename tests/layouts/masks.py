@@ -34,13 +34,13 @@ class Now:
 
     def follow(self, watch: Any) -> Any:
         """The same watch, which tells us of every action too."""
-        begin = watch.begin
+        begin = watch.before_action
 
         def begin_and_tell(action: Action) -> None:
             self.microbatch = action.microbatch
             begin(action)
 
-        watch.begin = begin_and_tell
+        watch.before_action = begin_and_tell
         return watch
 
 

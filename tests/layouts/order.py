@@ -18,8 +18,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from lmtrain.parallel import collectives
 from lmtrain.parallel import model as parallel_model
-from lmtrain.parallel.pipeline.executor import Begun, Pipeline
-from lmtrain.parallel.pipeline.messages import Inbox, Letter, Outbox, Post
+from lmtrain.parallel.pipeline.executor import Pipeline, TrainingObserver
+from lmtrain.parallel.pipeline.messages import Inbox, Mailbox, MessageKey, Outbox
 from lmtrain.parallel.weights import sharding
 from lmtrain.parallel.weights.grads import TiedSums
 from lmtrain.schedules.table import Action
@@ -66,11 +66,11 @@ def _before(owner: Any, name: str, write: Callable[..., None]) -> Patch:
 
 
 def _actions(lines: list[Line]) -> Iterator[Patch]:
-    def write(word: str) -> Callable[[Begun, Action], None]:
+    def write(word: str) -> Callable[[TrainingObserver, Action], None]:
         return lambda _, action: lines.append([word, action.kind.value, action.stage, action.microbatch])
 
-    yield _before(Begun, "begin", write("begin"))
-    yield _before(Begun, "done", write("done"))
+    yield _before(TrainingObserver, "before_action", write("begin"))
+    yield _before(TrainingObserver, "after_action", write("done"))
 
 
 def _groups(lines: list[Line]) -> Iterator[Patch]:
@@ -117,27 +117,27 @@ class _Sent:
 
 def _messages(lines: list[Line]) -> Iterator[Patch]:
     """["send", to, number of the action that needs it there], "wait sent" alike; ["came", from, number there]."""
-    send, take, new = Outbox._send, Inbox.take, Post.__init__
-    sent_at: dict[Letter, int] = {}
+    send, take, new = Outbox._send, Inbox.receive, Mailbox.__init__
+    sent_at: dict[MessageKey, int] = {}
 
-    def begin(self: Post, *args: Any, **named: Any) -> None:
+    def begin(self: Mailbox, *args: Any, **named: Any) -> None:
         new(self, *args, **named)
         sent_at.update(self.routes.sent_at)
 
     def sends(self: Outbox, needed: int, *rest: Any) -> None:
         send(self, needed, *rest)
         lines.append(["send", self.receiver, needed])
-        _, work, tensor = self.under_way.pop()
-        self.under_way.append((needed, _Sent(work, ["wait sent", self.receiver, needed], lines), tensor))  # type: ignore[arg-type]
+        _, work, tensor = self.in_flight.pop()
+        self.in_flight.append((needed, _Sent(work, ["wait sent", self.receiver, needed], lines), tensor))  # type: ignore[arg-type]
 
-    def takes(self: Inbox, letter: Letter) -> Tensor:
+    def takes(self: Inbox, letter: MessageKey) -> Tensor:
         tensor = take(self, letter)
         lines.append(["came", self.sender, sent_at[letter]])
         return tensor
 
-    yield Post, "__init__", begin
+    yield Mailbox, "__init__", begin
     yield Outbox, "_send", sends
-    yield Inbox, "take", takes
+    yield Inbox, "receive", takes
 
 
 def _sums(lines: list[Line]) -> Iterator[Patch]:
@@ -146,7 +146,7 @@ def _sums(lines: list[Line]) -> Iterator[Patch]:
             lines.append(["losses"])
 
     def waits(self: TiedSums) -> None:
-        lines.extend(["wait tied"] for _ in self.under_way)
+        lines.extend(["wait tied"] for _ in self.in_flight)
 
     yield _before(dist, "all_reduce", lambda *_, async_op=False, **__: lines.append(["tied"]) if async_op else None)
     yield _before(TiedSums, "wait", waits)
@@ -170,16 +170,16 @@ def _waits_at_every_microbatch() -> Iterator[Patch]:
 
 
 def _tables_in_the_root() -> Iterator[Patch]:
-    yield sharding, "_tables", lambda _: []
+    yield sharding, "_vocabulary_tables", lambda _: []
 
 
 def _gathers_what_came_before() -> Iterator[Patch]:
     """FSDP as it comes: it gathers what any forward had before."""
-    yield sharding, "_gather_ahead", lambda _: None
+    yield sharding, "_set_backward_prefetch", lambda _: None
 
 
 def _tied_at_the_end() -> Iterator[Patch]:
-    begin, wait = TiedSums.begin, TiedSums.wait
+    begin, wait = TiedSums.start, TiedSums.wait
     late: list[tuple[str, Tensor]] = []
 
     def at_last(self: TiedSums) -> None:
@@ -187,7 +187,7 @@ def _tied_at_the_end() -> Iterator[Patch]:
             begin(self, *late.pop(0))
         wait(self)
 
-    yield TiedSums, "begin", lambda self, *whole: late.append(whole)
+    yield TiedSums, "start", lambda self, *whole: late.append(whole)
     yield TiedSums, "wait", at_last
 
 
@@ -196,7 +196,7 @@ def _sends_block() -> Iterator[Patch]:
 
     def send(self: Outbox, *args: Any) -> None:
         right(self, *args)
-        self.let_go()
+        self.free_sent()
 
     yield Outbox, "send", send
 
@@ -206,7 +206,7 @@ def _last_sends_block() -> Iterator[Patch]:
 
     def train(self: Pipeline, *args: Any) -> dict[int, Tensor]:
         shares = right(self, *args)
-        self.settle()
+        self.wait_for_sends()
         return shares
 
     yield Pipeline, "train", train

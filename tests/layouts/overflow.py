@@ -82,7 +82,7 @@ def _enlarged(module: nn.Module, grads: Any) -> tuple[Tensor, ...]:
 @contextmanager
 def _in_one_shard(model: ParallelModel) -> Iterator[None]:
     """In numbers that this rank alone holds, after all sums: peers learn of it from the norm or not at all."""
-    right = model.masters.collect
+    right = model.masters.collect_gradients
 
     def collect() -> None:
         right()
@@ -91,9 +91,9 @@ def _in_one_shard(model: ParallelModel) -> Iterator[None]:
         assert gradient is not None
         gradient[0, 0] = math.inf
 
-    model.masters.collect = collect  # type: ignore[method-assign]
+    model.masters.collect_gradients = collect  # type: ignore[method-assign]
     yield
-    del model.masters.collect
+    del model.masters.collect_gradients
 
 
 OVERFLOWS: dict[str, Callable[[ParallelModel], AbstractContextManager[None]]] = {

@@ -38,7 +38,7 @@ DROPOUT = ("dropout_repeated_under_recompute", "dropout_repeated_over_microbatch
 
 
 def _tied_copies_not_summed() -> Iterator[Patch]:
-    yield grads.TiedSums, "begin", lambda *_: None
+    yield grads.TiedSums, "start", lambda *_: None
 
 
 def _tied_weight_counted_twice() -> Iterator[Patch]:

@@ -82,7 +82,7 @@ def apply_noise(model: nn.Module, noise: Noise) -> str | None:
     cores = [(path, module) for path, module in model.named_modules() if isinstance(module, DotProduct)]
     for path, module in cores:
         model.set_submodule(path, SplitCore(module, noise, path))
-    return f"dropout: {len(cores)} attention cores with noise of this tp rank's own"
+    return f"dropout: {len(cores)} attention cores with random numbers per tp rank"
 
 
 class SplitCore(nn.Module):

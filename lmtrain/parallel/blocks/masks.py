@@ -24,7 +24,7 @@ def apply_block_masks(model: LanguageModel, *, on_gpu: bool) -> str | None:
     from lmtrain.models.layers.block_masks import build_block_mask
 
     model.build_mask = build_block_mask
-    return "masks, where there are any: of blocks, for flex_attention"
+    return "masks: block masks for flex_attention, if masks are needed"
 
 
 @contextmanager

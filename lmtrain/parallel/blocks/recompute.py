@@ -143,7 +143,7 @@ def apply_compile(model: LanguageModel, *, deterministic: bool) -> str:
             forward.inner = _compiled(forward.inner, deterministic)
         else:
             block.forward = _compiled(forward, deterministic)
-    return f"compile: {len(model.blocks)} blocks, each alone"
+    return f"compile: {len(model.blocks)} blocks, each separately"
 
 
 def compile_loss(objective: CausalLM, *, deterministic: bool) -> str:

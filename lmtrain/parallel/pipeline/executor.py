@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lmtrain.observe.measure import phases
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.pipeline.messages import LANE_CTAS, Lanes, Letter, Post, Routes, pairs_of, warm
+from lmtrain.parallel.pipeline.messages import LANE_CTAS, Lanes, Mailbox, MessageKey, Routes, message_pairs, open_lanes
 from lmtrain.parallel.products import DeferredProduct, defer_products
 from lmtrain.parallel.weights.grads import Weights
 from lmtrain.runtime.processes.faults import fault_point
@@ -32,66 +32,70 @@ Row = list[Action]
 Shape = tuple[int, ...]  # shape of the hidden states between two stages
 
 
-class Begun:
-    """The observer of training actions: sets the trace phase and notifies the weights, which reduce gradients."""
+class TrainingObserver:
+    """The ActionObserver of training: sets the trace phase and notifies the weights, which reduce gradients."""
 
-    def __init__(self, weights: Weights, count: int) -> None:
-        self.weights, self.last = weights, count - 1
+    def __init__(self, weights: Weights, num_microbatches: int) -> None:
+        self.weights, self.last_microbatch = weights, num_microbatches - 1
 
-    def begin(self, action: Action) -> None:
+    def before_action(self, action: Action) -> None:
         phase = "forward" if action.kind is Kind.FORWARD else "backward"
         phases.enter(phase, microbatch=action.microbatch, stage=action.stage, half=_HALVES.get(action.kind, ""))
         fault_point(phase)
-        self.weights.begin(action, action.microbatch == self.last)
+        self.weights.before_action(action, action.microbatch == self.last_microbatch)
 
-    def done(self, action: Action) -> None:
-        self.weights.done(action, action.microbatch == self.last)
+    def after_action(self, action: Action) -> None:
+        self.weights.after_action(action, action.microbatch == self.last_microbatch)
         phases.leave()
 
 
-class Watch(Protocol):
+class ActionObserver(Protocol):
     """An observer that is notified before and after every action of this rank."""
 
-    def begin(self, action: Action) -> None: ...
-    def done(self, action: Action) -> None: ...
+    def before_action(self, action: Action) -> None: ...
+    def after_action(self, action: Action) -> None: ...
 
 
 @dataclass
-class Held:
+class StageTensors:
     """The tensors that a micro-batch keeps in a stage between its forward and the end of its backward."""
 
     hidden: Tensor | None  # the stage's input
     out: GradientEdge | Tensor | None  # None after the input half of backward
-    later: list[DeferredProduct] = field(default_factory=list)
+    deferred: list[DeferredProduct] = field(default_factory=list)
 
-    def finish(self) -> None:
+    def run_deferred(self) -> None:
         """Run the weight half of the backward; each product frees its inputs."""
-        for _ in range(len(self.later)):
-            self.later.pop(0)()
+        for _ in range(len(self.deferred)):
+            self.deferred.pop(0)()
 
 
-class OneStage:
+class SingleStage:
     """The executor of a model without a pipeline: forward and backward of a micro-batch after the other."""
 
-    at_once = 1  # number of batches that `forward` processes together
-    ends = (0, 0)  # pp ranks of the first and the last stage
+    batches_at_once = 1  # number of batches that `forward` processes together
+    end_ranks = (0, 0)  # pp ranks of the first and the last stage
 
-    def train(self, count: int, compute: Compute, shape: Shape, scale: float, watch: Watch) -> dict[int, Tensor]:
-        shares = {}
-        for index in range(count):
+    def train(
+        self, num_microbatches: int, compute: Compute, hidden_shape: Shape, loss_scale: float, observer: ActionObserver
+    ) -> dict[int, Tensor]:
+        """Run forward and backward of each micro-batch; return its loss terms. `hidden_shape` is unused."""
+        losses = {}
+        for index in range(num_microbatches):
             forward, backward = Action(Kind.FORWARD, 0, index), Action(Kind.BACKWARD, 0, index)
-            watch.begin(forward)
+            observer.before_action(forward)
             terms = compute(0, index, None)
-            watch.begin(backward)
-            torch.autograd.backward(_scaled(terms, scale))
-            watch.done(backward)
-            shares[index] = terms.detach()
-        return shares
+            observer.before_action(backward)
+            torch.autograd.backward(_scaled_loss(terms, loss_scale))
+            observer.after_action(backward)
+            losses[index] = terms.detach()
+        return losses
 
-    def forward(self, compute: Compute, shapes: Sequence[Shape]) -> dict[int, Tensor]:
-        return {index: compute(0, index, None) for index in range(len(shapes))}
+    def forward(self, compute: Compute, hidden_shapes: Sequence[Shape]) -> dict[int, Tensor]:
+        """Return each batch's output; there are as many batches as shapes."""
+        return {index: compute(0, index, None) for index in range(len(hidden_shapes))}
 
-    def settle(self) -> None:
+    def wait_for_sends(self) -> None:
         """Wait for outstanding sends. A single stage has none."""
 
 
@@ -99,67 +103,76 @@ class Pipeline:
     """The executor of a rank's stages in a pipeline."""
 
     def __init__(
-        self, schedule: PipelineSchedule, mesh: Mesh, dtype: torch.dtype, device: torch.device, *, shares: bool
+        self, schedule: PipelineSchedule, mesh: Mesh, dtype: torch.dtype, device: torch.device, *, split_over_tp: bool
     ) -> None:
-        """Create the lanes. `shares` means that tp ranks hold the same activations, so each sends a part of them.
+        """Create the process groups of messages. Collective: every rank of the pipeline takes part.
 
-        Collective: every rank of the pipeline takes part.
+        `split_over_tp`: tp ranks hold the same activations, so each sends a part of them.
         """
-        self.schedule, self.mesh, self.dtype, self.device, self.shares = schedule, mesh, dtype, device, shares
-        self.at_once = 4 * mesh.pp.size
+        self.schedule, self.mesh, self.dtype, self.device = schedule, mesh, dtype, device
+        self.split_over_tp = split_over_tp
+        self.batches_at_once = 4 * mesh.pp.size
         owners = schedule.ranks_of_stages(mesh.layout.pp, mesh.layout.vp)
-        self.ends = owners[0], owners[-1]
+        self.end_ranks = owners[0], owners[-1]
         up, ranks = mesh.pp.group, mesh.pp.ranks
         assert up is not None
         if device.type == "cuda":  # because: sums along pp may use the whole device, lanes only few blocks
             up = new_group(ranks, mesh.timeout_s, LANE_CTAS)
         self.lanes = Lanes(up, new_group(ranks, mesh.timeout_s, LANE_CTAS))
         if device.type == "cuda":
-            warm(self.lanes, pairs_of(owners), mesh.pp, torch.zeros(1, device=device))
-        self.sent: list[Post] = []  # runs whose last messages may be in flight
+            open_lanes(self.lanes, message_pairs(owners), mesh.pp, torch.zeros(1, device=device))
+        self.sent: list[Mailbox] = []  # runs whose last messages may be in flight
 
-    def train(self, count: int, compute: Compute, shape: Shape, scale: float, watch: Watch) -> dict[int, Tensor]:
-        """Run the schedule; return [terms] of each micro-batch on the rank of the last stage, else an empty dict."""
-        row, routes = self._turns(count, forward_only=False)
-        post, last = self._post(routes, [shape] * count), len(routes.rank_of) - 1
-        held: dict[tuple[int, int], Held] = {}
-        shares = {}
+    def train(
+        self, num_microbatches: int, compute: Compute, hidden_shape: Shape, loss_scale: float, observer: ActionObserver
+    ) -> dict[int, Tensor]:
+        """Run the schedule; return each micro-batch's loss terms on the rank of the last stage, else an empty dict.
+
+        `hidden_shape` is the shape of the tensors between stages. The loss is multiplied by `loss_scale` for backward.
+        """
+        row, routes = self._row_and_routes(num_microbatches, forward_only=False)
+        mailbox, last = self._open_mailbox(routes, [hidden_shape] * num_microbatches), len(routes.rank_of) - 1
+        in_flight: dict[tuple[int, int], StageTensors] = {}
+        losses = {}
         for action in row:
             key = (action.stage, action.microbatch)
-            watch.begin(action)
+            observer.before_action(action)
             if action.kind is Kind.FORWARD:
-                hidden = self._arrive(post, action)
+                hidden = self._receive_input(mailbox, action)
                 out = compute(*key, hidden)
                 if action.stage == last:
-                    shares[action.microbatch] = out.detach()
-                    held[key] = Held(hidden, _scaled(out, scale))
+                    losses[action.microbatch] = out.detach()
+                    in_flight[key] = StageTensors(hidden, _scaled_loss(out, loss_scale))
                 else:
-                    held[key] = Held(hidden, get_gradient_edge(out))
-                    post.send(Letter(False, action.stage + 1, action.microbatch), out.detach())
-                del hidden, out  # because: the backward frees the tensors in `held`; these names would keep them alive
+                    in_flight[key] = StageTensors(hidden, get_gradient_edge(out))
+                    mailbox.send(MessageKey(False, action.stage + 1, action.microbatch), out.detach())
+                del hidden, out  # because: backward frees the tensors in `in_flight`; these names would keep them alive
             elif action.kind is Kind.WEIGHT:
-                held.pop(key).finish()
+                in_flight.pop(key).run_deferred()
             else:
-                self._backward(post, action, held, last)
-            watch.done(action)
-        self.sent.append(post)
-        return shares
+                self._backward(mailbox, action, in_flight, last)
+            observer.after_action(action)
+        self.sent.append(mailbox)
+        return losses
 
     @torch.no_grad()
-    def forward(self, compute: Compute, shapes: Sequence[Shape]) -> dict[int, Tensor]:
-        """Run only a schedule's forwards; return each batch's output of the last stage, on its rank."""
-        row, routes = self._turns(len(shapes), forward_only=True)
-        post, results = self._post(routes, shapes), {}
+    def forward(self, compute: Compute, hidden_shapes: Sequence[Shape]) -> dict[int, Tensor]:
+        """Run only a schedule's forwards; return each batch's output on the rank of the last stage, else an empty dict.
+
+        There are as many batches as `hidden_shapes`, the shape of the tensors between stages for each.
+        """
+        row, routes = self._row_and_routes(len(hidden_shapes), forward_only=True)
+        mailbox, results = self._open_mailbox(routes, hidden_shapes), {}
         for action in row:
-            out = compute(action.stage, action.microbatch, self._arrive(post, action))
+            out = compute(action.stage, action.microbatch, self._receive_input(mailbox, action))
             if action.stage == len(routes.rank_of) - 1:
                 results[action.microbatch] = out
             else:
-                post.send(Letter(False, action.stage + 1, action.microbatch), out)
-        self.sent.append(post)
+                mailbox.send(MessageKey(False, action.stage + 1, action.microbatch), out)
+        self.sent.append(mailbox)
         return results
 
-    def settle(self) -> None:
+    def wait_for_sends(self) -> None:
         """Wait for outstanding sends.
 
         The caller runs a collective over pp first, which no rank enters before it has received all its messages.
@@ -167,48 +180,55 @@ class Pipeline:
         while self.sent:
             self.sent.pop().close()
 
-    def _turns(self, count: int, *, forward_only: bool) -> tuple[Row, Routes]:
-        layout = self.mesh.layout
-        return _turns_once(self.schedule, layout.pp, layout.vp, count, self.mesh.pp.index, forward_only)
+    def _row_and_routes(self, num_microbatches: int, *, forward_only: bool) -> tuple[Row, Routes]:
+        """Return this rank's actions in order, and the messages that it exchanges."""
+        layout, rank = self.mesh.layout, self.mesh.pp.index
+        return _cached_row_and_routes(self.schedule, layout.pp, layout.vp, num_microbatches, rank, forward_only)
 
-    def _post(self, routes: Routes, shapes: Sequence[Shape]) -> Post:
-        like = torch.empty(0, dtype=self.dtype, device=self.device)
-        return Post(routes, shapes, like, self.mesh, self.lanes, shares=self.shares)
+    def _open_mailbox(self, routes: Routes, hidden_shapes: Sequence[Shape]) -> Mailbox:
+        """Create the mailbox of a run of the schedule, with a message shape per micro-batch."""
+        template = torch.empty(0, dtype=self.dtype, device=self.device)
+        return Mailbox(routes, hidden_shapes, template, self.mesh, self.lanes, split_over_tp=self.split_over_tp)
 
-    def _arrive(self, post: Post, action: Action) -> Tensor | None:
+    def _receive_input(self, mailbox: Mailbox, action: Action) -> Tensor | None:
+        """Return the hidden states that a forward reads, as a leaf for autograd; None for the first stage."""
         if action.stage == 0:
             return None
-        hidden = post.receive(Letter(False, action.stage, action.microbatch))
+        hidden = mailbox.receive(MessageKey(False, action.stage, action.microbatch))
         return hidden.detach().requires_grad_(torch.is_grad_enabled())
 
-    def _backward(self, post: Post, action: Action, held: dict[tuple[int, int], Held], last: int) -> None:
+    def _backward(
+        self, mailbox: Mailbox, action: Action, in_flight: dict[tuple[int, int], StageTensors], last: int
+    ) -> None:
         """Run a whole backward or its input half, and send the gradient of the stage's input."""
         key = (action.stage, action.microbatch)
-        it, grad = held[key], None
-        assert it.out is not None
+        tensors, grad = in_flight[key], None
+        assert tensors.out is not None
         if action.stage < last:
-            grad = post.receive(Letter(True, action.stage, action.microbatch))
+            grad = mailbox.receive(MessageKey(True, action.stage, action.microbatch))
         if action.kind is Kind.INPUT:
-            with defer_products(it.later):
-                torch.autograd.backward(it.out, grad)
-            held[key] = Held(None, None, it.later)
+            with defer_products(tensors.deferred):
+                torch.autograd.backward(tensors.out, grad)
+            in_flight[key] = StageTensors(None, None, tensors.deferred)
         else:
-            torch.autograd.backward(it.out, grad)
-            del held[key]
-        if it.hidden is not None:
-            assert it.hidden.grad is not None
-            post.send(Letter(True, action.stage - 1, action.microbatch), it.hidden.grad)
+            torch.autograd.backward(tensors.out, grad)
+            del in_flight[key]
+        if tensors.hidden is not None:
+            assert tensors.hidden.grad is not None
+            mailbox.send(MessageKey(True, action.stage - 1, action.microbatch), tensors.hidden.grad)
 
 
 @cache  # because: a run uses only a few different numbers of micro-batches
-def _turns_once(
-    schedule: PipelineSchedule, pp: int, vp: int, count: int, rank: int, forward_only: bool
+def _cached_row_and_routes(
+    schedule: PipelineSchedule, pp: int, vp: int, num_microbatches: int, rank: int, forward_only: bool
 ) -> tuple[Row, Routes]:
-    table = schedule.table(pp, vp, count)
+    """Return the pp rank's actions in order, and the messages that it exchanges."""
+    table = schedule.table(pp, vp, num_microbatches)
     rows = [[a for a in row if a.kind is Kind.FORWARD or not forward_only] for row in table.actions]
     return rows[rank], Routes.of(rows, table.rank_of, rank)
 
 
-def _scaled(terms: Tensor, scale: float) -> Tensor:
+def _scaled_loss(terms: Tensor, loss_scale: float) -> Tensor:
+    """Return the sum of the loss terms, times the loss scale."""
     loss = terms.sum()
-    return loss if scale == 1.0 else loss * scale
+    return loss if loss_scale == 1.0 else loss * loss_scale

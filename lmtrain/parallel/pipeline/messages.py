@@ -29,8 +29,8 @@ from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.schedules.table import Action, Kind
 
-_POSTED = 2  # posted receives per peer: the awaited message and the next one
-_TERMS_TAG = 1
+_NUM_POSTED = 2  # posted receives per peer: the awaited message and the next one
+_HEADER_TAG = 1
 # of a GPU's 132; because: a receive that is posted early occupies its thread blocks until the message comes, while the
 # previous stage computes. Four blocks copy about 100 GB/s over NVLink (not measured here), 50 MB in half a ms
 LANE_CTAS = 4
@@ -45,19 +45,23 @@ class Lanes:
     down: dist.ProcessGroup
 
     def between(self, sender: int, receiver: int) -> dist.ProcessGroup:
+        """Return the group for messages from one pp rank to another."""
         return self.up if sender < receiver else self.down
 
 
-def pairs_of(owners: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the (sender, receiver) pairs along pp of all messages between these stage owners, in `warm`'s order."""
-    steps = [(one, other) for one, other in pairwise(owners) if one != other]
-    both = {*steps, *((other, one) for one, other in steps)}
+def message_pairs(owners: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the (sender, receiver) pairs of pp ranks that exchange messages, in the order for `open_lanes`.
+
+    `owners` is the pp rank of each stage.
+    """
+    hops = [(one, other) for one, other in pairwise(owners) if one != other]
+    pairs = {*hops, *((other, one) for one, other in hops)}
     # because: pairs that share no rank connect at the same time, so that 64 stages take no longer than 4
-    return sorted(both, key=lambda pair: (pair[0] > pair[1], min(pair) % 2, pair))
+    return sorted(pairs, key=lambda pair: (pair[0] > pair[1], min(pair) % 2, pair))
 
 
-def warm(lanes: Lanes, pairs: Sequence[tuple[int, int]], pp: Axis, tensor: Tensor) -> None:
-    """Send a first message along each lane, in the same order on all ranks.
+def open_lanes(lanes: Lanes, pairs: Sequence[tuple[int, int]], pp: Axis, tensor: Tensor) -> None:
+    """Send `tensor` once along each lane, in the order of `pairs` on all ranks, so that the lanes are connected.
 
     because: NCCL creates a pair's communicator at its first message and blocks the host until both ranks take part; two
     ranks that each start with a different neighbour, as schedules do, would deadlock
@@ -72,7 +76,7 @@ def warm(lanes: Lanes, pairs: Sequence[tuple[int, int]], pp: Axis, tensor: Tenso
 
 
 @dataclass(frozen=True)
-class Letter:
+class MessageKey:
     """The key of a message that crosses into `stage`: hidden states, or their gradient if `backward`."""
 
     backward: bool
@@ -85,25 +89,25 @@ class Letter:
         return self.stage + 1 if self.backward else self.stage - 1
 
 
-def needed_by(action: Action, last_stage: int) -> Letter | None:
+def message_needed_by(action: Action, last_stage: int) -> MessageKey | None:
     """Return the message that an action waits for, or None."""
     backward = action.kind is not Kind.FORWARD
     if action.kind is Kind.WEIGHT or action.stage == (last_stage if backward else 0):
         return None
-    return Letter(backward, action.stage, action.microbatch)
+    return MessageKey(backward, action.stage, action.microbatch)
 
 
-def letter_of(action: Action, last_stage: int) -> Letter | None:
+def message_sent_after(action: Action, last_stage: int) -> MessageKey | None:
     """Return the message that is sent after this action, or None."""
     if action.kind is Kind.FORWARD:
-        return Letter(False, action.stage + 1, action.microbatch) if action.stage < last_stage else None
+        return MessageKey(False, action.stage + 1, action.microbatch) if action.stage < last_stage else None
     if action.kind is Kind.WEIGHT or action.stage == 0:
         return None
-    return Letter(True, action.stage - 1, action.microbatch)
+    return MessageKey(True, action.stage - 1, action.microbatch)
 
 
 @dataclass(frozen=True)
-class Terms:
+class Header:
     """The header that a sender and a receiver compare before the first message."""
 
     num_messages: int
@@ -116,14 +120,16 @@ class Terms:
         return torch.tensor([self.num_messages, self.num_numbers, _DTYPES.index(self.dtype), *self.shape])
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Terms:
+    def of(cls, tensor: Tensor) -> Header:
+        """Decode a header."""
         num_messages, num_numbers, dtype, *shape = tensor.tolist()
         return cls(num_messages, num_numbers, tuple(shape), _DTYPES[dtype])
 
     def __str__(self) -> str:
-        alike = self.num_numbers == self.num_messages * math.prod(self.shape)
-        others = "" if alike else f" and other shapes, {self.num_numbers} numbers in all,"
-        return f"{self.num_messages} messages of {list(self.shape)}{others} {str(self.dtype).removeprefix('torch.')}"
+        same_shape = self.num_numbers == self.num_messages * math.prod(self.shape)
+        other_shapes = "" if same_shape else f" and other shapes, {self.num_numbers} numbers in all,"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.num_messages} messages of {list(self.shape)}{other_shapes} {dtype}"
 
 
 class Inbox:
@@ -131,88 +137,91 @@ class Inbox:
 
     def __init__(
         self,
-        letters: Sequence[Letter],
+        keys: Sequence[MessageKey],
         sender: int,
         group: dist.ProcessGroup,
-        empty: Callable[[Letter], Tensor],
-        terms: Terms,
+        new_buffer: Callable[[MessageKey], Tensor],
+        header: Header,
     ) -> None:
-        self.sender, self.group, self.empty, self.terms = sender, group, empty, terms
-        self.coming = deque(letters)
-        self.posted: deque[tuple[Letter, Tensor, dist.Work]] = deque()
-        self.arrived: dict[Letter, Tensor] = {}
+        self.sender, self.group, self.new_buffer, self.header = sender, group, new_buffer, header
+        self.expected = deque(keys)
+        self.posted: deque[tuple[MessageKey, Tensor, dist.Work]] = deque()
+        self.arrived: dict[MessageKey, Tensor] = {}
         self.is_first = True
-        self.told = torch.empty_like(terms.to_tensor())
-        self.telling = dist.irecv(self.told, sender, group=group, tag=_TERMS_TAG)
+        self.header_tensor = torch.empty_like(header.to_tensor())
+        self.header_receive = dist.irecv(self.header_tensor, sender, group=group, tag=_HEADER_TAG)
 
-    def take(self, letter: Letter) -> Tensor:
-        if self.telling is not None:
-            self._agree(self.telling)
-        while letter not in self.arrived:
-            came, tensor, work = self.posted.popleft()
+    def receive(self, key: MessageKey) -> Tensor:
+        """Wait for a message and return it."""
+        if self.header_receive is not None:
+            self._check_header(self.header_receive)
+        while key not in self.arrived:
+            arrived_key, tensor, work = self.posted.popleft()
             began, since_ns = phases.now(tensor), monotonic_ns()
             _wait(work)
             if self.is_first:
                 self.is_first = False
                 links.came(self.sender, since_ns)
-            phases.message(began, "receive", self.sender, tensor, came)
-            self.arrived[came] = tensor
-            self._post()
-        return self.arrived.pop(letter)
+            phases.message(began, "receive", self.sender, tensor, arrived_key)
+            self.arrived[arrived_key] = tensor
+            self._post_receives()
+        return self.arrived.pop(key)
 
-    def _agree(self, telling: dist.Work) -> None:
-        began = phases.now(self.told)
-        _wait(telling)
-        phases.message(began, "receive", self.sender, self.told)
-        self.telling, told = None, Terms.of(self.told)
-        if told != self.terms:
+    def _check_header(self, header_receive: dist.Work) -> None:
+        """Wait for the sender's header; raise LayoutError if it differs from this rank's."""
+        began = phases.now(self.header_tensor)
+        _wait(header_receive)
+        phases.message(began, "receive", self.sender, self.header_tensor)
+        self.header_receive, received = None, Header.of(self.header_tensor)
+        if received != self.header:
             raise LayoutError(
-                f"Rank {self.sender} sends {told} to rank {dist.get_rank()}, which expects {self.terms}: they do not "
-                "have the same batch. Give every stage of a pipeline the same settings and the same data."
+                f"Rank {self.sender} sends {received} to rank {dist.get_rank()}, which expects {self.header}: they do "
+                "not have the same batch. Give every stage of a pipeline the same settings and the same data."
             )
-        self._post()
+        self._post_receives()
 
-    def _post(self) -> None:
-        while self.coming and len(self.posted) < _POSTED:
-            letter = self.coming.popleft()
-            tensor = self.empty(letter)
+    def _post_receives(self) -> None:
+        """Start receiving the next messages, so that `_NUM_POSTED` receives are posted."""
+        while self.expected and len(self.posted) < _NUM_POSTED:
+            key = self.expected.popleft()
+            tensor = self.new_buffer(key)
             work = dist.irecv(tensor, self.sender, group=self.group)
             assert work is not None
-            self.posted.append((letter, tensor, work))
+            self.posted.append((key, tensor, work))
 
 
 class Outbox:
     """The sender of messages to a peer, which keeps each message until it has arrived."""
 
-    def __init__(self, receiver: int, group: dist.ProcessGroup, terms: Terms) -> None:
-        self.receiver, self.group, self.terms = receiver, group, terms
-        self.under_way: deque[tuple[int, dist.Work, Tensor]] = deque()
+    def __init__(self, receiver: int, group: dist.ProcessGroup, header: Header) -> None:
+        self.receiver, self.group, self.header = receiver, group, header
+        self.in_flight: deque[tuple[int, dist.Work, Tensor]] = deque()
         self.is_first = True
-        self._send(-1, terms.to_tensor(), _TERMS_TAG)
+        self._send(-1, header.to_tensor(), _HEADER_TAG)
 
-    def send(self, needed: int, tensor: Tensor, letter: Letter) -> None:
-        """Start sending. `needed` is the index of the receiver's action that waits for the message."""
+    def send(self, needed_at: int, tensor: Tensor, key: MessageKey) -> None:
+        """Start sending. `needed_at` is the index, in the receiver's row, of the action that waits for the message."""
         if self.is_first:
             self.is_first = False
             links.sent(self.receiver)
-        self._send(needed, tensor, 0, letter)
-        while self.under_way and self.under_way[0][1].is_completed():
-            self.under_way.popleft()
+        self._send(needed_at, tensor, 0, key)
+        while self.in_flight and self.in_flight[0][1].is_completed():
+            self.in_flight.popleft()
 
-    def _send(self, needed: int, tensor: Tensor, tag: int, letter: Letter | None = None) -> None:
+    def _send(self, needed_at: int, tensor: Tensor, tag: int, key: MessageKey | None = None) -> None:
         began = phases.now(tensor)
         work = dist.isend(tensor, self.receiver, group=self.group, tag=tag)
-        phases.message(began, "send", self.receiver, tensor, letter)
+        phases.message(began, "send", self.receiver, tensor, key)
         assert work is not None
-        self.under_way.append((needed, work, tensor))
+        self.in_flight.append((needed_at, work, tensor))
 
-    def let_go(self, done: float = math.inf) -> None:
-        """Complete and free the sends that the receiver needed before its action `done`, which have arrived.
+    def free_sent(self, done: float = math.inf) -> None:
+        """Complete and free the sends that the receiver needed before its action of index `done`: they have arrived.
 
         because: gloo reports a send as complete only to a caller that waits for it
         """
-        while self.under_way and self.under_way[0][0] < done:
-            _, work, tensor = self.under_way.popleft()
+        while self.in_flight and self.in_flight[0][0] < done:
+            _, work, tensor = self.in_flight.popleft()
             began = phases.now(tensor)
             _wait(work, "a message to another stage")
             phases.message(began, "taken", self.receiver, tensor)
@@ -223,98 +232,109 @@ class Routes:
     """The messages that a rank exchanges with each peer in a run of a schedule."""
 
     rank_of: tuple[int, ...]  # stage -> pp rank
-    sent_at: Mapping[Letter, int]  # index of the action in the sender's row
-    needed_at: Mapping[Letter, int]  # index of the action in the receiver's row
-    from_peer: Mapping[int, list[Letter]]
-    to_peer: Mapping[int, list[Letter]]
+    sent_at: Mapping[MessageKey, int]  # index of the action in the sender's row
+    needed_at: Mapping[MessageKey, int]  # index of the action in the receiver's row
+    from_peer: Mapping[int, list[MessageKey]]
+    to_peer: Mapping[int, list[MessageKey]]
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Action]], rank_of: tuple[int, ...], me: int) -> Routes:
+    def of(cls, rows: Sequence[Sequence[Action]], rank_of: tuple[int, ...], pp_index: int) -> Routes:
+        """Build the routes of the pp rank `pp_index` from every rank's row of a schedule."""
         last_stage = len(rank_of) - 1
         sent_at, needed_at = {}, {}
         from_peer, to_peer = defaultdict(list), defaultdict(list)
         for row in rows:
             for number, action in enumerate(row):
-                if needed := needed_by(action, last_stage):
-                    needed_at[needed] = number
-                if letter := letter_of(action, last_stage):
-                    sent_at[letter] = number
-                    sender, receiver = rank_of[action.stage], rank_of[letter.stage]
-                    if receiver == me != sender:
-                        from_peer[sender].append(letter)
-                    elif sender == me != receiver:
-                        to_peer[receiver].append(letter)
+                if needed_key := message_needed_by(action, last_stage):
+                    needed_at[needed_key] = number
+                if key := message_sent_after(action, last_stage):
+                    sent_at[key] = number
+                    sender, receiver = rank_of[action.stage], rank_of[key.stage]
+                    if receiver == pp_index != sender:
+                        from_peer[sender].append(key)
+                    elif sender == pp_index != receiver:
+                        to_peer[receiver].append(key)
         return cls(rank_of, sent_at, needed_at, dict(from_peer), dict(to_peer))
 
 
-class Post:
+class Mailbox:
     """The inboxes and outboxes of a rank for a run of a schedule."""
 
     def __init__(
-        self, routes: Routes, shapes: Sequence[tuple[int, ...]], like: Tensor, mesh: Mesh, lanes: Lanes, *, shares: bool
+        self,
+        routes: Routes,
+        shapes: Sequence[tuple[int, ...]],
+        template: Tensor,
+        mesh: Mesh,
+        lanes: Lanes,
+        *,
+        split_over_tp: bool,
     ) -> None:
         """Create the in- and outboxes, which starts the exchange of headers.
 
-        `shapes` holds each micro-batch's message shape; all messages have the dtype and device of `like`. `shares`
-        means that tp ranks send equal messages, which are then split over tp.
+        `shapes` holds each micro-batch's message shape; all messages have the dtype and device of `template`. With
+        `split_over_tp` tp ranks have equal messages, and each sends a part of them.
         """
-        self.routes, self.shapes, self.pp, self.tp, self.shares = routes, shapes, mesh.pp, mesh.tp, shares
-        me, ranks = mesh.pp.index, mesh.pp.ranks
+        self.routes, self.shapes, self.pp, self.tp, self.split_over_tp = routes, shapes, mesh.pp, mesh.tp, split_over_tp
+        pp_index, ranks = mesh.pp.index, mesh.pp.ranks
 
-        def terms(letters: Sequence[Letter]) -> Terms:
-            all_shapes = [shapes[letter.microbatch] for letter in letters]
-            return Terms(len(letters), sum(map(math.prod, all_shapes)), tuple(all_shapes[0]), like.dtype)
+        def header(keys: Sequence[MessageKey]) -> Header:
+            all_shapes = [shapes[key.microbatch] for key in keys]
+            return Header(len(keys), sum(map(math.prod, all_shapes)), tuple(all_shapes[0]), template.dtype)
 
-        def empty(letter: Letter) -> Tensor:
-            shape = shapes[letter.microbatch]
-            return like.new_empty(math.prod(shape) // self.tp.size if self._is_shared(shape) else shape)
+        def new_buffer(key: MessageKey) -> Tensor:
+            shape = shapes[key.microbatch]
+            return template.new_empty(math.prod(shape) // self.tp.size if self._is_split(shape) else shape)
 
         self.outboxes = {
-            peer: Outbox(ranks[peer], lanes.between(me, peer), terms(letters))
-            for peer, letters in routes.to_peer.items()
+            peer: Outbox(ranks[peer], lanes.between(pp_index, peer), header(keys))
+            for peer, keys in routes.to_peer.items()
         }  # fmt: skip
         self.inboxes = {
-            peer: Inbox(letters, ranks[peer], lanes.between(peer, me), empty, terms(letters))
-            for peer, letters in routes.from_peer.items()
+            peer: Inbox(keys, ranks[peer], lanes.between(peer, pp_index), new_buffer, header(keys))
+            for peer, keys in routes.from_peer.items()
         }  # fmt: skip
-        self.own: dict[Letter, Tensor] = {}  # messages between two stages of this rank
+        self.local_messages: dict[MessageKey, Tensor] = {}  # messages between two stages of this rank
 
-    def send(self, letter: Letter, tensor: Tensor) -> None:
-        shape = self.shapes[letter.microbatch]
+    def send(self, key: MessageKey, tensor: Tensor) -> None:
+        """Start sending a message; raise LayoutError if its shape is not the announced one."""
+        shape = self.shapes[key.microbatch]
         if tensor.shape != shape:
             raise LayoutError(
-                f"Stage {letter.sender} on rank {dist.get_rank()} made {list(tensor.shape)}, and {list(shape)} "
-                "was announced. Give all microbatches of a step the same size."
+                f"Stage {key.sender} on rank {dist.get_rank()} computed a tensor of shape {list(tensor.shape)}, and "
+                f"{list(shape)} was announced. Give all microbatches of a step the same size."
             )
-        to = self.routes.rank_of[letter.stage]
-        if to == self.pp.index:
-            self.own[letter] = tensor
+        receiver = self.routes.rank_of[key.stage]
+        if receiver == self.pp.index:
+            self.local_messages[key] = tensor
             return
         tensor = tensor.contiguous()
-        if self._is_shared(shape):
+        if self._is_split(shape):
             tensor = tensor.flatten().chunk(self.tp.size)[self.tp.index]
         if not fault_point("pipeline.message"):
-            self.outboxes[to].send(self.routes.needed_at[letter], tensor, letter)
+            self.outboxes[receiver].send(self.routes.needed_at[key], tensor, key)
 
-    def receive(self, letter: Letter) -> Tensor:
-        sender = self.routes.rank_of[letter.sender]
+    def receive(self, key: MessageKey) -> Tensor:
+        """Wait for a message and return it; free the sends that have then arrived."""
+        sender = self.routes.rank_of[key.sender]
         if sender == self.pp.index:
-            return self.own.pop(letter)
-        tensor = self.inboxes[sender].take(letter)
+            return self.local_messages.pop(key)
+        tensor = self.inboxes[sender].receive(key)
         if sender in self.outboxes:
-            self.outboxes[sender].let_go(self.routes.sent_at[letter])
-        shape = self.shapes[letter.microbatch]
-        if self._is_shared(shape):
+            self.outboxes[sender].free_sent(self.routes.sent_at[key])
+        shape = self.shapes[key.microbatch]
+        if self._is_split(shape):
             # collective: gathers the tp ranks' shares of a message
             tensor = gather_stack(tensor, self.tp, "shares of a message")
         return tensor.view(shape)
 
-    def _is_shared(self, shape: tuple[int, ...]) -> bool:
-        return self.shares and math.prod(shape) % self.tp.size == 0
+    def _is_split(self, shape: tuple[int, ...]) -> bool:
+        return self.split_over_tp and math.prod(shape) % self.tp.size == 0
 
     def close(self) -> None:
+        """Wait for all sends."""
         for outbox in self.outboxes.values():
-            outbox.let_go()
+            outbox.free_sent()
 
 
 def _wait(work: dist.Work, what: str = "a message from another stage") -> None:

@@ -5,10 +5,10 @@ Works on local fp32 gradients of any layout. Called by ParallelModel.finish_grad
 On any layout two parameter names may share a weight. Ties are handled only here; the file answers five questions.
 
 Is it the same object?  Yes if a module holds both names (models/init.apply_ties). Stages hold a copy each.
-Does it start equal?    A copy has the place of the first name, by which it is drawn or loaded (`copies`).
+Does it start equal?    A copy has the place of the first name, by which it is drawn or loaded (`tied_copies`).
 Does it stay equal?     Both get the sum of both gradients, bit for bit (`TiedSums`), and the same update.
 Is it counted once?     A copy's place has another name than the copy, so norms and sums skip it.
-Is it saved once?       No rank owns a copy (`copies`).
+Is it saved once?       No rank owns a copy (`tied_copies`).
 """
 
 from __future__ import annotations
@@ -37,9 +37,12 @@ if TYPE_CHECKING:
 Weights: TypeAlias = "MasterWeights | ShardedWeights"
 
 
-def copies(ties: Iterable[Tie], held: Iterable[str], places: Mapping[str, Place]) -> dict[str, Place]:
-    """Return placements for tied weights that this rank holds as a separate copy (embedding and head on two stages)."""
-    names = set(held)
+def tied_copies(ties: Iterable[Tie], held_names: Iterable[str], places: Mapping[str, Place]) -> dict[str, Place]:
+    """Return the placements of tied weights that this rank holds as a separate copy, by the copy's name.
+
+    A copy exists if embedding and head are on two stages. `held_names` are the names of this rank's parameters.
+    """
+    names = set(held_names)
     return {tie.second: replace(places[tie.first], is_owner=False) for tie in ties if tie.second in names}
 
 
@@ -52,25 +55,25 @@ class TiedSums:
     """The sums of tied weights' gradients over the two ranks that hold a copy each.
 
     Each rank starts the sum as soon as its own gradient is complete, in a group without other messages, so that the sum
-    overlaps the remaining compute of other stages. `sum_gradients` waits for it.
+    overlaps the remaining compute of other stages. `sum_tied_gradients` waits for it.
     """
 
     def __init__(
-        self, ties: Sequence[Tie], mesh: Mesh, ends: tuple[int, int], weights: Weights, device: torch.device
+        self, ties: Sequence[Tie], mesh: Mesh, end_ranks: tuple[int, int], weights: Weights, device: torch.device
     ) -> None:
-        """Create the group. `ends` are the pp ranks of the first and the last stage. Collective over the pipeline."""
-        first, last = ends
+        """Create the group. `end_ranks` are the pp ranks of the first and last stage. Collective over the pipeline."""
+        first, last = end_ranks
         self.names: list[str] = []  # names of this rank's gradients that are summed
-        self.whole: dict[str, Tensor] = {}
-        self.under_way: list[tuple[dist.Work, Tensor]] = []
+        self.complete: dict[str, Tensor] = {}
+        self.in_flight: list[tuple[dist.Work, Tensor]] = []
         if first == last or not ties:
             return
-        two = tuple(sorted((mesh.pp.ranks[first], mesh.pp.ranks[last])))
-        if mesh.rank in two:
+        both_ranks = tuple(sorted((mesh.pp.ranks[first], mesh.pp.ranks[last])))
+        if mesh.rank in both_ranks:
             self.names = [tie.first if mesh.pp.index == first else tie.second for tie in ties]
         # because: torch numbers groups per rank for their names, so ranks between the ends must create a group as well
-        self.group = new_group(two if self.names else (mesh.rank,), mesh.timeout_s)
-        self.pp, self.peer = mesh.pp, next(rank for rank in two if rank != mesh.rank)
+        self.group = new_group(both_ranks if self.names else (mesh.rank,), mesh.timeout_s)
+        self.pp, self.peer = mesh.pp, next(rank for rank in both_ranks if rank != mesh.rank)
         if self.names:
             # collective: sums a zero over the two ranks. because: at a group's first sum NCCL blocks the host until
             # both ranks take part, and a blocked rank could not send a message for which the other waits
@@ -78,38 +81,39 @@ class TiedSums:
         is_first = mesh.pp.index == first
         stage = 0 if is_first else mesh.layout.pp * mesh.layout.vp - 1
         for name in self.names:  # an embedding's gradient is never deferred, a head's is a product and may be
-            weights.when_whole(name, stage, Kind.INPUT if is_first else Kind.WEIGHT, self.begin)
+            weights.on_complete_gradient(name, stage, Kind.INPUT if is_first else Kind.WEIGHT, self.start)
 
     @torch.no_grad()
-    def begin(self, name: str, gradient: Tensor) -> None:
-        """Start the sums whose gradients are complete on this rank. Both ranks sum in the order of `names`."""
-        self.whole[name] = gradient
-        for name in self.names[len(self.under_way) :]:
-            if name not in self.whole:
+    def start(self, name: str, gradient: Tensor) -> None:
+        """Note that a gradient is complete, and start each sum that is next. Both ranks sum in the order of `names`."""
+        self.complete[name] = gradient
+        for name in self.names[len(self.in_flight) :]:
+            if name not in self.complete:
                 return
-            gradient = self.whole.pop(name)
+            gradient = self.complete.pop(name)
             # collective: sums a tied weight's gradient over the two ranks that hold it, once per step
             work = dist.all_reduce(gradient, group=self.group, async_op=True)
             assert work is not None
-            self.under_way.append((work, gradient))
+            self.in_flight.append((work, gradient))
 
     def wait(self) -> None:
-        for work, gradient in self.under_way:
+        """Wait for the sums that have been started."""
+        for work, gradient in self.in_flight:
             began = phases.now(gradient)
             with phases.within("collective", "the gradient of a tied weight"):
                 work.wait()
             phases.exchange(began, "the gradient of a tied weight", self.pp, gradient, self.peer, early=True)
-        self.under_way.clear()
+        self.in_flight.clear()
 
 
 @torch.no_grad()
-def sum_gradients(gradients: Mapping[str, Tensor], ties: Iterable[Tie], under_way: TiedSums) -> None:
-    """Finish the sums of tied gradients in place."""
-    under_way.wait()
+def sum_tied_gradients(gradients: Mapping[str, Tensor], ties: Iterable[Tie], tied_sums: TiedSums) -> None:
+    """Finish in place the sums of tied weights' gradients; afterwards both names have the whole gradient."""
+    tied_sums.wait()
     for tie in ties:
-        one, other = gradients.get(tie.first), gradients.get(tie.second)
-        if one is not None and other is not None:  # both names are on stages of this rank
-            other.copy_(one.add_(other))
+        first, second = gradients.get(tie.first), gradients.get(tie.second)
+        if first is not None and second is not None:  # both names are on stages of this rank
+            second.copy_(first.add_(second))
 
 
 @torch.no_grad()
@@ -138,11 +142,11 @@ def gradient_norm(
     if world.size == 1:
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients.values()))))
         return norm
-    alike: dict[int, list[Tensor]] = {}
+    by_holders: dict[int, list[Tensor]] = {}
     for name, gradient in gradients.items():
         if not is_copy(name, places[name]):
-            alike.setdefault(places[name].num_holders, []).append(gradient)
-    squares = [torch.stack(torch._foreach_norm(group)).square().sum() / held for held, group in alike.items()]
+            by_holders.setdefault(places[name].num_holders, []).append(gradient)
+    squares = [torch.stack(torch._foreach_norm(group)).square().sum() / num for num, group in by_holders.items()]
     # a middle stage without layers holds no weights
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=device)
     # collective: sums squares over the world; values that several ranks hold are divided by the number of holders

@@ -17,7 +17,7 @@ from lmtrain.parallel.compute_settings import Fp16Settings, PrecisionSettings
 from lmtrain.parallel.products import SummingModule, reset_gradient_totals
 from lmtrain.schedules.table import Action, Kind
 
-Use = Callable[[str, Tensor], None]  # (name of a weight, gradient)
+GradientCallback = Callable[[str, Tensor], None]  # (name of a weight, gradient)
 WORK_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -32,7 +32,7 @@ class MasterWeights:
         `summing_modules` lists the modules whose weight gradients, in half precision, are summed by products.
         """
         self.dtype, self.work = dtype, parameters
-        self._watched: list[tuple[str, int, Kind, Use]] = []
+        self._callbacks: list[tuple[str, int, Kind, GradientCallback]] = []
         self.summing_modules: list[tuple[nn.Parameter, SummingModule]] = []
         if all(parameter.dtype is dtype for parameter in parameters.values()):
             self.master = self.work
@@ -42,7 +42,7 @@ class MasterWeights:
         for name, parameter in self.work.items():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                    _move_gradient(self.master[name])
+                    _make_gradient_hook(self.master[name])
                 )
         names = {parameter: name for name, parameter in self.work.items()}
         self.summing_modules = [(self.master[names[module.weight]], module) for module in summing_modules]
@@ -53,9 +53,9 @@ class MasterWeights:
         return {} if self.master is self.work else {self.master[name]: work for name, work in self.work.items()}
 
     @torch.no_grad()
-    def publish(self, *, written: bool = False) -> None:
-        """Round the masters into the compute weights after an update or a load, unless already `written`."""
-        if self.master is not self.work and not written:
+    def publish(self, *, already_written: bool = False) -> None:
+        """Round the masters into the compute weights after an update or a load, unless the update has done so."""
+        if self.master is not self.work and not already_written:
             torch._foreach_copy_(list(self.work.values()), list(self.master.values()))
 
     def clear_gradients(self, num_microbatches: int) -> None:
@@ -66,34 +66,36 @@ class MasterWeights:
         for master, module in self.summing_modules:
             master.grad = module.gradient_total
 
-    def begin(self, action: Action, last: bool) -> None:
-        """Prepare for an action. Without data parallelism there is nothing to send."""
+    def before_action(self, action: Action, is_last: bool) -> None:
+        """Do nothing: without data parallelism no gradient is reduced."""
 
-    def when_whole(self, name: str, stage: int, half: Kind, use: Use) -> None:
-        """Register `use` to be called with the weight's gradient after the step's last backward that adds to it.
+    def on_complete_gradient(self, name: str, stage: int, half: Kind, callback: GradientCallback) -> None:
+        """Register `callback(name, gradient)`, called in each step after the last backward that adds to the gradient.
 
-        In a split backward `half` is the half that adds to the gradient.
+        `stage` holds the weight; in a split backward `half` is the half that adds to the gradient.
         """
-        self._watched.append((name, stage, half, use))
+        self._callbacks.append((name, stage, half, callback))
 
-    def done(self, action: Action, last: bool) -> None:
-        """Call the registered functions whose gradient is complete after this action."""
-        for name, stage, half, use in self._watched:
-            if last and action.stage == stage and action.kind in (Kind.BACKWARD, half):
+    def after_action(self, action: Action, is_last: bool) -> None:
+        """Call the registered callbacks whose gradient is complete after this action of the last micro-batch."""
+        for name, stage, half, callback in self._callbacks:
+            if is_last and action.stage == stage and action.kind in (Kind.BACKWARD, half):
                 gradient = self.master[name].grad
                 assert gradient is not None
-                use(name, gradient)
+                callback(name, gradient)
 
-    def collect(self) -> None:
+    def collect_gradients(self) -> None:
         """Finish after the last backward. Master gradients are already complete."""
 
 
 def to_work_dtype(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
+    """Convert the parameters in place to the dtype of compute weights."""
     for parameter in parameters:
         parameter.data = parameter.data.to(dtype)
 
 
-def _move_gradient(master: nn.Parameter) -> Any:
+def _make_gradient_hook(master: nn.Parameter) -> Any:
+    """Return a hook that adds a compute weight's gradient to its master's gradient in fp32, and frees it."""
     def hook(work: Tensor) -> None:
         if work.grad is None:  # deferred by a schedule with a split backward
             return
@@ -119,9 +121,11 @@ class LossScale:
 
     @property
     def dynamic(self) -> bool:
+        """True in fp16, where the scale adapts."""
         return self.settings is not None
 
     def update(self, overflow: bool) -> None:
+        """Adapt the scale after a step; `overflow` means that its gradients were not finite."""
         if self.settings is None:
             return
         self.good_steps = 0 if overflow else self.good_steps + 1
@@ -132,8 +136,10 @@ class LossScale:
             self.good_steps = 0
 
     def state(self) -> dict[str, float]:
+        """Return the entries that a checkpoint stores."""
         return {"loss_scale": self.value, "good_steps": self.good_steps}
 
     def load(self, state: dict[str, Any]) -> None:
+        """Restore the scale from a checkpoint's entries, if it has them and this run is in fp16."""
         if self.settings is not None and "loss_scale" in state:
             self.value, self.good_steps = float(state["loss_scale"]), int(state["good_steps"])

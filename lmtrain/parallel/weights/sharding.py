@@ -2,8 +2,9 @@
 
 Called by apply. Each block is an FSDP group, so that gathering the next block and reducing the previous block's
 gradients overlap compute; each vocabulary table (embedding, head) is a group too; norms, positions and two tied tables
-belong to the root group. A step waits for its reductions once, in `collect`. Gradients are summed, not averaged: the
-loss is already divided by the global count. Independent of tensor parallelism: the model is a rank's part.
+belong to the root group. A step waits for its reductions once, in `collect_gradients`. Gradients are summed, not
+averaged: the loss is already divided by the global count. Independent of tensor parallelism: the model is a rank's
+part.
 
 zero 0, 1   a reduction per step, after the last micro-batch; weights are gathered once per step. Until then gradients
             accumulate in fp32, those of products directly in the products
@@ -28,13 +29,13 @@ from lmtrain.parallel.collectives import all_gather, reduce_scatter
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.products import SummingModule, reset_gradient_totals
 from lmtrain.parallel.tensor import VocabEmbedding
-from lmtrain.parallel.weights.precision import Use
+from lmtrain.parallel.weights.precision import GradientCallback
 from lmtrain.schedules.table import Action, Kind
 from lmtrain.spec import LanguageModel, Split
 
 
 def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype: torch.dtype) -> str:
-    """Shard a model without memory in place; return the log line."""
+    """Shard a model on meta in place with FSDP2, at ZeRO level `zero`; return the log line."""
     assert isinstance(model, nn.Module)
     plane = mesh.data_mesh()
     options: dict[str, Any] = {
@@ -42,67 +43,67 @@ def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype:
         # because: the model casts its inputs itself; angles stay fp32 and masks bool in every precision
         "mp_policy": MixedPrecisionPolicy(work_dtype, torch.float32, cast_forward_inputs=False),
     }
-    tables = _tables(model)
+    tables = _vocabulary_tables(model)
     for block in model.blocks.values():
         fully_shard(block, **options, reshard_after_forward=zero == 3)
     for table in tables:
         # because: a head's backward starts right after its forward, so releasing its weights would gather them twice
-        fully_shard(table, **options, reshard_after_forward=zero == 3 and _is_read(table))
+        fully_shard(table, **options, reshard_after_forward=zero == 3 and _is_embedding(table))
     # because: backward starts right after forward, and logits come after `forward`, so the root's weights must stay
     fully_shard(model, **options, reshard_after_forward=False)
-    _gather_ahead(model)
-    for group in _groups(model):
+    _set_backward_prefetch(model)
+    for group in _fsdp_groups(model):
         group.set_gradient_divide_factor(1.0)
         # because: gloo has no scaled sum, and NCCL's scaled sum would divide a second time
         group.set_force_sum_reduction_for_comms(True)
-        reduced = _ReduceScatter(mesh)
+        reduce_scatter_hook = _ReduceScatter(mesh)
         group.set_custom_all_gather(cast(Any, _AllGather(mesh)))
-        group.set_custom_reduce_scatter(cast(Any, reduced))
+        group.set_custom_reduce_scatter(cast(Any, reduce_scatter_hook))
         if mesh.dp_replicate.size > 1:
-            group.set_all_reduce_hook(reduced.summed_over_copies)
-    copies = f", {mesh.dp_replicate.size} copies" if mesh.dp_replicate.size > 1 else ""
-    apart = f" and {len(tables)} of the vocabulary" if tables else ""
-    return f"sharded: zero {zero} over {mesh.dp_shard.size}{copies}, a group a block{apart}"
+            group.set_all_reduce_hook(reduce_scatter_hook.trace_replica_sum)
+    replicas_text = f", {mesh.dp_replicate.size} replicas" if mesh.dp_replicate.size > 1 else ""
+    of_vocabulary = f" and {len(tables)} for the vocabulary" if tables else ""
+    return f"sharded: zero {zero} over {mesh.dp_shard.size}{replicas_text}, one group per block{of_vocabulary}"
 
 
-def _tables(model: nn.Module) -> list[nn.Module]:
+def _vocabulary_tables(model: nn.Module) -> list[nn.Module]:
     """Return the modules with a row per token, embedding and head, unless they share a tensor, which the root holds."""
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     ties = [{tie.first, tie.second} for tie in cast(LanguageModel, model).ties()]
     shared = set[str]().union(*(tie for tie in ties if tie <= names))
     owners = {name: name.rpartition(".")[0] for name in names}
-    apart = {owners[name] for name, cut in cast(LanguageModel, model).cuts().items() if cut.split is Split.VOCAB}
-    return [model.get_submodule(path) for path in sorted(apart - {owners[name] for name in shared})]
+    vocabulary = {owners[name] for name, cut in cast(LanguageModel, model).cuts().items() if cut.split is Split.VOCAB}
+    return [model.get_submodule(path) for path in sorted(vocabulary - {owners[name] for name in shared})]
 
 
-def _is_read(table: nn.Module) -> bool:
+def _is_embedding(table: nn.Module) -> bool:
     """Return True for an embedding: forward copies its rows, and backward does not need the weights."""
     return isinstance(table, nn.Embedding | VocabEmbedding)
 
 
-def _gather_ahead(model: LanguageModel) -> None:
+def _set_backward_prefetch(model: LanguageModel) -> None:
     """Make each group's backward prefetch the weights of the group that runs next.
 
     because: FSDP's default is the group of the previous forward, which with several micro-batches in flight is another
     micro-batch's; a group that names itself prefetches nothing
     """
-    last: FSDPModule | None = None
+    is_last: FSDPModule | None = None
     for block in model.blocks.values():
         assert isinstance(block, FSDPModule)
-        block.set_modules_to_backward_prefetch([last or block])
-        last = block
+        block.set_modules_to_backward_prefetch([is_last or block])
+        is_last = block
     assert isinstance(model, nn.Module)
     blocks = {id(block) for block in model.blocks.values()}
-    for group in [group for group in _groups(model) if id(group) not in blocks]:
-        if is_read := _is_read(cast(nn.Module, group)):
+    for group in [group for group in _fsdp_groups(model) if id(group) not in blocks]:
+        if is_embedding := _is_embedding(cast(nn.Module, group)):
             group.set_unshard_in_backward(False)
-        group.set_modules_to_backward_prefetch([group if is_read or last is None else last])
+        group.set_modules_to_backward_prefetch([group if is_embedding or is_last is None else is_last])
 
 
 class ShardedWeights:
-    """The weights of a sharded model by name: fp32 shards, plain tensors that share memory with FSDP's.
+    """The fp32 shards of a sharded model's weights by name: plain tensors that share memory with FSDP's.
 
-    The interface is that of MasterWeights.
+    Has the methods of MasterWeights.
     """
 
     def __init__(
@@ -115,32 +116,36 @@ class ShardedWeights:
         """Create the shards. `summing_modules` maps each stage to the modules that may sum their weight gradients."""
         self.stages = {number: stage for number, stage in stages.items() if isinstance(stage, FSDPModule)}
         self.zero = zero
-        self.groups = [group for stage in self.stages.values() for group in _groups(stage)]
-        self.read = {n: [g for g in _groups(stage) if _is_read(cast(nn.Module, g))] for n, stage in self.stages.items()}
+        self.groups = [group for stage in self.stages.values() for group in _fsdp_groups(stage)]
+        self.embeddings = {
+            number: [group for group in _fsdp_groups(stage) if _is_embedding(cast(nn.Module, group))]
+            for number, stage in self.stages.items()
+        }
         for stage in self.stages.values():
-            stage.set_is_last_backward(False)  # because: FSDP then starts reductions but waits only in `collect`
+            # because: FSDP then starts reductions but waits only in `collect_gradients`
+            stage.set_is_last_backward(False)
         self.sharded = parameters
-        self.master = {name: nn.Parameter(_local(parameter.detach())) for name, parameter in self.sharded.items()}
+        self.master = {name: nn.Parameter(_local_tensor(p.detach())) for name, p in self.sharded.items()}
         # because: if each micro-batch's gradients are reduced, there is nothing to accumulate
         self.summing_modules = {number: modules if zero < 2 else () for number, modules in summing_modules.items()}
-        self._told: dict[int, tuple[bool, bool, bool]] = {}  # stage -> the last arguments of `_tell`
+        self._flags: dict[int, tuple[bool, bool, bool]] = {}  # stage -> the last arguments of `_set_flags`
 
-    def begin(self, action: Action, last: bool) -> None:
-        """Configure FSDP before a backward: what to reduce and what to keep.
+    def before_action(self, action: Action, is_last: bool) -> None:
+        """Set FSDP's flags before a backward; `is_last` means that of the step's last micro-batch.
 
         An input half reduces only the embedding's gradients.
         """
         if action.kind in (Kind.BACKWARD, Kind.INPUT):
-            sends = last or self.zero >= 2
-            self._tell(action.stage, sends and action.kind is Kind.BACKWARD, last, read=sends)
+            reduces = is_last or self.zero >= 2
+            self._set_flags(action.stage, reduces and action.kind is Kind.BACKWARD, is_last, embeddings_reduce=reduces)
             if self.zero == 3:
                 # because: the head runs after FSDP's forward hooks, so that no hook gathers its weights for
                 # backward; another micro-batch's backward in between releases them
                 self.stages[action.stage].unshard()
-        if last and action.kind in (Kind.BACKWARD, Kind.WEIGHT):
-            self._hand_over(action.stage)
+        if is_last and action.kind in (Kind.BACKWARD, Kind.WEIGHT):
+            self._set_total_gradients(action.stage)
 
-    def _hand_over(self, stage: int) -> None:
+    def _set_total_gradients(self, stage: int) -> None:
         """Set the fp32 totals as the weights' gradients before a step's last backward, so that FSDP reduces them."""
         for module in self.summing_modules[stage]:
             if module.gradient_total is not None:
@@ -150,51 +155,54 @@ class ShardedWeights:
                 module.weight.grad_dtype = torch.float32
                 module.weight.grad = module.gradient_total
 
-    def done(self, action: Action, last: bool) -> None:
+    def after_action(self, action: Action, is_last: bool) -> None:
         """Accumulate gradients in fp32 and reduce them after a weight half, whose gradients bypass FSDP's hooks."""
         if action.kind is Kind.WEIGHT:
-            self._tell(action.stage, False, last)
-            end_backward(self.stages[action.stage])
-            if last or self.zero >= 2:
-                self._tell(action.stage, True, last)
-                end_backward(self.stages[action.stage])
+            self._set_flags(action.stage, False, is_last)
+            finish_backward(self.stages[action.stage])
+            if is_last or self.zero >= 2:
+                self._set_flags(action.stage, True, is_last)
+                finish_backward(self.stages[action.stage])
 
-    def when_whole(self, name: str, stage: int, half: Kind, use: Use) -> None:
-        """Register `use` to be called with the gradient's shard after its last reduction, in the reduction stream.
+    def on_complete_gradient(self, name: str, stage: int, half: Kind, callback: GradientCallback) -> None:
+        """Register `callback(name, shard of the gradient)`, called in each step after the gradient's last reduction.
 
-        The remaining compute does not wait for `use`. `half` is ignored: any half may be the last.
+        It runs in the reduction stream, so that no compute waits for it. `half` is ignored: any half may be the last.
         """
 
-        def reduced(parameter: Tensor) -> None:
-            _, _, last = self._told[stage]
-            if last and parameter.grad is not None:
-                use(name, _local(parameter.grad))
+        def after_reduction(parameter: Tensor) -> None:
+            _, _, is_last = self._flags[stage]
+            if is_last and parameter.grad is not None:
+                callback(name, _local_tensor(parameter.grad))
 
         # because: FSDP calls these hooks after it has accumulated a reduced gradient
-        self.sharded[name].register_post_accumulate_grad_hook(reduced)  # type: ignore[no-untyped-call]
+        self.sharded[name].register_post_accumulate_grad_hook(after_reduction)  # type: ignore[no-untyped-call]
 
-    def _tell(self, stage: int, sends: bool, last: bool, *, read: bool = False) -> None:
-        """Set FSDP's flags of a stage. `read`: embeddings reduce their gradients even if other groups do not."""
-        if self._told.get(stage) == (sends, read, last):
+    def _set_flags(self, stage: int, reduces: bool, is_last: bool, *, embeddings_reduce: bool = False) -> None:
+        """Set FSDP's flags of a stage: whether its backward reduces gradients, and whether it is the step's last.
+
+        With `embeddings_reduce` embeddings reduce their gradients even if `reduces` is false.
+        """
+        if self._flags.get(stage) == (reduces, embeddings_reduce, is_last):
             return
-        self._told[stage] = sends, read, last
+        self._flags[stage] = reduces, embeddings_reduce, is_last
         model = self.stages[stage]
-        model.set_requires_gradient_sync(sends)
-        for table in self.read[stage]:
-            table.set_requires_gradient_sync(sends or read)
-        model.set_requires_all_reduce(last)
-        model.set_reshard_after_backward(sends and (last or self.zero == 3))
+        model.set_requires_gradient_sync(reduces)
+        for table in self.embeddings[stage]:
+            table.set_requires_gradient_sync(reduces or embeddings_reduce)
+        model.set_requires_all_reduce(is_last)
+        model.set_reshard_after_backward(reduces and (is_last or self.zero == 3))
 
     @torch.no_grad()
-    def collect(self) -> None:
+    def collect_gradients(self) -> None:
         """Wait for the reductions after the last backward and move the gradient shards to the masters."""
         for stage in self.stages.values():
             stage.set_is_last_backward(True)
-            end_backward(stage)
+            finish_backward(stage)
             stage.set_is_last_backward(False)
         for name, parameter in self.sharded.items():
             if parameter.grad is not None:
-                self.master[name].grad = _local(parameter.grad)
+                self.master[name].grad = _local_tensor(parameter.grad)
                 parameter.grad = None
 
     @property
@@ -202,7 +210,7 @@ class ShardedWeights:
         """An empty mapping: shards are rounded when they are gathered."""
         return {}
 
-    def publish(self, *, written: bool = False) -> None:
+    def publish(self, *, already_written: bool = False) -> None:
         """Release gathered weights after an update or a load, so that no forward uses old values."""
         for group in self.groups:
             group.reshard()
@@ -215,17 +223,18 @@ class ShardedWeights:
             reset_gradient_totals(modules, num_microbatches)
 
 
-class _Talk:
-    """A collective of FSDP with its default behaviour, plus a trace mark around a possible wait."""
+class _TracedCollective:
+    """The base of FSDP's collectives, which behave as FSDP's own do and mark waits in traces."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return FSDP's communication buffer of this size."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class _AllGather(_Talk):
+class _AllGather(_TracedCollective):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
@@ -234,7 +243,7 @@ class _AllGather(_Talk):
         return work
 
 
-class _ReduceScatter(_Talk):
+class _ReduceScatter(_TracedCollective):
     since_ns = 0
     began: Any = None  # start of the all-reduce over replicas, which FSDP runs itself after the reduce-scatter
 
@@ -243,7 +252,8 @@ class _ReduceScatter(_Talk):
         self.began, self.since_ns = phases.now(buffer), monotonic_ns()
         return buffer
 
-    def summed_over_copies(self, gradients: Tensor) -> None:
+    def trace_replica_sum(self, gradients: Tensor) -> None:
+        """Mark in the trace the all-reduce over replicas, which FSDP has run since this reduce-scatter."""
         phases.main.has_waited(self.since_ns)
         phases.exchange(self.began, "the gradients of a block, over copies", self.mesh.dp_replicate, gradients)
 
@@ -256,7 +266,7 @@ class _ReduceScatter(_Talk):
         return work
 
 
-def end_backward(stage: FSDPModule) -> None:
+def finish_backward(stage: FSDPModule) -> None:
     """Run FSDP's end of backward: accumulate gradients in fp32, reduce and wait as its flags say.
 
     because: weight halves accumulate gradients after the last hook of a backward, and FSDP has no public function for
@@ -265,12 +275,14 @@ def end_backward(stage: FSDPModule) -> None:
     stage._get_fsdp_state()._root_post_backward_final_callback()
 
 
-def _groups(model: nn.Module | FSDPModule) -> list[FSDPModule]:
+def _fsdp_groups(model: nn.Module | FSDPModule) -> list[FSDPModule]:
+    """Return the model's modules that FSDP shards and gathers as a unit."""
     assert isinstance(model, nn.Module)
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _local_tensor(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor."""
     assert isinstance(tensor, DTensor)
     local: Tensor = tensor.to_local()
     return local

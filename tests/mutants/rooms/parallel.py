@@ -86,8 +86,8 @@ MUTANTS = [
         name="tied_sums_end_with_the_first_step",
         file="lmtrain/parallel/weights/grads.py",
         function="TiedSums.wait",
-        old="self.under_way.clear()",
-        new="self.whole.clear()",
+        old="self.in_flight.clear()",
+        new="self.complete.clear()",
         breaks="From the second step on gradients of the embedding and of its copy in the head are no longer summed, "
         "and the two weights drift apart.",
         only_for="pipelines of models whose head is tied to the embedding, from their second step on",
@@ -105,9 +105,9 @@ MUTANTS = [
     Mutant(
         name="folded_tie_is_summed_on_one_side",
         file="lmtrain/parallel/weights/grads.py",
-        function="sum_gradients",
-        old="other.copy_(one.add_(other))",
-        new="one.add_(other)",
+        function="sum_tied_gradients",
+        old="second.copy_(first.add_(second))",
+        new="first.add_(second)",
         breaks="The head's copy of a tied weight is updated by its own gradient alone, so it drifts away from the "
         "embedding while the checkpoint holds the embedding only.",
         only_for="zb_v, and whatever else has the first and the last stage on one rank, with a tied head",
@@ -194,9 +194,9 @@ MUTANTS = [
     Mutant(
         name="zero_2_keeps_whole_gradients",
         file="lmtrain/parallel/weights/sharding.py",
-        function="ShardedWeights.begin",
-        old="sends = last or self.zero >= 2",
-        new="sends = last or self.zero > 2",
+        function="ShardedWeights.before_action",
+        old="reduces = is_last or self.zero >= 2",
+        new="reduces = is_last or self.zero > 2",
         breaks="zero=2 holds whole gradients until the last microbatch as zero=1 does, so it needs more memory than "
         "it says and than the planner counts.",
         only_for="zero=2 with several microbatches a step",
@@ -213,9 +213,9 @@ MUTANTS = [
     Mutant(
         name="stages_agree_on_the_first_message_alone",
         file="lmtrain/parallel/pipeline/messages.py",
-        function="Inbox._agree",
-        old="if told != self.terms:",
-        new="if told.shape != self.terms.shape:",
+        function="Inbox._check_header",
+        old="if received != self.header:",
+        new="if received.shape != self.header.shape:",
         breaks="Stages that have been given different batches are not refused with a LayoutError but wait for ever, or "
         "read messages of another size.",
         only_for="stages that disagree about the number, the later shapes or the dtype of messages",
@@ -224,8 +224,8 @@ MUTANTS = [
         name="pipeline_forgets_the_loss_scale",
         file="lmtrain/parallel/pipeline/executor.py",
         function="Pipeline.train",
-        old="held[key] = Held(hidden, _scaled(out, scale))",
-        new="held[key] = Held(hidden, out.sum())",
+        old="in_flight[key] = StageTensors(hidden, _scaled_loss(out, loss_scale))",
+        new="in_flight[key] = StageTensors(hidden, out.sum())",
         breaks="The loss is not multiplied by its scale but gradients are divided by it, so they and their norm are "
         "65,536 times too small.",
         only_for="fp16 in a pipeline",

@@ -81,7 +81,7 @@ def test_each_block_and_the_loss_are_compiled(options: list[Any]) -> None:
     model = build(ComputeSettings(compile=True))
     assert model.compiled
     assert options == [None] * 4
-    assert model.applied[-3:-1] == ["compile: 3 blocks, each alone", "compile: the loss"]
+    assert model.applied[-3:-1] == ["compile: 3 blocks, each separately", "compile: the loss"]
 
 
 def test_deterministic_tells_the_compiler_so(options: list[Any]) -> None:

@@ -20,7 +20,7 @@ from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.inference import Inference
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.pipeline.executor import OneStage
+from lmtrain.parallel.pipeline.executor import SingleStage
 from lmtrain.placement.parallel_settings import ParallelSettings
 from tests.flex_on_cpu import block_masks_everywhere
 from tests.layouts.workers import Pool
@@ -117,7 +117,7 @@ def test_processes_with_other_texts_are_told_so(pool: Pool, parallel: dict[str, 
 def told_apart() -> list[str]:
     """Return the errors of this rank if all ranks have one checksum, and if each has its own."""
     mesh = build_mesh(Layout(dp_replicate=3), CPU, 60.0)
-    inference = Inference({}, OneStage(), SETTINGS, CPU, mesh, sequence_parallel=False)
+    inference = Inference({}, SingleStage(), SETTINGS, CPU, mesh, sequence_parallel=False)
     found = []
     for checksum in (7, 7 + mesh.rank):
         try:

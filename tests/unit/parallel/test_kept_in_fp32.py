@@ -265,12 +265,12 @@ def accumulated_by_fsdp(zero: int, masters: torch.dtype = torch.float32) -> Tens
     batch = Batch(*torch.zeros(2, 1, 1, dtype=torch.int64))
     for index, size in enumerate(SIZES):
         action, last = Action(Kind.BACKWARD, 0, index), index == len(SIZES) - 1
-        weights.begin(Action(Kind.FORWARD, 0, index), last)
+        weights.before_action(Action(Kind.FORWARD, 0, index), last)
         hidden = model(batch)
-        weights.begin(action, last)
+        weights.before_action(action, last)
         (size * hidden.sum()).backward()
-        weights.done(action, last)
-    weights.collect()
+        weights.after_action(action, last)
+    weights.collect_gradients()
     gradient = weights.master["norm.bias"].grad
     assert gradient is not None
     return gradient

@@ -64,7 +64,7 @@ def microbatch(built: ParallelModel, *, last: bool) -> dict[str, int]:
     batch = step_of(0, built.mesh.layout, 2, built.mesh.dp.index).microbatches[int(last)]
     with CommDebugMode() as mode:  # type: ignore[no-untyped-call]
         loss = built.objective.loss_sums(built.model, built.model(batch), batch).sum()
-        built.masters.begin(Action(Kind.BACKWARD, 0, 0), last)
+        built.masters.before_action(Action(Kind.BACKWARD, 0, 0), last)
         torch.autograd.backward(loss)
     return {str(op).rpartition(".")[2].strip("_"): count for op, count in mode.get_comm_counts().items()}
 

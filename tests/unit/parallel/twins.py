@@ -65,15 +65,16 @@ def run_ours(schedule: str, layout: Layout, stages: Stages, xs: tuple[Tensor, ..
         out: Tensor = stages[stage](xs[microbatch] if hidden is None else hidden)
         return out if stage < STAGES - 1 else F.mse_loss(out, ys[microbatch])[None]
 
-    pipeline = Pipeline(schedule_named(schedule), build_mesh(layout, CPU, 60.0), torch.float32, CPU, shares=False)
+    mesh = build_mesh(layout, CPU, 60.0)
+    pipeline = Pipeline(schedule_named(schedule), mesh, torch.float32, CPU, split_over_tp=False)
     shares = pipeline.train(len(xs), compute, (ROWS, LENGTH, WIDTH), 1.0, Nobody())
-    pipeline.settle()
+    pipeline.wait_for_sends()
     return [shares[index].item() for index in sorted(shares)]
 
 
 class Nobody:
-    def begin(self, action: Action) -> None: ...
-    def done(self, action: Action) -> None: ...
+    def before_action(self, action: Action) -> None: ...
+    def after_action(self, action: Action) -> None: ...
 
 
 class Part(PipelineStage):

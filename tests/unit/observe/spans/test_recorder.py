@@ -20,7 +20,7 @@ class Over:
 
 
 @dataclass(frozen=True)
-class Letter:
+class MessageKey:
     backward: bool
     stage: int
     microbatch: int
@@ -102,10 +102,10 @@ def test_a_collective_stands_within_what_it_is_part_of(recorder: Recorder) -> No
 def test_both_ends_of_a_message_number_it_in_their_order(recorder: Recorder) -> None:
     phases.enter("data", 1)
     phases.enter("forward", microbatch=1, stage=2)
-    for letter in (None, Letter(False, 2, 1)):
+    for letter in (None, MessageKey(False, 2, 1)):
         phases.message(phases.now(), "receive", 4, HELD, letter)
-    phases.message(phases.now(), "send", 4, HELD, Letter(True, 1, 1))
-    phases.message(phases.now(), "send", 6, HELD, Letter(False, 3, 1))
+    phases.message(phases.now(), "send", 4, HELD, MessageKey(True, 1, 1))
+    phases.message(phases.now(), "send", 6, HELD, MessageKey(False, 3, 1))
     recorder.end_step()
     spans = read_spans(recorder.file.path)
     mail = [

@@ -13,7 +13,16 @@ import torch.distributed as dist
 from lmtrain.errors import LayoutError
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import build_mesh
-from lmtrain.parallel.pipeline.messages import Inbox, Lanes, Letter, Outbox, Terms, letter_of, pairs_of, warm
+from lmtrain.parallel.pipeline.messages import (
+    Header,
+    Inbox,
+    Lanes,
+    MessageKey,
+    Outbox,
+    message_pairs,
+    message_sent_after,
+    open_lanes,
+)
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from tests.layouts.workers import Pool
@@ -33,7 +42,7 @@ def sent(name: str, pp: int, vp: int) -> list[list[Pair]]:
     table = schedule_named(name).table(pp, vp, 2 * pp)
     rows = []
     for rank, row in enumerate(table.actions):
-        letters = [letter for action in row if (letter := letter_of(action, pp * vp - 1))]
+        letters = [letter for action in row if (letter := message_sent_after(action, pp * vp - 1))]
         receivers = [table.rank_of[letter.stage] for letter in letters]
         rows.append(list(dict.fromkeys((rank, receiver) for receiver in receivers if receiver != rank)))
     return rows
@@ -42,7 +51,7 @@ def sent(name: str, pp: int, vp: int) -> list[list[Pair]]:
 @pytest.mark.parametrize(("name", "pp", "vp"), SCHEDULES)
 def test_every_lane_of_a_schedule_is_warmed_and_no_other(name: str, pp: int, vp: int) -> None:
     owners = schedule_named(name).ranks_of_stages(pp, vp)
-    pairs = pairs_of(owners)
+    pairs = message_pairs(owners)
     assert len(pairs) == len(set(pairs))
     assert set(pairs) == {pair for row in sent(name, pp, vp) for pair in row}
 
@@ -63,13 +72,13 @@ def rounds(orders: Sequence[Sequence[Pair]]) -> int | None:
 
 @pytest.mark.parametrize(("name", "pp", "vp"), SCHEDULES)
 def test_ranks_that_go_through_the_lanes_in_one_order_all_come_through(name: str, pp: int, vp: int) -> None:
-    pairs = pairs_of(schedule_named(name).ranks_of_stages(pp, vp))
+    pairs = message_pairs(schedule_named(name).ranks_of_stages(pp, vp))
     assert rounds([[pair for pair in pairs if rank in pair] for rank in range(pp)]) is not None
 
 
 def test_more_stages_take_no_more_rounds() -> None:
     for pp in (4, 64):
-        pairs = pairs_of(range(pp))
+        pairs = message_pairs(range(pp))
         assert rounds([[pair for pair in pairs if rank in pair] for rank in range(pp)]) == 4
     one_by_one = [*pairwise(range(64))]
     assert rounds([[pair for pair in one_by_one if rank in pair] for rank in range(64)]) == 63
@@ -77,7 +86,7 @@ def test_more_stages_take_no_more_rounds() -> None:
 
 def test_an_order_of_each_rank_s_own_stands_still() -> None:
     """The planted bug: each rank begins with what it receives, as its receives are posted ahead."""
-    pairs = pairs_of(schedule_named("interleaved").ranks_of_stages(4, 2))
+    pairs = message_pairs(schedule_named("interleaved").ranks_of_stages(4, 2))
     receives = [[pair for pair in sorted(pairs) if pair[1] == rank] for rank in range(4)]
     sends = [[pair for pair in sorted(pairs) if pair[0] == rank] for rank in range(4)]
     assert rounds([first + then for first, then in zip(receives, sends, strict=True)]) is None
@@ -98,7 +107,7 @@ def warmed(pp: int) -> list[list[Any]]:
 
     dist.isend, dist.irecv = noted(right[0], "send"), noted(right[1], "receive")
     try:
-        warm(lanes, pairs_of(schedule_named("interleaved").ranks_of_stages(pp, 2)), mesh.pp, torch.zeros(1))
+        open_lanes(lanes, message_pairs(schedule_named("interleaved").ranks_of_stages(pp, 2)), mesh.pp, torch.zeros(1))
     finally:
         dist.isend, dist.irecv = right
     return done
@@ -109,12 +118,12 @@ def test_lanes_are_warmed(pool: Pool) -> None:
     assert ranks == [[["send", 1, "up"], ["receive", 1, "down"]], [["receive", 0, "up"], ["send", 0, "down"]]]
 
 
-EXPECTED = Terms(3, 72, (4, 3, 2), torch.float32)
+EXPECTED = Header(3, 72, (4, 3, 2), torch.float32)
 OTHERS = {
-    "other rows": (Terms(3, 36, (2, 3, 2), torch.float32), "3 messages of [2, 3, 2] float32"),
-    "fewer": (Terms(2, 48, (4, 3, 2), torch.float32), "2 messages of [4, 3, 2] float32"),
-    "fewer rows later": (Terms(3, 60, (4, 3, 2), torch.float32), "[4, 3, 2] and other shapes, 60 numbers in all,"),
-    "another precision": (Terms(3, 72, (4, 3, 2), torch.bfloat16), "3 messages of [4, 3, 2] bfloat16"),
+    "other rows": (Header(3, 36, (2, 3, 2), torch.float32), "3 messages of [2, 3, 2] float32"),
+    "fewer": (Header(2, 48, (4, 3, 2), torch.float32), "2 messages of [4, 3, 2] float32"),
+    "fewer rows later": (Header(3, 60, (4, 3, 2), torch.float32), "[4, 3, 2] and other shapes, 60 numbers in all,"),
+    "another precision": (Header(3, 72, (4, 3, 2), torch.bfloat16), "3 messages of [4, 3, 2] bfloat16"),
 }
 
 
@@ -124,10 +133,10 @@ def told_of_others() -> list[str]:
     assert group is not None
     for terms, _ in OTHERS.values():
         if dist.get_rank() == 0:
-            Outbox(1, group, terms).let_go()
+            Outbox(1, group, terms).free_sent()
             continue
         with pytest.raises(LayoutError) as refused:
-            Inbox([], 0, group, lambda letter: torch.empty(0), EXPECTED).take(Letter(False, 1, 0))
+            Inbox([], 0, group, lambda letter: torch.empty(0), EXPECTED).receive(MessageKey(False, 1, 0))
         told.append(str(refused.value))
     return told
 
