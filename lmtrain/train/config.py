@@ -31,8 +31,8 @@ from lmtrain.runfolder.folder import read_settings, read_working_directory
 from lmtrain.train.adjust_defaults import adjust_defaults
 from lmtrain.train.train_settings import EvalSettings, ObserveSettings, RunSettings, TrainSettings, count_steps
 
-_KEY = "checkpoint.best_by"
-_PATHS = (
+_BEST_BY = "checkpoint.best_by"
+_PATH_KEYS = (
     r"data\.(?:(?:(?:valid_)?datasets\.)?path|valid_path|valid_paths\..+|tokenizer|index_dir)|eval\.tasks\.data|"
     r"checkpoint\.(?:resume|init_from)"
 )
@@ -41,31 +41,33 @@ MAX_PARAMETERS = 10**15
 MAX_INCREMENTS = 10_000
 
 
-def best_problems(
+def best_by_problems(
     checkpoint: CheckpointSettings, data: DataChoice, train: TrainSettings, evaluation: EvalSettings, total_steps: int
 ) -> Iterator[Problem]:
+    """Yield a problem if the run never measures checkpoint.best_by, or never at a step that is saved."""
     name, saves = checkpoint.best_by, checkpoint.interval_steps
     if checkpoint.keep_best == 0 or not saves:
         return
     if name.startswith("eval/"):
-        every, interval = evaluation.interval_steps, "eval.interval_steps"
-        prefixes = [f"eval/{one.called}/" for one in evaluation.tasks]
-        known = any(name.startswith(prefix) for prefix in prefixes)
+        interval, interval_key = evaluation.interval_steps, "eval.interval_steps"
+        prefixes = [f"eval/{one.measure_name}/" for one in evaluation.tasks]
+        is_known = any(name.startswith(prefix) for prefix in prefixes)
         way_out = f"Use {' or '.join(f'{one}MEASURE' for one in prefixes)}." if prefixes else "Give it in eval.tasks."
     else:
-        every, interval = train.valid_interval_steps, "train.valid_interval_steps"
+        interval, interval_key = train.valid_interval_steps, "train.valid_interval_steps"
         names = names_of_validation(data.terms, data.valid_paths)
-        known, way_out = name in names, spelling_hint(name, names)
-    if not known:
-        yield Problem(_KEY, name, "is nothing that this run measures", way_out)
-    elif every == 0:
-        way_out = f"Add {interval}={saves}, or leave checkpoint.keep_best out."
-        yield Problem(_KEY, name, f"is never measured before the end of the run with {interval}=0", way_out)
-    elif math.lcm(saves, every) >= total_steps:
+        is_known, way_out = name in names, spelling_hint(name, names)
+    if not is_known:
+        yield Problem(_BEST_BY, name, "is nothing that this run measures", way_out)
+    elif interval == 0:
+        way_out = f"Add {interval_key}={saves}, or leave checkpoint.keep_best out."
+        yield Problem(_BEST_BY, name, f"is never measured before the end of the run with {interval_key}=0", way_out)
+    elif math.lcm(saves, interval) >= total_steps:
         yield Problem(
-            _KEY, name,
-            f"is measured every {every} steps, and with checkpoint.interval_steps={saves} none of them is saved before "
-            f"the end at {total_steps}", f"Use {interval}={saves}, or less for both in a run as short as this.",
+            _BEST_BY, name,
+            f"is measured every {interval} steps, and with checkpoint.interval_steps={saves} none of them is saved "
+            f"before the end at {total_steps}",
+            f"Use {interval_key}={saves}, or less for both in a run as short as this.",
         )  # fmt: skip
 
 
@@ -138,7 +140,7 @@ class RunConfig(Settings):
         if {"model", "eval"} <= parts.keys():
             yield from problem_if(
                 bool(parts["eval"].tasks) and not parts["model"].shape.causal, "eval.tasks",
-                [one.called for one in parts["eval"].tasks],
+                [task.called for task in parts["eval"].tasks],
                 f"score what a text goes on with, and model={parts['model'].kind} sees both sides of a word",
                 "Leave it out; validation says how well masked words are found.",
             )  # fmt: skip
@@ -161,18 +163,18 @@ class RunConfig(Settings):
         train: TrainSettings = parts["train"]
         layout = parts["parallel"].layout
         yield from batch_problems(layout, train.global_batch, train.micro_batch)
-        of_rampup = list(_rampup_problems(train, layout))
-        yield from of_rampup
-        if of_rampup or "model" not in parts:
+        rampup_faults = list(_rampup_problems(train, layout))
+        yield from rampup_faults
+        if rampup_faults or "model" not in parts:
             return
         steps = count_steps(train, parts["model"].shape.seq_len)
         if "schedule" in parts:
             for problem in parts["schedule"].problems_in_run(steps):
                 yield replace(problem, key=f"schedule.{problem.key}")
         if "observe" in parts:
-            yield from _profiled_steps(parts["observe"], steps)
+            yield from _observe_problems(parts["observe"], steps)
         if {"checkpoint", "data", "eval"} <= parts.keys():
-            yield from best_problems(parts["checkpoint"], parts["data"], train, parts["eval"], steps)
+            yield from best_by_problems(parts["checkpoint"], parts["data"], train, parts["eval"], steps)
 
     @classmethod
     def adjust_defaults(cls, tree: dict[str, Any], typed: Mapping[str, str]) -> list[AdjustedDefault]:
@@ -195,82 +197,85 @@ class RunConfig(Settings):
         return model.shape.flops_per_token(self.seq_len, scored=self.data.scored_share(self.seq_len))
 
 
-def _profiled_steps(observe: ObserveSettings, steps: int) -> Iterator[Problem]:
-    window, every = observe.profile_steps, observe.histograms_every_steps
+def _observe_problems(observe: ObserveSettings, steps: int) -> Iterator[Problem]:
+    """Yield problems if steps to profile or to record lie after the last step."""
+    window, interval = observe.profile_steps, observe.histograms_every_steps
     yield from problem_if(
         window is not None and window[-1] > steps, "observe.profile_steps", window and list(window),
         f"ends after the last step, which is {steps}", f"Use observe.profile_steps=[1,{steps}], or earlier ones.",
     )  # fmt: skip
     yield from problem_if(
-        every is not None and every > steps, "observe.histograms_every_steps", every,
+        interval is not None and interval > steps, "observe.histograms_every_steps", interval,
         f"never comes in a run of {steps} steps", f"Use {steps} or less.",
     )  # fmt: skip
 
 
 def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
     """Yield problems if the labels of the samples do not match the loss terms of the model exactly."""
-    wanted, given = model.terms, data.terms
+    model_terms, data_terms = model.terms, data.terms
     yield from problem_if(
-        wanted[0] != given[0], "data.kind", data.kind,
+        model_terms[0] != data_terms[0], "data.kind", data.kind,
         f"makes samples that a {model.kind} model cannot learn from",
-        "Use data=masked, or a causal model." if wanted[0] == "mlm"
+        "Use data=masked, or a causal model." if model_terms[0] == "mlm"
         else "Use data=dataset or data=blend, or model=bert_base.",
     )  # fmt: skip
     yield from problem_if(
-        wanted[0] == given[0] and wanted != given, "model.pair_head", "pair" in wanted,
-        "finds no pairs in data.pairs=none" if "pair" in wanted else "leaves the pairs that data.pairs makes unused",
-        f"Use model.pair_head={'false' if 'pair' in wanted else 'true'}, or another data.pairs.",
+        model_terms[0] == data_terms[0] and model_terms != data_terms, "model.pair_head", "pair" in model_terms,
+        "finds no pairs in data.pairs=none" if "pair" in model_terms
+        else "leaves the pairs that data.pairs makes unused",
+        f"Use model.pair_head={'false' if 'pair' in model_terms else 'true'}, or another data.pairs.",
     )  # fmt: skip
 
 
 def _rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
-    rampup, full = train.rampup, train.global_batch
+    """Yield problems if the ramp-up does not reach the global batch in whole increments."""
+    rampup, global_batch = train.rampup, train.global_batch
     if rampup is None:
         return
     yield from rampup_problems(layout, rampup, train.micro_batch)
-    sizes, rest = divmod(full - rampup.start, rampup.increment)
+    num_increments, rest = divmod(global_batch - rampup.start, rampup.increment)
     yield from problem_if(
-        sizes > MAX_INCREMENTS, "train.rampup.increment", rampup.increment,
-        f"takes {sizes} increments to train.global_batch={full}, and {MAX_INCREMENTS} are the most",
+        num_increments > MAX_INCREMENTS, "train.rampup.increment", rampup.increment,
+        f"takes {num_increments} increments to train.global_batch={global_batch}, and {MAX_INCREMENTS} are the most",
         "Use a larger increment.",
     )  # fmt: skip
     yield from problem_if(
-        rampup.start > full or rest != 0, "train.rampup.start", rampup.start,
-        f"does not reach train.global_batch={full} in increments of {rampup.increment}",
+        rampup.start > global_batch or rest != 0, "train.rampup.start", rampup.start,
+        f"does not reach train.global_batch={global_batch} in increments of {rampup.increment}",
         "Use an increment that divides the rest.",
     )  # fmt: skip
 
 
-def config_of(run: Path) -> RunConfig:
-    """Return the settings of a run's last start; raise if this version lacks some of them."""
+def read_run_config(run: Path) -> RunConfig:
+    """Read the settings of a run's last start; raise if this version lacks some of them."""
     return build_settings(RunConfig, read_settings(run))
 
 
-def seen_from_here(settings: dict[str, Any], run: Path) -> dict[str, Any]:
+def with_resolved_paths(settings: dict[str, Any], run: Path) -> dict[str, Any]:
     """Return a run's settings with its relative paths prefixed by the folder where it began.
 
-    Paths stay as they are if the run began in the current folder. The folder where it began is derived from the run's
-    place by removing the run.dir it was given, so that a moved tree still works. If run.dir cannot show this (an
-    absolute path, for example), the run's own record of the folder is used.
+    Paths stay as they are if the run began in the current folder. The folder is derived from the run's present place by
+    removing the run.dir it was given, so that a moved tree still works. If run.dir cannot show this (an absolute path,
+    for example), the run's own record of the folder is used.
     """
-    place, own = run.resolve(), settings.get("run")
-    given = Path(str(own.get("dir", "")) if isinstance(own, dict) else "")
-    count = len(given.parts)
-    began = Path(*place.parts[:-count]) if count else None
-    if given.is_absolute() or ".." in given.parts or place.parts[-count:] != given.parts:
-        began = read_working_directory(run)
-    if began is None or began == Path.cwd():
+    place, run_settings = run.resolve(), settings.get("run")
+    run_dir = Path(str(run_settings.get("dir", "")) if isinstance(run_settings, dict) else "")
+    num_parts = len(run_dir.parts)
+    start = Path(*place.parts[:-num_parts]) if num_parts else None
+    if run_dir.is_absolute() or ".." in run_dir.parts or place.parts[-num_parts:] != run_dir.parts:
+        start = read_working_directory(run)
+    if start is None or start == Path.cwd():
         return settings
-    return {key: _paths_from(began, key, value) for key, value in settings.items()}
+    return {key: _prefix_paths(start, key, value) for key, value in settings.items()}
 
 
-def _paths_from(folder: Path, key: str, value: Any) -> Any:
+def _prefix_paths(folder: Path, key: str, value: Any) -> Any:
     """Return a settings value with its relative paths prefixed by this folder."""
     if isinstance(value, dict):
-        return {name: _paths_from(folder, f"{key}.{name}", one) for name, one in value.items()}
+        return {name: _prefix_paths(folder, f"{key}.{name}", item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_paths_from(folder, key, one) for one in value]
-    is_path = isinstance(value, str) and re.fullmatch(_PATHS, key)
+        return [_prefix_paths(folder, key, item) for item in value]
+    is_path = isinstance(value, str) and re.fullmatch(_PATH_KEYS, key)
     if not is_path or (key == "checkpoint.resume" and value in ("auto", "none")):
         return value
     return str(folder / value)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.runtime.processes.signals import StopRequest
-from lmtrain.train.in_loop.measure import Evaluation, due, is_due, measure, measure_what_is_owed
+from lmtrain.train.in_loop.measurements import Evaluation, due_measurements, is_due, measure, measure_pending
 from lmtrain.train.in_loop.requests import requests_of
-from lmtrain.train.record.records import record, record_start, report_now_and_then, report_save, report_step, save
-from lmtrain.train.record.trace_file import profiled, traced
+from lmtrain.train.record.records import record, record_start, report_occasional, report_save, report_step, save
+from lmtrain.train.record.trace_file import open_tracer, profile_steps
 from lmtrain.train.state import Run
 from lmtrain.train.step import train_step
 
@@ -28,10 +28,11 @@ class Summary:
     tokens: int
     stopped_by: str | None  # the cause if the run ended early
     epochs: float  # passes over the training data
-    went_on: bool  # True if earlier attempts did some of the steps
+    was_resumed: bool  # True if earlier attempts did some of the steps
 
 
 def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> Summary:
+    """Train until the last step or a stop, with measurements and saves in between. All ranks take part."""
     config, progress, view = run.config, run.progress, run.view
     total, began = config.total_steps, time.monotonic()
     last_saved = progress.step if run.inputs.resume_from is not None else None
@@ -40,40 +41,40 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
     last = "this step" if config.parallel.layout.world_size == 1 else "the next step"
     loss = valid_loss = None
     record_start(run)
-    with traced(run) as tracer, requests_of(run, stop, tracer.ask) as requests:
-        if progress.owed:
-            valid_loss = measure_what_is_owed(run, requests, evaluation)
-            last_saved = last_saved if progress.owed else None  # because: the checkpoint lists it as pending
+    with open_tracer(run) as tracer, requests_of(run, stop, tracer.ask) as requests:
+        if progress.pending:
+            valid_loss = measure_pending(run, requests, evaluation)
+            last_saved = last_saved if progress.pending else None  # because: the checkpoint lists it as pending
         run.throughput.start(progress.step, time.monotonic())
-        for batches in profiled(run, run.loader.steps(progress.step, total)):
-            if requests.stop:
+        for batches in profile_steps(run, run.loader.steps(progress.step, total)):
+            if requests.stopped_by:
                 break
             fault_point("step", batches.step)
-            requests.ask()
-            run.costs.begin_step()
+            requests.start_vote()
+            run.durations.begin_step()
             lr = config.optim.lr * config.schedule.factor(batches.step, total)
             result = train_step(run.model, run.optimizer, batches, lr, config.optim.clip_norm, run.folder)
             loss = result.loss
             progress.count(batches.num_samples, batches.num_tokens, skipped=result.skipped)
             now = time.monotonic()
             run.throughput.step_done(progress.step, now, batches.num_tokens)
-            run.costs.end_step(run.loader.data_wait_s)
-            report_now_and_then(run)
+            run.durations.end_step(run.loader.data_wait_s)
+            report_occasional(run)
 
-            requests.answer()
+            requests.finish_vote()
             stop.defer_to_step_end(lambda name: view.stopping(f"{name}: stopping after {last}"))
             report_save(run)
-            names = due(run, evaluation)
-            done = progress.step == total or requests.stop is not None
+            names = due_measurements(run, evaluation)
+            done = progress.step == total or requests.stopped_by is not None
             if progress.step % config.observe.log_interval_steps == 0 or done:
                 report_step(run, batches, result, lr, now - began)
             if names:
                 valid_loss = measure(run, requests, evaluation, names) or valid_loss
                 run.throughput.start(progress.step, time.monotonic())
-            done = progress.step == total or requests.stop is not None
-            if requests.save or (keep and (is_due(progress.step, config.checkpoint.interval_steps) or done)):
+            done = progress.step == total or requests.stopped_by is not None
+            if requests.save_requested or (keep and (is_due(progress.step, config.checkpoint.interval_steps) or done)):
                 last_saved = save(run)
-                requests.saved()
+                requests.report_saved()
             if done:
                 break
 
@@ -82,7 +83,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
         view.doing("writing the last checkpoint to disk")
         run.writer.wait()  # a failure of the last checkpoint is the run's failure
         report_save(run)
-    stopped_by = requests.stop if progress.step < total or progress.owed else None
+    stopped_by = requests.stopped_by if progress.step < total or progress.pending else None
     record(run, "stop", {"stopped_by": stopped_by, "elapsed_s": time.monotonic() - began})
     epochs = progress.samples / run.inputs.data.train.num_samples
     seconds, went_on = time.monotonic() - began, run.inputs.resume_from is not None

@@ -31,11 +31,11 @@ from lmtrain.runtime.files.files import folder_lock
 from lmtrain.runtime.machine.device import device_name, set_deterministic, set_tf32, set_threads
 from lmtrain.runtime.processes.agreement import Peers, collective_phase
 from lmtrain.train.before.preflight import Inputs, changed_settings
-from lmtrain.train.before.resume_checks import passed_over
+from lmtrain.train.before.resume_checks import skipped_messages
 from lmtrain.train.config import RunConfig
-from lmtrain.train.costs import Costs
-from lmtrain.train.record.records import open_records, open_view, show_beginning, worth_before
-from lmtrain.train.state import Progress, Run, agreed_resume, go_on, pieces
+from lmtrain.train.durations import Durations
+from lmtrain.train.record.records import open_records, open_view, scores_before_resume, show_start_notes
+from lmtrain.train.state import Progress, Run, agree_on_resume, held_pieces, resume
 
 
 @contextmanager
@@ -48,9 +48,9 @@ def open_run(
     """
     with ExitStack() as stack:
         folder = Path(config.run.dir)
-        leads, peers = mesh.rank == 0, main_thread_peers(mesh)
-        before = read_last_stop(folder) if leads else {}
-        inputs = replace(inputs, resume_from=enter_folder(stack, folder, config, peers))
+        is_rank_0, peers = mesh.rank == 0, main_thread_peers(mesh)
+        previous_end = read_last_stop(folder) if is_rank_0 else {}
+        inputs = replace(inputs, resume_from=open_run_folder(stack, folder, config, peers))
 
         set_threads(config.compute.threads)
         set_deterministic(config.compute.deterministic)
@@ -61,9 +61,9 @@ def open_run(
         )  # fmt: skip
         optimizer = build_optimizer(config.optim, model)
         progress = Progress()
-        passed: list[str] = []
+        skipped: list[str] = []
         if inputs.resume_from is not None:
-            inputs, progress = go_on(config, inputs, model, optimizer, peers, passed)
+            inputs, progress = resume(config, inputs, model, optimizer, peers, skipped)
         elif inputs.weights_from is not None:
             with collective_phase(peers):
                 model.load(CheckpointReader(inputs.weights_from).load_into)
@@ -79,24 +79,25 @@ def open_run(
             peers=saver_thread_peers(mesh), verify_after_save=config.checkpoint.verify_after_save,
         ))  # fmt: skip
         if config.checkpoint.saves_on_the_way:  # because: a save at the end can allocate buffers then
-            writer.reserve(model.owned(pieces(model, optimizer)))
+            writer.reserve(model.owned(held_pieces(model, optimizer)))
 
-        changed = changed_settings(config, inputs) if leads else {}
+        changed = changed_settings(config, inputs) if is_rank_0 else {}
         with collective_phase(peers):
-            metrics, sinks, log = open_records(stack, folder, config, inputs, progress, leads=leads)
-            writer.worth = worth_before(folder, config, progress.step) if leads else {}
+            metrics, sinks, log = open_records(stack, folder, config, inputs, progress, is_rank_0=is_rank_0)
+            writer.worth = scores_before_resume(folder, config, progress.step) if is_rank_0 else {}
         view = open_view(stack, console, config, inputs, model, device_name(device), progress.step, log)
         if config.checkpoint.fallback and inputs.resume_from is not None:
-            passed += passed_over(inputs.resume_from)
-        show_beginning(view, config, inputs, mesh, hosts, passed)
+            skipped += skipped_messages(inputs.resume_from)
+        show_start_notes(view, config, inputs, mesh, hosts, skipped)
         yield Run(
             config, inputs, folder, mesh, model, optimizer, progress, loader, writer, metrics, sinks, view,
-            build_throughput(config, inputs, mesh, device), Costs(sum(p.numel() for p in model.parameters.values())),
-            Memory(str(device), mesh.rank), before, changed, passed_over=tuple(passed),
+            build_throughput(config, inputs, mesh, device),
+            Durations(sum(p.numel() for p in model.parameters.values())),
+            Memory(str(device), mesh.rank), previous_end, changed, skipped_checkpoints=tuple(skipped),
         )  # fmt: skip
 
 
-def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers) -> Path | None:
+def open_run_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers) -> Path | None:
     """Lock and clean the run's folder on rank 0, and return the checkpoint to resume from, or None.
 
     All ranks take part; a failure on rank 0 is raised on every rank.
@@ -106,10 +107,11 @@ def enter_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers
             stack.enter_context(folder_lock(folder))
             sweep(folder / CHECKPOINTS)
             remove_stop(folder)
-    return agreed_resume(folder, config, peers)  # because: the sweep can restore a checkpoint
+    return agree_on_resume(folder, config, peers)  # because: the sweep can restore a checkpoint
 
 
 def build_throughput(config: RunConfig, inputs: Inputs, mesh: Mesh, device: torch.device) -> Throughput:
+    """Build the meter of tokens/s and MFU, with the peak FLOP/s of all devices if it is known."""
     peak, kind = config.observe.peak_tflops, "tf32" if config.compute.tf32 else config.precision.kind
     peak_each = peak * 1e12 if peak else peak_flops(device_name(device), kind)
     return Throughput(

@@ -31,10 +31,10 @@ from lmtrain.parallel.model import ParallelModel
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.agreement import Peers, collective_phase
 from lmtrain.runtime.processes.faults import fault_point
-from lmtrain.train.before.preflight import Inputs, find_resume
-from lmtrain.train.before.resume_checks import check_same_run, pass_over
+from lmtrain.train.before.preflight import Inputs, find_resume_checkpoint
+from lmtrain.train.before.resume_checks import check_same_run, set_aside_damaged
 from lmtrain.train.config import RunConfig
-from lmtrain.train.costs import Costs
+from lmtrain.train.durations import Durations
 
 
 @dataclass
@@ -46,11 +46,11 @@ class Progress:
     tokens: int = 0
     attempt: int = 1  # number of this start of the run, from 1; correct on rank 0, which alone writes it
     skipped: int = 0
-    owed: tuple[str, ...] = ()  # pending measurements of this step
+    pending: tuple[str, ...] = ()  # pending measurements of this step
 
     def is_over(self, total_steps: int) -> bool:
         """Return whether no step and no measurement is left to do."""
-        return self.step == total_steps and not self.owed
+        return self.step == total_steps and not self.pending
 
     def count(self, num_samples: int, num_tokens: int, *, skipped: bool) -> None:
         """Count a finished step."""
@@ -60,16 +60,17 @@ class Progress:
         self.skipped += skipped
 
 
-def pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
+def held_pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
     """Return all pieces that this process holds; `model.owned` selects those that this process saves."""
-    return model.pieces() + memory(model, optimizer)
+    return model.pieces() + optimizer_pieces(model, optimizer)
 
 
-def memory(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
+def optimizer_pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
+    """Return the pieces of the optimizer's state that this process holds."""
     return model.place(state_tensors(optimizer, model.parameters), "optim")
 
 
-def facts(
+def checkpoint_state(
     config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> dict[str, Any]:
     """Return the JSON part of a checkpoint."""
@@ -91,7 +92,7 @@ def facts(
         "data": inputs.data.sample_identity | {"content_sha256": inputs.data.content_sha256},
         "optimizer": {"kind": config.optim.kind, "num_updates": num_updates(optimizer)},
         "precision": {"kind": config.precision.kind} | model.loss_scale.state(),
-    } | ({"owed": list(progress.owed)} if progress.owed else {})
+    } | ({"owed": list(progress.pending)} if progress.pending else {})
 
 
 def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
@@ -101,22 +102,23 @@ def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.opt
     """
     fault_point("start.load")
     state = reader.state
-    model.load(reader.load_into, also=memory(model, optimizer))
+    model.load(reader.load_into, also=optimizer_pieces(model, optimizer))
     apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
     return Progress(
         state["step"], state["samples"], state["tokens"], attempt=state["attempt"] + 1, skipped=state["skipped"],
-        owed=tuple(state.get("owed", ())),
+        pending=tuple(state.get("owed", ())),
     )  # fmt: skip
 
 
-def go_on(
+def resume(
     config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, peers: Peers,
-    passed: list[str],
+    skipped: list[str],
 ) -> tuple[Inputs, Progress]:  # fmt: skip
-    """Restore the checkpoint, or with checkpoint.fallback the newest intact one before it.
+    """Restore the checkpoint to resume from, or with checkpoint.fallback the newest intact one before it.
 
-    Set aside damaged checkpoints in the run's folder and append a message for each to `passed`. All ranks take part.
+    Return the inputs with the checkpoint that was used, and the progress. Set aside damaged checkpoints in the run's
+    folder and append a message for each to `skipped`. All ranks take part.
     """
     phases.enter("load")
     while True:
@@ -134,19 +136,20 @@ def go_on(
             folder = Path(config.run.dir)
             with collective_phase(peers):
                 if peers.rank == 0:
-                    pass_over(path, folder / CHECKPOINTS, error)
-            passed.append(f"{path} is set aside: {error}")
-            inputs = replace(inputs, resume_from=agreed_resume(folder, config, peers))
+                    set_aside_damaged(path, folder / CHECKPOINTS, error)
+            skipped.append(f"{path} is set aside: {error}")
+            inputs = replace(inputs, resume_from=agree_on_resume(folder, config, peers))
 
 
-def agreed_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
+def agree_on_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
+    """Return the checkpoint to resume from, or None; raise if ranks find different ones. All ranks take part."""
     fault_point("start.folder")
-    with collective_phase(peers, 1) as seen:
+    with collective_phase(peers, 1) as exchange:
         if not folder.is_dir():
             raise OutputError(f"run.dir={folder} is not there on rank {peers.rank}. Use a folder that all nodes share.")
-        path = find_resume(config)
-        seen.own_numbers = (crc32(str(path).encode()),)
-    if len({number for (number,) in seen.all_numbers}) > 1:
+        path = find_resume_checkpoint(config)
+        exchange.own_numbers = (crc32(str(path).encode()),)
+    if len({number for (number,) in exchange.all_numbers}) > 1:
         raise OutputError(f"Processes see different checkpoints in {folder}. Use a folder that all nodes share.")
     return path
 
@@ -168,10 +171,10 @@ class Run:
     sinks: Sequence[Behind]
     view: RunView
     throughput: Throughput
-    costs: Costs
+    durations: Durations
     memory: Memory
-    before: Mapping[str, object]  # how the previous start ended
-    changed: Mapping[str, list[Any]]  # settings that differ from the previous start: [old, new]
-    passed_over: tuple[str, ...] = ()  # messages on damaged checkpoints that the resume skipped
+    previous_end: Mapping[str, object]  # how the previous start ended
+    changed_settings: Mapping[str, list[Any]]  # settings that differ from the previous start: [old, new]
+    skipped_checkpoints: tuple[str, ...] = ()  # messages on damaged checkpoints that the resume skipped
     reported_save: int | None = None  # step of the newest checkpoint reported to metrics and view
     failed_saves: int = 0  # failed saves since that checkpoint

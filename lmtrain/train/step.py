@@ -45,11 +45,11 @@ def train_step(
     terms = {name: math.fsum(numbers[i::num_terms]) for i, name in enumerate(model.terms)}
     for index, share in enumerate(losses):
         if not math.isfinite(share):
-            some = _some(batches, index, len(losses))
+            samples = _sample_text(batches, index, len(losses))
             raise NonFiniteLossError(
                 f"the loss of microbatch {index} of step {batches.step + 1} is {share}. No weight was changed; "
-                f"lower optim.lr, or look at samples {some} as in "
-                f"`lmtrain data show --run {folder or 'RUN'} --sample {some.split(',')[0]}`."
+                f"lower optim.lr, or look at samples {samples} as in "
+                f"`lmtrain data show --run {folder or 'RUN'} --sample {samples.split(',')[0]}`."
             )
     overflow = not math.isfinite(grad_norm)
     if overflow and not model.loss_scale.dynamic:
@@ -66,7 +66,8 @@ def train_step(
     return StepResult(math.fsum(losses), grad_norm, overflow, terms)
 
 
-def _some(batches: StepBatches, index: int, count: int) -> str:
+def _sample_text(batches: StepBatches, index: int, count: int) -> str:
+    """Return the ids of the first samples of a micro-batch as text. A step has `count` micro-batches."""
     share = len(batches.sample_ids) // count
     ids = batches.sample_ids[index * share : (index + 1) * share][:8].tolist()
     return ", ".join(map(str, ids)) + (", ..." if share > 8 else "")

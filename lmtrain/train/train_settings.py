@@ -131,7 +131,8 @@ class EvalTask(Settings):
     name: str | None = None  # name of the measures; null for the task's name
 
     @property
-    def called(self) -> str:
+    def measure_name(self) -> str:
+        """The name under which the measures are recorded: `name`, or else the task's."""
         return self.name or self.task
 
     def problems(self) -> Iterator[Problem]:
@@ -157,14 +158,14 @@ class EvalSettings(Settings):
             (not self.tasks and self.interval_steps != 0, "interval_steps", unused, way_out),
             (not self.tasks and self.batch_size != _EVAL_BATCH, "batch_size", unused, way_out),
         )
-        twice = [name for name, times in Counter(one.called for one in self.tasks).items() if times > 1]
+        repeated = [name for name, times in Counter(task.measure_name for task in self.tasks).items() if times > 1]
         yield from problem_if(
-            len(twice) > 0, "tasks", ", ".join(twice), "names several measures",
+            len(repeated) > 0, "tasks", ", ".join(repeated), "names several measures",
             "Give each entry a name of its own, as in {task: perplexity, data: a.txt, name: a}.",
         )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
-        return super().to_dict() | {"tasks": [one.to_dict() for one in self.tasks]}
+        return super().to_dict() | {"tasks": [task.to_dict() for task in self.tasks]}
 
 
 def count_steps(train: TrainSettings, seq_len: int) -> int:

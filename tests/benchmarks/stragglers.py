@@ -34,10 +34,10 @@ from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline import messages
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.train.costs import Costs
+from lmtrain.train.durations import Durations
 from lmtrain.train.in_loop.requests import Requests, Vote
-from lmtrain.train.pace import Pace
 from lmtrain.train.step import train_step
+from lmtrain.train.straggler_watch import StragglerWatch
 from tests.layouts.workers import Pool
 
 PROCESSES, MICROBATCHES, MOST_STEPS = 4, 2, 20
@@ -126,10 +126,10 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
                 block.register_forward_hook(lambda module, given, out: _Pause.apply(out, pause))  # type: ignore[no-untyped-call]
     said: list[tuple[int, str]] = []
     hosts, memory = [f"n{rank}" for rank in range(PROCESSES)], Memory("cpu", rank)
-    pace = Pace(mesh.layout, rank, hosts, [*range(parallel.pp)], memory, on_host=True)
-    costs, now = Costs(), 0
-    costs.pace = pace
-    requests = Requests(Vote(mesh), lambda line: said.append((now, line)), pace=pace)
+    pace = StragglerWatch(mesh.layout, rank, hosts, [*range(parallel.pp)], memory, on_host=True)
+    costs, now = Durations(), 0
+    costs.stragglers = pace
+    requests = Requests(Vote(mesh), lambda line: said.append((now, line)), stragglers=pace)
     batches = build_batches(settings.shape.seq_len)
     began = time.perf_counter()
     for now in range(1, case["steps"] + 1):  # because: the line above reads it
@@ -137,11 +137,11 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
             pause.slow_down(case.get("span") if case.get("rank") == rank else None)
             if case.get("link") == rank % 2:
                 setattr(messages, "dist", _SlowLink())  # noqa: B010  # because: to mypy a module's name is no attribute
-        requests.ask()
+        requests.start_vote()
         costs.begin_step()
         train_step(model, optimizer, batches, 0.0, 1.0)
         costs.end_step(0.0)
-        requests.answer()
+        requests.finish_vote()
     setattr(messages, "dist", dist)  # noqa: B010
     return {"said": said, "step_s": (time.perf_counter() - began) / case["steps"]}
 

@@ -95,7 +95,7 @@ def test_rank_0_that_is_asked_to_stop_leaves_the_reason_of_another_node(
     """srun asks all tasks to stop once one of them has failed."""
     for name in ("end_now", "ignore_stops"):
         monkeypatch.setattr(f"lmtrain.cli.pretrain.attempt.{name}", lambda *_: None)
-    monkeypatch.setattr("lmtrain.train.in_loop.starts.begin", lambda *_: None)
+    monkeypatch.setattr("lmtrain.train.in_loop.lost_starts.count_start", lambda *_: None)
     write(tmp_path, EARLIER)
     end(config, lambda: write(tmp_path, OTHERS) if is_written else None)
     assert (cause(tmp_path) == OTHERS["cause"]) == is_written

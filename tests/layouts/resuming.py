@@ -40,7 +40,7 @@ def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
     with _open_queues(name, run_dir, "auto") as run:
         before = _go_on(run, SAVE_STEP)
         save(run)
-        pieces = write_pieces(state.pieces(run.model, run.optimizer), Path(dumped))
+        pieces = write_pieces(state.held_pieces(run.model, run.optimizer), Path(dumped))
         remembered = _remembered(run)
         return {"losses": before + _go_on(run, LAST_STEP), "pieces": pieces, "remembered": remembered}
 
@@ -48,7 +48,7 @@ def unbroken(name: str, run_dir: str, dumped: str) -> dict[str, Any]:
 def resumed(name: str, run_dir: str, checkpoint: str, dumped: str) -> dict[str, Any]:
     """The last two steps of a run of this layout that begins from a checkpoint of another."""
     with _open_queues(name, run_dir, checkpoint) as run:
-        pieces = write_pieces(state.pieces(run.model, run.optimizer), Path(dumped))
+        pieces = write_pieces(state.held_pieces(run.model, run.optimizer), Path(dumped))
         remembered = _remembered(run)
         return {"losses": _go_on(run, LAST_STEP), "pieces": pieces, "remembered": remembered}
 
@@ -98,5 +98,5 @@ def _go_on(run: Run, stop: int) -> list[float]:
 
 def _remembered(run: Run) -> dict[str, Any]:
     """All of a run's state that is no tensor, but for its settings and how often it was begun."""
-    facts = state.facts(run.config, run.inputs, run.model, run.optimizer, run.progress)
+    facts = state.checkpoint_state(run.config, run.inputs, run.model, run.optimizer, run.progress)
     return {key: value for key, value in facts.items() if key not in ("settings", "attempt")}

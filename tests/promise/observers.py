@@ -41,7 +41,7 @@ from lmtrain.runtime.machine.device import pick_device, set_deterministic, set_t
 from lmtrain.runtime.processes.faults import arm
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.before.preflight import load_data, preflight
-from lmtrain.train.layouts.dry_run import expected_step, forecast_facts, planned_of
+from lmtrain.train.layouts.dry_run import forecast_facts, planned_run, predict_step
 from lmtrain.train.setup import open_run
 from lmtrain.train.state import Run
 from tests.cli.harness import outcome
@@ -69,9 +69,9 @@ def forecast(bench: Bench, settings: Settings) -> Any:
     """What the planner makes of the machine, for this run and a larger one, in words and numbers."""
     config = config_of(settings)
     model = config.model.with_vocab(_VOCABULARY)
-    run = planned_of(config, model)
+    run = planned_run(config, model)
     assert config.hardware is not None
-    return forecast_facts(config, model), expected_step(run, config.hardware)
+    return forecast_facts(config, model), predict_step(run, config.hardware)
 
 
 def layout(bench: Bench, settings: Settings) -> Any:

@@ -304,18 +304,18 @@ def _show_samples(
     from lmtrain.runfolder.folder import read_settings
     from lmtrain.runfolder.names import CHECKPOINTS
     from lmtrain.train.before.preflight import load_data
-    from lmtrain.train.before.resume_checks import open_resumed, shares_of
-    from lmtrain.train.config import RunConfig, seen_from_here
+    from lmtrain.train.before.resume_checks import data_shares_of, open_resume_checkpoint
+    from lmtrain.train.config import RunConfig, with_resolved_paths
 
     if run is not None and (given or settings):
         raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
                          "Give the run alone, or a dataset with settings.")  # fmt: skip
     paths = [f"data.path={path}" for path in given]
     config = _compose([*paths, *settings], config_dir) if run is None else build_settings(
-        RunConfig, seen_from_here(read_settings(run), run)
+        RunConfig, with_resolved_paths(read_settings(run), run)
     )  # fmt: skip
     # because: what data.split keeps from training is as the run began with it
-    shares = shares_of(open_resumed(config, None if run is None else latest(run / CHECKPOINTS)))
+    shares = data_shares_of(open_resume_checkpoint(config, None if run is None else latest(run / CHECKPOINTS)))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
     rows = [sample_row(data, number, most, tokenizer) for number in numbers]
     return print_json(rows, ensure_ascii=False) if as_json else print_samples(rows, ids)

@@ -121,17 +121,17 @@ def on_processes(
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.machine.device import memory_errors, pick_device
     from lmtrain.runtime.processes.process_group import open_process_group
-    from lmtrain.train.ranks.same_everywhere import agree_on
+    from lmtrain.train.ranks.compare_ranks import check_facts_agree
 
     first = settled[0]
     with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
         picked = pick_device(device, env)
         with open_process_group(env, picked, first.timeout_s) as met:
-            agree_on(partial(_computed_by, first), met.hosts)
+            check_facts_agree(partial(_computed_by, first), met.hosts)
             mesh = build_mesh(first.layout, picked, first.timeout_s)
 
             def loaded(source: Source, parallel: ParallelSettings) -> Loaded:
-                agree_on(partial(_model_of, source), met.hosts)
+                check_facts_agree(partial(_model_of, source), met.hosts)
                 found = load(source, picked, precision, mesh, parallel)
                 if env.world_size == 1:
                     return found

@@ -100,11 +100,11 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
 
 def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Return what follows from a run's settings; Nones if this version does not know all of them."""
-    from lmtrain.train.config import config_of
+    from lmtrain.train.config import read_run_config
     from lmtrain.train.layouts.layout_table import layout_words
 
     try:
-        config = config_of(path)
+        config = read_run_config(path)
     except LmtrainError:
         return {"steps": settings.get("train", {}).get("steps"), "parameters": None, "layout": None}
     return {

@@ -22,8 +22,8 @@ from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.names import CONFIG, METRICS
 from lmtrain.runfolder.rows import read_metrics
 from lmtrain.runtime.files.files import atomic_file
-from lmtrain.train.config import RunConfig, config_of
-from lmtrain.train.layouts.dry_run import planned_of
+from lmtrain.train.config import RunConfig, read_run_config
+from lmtrain.train.layouts.dry_run import planned_run
 
 _FIRST_STEPS = 5  # which make memory and fill caches
 _LEAST_TIMES = 3
@@ -49,7 +49,7 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
         )
     if odd := next((folder for folder in folders if not (folder / CONFIG).is_file()), None):
         raise MissingInputError(f"{odd} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir.")
-    configs = [config_of(folder) for folder in folders]
+    configs = [read_run_config(folder) for folder in folders]
     hardware = _hardware([word for word in words if "=" in word], configs, config_dir)
     pairs = zip(folders, configs, strict=True)
     measured = [_measured(folder, replace(config, hardware=hardware)) for folder, config in pairs]
@@ -80,7 +80,7 @@ def _measured(folder: Path, config: RunConfig) -> MeasuredRun:
             "observe.log_interval_steps."
         )
     low, middle, high = quantiles(times, n=4)
-    return MeasuredRun(str(folder), planned_of(config, config.model), middle, (high - low) / 2 / middle)
+    return MeasuredRun(str(folder), planned_run(config, config.model), middle, (high - low) / 2 / middle)
 
 
 def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> Iterator[float]:

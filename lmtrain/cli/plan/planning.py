@@ -50,10 +50,10 @@ from lmtrain.plan.search.result import (
     why_slower,
 )
 from lmtrain.plan.search.search import FixedSettings
-from lmtrain.train.before.preflight import check_pieces
+from lmtrain.train.before.preflight import check_checkpoint_size
 from lmtrain.train.config import RunConfig
-from lmtrain.train.costs import Costs, young_daly_s
-from lmtrain.train.layouts.dry_run import planned_of
+from lmtrain.train.durations import Durations, young_daly_s
+from lmtrain.train.layouts.dry_run import planned_run
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_count, parse_count
 
@@ -256,8 +256,8 @@ def _vocab(config: RunConfig) -> tuple[PlannedRun, list[Open]]:
 def _known(config: RunConfig) -> tuple[PlannedRun, bool]:
     """Return a run with a vocabulary size, and whether the size was assumed."""
     if config.model.shape.vocab_size:
-        return planned_of(config, config.model), False
-    return planned_of(config, config.model.with_vocab(USUAL_VOCAB.get(config.model.kind, USUAL_VOCAB["gpt"]))), True
+        return planned_run(config, config.model), False
+    return planned_run(config, config.model.with_vocab(USUAL_VOCAB.get(config.model.kind, USUAL_VOCAB["gpt"]))), True
 
 
 def _one(word: str) -> tuple[str, Any]:
@@ -304,7 +304,7 @@ def _whole(question: Question, layout: str) -> FixedSettings:
     }  # fmt: skip
     if problems := list(RunConfig.problems_across(parts)):
         raise settings_error([problem.text() for problem in problems])
-    check_pieces(replace(question.config, parallel=parallel), question.run.model)
+    check_checkpoint_size(replace(question.config, parallel=parallel), question.run.model)
     return fixed | {name: getattr(parallel, name) for name in _OF_PARALLEL}
 
 
@@ -395,7 +395,7 @@ class Found:
         between, model = self.question.config.run.time_between_failures, self.question.run.model
         if between is None:
             return None
-        slow = Costs(model.num_parameters // self.question.gpus).save_s
+        slow = Durations(model.num_parameters // self.question.gpus).save_s
         return young_daly_s(_FASTEST_SAVE_S, between), young_daly_s(max(slow, _FASTEST_SAVE_S), between)
 
     def facts(self) -> dict[str, Any]:

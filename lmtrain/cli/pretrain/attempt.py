@@ -103,15 +103,15 @@ class Attempt:
 
         With `in_ranks`, this process is a launcher: it only raises, and its ranks count the start themselves.
         """
-        from lmtrain.train.in_loop.starts import Starts, begin, counted
+        from lmtrain.train.in_loop.lost_starts import LostStarts, count_start, counting_start
 
         if not in_ranks:
             fault_point("start.imports")
-            self.cleanup.enter_context(counted(begin(self.config, inputs, self.env)))
+            self.cleanup.enter_context(counting_start(count_start(self.config, inputs, self.env)))
             self.cleanup.enter_context(self._record_failures())
             return
         if self.env.rank == 0:
-            Starts.at(self.config, inputs, inputs.resume_from).refuse(self.config)
+            LostStarts.for_run(self.config, inputs, inputs.resume_from).check_limit(self.config)
         set_env_default(START_TIME_VARIABLE, repr(self.stop.began_s))
 
     @contextmanager

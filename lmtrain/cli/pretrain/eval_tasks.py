@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmtrain.eval.texts import TextInput
     from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.config import RunConfig
-    from lmtrain.train.in_loop.measure import Evaluation
+    from lmtrain.train.in_loop.measurements import Evaluation
 
 
 def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
@@ -31,7 +31,7 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
     from lmtrain.eval.in_training import Planned
     from lmtrain.eval.runner import prepare
     from lmtrain.eval.task import NOT_PUBLISHED, Asked
-    from lmtrain.train.before.preflight import Evaluated
+    from lmtrain.train.before.preflight import EvaluationTask
 
     evaluations = []
     for number, (entry, task) in enumerate(zip(config.eval.tasks, _find_tasks(config), strict=True)):
@@ -45,10 +45,10 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
         except LmtrainError as error:
             error.add_note(f"It was read for eval.tasks[{number}], {entry.task}.")
             raise
-        evaluations.append(Planned(name=entry.called, task=task, data=data, prepared=prepared))
+        evaluations.append(Planned(name=entry.measure_name, task=task, data=data, prepared=prepared))
     _check_best_by(config, evaluations)
     evaluated = tuple(
-        Evaluated(each.name, each.data, each.prepared.num_targets, each.prepared.facts.text_sha256)
+        EvaluationTask(each.name, each.data, each.prepared.num_targets, each.prepared.facts.text_sha256)
         for each in evaluations
     )
     warnings = tuple(

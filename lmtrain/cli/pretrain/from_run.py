@@ -23,7 +23,7 @@ from lmtrain.config.yaml_file import MAX_BYTES
 from lmtrain.errors import DataError, MissingInputError, SettingsError, UsageError
 from lmtrain.runfolder.names import CHECKPOINTS, CONFIG
 from lmtrain.runtime.files.files import parse_json, read_bytes
-from lmtrain.train.config import RunConfig, seen_from_here
+from lmtrain.train.config import RunConfig, with_resolved_paths
 
 _CHOICE_NAME, _ROOT_NAME = "as_in_that_run", "from_run"  # file names, without suffix, in the folder of configs
 
@@ -53,7 +53,7 @@ class SourceRun:
             raise DataError(f"{run / CONFIG} does not hold the settings of a run. Give another run to --from-run.")
         if wrong := next(_settings_problems(settings), None):
             raise DataError(f"{run / CONFIG} {wrong}, which no run writes. It is damaged; give another to --from-run.")
-        return cls(path, run, seen_from_here(settings, run))
+        return cls(path, run, with_resolved_paths(settings, run))
 
     def base_settings(self, overrides: Sequence[str], *, is_branch: bool) -> dict[str, Any]:
         """Return the run's settings with `checkpoint.resume` set for this start.

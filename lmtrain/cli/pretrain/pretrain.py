@@ -88,12 +88,12 @@ def _train(attempt: Attempt, inputs: Inputs, evaluations: list[Planned], console
     from lmtrain.cli.pretrain.eval_tasks import build_evaluation
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.train.loop import train
-    from lmtrain.train.ranks.same_everywhere import agree
+    from lmtrain.train.ranks.compare_ranks import check_ranks_agree
     from lmtrain.train.setup import open_run
 
     config = attempt.config
     with attempt.join_peers() as (device, hosts):
-        agree(config, inputs, hosts)
+        check_ranks_agree(config, inputs, hosts)
         mesh = build_mesh(config.parallel.layout, device, config.parallel.timeout_s)
         with open_run(config, inputs, console, mesh, device, hosts) as run:
             return train(run, attempt.stop, build_evaluation(config, inputs, evaluations))

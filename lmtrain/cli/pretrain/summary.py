@@ -49,19 +49,19 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
     if env.rank > 0:
         return None
     here = env.launcher == "lmtrain" and env.world_size == config.parallel.layout.world_size
-    facts = plan_facts(config, inputs, here=here) | {"ranks": rank_rows(config, inputs.model)}
+    facts = plan_facts(config, inputs, runs_here=here) | {"ranks": rank_rows(config, inputs.model)}
     return print_json(facts, indent=None) if as_json else print_plan_facts(facts)
 
 
 def print_plan_facts(facts: dict[str, Any]) -> None:
     """Print the facts of a dry run, and a table of its ranks if `facts` has them."""
     from lmtrain.cli.screen.console import print_pairs
-    from lmtrain.train.layouts.layout_table import SINGLE_ROWS, layout_lines, merged
+    from lmtrain.train.layouts.layout_table import SINGLE_ROWS, layout_lines, merge_rows
 
     print_pairs((key.replace("_", " "), _format_fact(key, value)) for key, value in facts.items() if key != "ranks")
     if (ranks := facts.get("ranks")) is None:
         return
-    for line in ("", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merged(ranks))):
+    for line in ("", *layout_lines(ranks if len(ranks) <= SINGLE_ROWS else merge_rows(ranks))):
         echo(line)
 
 
@@ -80,7 +80,7 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
     if as_json:
         keys = ("step", "loss", "valid_loss", "tokens", "epochs", "seconds", "stopped_by")
         return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)
-    time = f"{format_seconds(summary.seconds)}{' in this start' * summary.went_on}"
+    time = f"{format_seconds(summary.seconds)}{' in this start' * summary.was_resumed}"
     parts = [plural(summary.step, "step"), f"{format_count(summary.tokens)} tokens", time]
     parts += [f"{summary.epochs:.1f} times through the data"] * (summary.epochs > 1)
     losses = {"loss": summary.loss, "validation": summary.valid_loss}

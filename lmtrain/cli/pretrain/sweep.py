@@ -32,7 +32,7 @@ from lmtrain.runtime.files.files import write_json
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.signals import STOPS, Stopped, StopRequest, stop_requests
 from lmtrain.train.before.preflight import process_problems
-from lmtrain.train.config import RunConfig, config_of
+from lmtrain.train.config import RunConfig, read_run_config
 from lmtrain.units import format_count
 
 SUMMARY = "sweep.json"  # settings, state and results of each run, for scripts
@@ -159,7 +159,7 @@ def is_finished(job: SweepRun) -> bool:
     if read_stop_or_empty(job.folder).get("cause") != DONE:
         return False
     try:  # because: an earlier version, which lacked some settings, may have written the folder
-        saved = config_of(job.folder)
+        saved = read_run_config(job.folder)
     except LmtrainError:
         return False
     wanted = replace(job.config, run=saved.run)  # because: other time limits do not matter for a finished run

@@ -56,9 +56,9 @@ TRAINING_IMPORTS = (  # for every training run
     "lmtrain.cli.pretrain.eval_tasks", "lmtrain.cli.pretrain.from_run", "lmtrain.cli.main",
     "lmtrain.cli.pretrain.pretrain", "lmtrain.cli.pretrain.summary", "lmtrain.cli.screen.console",
     "lmtrain.cli.pretrain.attempt", "lmtrain.config.compose", "lmtrain.observe.watch.companion",
-    "lmtrain.observe.watch.guard", "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.same_everywhere",
-    "lmtrain.train.layouts.elastic", "lmtrain.train.loop", "lmtrain.train.setup", "lmtrain.train.in_loop.starts",
-    "numpy.random", "typer._adapters",
+    "lmtrain.observe.watch.guard", "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.compare_ranks",
+    "lmtrain.train.layouts.layout_choice", "lmtrain.train.loop", "lmtrain.train.setup",
+    "lmtrain.train.in_loop.lost_starts", "numpy.random", "typer._adapters",
 )  # fmt: skip
 COMPOSING_IMPORTS = ("lmtrain.config.source",)  # for training runs whose ranks compose their settings themselves
 # because: torch imports these itself when a pipeline passes gradients on, and when its compiler is configured
@@ -69,7 +69,7 @@ EVALUATION_IMPORTS = (
     "lmtrain.eval.statistics", "lmtrain.eval.recipes.documents",
     "lmtrain.eval.journal", "lmtrain.eval.load", "lmtrain.eval.tasks.masked", "lmtrain.eval.report",
     "lmtrain.eval.runner", "lmtrain.observe.screen.training_view", "lmtrain.parallel.weights.sharding",
-    "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.same_everywhere", "lmtrain.train.config",
+    "lmtrain.runtime.processes.launch", "lmtrain.train.ranks.compare_ranks", "lmtrain.train.config",
     "lmtrain.train.layouts.layout_table", "lmtrain.train.before.preflight", "data_tools.read.content", "hydra",
     "hydra.core.override_parser.overrides_parser", "numpy.random", "typer._adapters",
 )  # fmt: skip
@@ -156,8 +156,8 @@ def launch_training(
         write_process_failure,
         write_unsaved_stop,
     )
-    from lmtrain.train.before.preflight import find_resume
-    from lmtrain.train.in_loop.starts import Starts
+    from lmtrain.train.before.preflight import find_resume_checkpoint
+    from lmtrain.train.in_loop.lost_starts import LostStarts
 
     folder = Path(config.run.dir)
     stamp_before = stop_stamp(folder)
@@ -166,9 +166,9 @@ def launch_training(
         nonlocal stamp_before
         failure = f"{outcome.reason} " if record_end(outcome) is None else ""
         stamp_before = stop_stamp(folder)
-        path = find_resume(config)
-        starts = Starts.at(config, inputs, path)
-        starts.refuse(config)
+        path = find_resume_checkpoint(config)
+        starts = LostStarts.for_run(config, inputs, path)
+        starts.check_limit(config)
         place = f"from step {starts.step}, {path}" if path else "from the beginning, since nothing is saved yet"
         print_notice(f"{failure}Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
 
@@ -227,23 +227,23 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
     Only `parallel=auto` and `elastic` change the settings. `overrides` are the settings of the command line, which stay
     as they are.
     """
-    from lmtrain.train.layouts.elastic import change_words, fit
+    from lmtrain.train.layouts.layout_choice import adapt_to_processes, adaptation_message
     from lmtrain.train.layouts.layout_table import layout_words
 
     prints, messages = env.rank == 0 and not env.is_child, list[str]()
     if config.parallel.auto:
         from lmtrain.train.before.preflight import find_model
-        from lmtrain.train.layouts.elastic import choose, chosen_before, conditions
+        from lmtrain.train.layouts.layout_choice import choose_layout, fixed_layout_settings, previous_layout
 
-        fixed = conditions(config, overrides)
-        if (earlier_choice := chosen_before(config, fixed)) is not None:
+        fixed = fixed_layout_settings(config, overrides)
+        if (earlier_choice := previous_layout(config, fixed)) is not None:
             choice = layout_words(earlier_choice.parallel)
             config, messages = earlier_choice, [f"parallel=auto: {choice}, as since the run began"]
         else:
-            config, messages = choose(config, find_model(config), env.world_size, fixed)
+            config, messages = choose_layout(config, find_model(config), env.world_size, fixed)
     if elastic:
-        fitted = fit(config, env.world_size)
-        change = change_words(config, fitted)
+        fitted = adapt_to_processes(config, env.world_size)
+        change = adaptation_message(config, fitted)
         config, messages = fitted, [*messages, *([change] if change else [])]
     for line in messages if prints else ():
         print_notice(line)

@@ -43,7 +43,7 @@ from lmtrain.runfolder.folder import RunFolder
 from lmtrain.runfolder.names import TRACES
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layouts.layout_table import layout_words, rank_rows
-from lmtrain.train.layouts.layout_table import merged as merged_rows
+from lmtrain.train.layouts.layout_table import merge_rows as merged_rows
 from lmtrain.units import format_bytes, format_count
 
 _LEAST = 0.06  # how dark the emptiest is

@@ -23,7 +23,7 @@ from lmtrain.runfolder.differences import differences, flatten
 from lmtrain.runfolder.folder import RunFolder, read_runs
 from lmtrain.runfolder.names import CHECKPOINTS, step_from_name
 from lmtrain.runfolder.rows import Row
-from lmtrain.train.before.preflight import written_out
+from lmtrain.train.before.preflight import with_explicit_sizes
 from lmtrain.units import plural
 
 # settings that say where something lies or what is shown: no number depends on them
@@ -82,7 +82,7 @@ def _model_written_out(settings: dict[str, Any]) -> dict[str, Any]:
     """Return a model's settings with the sizes that null stands for; nothing where there are none that are known."""
     cls: Any = ModelSettings  # because: the kind of model chooses the class that is built
     try:
-        return {"model": written_out(build_settings(cls, settings["model"], "model"))}
+        return {"model": with_explicit_sizes(build_settings(cls, settings["model"], "model"))}
     except (KeyError, LmtrainError):
         return {}
 

@@ -295,11 +295,11 @@ def _runs(asked: Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
 def _judge(config: RunConfig, ranks_per_node: int) -> None:
     """Check a run as `pretrain --dry-run` does for processes on other machines, and its folder."""
     from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
-    from lmtrain.train.before.preflight import check_folder, preflight
+    from lmtrain.train.before.preflight import check_run_folder, preflight
 
     elsewhere = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
     inputs, _ = prepare_eval_tasks(config, preflight(config, elsewhere, starting=False))
-    for warning in (*inputs.warnings, *check_folder(config, inputs.model, inputs.tokenizer, lock=False)):
+    for warning in (*inputs.warnings, *check_run_folder(config, inputs.model, inputs.tokenizer, lock=False)):
         print_notice(warning)
 
 

@@ -1,9 +1,9 @@
 """Straggler detection: from the times of all ranks per window, the ranks and links that are slow for a long time.
 
-Called by train/pace on rank 0. Pure: no clock, no process. A rank is compared with the median of the other ranks that
-do the same work, a link with that of the other links that carry the same messages. A straggler is slow in several
-windows in a row, by more than chance explains: the median absolute deviation (MAD) of these peers' windows from their
-own medians.
+Called by train/straggler_watch on rank 0. Pure: no clock, no process. A rank is compared with the median of the other
+ranks that do the same work, a link with that of the other links that carry the same messages. A straggler is slow in
+several windows in a row, by more than chance explains: the median absolute deviation (MAD) of these peers' windows from
+their own medians.
 """
 
 from __future__ import annotations

@@ -48,18 +48,27 @@ from lmtrain.runtime.machine.gpus import Gpus, device_problem
 from lmtrain.runtime.machine.install_command import install_command
 from lmtrain.runtime.processes.process import DRY_RUN_LAUNCHER, ProcessEnv, Rendezvous, listen
 from lmtrain.tokenizer.base import Tokenizer
-from lmtrain.train.before.resume_checks import check_resumed, open_resumed, readable, shares_of
+from lmtrain.train.before.resume_checks import (
+    check_resume_checkpoint,
+    data_shares_of,
+    newest_readable,
+    open_resume_checkpoint,
+)
 from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
 from lmtrain.units import format_bytes
 
-_FREE = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no output of the model
+_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no output of the model
 _RECORDS_BYTES = 1 << 20  # bytes that a young run writes besides checkpoints
-_EFFECTIVE = ("num_kv_heads", "head_width", "ffn_width")  # null means a default, which other models state explicitly
+_SIZES_WITH_DEFAULTS = (
+    "num_kv_heads",
+    "head_width",
+    "ffn_width",
+)  # null means a default, which other models state explicitly
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluationTask:
     """An evaluation task of a run, with the facts that training needs."""
 
     name: str
@@ -70,15 +79,18 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Inputs:
+    """The results of the checks before torch is imported, from which set-up builds the run."""
+
     model: ModelSettings  # with the final vocabulary size
     tokenizer: Tokenizer
     data: TrainingData
     resume_from: Path | None
     weights_from: Path | None = None  # checkpoint with the first weights of a new run; None for random weights
-    evaluations: tuple[Evaluated, ...] = ()
+    evaluations: tuple[EvaluationTask, ...] = ()
     warnings: tuple[str, ...] = ()  # messages on settings that work but may be unintended
 
     def epochs(self, config: RunConfig) -> float:
+        """Return how often the run reads the training data."""
         first, count = config.batch_plan.range_of(config.total_steps - 1)
         return (first + count) / self.data.train.num_samples
 
@@ -96,18 +108,18 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
         check_device(config, env)
     if is_here and env.rank == 0:
         check_sinks(config)
-    resume_from = find_resume(config)
-    resumed = open_resumed(config, resume_from)
-    tokenizer, model, data = load_data(config, shares=shares_of(resumed))
-    check_pieces(config, model)
+    resume_from = find_resume_checkpoint(config)
+    resumed = open_resume_checkpoint(config, resume_from)
+    tokenizer, model, data = load_data(config, shares=data_shares_of(resumed))
+    check_checkpoint_size(config, model)
     if resumed is not None:
-        check_resumed(resumed, config, model, tokenizer, data)
+        check_resume_checkpoint(resumed, config, model, tokenizer, data)
     if is_here and starting and config.data.verify == "full":
         for dataset in data.datasets:  # because: the processes of a node share the work, so each must check its part
             dataset.check_all(env.local_rank, max(env.local_world_size, 1))
-    warnings = [*_warnings(config.parallel.layout, env), *([data.warning] if data.warning else [])]
+    warnings = [*_layout_warnings(config.parallel.layout, env), *([data.warning] if data.warning else [])]
     if is_here and env.rank == 0:
-        warnings += check_folder(config, model, tokenizer, lock=not starting)
+        warnings += check_run_folder(config, model, tokenizer, lock=not starting)
     if is_here and not starting:
         check_port(env)  # because: a starting run opens the port right after this and reports the problem itself
     # because: once a run has its own checkpoint, the checkpoint of its first weights may be gone
@@ -120,23 +132,24 @@ def load_data(
 ) -> tuple[Tokenizer, ModelSettings, TrainingData]:
     """Return the tokenizer, the model with its final vocabulary size, and the data of a run."""
     opened = open_datasets(config.data)
-    tokenizer = _tokenizer(config.data, opened)
-    model = _model(config, opened, tokenizer)
+    tokenizer = _load_tokenizer(config.data, opened)
+    model = _model_with_vocab(config, opened, tokenizer)
     first, count = config.batch_plan.range_of(config.total_steps - 1)
-    asked = DataRequirements(
+    request = DataRequirements(
         seq_len=config.seq_len, vocab_size=model.shape.vocab_size, seed=config.train.seed, num_samples=first + count,
         validate=validate and config.train.valid_interval_steps > 0, tokenizer=tokenizer, shares=shares,
     )  # fmt: skip
-    return tokenizer, model, build_training_data(config.data, opened, asked)
+    return tokenizer, model, build_training_data(config.data, opened, request)
 
 
 def find_model(config: RunConfig) -> ModelSettings:
-    """Return the model with its final vocabulary size, without indexing the data."""
+    """Return the model with its final vocabulary size. The data is not indexed for this."""
     opened = open_datasets(config.data)
-    return _model(config, opened, _tokenizer(config.data, opened))
+    return _model_with_vocab(config, opened, _load_tokenizer(config.data, opened))
 
 
 def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None:
+    """Raise if the number of processes does not match the layout, or if the compiler is missing."""
     problems = list(compiler_problems(config))
     counts = starting or env.launcher != "single"
     wrong = list(process_problems(config.parallel.layout, env, config.train)) if counts else []
@@ -154,21 +167,21 @@ def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | Non
     if env.world_size != layout.world_size:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
         factors = [f"{axis}={size}" for axis, size in sizes.items() if size > 1]
-        asked = f"{' x '.join(factors)} =" if len(factors) > 1 else f"parallel.{(factors or ['*'])[0]} asks for"
-        ways = f"Start {_processes(layout.world_size)}"
+        required = f"{' x '.join(factors)} =" if len(factors) > 1 else f"parallel.{(factors or ['*'])[0]} asks for"
+        ways = f"Start {_process_count_text(layout.world_size)}"
         ways += f" with --nproc {layout.world_size}" if env.launcher == "single" else ""
         axis = "dp_replicate" if layout.dp_replicate > 1 and layout.dp_shard == 1 else "dp_shard"
         fitting, rest = divmod(env.world_size * sizes[axis], layout.world_size)
         if rest == 0:
-            words = [f"parallel.{axis}={fitting}", *_batch_for(replace(layout, **{axis: fitting}), train)]
-            ways += f" or set {' '.join(words)}"
+            overrides = [f"parallel.{axis}={fitting}", *_batch_overrides(replace(layout, **{axis: fitting}), train)]
+            ways += f" or set {' '.join(overrides)}"
         ways += ", or add --elastic, which takes the nearest layout for them" if train else ""
         were = "was" if env.world_size == 1 else "were"
-        yield f"{_processes(env.world_size)} {were} started but {asked} {layout.world_size}. {ways}."
+        yield f"{_process_count_text(env.world_size)} {were} started but {required} {layout.world_size}. {ways}."
 
 
-def _batch_for(layout: Layout, train: TrainSettings | None) -> Iterator[str]:
-    """Yield the batch settings that must change for this layout's number of replicas."""
+def _batch_overrides(layout: Layout, train: TrainSettings | None) -> Iterator[str]:
+    """Yield the batch settings, as overrides, that must change for this layout's number of replicas."""
     if train is None:
         return
     share = -(-train.global_batch // layout.dp)
@@ -178,7 +191,8 @@ def _batch_for(layout: Layout, train: TrainSettings | None) -> Iterator[str]:
         yield f"train.micro_batch={divisors(share, train.micro_batch)[-1]}"
 
 
-def _warnings(layout: Layout, env: ProcessEnv) -> Iterator[str]:
+def _layout_warnings(layout: Layout, env: ProcessEnv) -> Iterator[str]:
+    """Yield a warning if tensor parallelism crosses nodes."""
     if env.local_world_size and env.local_world_size % layout.tp:
         inside = [size for size in divisors(env.local_world_size) if size <= layout.tp]
         yield (
@@ -188,58 +202,63 @@ def _warnings(layout: Layout, env: ProcessEnv) -> Iterator[str]:
         )
 
 
-def _processes(count: int) -> str:
+def _process_count_text(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def _tokenizer(settings: DataChoice, opened: OpenDatasets) -> Tokenizer:
-    """Return the tokenizer that wrote the datasets: from beside a dataset, or from data.tokenizer for foreign ones."""
-    beside = next((file for file in map(_beside, opened.datasets) if file.exists()), None)
-    if settings.tokenizer is None and beside is None:
+def _load_tokenizer(settings: DataChoice, opened: OpenDatasets) -> Tokenizer:
+    """Load the tokenizer that wrote the datasets: data.tokenizer, or the one stored next to a dataset."""
+    stored = next((file for file in map(_tokenizer_path, opened.datasets) if file.exists()), None)
+    if settings.tokenizer is None and stored is None:
         first = opened.train[0]
         raise SettingsError(
-            [f"data.tokenizer=null does not say who made {first.prefix}, and no {_beside(first).name} is beside it. "
-             "Add data.tokenizer=PATH of the tokenizer that wrote it."]
+            [
+                f"data.tokenizer=null does not say who made {first.prefix}, "
+                f"and no {_tokenizer_path(first).name} is beside it. "
+                "Add data.tokenizer=PATH of the tokenizer that wrote it."
+            ]
         )
-    path = Path(settings.tokenizer) if settings.tokenizer else beside
+    path = Path(settings.tokenizer) if settings.tokenizer else stored
     assert path is not None
-    said = next((one.info for one in opened.datasets if one.info is not None), None)
-    tokenizer = Tokenizer.load(path) if said is None else Tokenizer.load_lazily(
-        path, sha256=said.tokenizer_sha256, fingerprint=said.tokenizer_fingerprint, vocab_size=said.vocab_size,
-        eod_id=said.eod_id,
+    info = next((dataset.info for dataset in opened.datasets if dataset.info is not None), None)
+    tokenizer = Tokenizer.load(path) if info is None else Tokenizer.load_lazily(
+        path, sha256=info.tokenizer_sha256, fingerprint=info.tokenizer_fingerprint, vocab_size=info.vocab_size,
+        eod_id=info.eod_id,
     )  # fmt: skip
-    for one in opened.datasets:
-        if one.info is not None and one.info.tokenizer_fingerprint != tokenizer.fingerprint:
+    for dataset in opened.datasets:
+        if dataset.info is not None and dataset.info.tokenizer_fingerprint != tokenizer.fingerprint:
             raise DataError(
-                f"{path} has the fingerprint {tokenizer.fingerprint[:12]}, but {one.prefix} was written with "
-                f"{one.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or preprocess again."
+                f"{path} has the fingerprint {tokenizer.fingerprint[:12]}, but {dataset.prefix} was written with "
+                f"{dataset.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or preprocess again."
             )
     return tokenizer
 
 
-def _beside(dataset: IndexedDataset) -> Path:
+def _tokenizer_path(dataset: IndexedDataset) -> Path:
+    """Return where a dataset's own tokenizer is stored; the file may not exist."""
     return dataset_file(dataset.prefix, ".tokenizer.json")
 
 
-def _model(config: RunConfig, opened: OpenDatasets, tokenizer: Tokenizer) -> ModelSettings:
-    highest = max(one.info.max_id if one.info else -1 for one in opened.datasets)
-    return config.model.with_vocab(max(tokenizer.vocab_size, highest + 1))
+def _model_with_vocab(config: RunConfig, opened: OpenDatasets, tokenizer: Tokenizer) -> ModelSettings:
+    """Return the model with a vocabulary that has the tokenizer's ids and all ids in the data."""
+    highest_id = max(dataset.info.max_id if dataset.info else -1 for dataset in opened.datasets)
+    return config.model.with_vocab(max(tokenizer.vocab_size, highest_id + 1))
 
 
-def find_resume(config: RunConfig) -> Path | None:
+def find_resume_checkpoint(config: RunConfig) -> Path | None:
     """Return the run's newest checkpoint, or on its first start the one given by the user; None for a new run.
 
     With checkpoint.fallback, unreadable checkpoints are skipped here; else readability is checked when it is opened.
     """
-    own, settings = Path(config.run.dir) / CHECKPOINTS, config.checkpoint
-    newest, damaged = latest(own), list_set_aside(own)
+    own_folder, settings = Path(config.run.dir) / CHECKPOINTS, config.checkpoint
+    newest, damaged = latest(own_folder), list_set_aside(own_folder)
     if newest is None and damaged:
         raise CheckpointError(
             f"run.dir={config.run.dir} holds no checkpoint but {damaged[-1].name}, which is damaged. "
             "Choose another run.dir to begin anew, or move it away."
         )
     if settings.fallback:
-        newest = readable(newest)
+        newest = newest_readable(newest)
     if settings.resume == "auto":
         return newest
     if settings.resume == "none":
@@ -249,19 +268,19 @@ def find_resume(config: RunConfig) -> Path | None:
                 "Choose another run.dir, or checkpoint.resume=auto to go on."
             )
         return None
-    given = resolve(Path(settings.resume))
+    chosen = resolve(Path(settings.resume))
     if settings.fallback:
-        given = readable(given) or given
-    if newest is not None and given.parent.resolve() == own.resolve() and given.name != newest.name:
+        chosen = newest_readable(chosen) or chosen
+    if newest is not None and chosen.parent.resolve() == own_folder.resolve() and chosen.name != newest.name:
         raise OutputError(
-            f"checkpoint.resume={given} goes back in a run that has reached {newest.name}. "
+            f"checkpoint.resume={chosen} goes back in a run that has reached {newest.name}. "
             "Choose another run.dir to branch off there."
         )
-    return newest or given
+    return newest or chosen
 
 
-def settled(config: RunConfig, inputs: Inputs) -> RunConfig:
-    """Return the settings completed with the model that the data decided, as run folder and checkpoints record them."""
+def with_final_model(config: RunConfig, inputs: Inputs) -> RunConfig:
+    """Return the settings with the model that the data completed, as the run folder and checkpoints record them."""
     return replace(config, model=inputs.model)
 
 
@@ -274,7 +293,7 @@ def changed_settings(config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:
         known = dict(flatten(read_settings(folder)))
     except LmtrainError:  # because: a damaged record is rewritten, and should not stop a run
         return {}
-    return compare_settings(known, dict(flatten(settled(config, inputs).to_dict())))
+    return compare_settings(known, dict(flatten(with_final_model(config, inputs).to_dict())))
 
 
 def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer) -> Path | None:
@@ -283,39 +302,45 @@ def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Token
         return None
     path = resolve(Path(config.checkpoint.init_from))
     contents = Contents(path)
-    theirs = checked_model(contents)
-    told = contents.manifest.state.get("tokenizer")
-    fingerprint = told.get("fingerprint") if isinstance(told, dict) else None
+    saved_model = checked_model(contents)
+    saved_tokenizer = contents.manifest.state.get("tokenizer")
+    fingerprint = saved_tokenizer.get("fingerprint") if isinstance(saved_tokenizer, dict) else None
     if fingerprint != tokenizer.fingerprint:
         raise SettingsError([
             f"checkpoint.init_from={path} knows the ids of the tokenizer {str(fingerprint)[:12]} and the data has "
             f"those of {tokenizer.fingerprint[:12]}. Preprocess the text with --tokenizer {path / 'tokenizer.json'}."
         ])  # fmt: skip
-    _check_model(path, model, theirs)
+    _check_model(path, model, saved_model)
     return path
 
 
-def _check_model(path: Path, ours: ModelSettings, theirs: ModelSettings) -> None:
-    mine, other, typed = written_out(ours), written_out(theirs), theirs.to_dict()
-    free = {*_FREE, *(problem.key for problem in theirs.unused())}
-    if "embedding.position.weight" not in theirs.weights():
-        free.add("seq_len")  # because: rotary positions have no table that limits the length
-    wrong = [key for key in other if key not in free and mine.get(key) != other[key]]
-    if wrong:
-        found = ", ".join(f"model.{key} is {show(mine.get(key))}, there {show(other[key])}" for key in wrong)
-        settings = " ".join(f"model.{key}={show(typed[key])}" for key in wrong if typed[key] != ours.to_dict().get(key))
-        way_out = "Choose a model of that kind." if "kind" in wrong else f"Add {settings}."
-        what = "is of another model" if ours.weights() != theirs.weights() else "computes with other settings"
-        raise SettingsError([f"checkpoint.init_from={path} {what}: {found}. {way_out}"])
+def _check_model(path: Path, model: ModelSettings, saved_model: ModelSettings) -> None:
+    """Raise SettingsError if the run's model differs from the saved one in what decides the outputs."""
+    values, saved_values, typed = with_explicit_sizes(model), with_explicit_sizes(saved_model), saved_model.to_dict()
+    ignored = {*_IGNORED_KEYS, *(problem.key for problem in saved_model.unused())}
+    if "embedding.position.weight" not in saved_model.weights():
+        ignored.add("seq_len")  # because: rotary positions have no table that limits the length
+    differing = [key for key in saved_values if key not in ignored and values.get(key) != saved_values[key]]
+    if differing:
+        differences = ", ".join(
+            f"model.{key} is {show(values.get(key))}, there {show(saved_values[key])}" for key in differing
+        )
+        settings = " ".join(
+            f"model.{key}={show(typed[key])}" for key in differing if typed[key] != model.to_dict().get(key)
+        )
+        way_out = "Choose a model of that kind." if "kind" in differing else f"Add {settings}."
+        what = "is of another model" if model.weights() != saved_model.weights() else "computes with other settings"
+        raise SettingsError([f"checkpoint.init_from={path} {what}: {differences}. {way_out}"])
 
 
-def written_out(model: ModelSettings) -> dict[str, Any]:
-    """Return the settings with nulls replaced by the sizes they stand for."""
+def with_explicit_sizes(model: ModelSettings) -> dict[str, Any]:
+    """Return the settings as plain data, with nulls replaced by the sizes they stand for."""
     values, shape = model.to_dict(), model.shape
-    return values | {key: getattr(shape, key) for key in _EFFECTIVE if key in values}
+    return values | {key: getattr(shape, key) for key in _SIZES_WITH_DEFAULTS if key in values}
 
 
 def compiler_problems(config: RunConfig) -> Iterator[str]:
+    """Yield a message if compute.compile needs a C++ compiler that is not installed."""
     if config.compute.compile is True and not any(shutil.which(cc) for cc in ("c++", "g++", "clang++")):
         yield (
             "compute.compile=true needs a C++ compiler and none of c++, g++ and clang++ is here. "
@@ -324,6 +349,7 @@ def compiler_problems(config: RunConfig) -> Iterator[str]:
 
 
 def check_device(config: RunConfig, env: ProcessEnv) -> None:
+    """Raise if the device that compute.device names is missing or unusable."""
     if config.compute.device == "cpu":
         return
     gpus = Gpus.detect()
@@ -337,15 +363,15 @@ def check_sinks(config: RunConfig) -> None:
     """Raise SettingsError if the package that observe.wandb needs is not installed."""
     if config.observe.wandb == "none":
         return
-    found = importlib.util.find_spec("wandb")
-    if found is None or found.origin is None:  # because: a mere folder named wandb is not the package
+    spec = importlib.util.find_spec("wandb")
+    if spec is None or spec.origin is None:  # because: a mere folder named wandb is not the package
         raise SettingsError([
             f"observe.wandb={config.observe.wandb} needs the package wandb, which is not installed. "
             f"Run `{install_command('wandb')}`, or set observe.wandb=none."
         ])  # fmt: skip
 
 
-def check_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, *, lock: bool) -> list[str]:
+def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, *, lock: bool) -> list[str]:
     """Raise if the run's folder is unusable or has no room for its checkpoints; return warnings on room that may lack.
 
     `lock`: also check whether another run holds the folder.
@@ -354,37 +380,45 @@ def check_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, 
     check_output_folder(folder, f"run.dir={config.run.dir}", lock=lock)
     if settings.interval_steps is None:
         return []
-    there, extra, free = len(list_checkpoints(folder / CHECKPOINTS)), len(tokenizer.to_bytes()), free_bytes(folder)
-    size, records = check_pieces(config, model) + extra, extra + _RECORDS_BYTES
+    num_there, tokenizer_bytes, free = (
+        len(list_checkpoints(folder / CHECKPOINTS)),
+        len(tokenizer.to_bytes()),
+        free_bytes(folder),
+    )
+    size, records = check_checkpoint_size(config, model) + tokenizer_bytes, tokenizer_bytes + _RECORDS_BYTES
     room = max(0, free - records) // size
     # because: a resumed run already has its newest checkpoints, and writes the next before the oldest is deleted
-    surely, at_most = (max(1, count - there) for count in settings.num_at_once(config.total_steps))
-    if room >= at_most:
+    num_needed, num_wanted = (max(1, count - num_there) for count in settings.num_at_once(config.total_steps))
+    if room >= num_wanted:
         return []
-    need = surely if room < surely else at_most
-    them = "A checkpoint" if need == 1 else f"{need} checkpoints, {format_bytes(size)} each,"
+    need = num_needed if room < num_needed else num_wanted
+    subject = "A checkpoint" if need == 1 else f"{need} checkpoints, {format_bytes(size)} each,"
     lack = (
-        f"{them} and the run's records need {format_bytes(need * size + records)} in run.dir={config.run.dir} "
+        f"{subject} and the run's records need {format_bytes(need * size + records)} in run.dir={config.run.dir} "
         f"and its disk has {format_bytes(free)} free"
     )
-    if room < surely:
+    if room < num_needed:
         raise StorageError(
-            f"{lack}. Free some space, choose another run.dir, {_fewer(config, there + room, there)}"
+            f"{lack}. Free some space, choose another run.dir, "
+            f"{_fewer_checkpoints_hint(config, num_there + room, num_there)}"
             "or set checkpoint.interval_steps=null to save none."
         )
     keys = ", ".join(f"checkpoint.{key}={show(getattr(settings, key))}" for key in settings.keeping())
     return [f"{lack}, for {room}. So many may come to lie there ({keys}); what finds no room is not saved."]
 
 
-def _fewer(config: RunConfig, in_all: int, there: int) -> str:
-    """Return the part of a message with settings that need fewer checkpoints."""
-    if 1 < in_all <= config.checkpoint.keep_last:
-        return f"set checkpoint.keep_last={in_all - 1}, "
-    one = "set checkpoint.interval_steps=0 checkpoint.interval_s=null to save only at the end, "
-    return one if in_all == 1 and not there else ""
+def _fewer_checkpoints_hint(config: RunConfig, num_possible: int, num_there: int) -> str:
+    """Return part of a message: settings that need fewer checkpoints, or "".
+
+    `num_possible` checkpoints would fit on the disk, `num_there` of them exist already.
+    """
+    if 1 < num_possible <= config.checkpoint.keep_last:
+        return f"set checkpoint.keep_last={num_possible - 1}, "
+    hint = "set checkpoint.interval_steps=0 checkpoint.interval_s=null to save only at the end, "
+    return hint if num_possible == 1 and not num_there else ""
 
 
-def check_pieces(config: RunConfig, model: ModelSettings) -> int:
+def check_checkpoint_size(config: RunConfig, model: ModelSettings) -> int:
     """Return the size of a checkpoint in bytes; raise LayoutError if such checkpoints could not be written.
 
     Return 0 instead of raising if the run saves none.
@@ -404,8 +438,8 @@ def check_port(env: ProcessEnv) -> None:
         return
     host, port = "127.0.0.1", 0  # because: our own launcher takes any free port
     if env.launcher != "lmtrain":
-        at = Rendezvous.detect(env)
-        if env.rank > 0 or at.held_by_launcher or at.listen_fd is not None:
+        rendezvous = Rendezvous.detect(env)
+        if env.rank > 0 or rendezvous.held_by_launcher or rendezvous.listen_fd is not None:
             return
-        host, port = host if at.stays_on_node else "", at.port
+        host, port = host if rendezvous.stays_on_node else "", rendezvous.port
     os.close(listen(host, port))

@@ -23,11 +23,11 @@ from lmtrain.runtime.files.files import storage_errors
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.config import RunConfig
 
-_LONGEST = 200  # characters of a value in a message
-_OF_A_DATASET = ("data: num_tokens", "data: num_documents", "data: content")
+_MAX_CHARACTERS = 200  # characters of a value in a message
+_DATASET_FACTS = ("data: num_tokens", "data: num_documents", "data: content")
 
 
-def open_resumed(config: RunConfig, path: Path | None) -> Contents | None:
+def open_resume_checkpoint(config: RunConfig, path: Path | None) -> Contents | None:
     """Open the checkpoint to resume from; raise if it is damaged or if the run is to end before its step."""
     if path is None:
         return None
@@ -37,11 +37,11 @@ def open_resumed(config: RunConfig, path: Path | None) -> Contents | None:
         if config.checkpoint.fallback or isinstance(error, NewerFormatError) or before(path) is None:
             raise
         raise CheckpointError(f"{error} To go on from there, add checkpoint.fallback=true.") from error
-    _refuse_shorter(config, path, contents.manifest.step)
+    _refuse_past_end(config, path, contents.manifest.step)
     return contents
 
 
-def readable(path: Path | None) -> Path | None:
+def newest_readable(path: Path | None) -> Path | None:
     """Return this checkpoint, or the newest readable one before it if its manifest is unreadable.
 
     Used with checkpoint.fallback only.
@@ -49,28 +49,28 @@ def readable(path: Path | None) -> Path | None:
     return path if path is None or manifest_problem(path) is None else before(path) or path
 
 
-def passed_over(path: Path) -> list[str]:
-    """Return messages on the newer checkpoints that `readable` skipped in favour of this one."""
+def skipped_messages(path: Path) -> list[str]:
+    """Return messages on the newer checkpoints that `newest_readable` skipped in favour of this one."""
     return [
-        f"{one} is passed over: {problem}"
-        for one in newer_than(path) if (problem := manifest_problem(one)) is not None
+        f"{checkpoint} is passed over: {problem}"
+        for checkpoint in newer_than(path) if (problem := manifest_problem(checkpoint)) is not None
     ]  # fmt: skip
 
 
-def pass_over(path: Path, own: Path, error: LmtrainError) -> None:
+def set_aside_damaged(path: Path, own_folder: Path, error: LmtrainError) -> None:
     """Set aside a checkpoint of the run's own folder that proved damaged while it was read; else raise `error`.
 
-    Raise as well if no readable checkpoint precedes it, because the run must not restart from the beginning, and if the
-    checkpoint is intact, because it does not fit for other reasons.
+    `own_folder` is the run's folder of checkpoints. Raise as well if no readable checkpoint precedes this one, because
+    the run must not restart from the beginning, and if it is intact, because it does not fit for other reasons.
     """
-    if path.parent.resolve() != own.resolve() or before(path) is None or not Contents(path).damages():
+    if path.parent.resolve() != own_folder.resolve() or before(path) is None or not Contents(path).damages():
         raise error
     with storage_errors(path, "Renaming"):
         set_aside(path)
 
 
-def shares_of(resumed: Contents | None) -> str:
-    """Return how data was split into shares when the run began; see Asked.shares."""
+def data_shares_of(resumed: Contents | None) -> str:
+    """Return how data was split into shares when the run began, one of SHARES; None means a new run."""
     if resumed is None:
         return TOKEN_SHARES
     data = resumed.manifest.state.get("data")
@@ -78,7 +78,7 @@ def shares_of(resumed: Contents | None) -> str:
     return str(data.get("shares", ALL_SHARES)) if isinstance(data, dict) else TOKEN_SHARES
 
 
-def check_resumed(
+def check_resume_checkpoint(
     resumed: Contents, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
 ) -> None:
     """Raise on a checkpoint of another run or with wrong contents, before a model is built."""
@@ -96,15 +96,17 @@ def check_same_run(
             f"{path} holds the weights of another program and no run to go on with. "
             f"Begin one from them: checkpoint.init_from={path}."
         )
-    wrong = list(_wrong_types(manifest))
-    if wrong:
+    type_problems = list(_type_problems(manifest))
+    if type_problems:
         raise CheckpointError(
-            f"{path / MANIFEST} is no state of a run: {join_few(wrong, '; ')}. Restore it from a copy."
+            f"{path / MANIFEST} is no state of a run: {join_few(type_problems, '; ')}. Restore it from a copy."
         )
     # because: a checkpoint may be older than some settings, which then had today's default
-    saved = model_of(state, path)
-    theirs, unread = saved.to_dict(), {problem.key for problem in saved.unused()}
-    pairs = [(f"model.{key}", v, theirs.get(key)) for key, v in model.to_dict().items() if key not in unread]
+    saved_model = model_of(state, path)
+    saved_settings, unused_keys = saved_model.to_dict(), {problem.key for problem in saved_model.unused()}
+    pairs = [
+        (f"model.{key}", v, saved_settings.get(key)) for key, v in model.to_dict().items() if key not in unused_keys
+    ]
     pairs += _data_pairs(state["data"], config, data)
     pairs += [
         ("tokenizer", tokenizer.fingerprint[:12], state["tokenizer"]["fingerprint"][:12]),
@@ -113,12 +115,13 @@ def check_same_run(
         _batch_pair(config, state["step"], state["samples"]),
     ]
     differ = [
-        (name, f"{name} is {ours}, and was {str(other)[:_LONGEST]}") for name, ours, other in pairs if ours != other
+        (name, f"{name} is {current}, and was {str(saved_value)[:_MAX_CHARACTERS]}")
+        for name, current, saved_value in pairs if current != saved_value
     ]  # fmt: skip
     if differ:
         raise CheckpointError(
-            f"{path} was made with other settings: {'; '.join(said for _, said in differ)}. "
-            f"Go on with those, {_other_way(path, config, [name for name, _ in differ])}."
+            f"{path} was made with other settings: {'; '.join(text for _, text in differ)}. "
+            f"Go on with those, {_way_out_with_changes(path, config, [name for name, _ in differ])}."
         )
 
 
@@ -127,15 +130,19 @@ def _data_pairs(state: dict[str, Any], config: RunConfig, data: TrainingData) ->
 
     If the dataset itself differs, return a single entry that says so.
     """
-    known = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0} | state
-    pairs = [(f"data: {key}", value, known.get(key)) for key, value in data.sample_identity.items()]
-    content = state.get("content_sha256")
-    if data.content_sha256 is not None and content is not None:
-        pairs.append(("data: content", data.content_sha256[:12], content[:12]))
-    ours, theirs = data.sample_identity.get("num_tokens"), known.get("num_tokens")
-    if ours is not None and any(mine != other for name, mine, other in pairs if name in _OF_A_DATASET):
+    saved = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0} | state
+    pairs = [(f"data: {key}", value, saved.get(key)) for key, value in data.sample_identity.items()]
+    saved_content = state.get("content_sha256")
+    if data.content_sha256 is not None and saved_content is not None:
+        pairs.append(("data: content", data.content_sha256[:12], saved_content[:12]))
+    num_tokens, saved_num_tokens = data.sample_identity.get("num_tokens"), saved.get("num_tokens")
+    if num_tokens is not None and any(
+        current != saved_value for name, current, saved_value in pairs if name in _DATASET_FACTS
+    ):
         path = getattr(config.data, "path", None)
-        return [(f"data.path={path}", f"a dataset of {ours:,} tokens", f"another one, of {theirs or 0:,}")]
+        return [
+            (f"data.path={path}", f"a dataset of {num_tokens:,} tokens", f"another one, of {saved_num_tokens or 0:,}")
+        ]
     return pairs
 
 
@@ -147,19 +154,19 @@ def _batch_pair(config: RunConfig, step: int, samples: int) -> tuple[str, Any, A
     return f"train.global_batch with train.rampup, as samples up to step {step},", reached, samples
 
 
-def _other_way(path: Path, config: RunConfig, wrong: Sequence[str]) -> str:
-    """Return the way out for a user who wants to keep the settings in `wrong`."""
+def _way_out_with_changes(path: Path, config: RunConfig, changed: Sequence[str]) -> str:
+    """Return the way out for a user who wants to keep the settings named in `changed`."""
     is_own = path.resolve().is_relative_to(Path(config.run.dir).resolve())
-    if any(name == "tokenizer" or name.startswith("model.") for name in wrong):  # because: the weights do not fit
-        begin = f"give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
-        return "or begin a new run: run.dir=FOLDER checkpoint.resume=none" if is_own else f"or {begin}"
+    if any(name == "tokenizer" or name.startswith("model.") for name in changed):  # because: the weights do not fit
+        override = f"give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
+        return "or begin a new run: run.dir=FOLDER checkpoint.resume=none" if is_own else f"or {override}"
     folder = "run.dir=FOLDER " if is_own else ""
     weights = f"from its weights alone: {folder}checkpoint.init_from={path}"
     instead = "" if is_own else ", without checkpoint.resume"
     return f"begin a new run: {folder}checkpoint.resume=none, or one {weights}{instead}"
 
 
-def _wrong_types(manifest: Manifest) -> Iterator[str]:
+def _type_problems(manifest: Manifest) -> Iterator[str]:
     """Yield a message for each key of the saved state whose value a run cannot use."""
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
         **dict.fromkeys(("samples", "tokens", "attempt", "skipped"), (is_count, "a number from 0")),
@@ -174,7 +181,7 @@ def _wrong_types(manifest: Manifest) -> Iterator[str]:
             lambda value: is_count(value) and value <= manifest.step, f"a number from 0 to the step {manifest.step}",
         ),
         "owed": (
-            lambda value: value is None or (isinstance(value, list) and all(isinstance(one, str) for one in value)),
+            lambda value: value is None or (isinstance(value, list) and all(isinstance(entry, str) for entry in value)),
             "a list of texts",
         ),
         "precision": (lambda value: isinstance(value, dict), "an object"),
@@ -186,21 +193,22 @@ def _wrong_types(manifest: Manifest) -> Iterator[str]:
         for word in key.split("."):
             value = value.get(word) if isinstance(value, dict) else None
         if not is_right(value):
-            yield f"state.{key}={show(value)[:_LONGEST]} is not {rule}"
+            yield f"state.{key}={show(value)[:_MAX_CHARACTERS]} is not {rule}"
 
 
 def _is_scale(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def _refuse_shorter(config: RunConfig, path: Path, reached: int) -> None:
+def _refuse_past_end(config: RunConfig, path: Path, reached: int) -> None:
+    """Raise SettingsError if the checkpoint's step is beyond the last step of the run."""
     total = config.total_steps
     if reached <= total:
         return
-    given, longer = f"train.steps={total}", "train.steps"
+    setting, key = f"train.steps={total}", "train.steps"
     if config.train.steps is None:
-        given, longer = f"train.tokens={show(config.train.tokens)}, {total} steps,", "train.tokens=null train.steps"
+        setting, key = f"train.tokens={show(config.train.tokens)}, {total} steps,", "train.tokens=null train.steps"
     raise SettingsError([
-        f"{given} ends before step {reached}, which {path} has reached. "
-        f"Use {longer}={reached + 1} or more to go on, or another run.dir for a new run."
+        f"{setting} ends before step {reached}, which {path} has reached. "
+        f"Use {key}={reached + 1} or more to go on, or another run.dir for a new run."
     ])

@@ -28,8 +28,8 @@ from lmtrain.runtime.machine.gpus import Gpus, has_kernel_compiler
 from lmtrain.schedules.simulate import activations_held, simulate
 from lmtrain.train.before.preflight import Inputs, changed_settings
 from lmtrain.train.config import RunConfig
-from lmtrain.train.costs import Costs, measured_before, young_daly_s
-from lmtrain.train.layouts.layout_table import layout_words, span
+from lmtrain.train.durations import Durations, load_earlier_durations, young_daly_s
+from lmtrain.train.layouts.layout_table import layout_words, range_text
 from lmtrain.units import format_bytes, format_seconds, plural
 
 COMPARED_STEPS = 20  # because: the first steps of an attempt allocate memory and fill caches, so only its newest count
@@ -50,23 +50,26 @@ class StepForecast:
     def high_s(self) -> float:
         return self.likely_s * (1 + self.interval)
 
-    def words(self) -> str:
+    def text(self) -> str:
+        """Return the forecast in words."""
         return f"{milliseconds(self.likely_s)} ({milliseconds(self.low_s)} to {milliseconds(self.high_s)})"
 
     def facts(self) -> dict[str, float]:
+        """Return the forecast as values of a metrics row, in seconds."""
         return {"predicted_step_s": self.likely_s, "low_s": self.low_s, "high_s": self.high_s}
 
-    def compared_with(self, measured_s: float) -> str:
-        off = measured_s / self.likely_s - 1
+    def comparison_text(self, measured_s: float) -> str:
+        """Return a sentence that compares a measured step time with the forecast."""
+        deviation = measured_s / self.likely_s - 1
         return (
-            f"a step takes {milliseconds(measured_s)}, {abs(off):.0%} {'more' if off > 0 else 'less'} than the "
-            f"{milliseconds(self.likely_s)} predicted, "
+            f"a step takes {milliseconds(measured_s)}, {abs(deviation):.0%} "
+            f"{'more' if deviation > 0 else 'less'} than the {milliseconds(self.likely_s)} predicted, "
             f"{'within' if self.low_s <= measured_s <= self.high_s else 'outside of'} its interval "
             f"({milliseconds(self.low_s)} to {milliseconds(self.high_s)})"
         )
 
 
-def planned_of(config: RunConfig, model: ModelSettings) -> PlannedRun:
+def planned_run(config: RunConfig, model: ModelSettings) -> PlannedRun:
     """Return the run as the planner's input; `model` has the tokenizer's vocabulary."""
     compute, dropout = config.compute, model.uses_dropout
     if config.hardware is not None and config.hardware.device == "cpu":
@@ -82,73 +85,78 @@ def planned_of(config: RunConfig, model: ModelSettings) -> PlannedRun:
     )  # fmt: skip
 
 
-def expected_step(run: PlannedRun, hardware: Hardware, batches: Sequence[int] = ()) -> StepForecast:
-    """Return the mean step time over these batch sizes in samples, since a run may begin with smaller batches."""
+def predict_step(run: PlannedRun, hardware: Hardware, batches: Sequence[int] = ()) -> StepForecast:
+    """Return the mean step time over these batch sizes, in samples, since a run may begin with smaller batches."""
     counts = Counter(batches or (run.global_batch,))
     prices = machine_prices(hardware)
     time, _ = price_runs([replace(run, global_batch=size) for size in counts], hardware, prices.time)
     return StepForecast(float(sum(time.total * list(counts.values())) / counts.total()), prices.interval)
 
 
-def _energy(run: PlannedRun, hardware: Hardware) -> dict[str, str]:
+def _energy_fact(run: PlannedRun, hardware: Hardware) -> dict[str, str]:
+    """Return the predicted energy of a step under the key `energy`; empty if the device's power is unknown."""
     time, _ = price_runs([run], hardware, machine_prices(hardware).time)
     joules = float((watts(time, hardware) * time.total)[0]) * run.parallel.layout.world_size
-    said = f"{joules / 1e6:.3g} MJ" if joules >= 1e6 else f"{joules:.0f} J"
-    return {"energy": f"{said} a step, devices alone, unverified"} if joules else {}
+    energy = f"{joules / 1e6:.3g} MJ" if joules >= 1e6 else f"{joules:.0f} J"
+    return {"energy": f"{energy} a step, devices alone, unverified"} if joules else {}
 
 
-def forecast_facts(config: RunConfig, model: ModelSettings, *, here: bool = False) -> dict[str, Any]:
+def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool = False) -> dict[str, Any]:
     """Return the predictions of a dry run: memory, and with a given machine also step time and energy.
 
-    `here`: all processes of the layout would run on this machine.
+    `runs_here`: all processes of the layout would run on this machine.
     """
-    run, hardware = planned_of(_on_this_machine(config, here), model), config.hardware
+    run, hardware = planned_run(_with_this_machine(config, runs_here), model), config.hardware
     rank = fullest_rank(run)
-    held = rank_bytes_of(run, rank)
-    whole, largest = sum(held.values()), sorted(held, key=lambda name: -held[name])[:3]
-    parts = ", ".join(f"{format_bytes(held[name])} {name}" for name in largest)
-    talk = _communicators(run, held["communicators"])
+    bytes_by_part = rank_bytes_of(run, rank)
+    total, largest = sum(bytes_by_part.values()), sorted(bytes_by_part, key=lambda name: -bytes_by_part[name])[:3]
+    parts = ", ".join(f"{format_bytes(bytes_by_part[name])} {name}" for name in largest)
+    communicators = _communicator_fact(run, bytes_by_part["communicators"])
     if hardware is None:
         return {
-            "memory": f"{format_bytes(whole)} predicted on rank {rank}, which needs most"
+            "memory": f"{format_bytes(total)} predicted on rank {rank}, which needs most"
             f"{', without Python and torch themselves' * run.on_cpu}; mainly {parts}",
-            **talk,
+            **communicators,
             "step_time": "not predicted: hardware=NAME says on which machine, as in hardware=h100",
         }
-    room = hardware.memory_GiB * GIB
+    device_bytes = hardware.memory_GiB * GIB
     return {
         "hardware": f"{hardware.name}{', which no measured run has confirmed' * hardware.unchecked}",
-        "memory": f"{format_bytes(whole)} of {format_bytes(room)} predicted on rank {rank}, which needs most"
-        f"{'' if whole <= room else ', and does not fit'}; mainly {parts}",
-        **talk,
-        "step_time": f"{expected_step(run, hardware).words()}, predicted",
-        **_energy(run, hardware),
+        "memory": f"{format_bytes(total)} of {format_bytes(device_bytes)} predicted on rank {rank}, which needs most"
+        f"{'' if total <= device_bytes else ', and does not fit'}; mainly {parts}",
+        **communicators,
+        "step_time": f"{predict_step(run, hardware).text()}, predicted",
+        **_energy_fact(run, hardware),
     }
 
 
-def _on_this_machine(config: RunConfig, here: bool) -> RunConfig:
+def _with_this_machine(config: RunConfig, runs_here: bool) -> RunConfig:
     """Return the config with the CPU chosen, if the run names no machine and this one has no GPU.
 
-    Processes that are not started here may find GPUs, so their config stays.
+    If the processes of a larger layout do not run here (`runs_here`), they may find GPUs, so their config stays.
     """
     layout, compute = config.parallel.layout, config.compute
-    elsewhere = layout.world_size > 1 and not here
+    elsewhere = layout.world_size > 1 and not runs_here
     if config.hardware is not None or compute.device != "auto" or elsewhere or Gpus.detect().count != 0:
         return config
     return replace(config, compute=replace(compute, device="cpu", tf32=False))
 
 
-def _communicators(run: PlannedRun, held_bytes: int) -> dict[str, str]:
+def _communicator_fact(run: PlannedRun, held_bytes: int) -> dict[str, str]:
     """Return the memory that NCCL and CUDA take on a rank, and the groups that communicate; empty if none."""
     layout, axes = run.parallel.layout, ("tp", "dp_shard", "dp_replicate", "pp")
     groups = [f"{name} of {size}" for name in axes if (size := getattr(layout, name)) > 1]
     if not groups or not held_bytes:
         return {}
-    of = ", ".join([*groups, *["lanes between stages"] * (layout.pp > 1), f"the world of {layout.world_size:,}"])
-    return {"communicators": f"{format_bytes(held_bytes)} of that, with CUDA itself, as in published runs: {of}"}
+    words = ", ".join([*groups, *["lanes between stages"] * (layout.pp > 1), f"the world of {layout.world_size:,}"])
+    return {"communicators": f"{format_bytes(held_bytes)} of that, with CUDA itself, as in published runs: {words}"}
 
 
-def plan_facts(config: RunConfig, inputs: Inputs, *, here: bool = False) -> dict[str, Any]:
+def plan_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False) -> dict[str, Any]:
+    """Return all facts that a dry run shows, by key in their order.
+
+    `runs_here`: all processes of the layout would run on this machine.
+    """
     shape, steps = inputs.model.shape, config.total_steps
     first, last = config.batch_plan.range_of(steps - 1)
     tokens = (first + last) * config.seq_len
@@ -164,27 +172,27 @@ def plan_facts(config: RunConfig, inputs: Inputs, *, here: bool = False) -> dict
         "microbatches_per_step": config.train.global_batch // (config.train.micro_batch * config.parallel.layout.dp),
         "training_samples": inputs.data.train.num_samples,
         "epochs": inputs.epochs(config),
-        **_measurements(config, inputs),
+        **_measurement_facts(config, inputs),
         "model_flops": config.flops_per_token(inputs.model) * tokens,
-        **_beginning(config, inputs),
+        **_start_facts(config, inputs),
         "processes": config.parallel.layout.world_size,
         "layout": layout_words(config.parallel),
         **pipeline_facts(config, inputs.model),
         **compile_facts(config, inputs.model),
-        **forecast_facts(config, inputs.model, here=here),
-        **_saving(config),
+        **forecast_facts(config, inputs.model, runs_here=runs_here),
+        **_save_interval_fact(config),
         "run_folder": config.run.dir,
         **({"warning": " ".join(inputs.warnings)} if inputs.warnings else {}),
     }
 
 
-def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+def _measurement_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
     """Return the validation data, unless a single dataset name describes it, and the evaluations with their times."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if inputs.data.validation_note:
-        found["validation"] = inputs.data.validation_note
+        facts["validation"] = inputs.data.validation_note
     elif config.data.valid_paths:
-        found["validation"] = ", ".join(
+        facts["validation"] = ", ".join(
             f"{min(config.train.valid_samples, one.num_samples):,} samples of {name}"
             for name, one in inputs.data.valid.items()
         )
@@ -192,48 +200,52 @@ def _measurements(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         interval = config.eval.interval_steps
         when = f"every {interval:,} steps and at the end" if interval else "at the end"
         each = [f"{one.name}, {one.num_targets:,} targets of {one.data}" for one in inputs.evaluations]
-        found["evaluation"] = f"{when}: {'; '.join(each)}"
-    return found
+        facts["evaluation"] = f"{when}: {'; '.join(each)}"
+    return facts
 
 
 def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     """Return what is compiled, on this machine or on the planned one."""
-    compute, planned = config.compute, config.hardware
+    compute, hardware = config.compute, config.hardware
     on_gpu = compute.device != "cpu" and (
-        planned.generation != "cpu" if planned is not None else Gpus.detect().count != 0 and has_kernel_compiler()
+        hardware.generation != "cpu" if hardware is not None else Gpus.detect().count != 0 and has_kernel_compiler()
     )
     return {"compiled": compute.compile_words(config.parallel, uses_dropout=model.uses_dropout, on_gpu=on_gpu)}
 
 
-def _saving(config: RunConfig) -> dict[str, Any]:
-    """Return the recommended save interval, from the cost of this run's saves and the time between failures."""
-    between = config.run.time_between_failures
-    if between is None:
+def _save_interval_fact(config: RunConfig) -> dict[str, Any]:
+    """Return the recommended save interval, from the duration of this run's saves and the time between failures."""
+    between_failures = config.run.time_between_failures
+    if between_failures is None:
         return {}
-    costs = Costs()
-    measured_before(Path(config.run.dir), costs)
-    if (save_s := costs.stall_s) is None:
+    durations = Durations()
+    load_earlier_durations(Path(config.run.dir), durations)
+    if (save_s := durations.stall_s) is None:
         return {"save_every": f"not known: {config.run.dir} has not saved yet, and its saves are not measured"}
-    every = max(young_daly_s(save_s, between), costs.save_s)  # because: a save waits for the previous save
-    why = f"a save holds training up for {milliseconds(save_s)}, and {format_seconds(between)} pass between failures"
-    return {"save_every": f"checkpoint.interval_s={every:.3g}, by Young and Daly: {why}"}
+    # because: a save waits for the previous save
+    interval_s = max(young_daly_s(save_s, between_failures), durations.save_s)
+    reason = (
+        f"a save holds training up for {milliseconds(save_s)}, "
+        f"and {format_seconds(between_failures)} pass between failures"
+    )
+    return {"save_every": f"checkpoint.interval_s={interval_s:.3g}, by Young and Daly: {reason}"}
 
 
-def _beginning(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
+def _start_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
     """Return the checkpoint that the run resumes from, or the checkpoint of its first weights."""
-    named = config.checkpoint.init_from
+    init_from = config.checkpoint.init_from
     changed = [f"{key}={show(now)}, was {show(was)}" for key, (was, now) in changed_settings(config, inputs).items()]
-    found = {"changed": "; ".join(changed)} if changed else {}
+    facts = {"changed": "; ".join(changed)} if changed else {}
     if inputs.resume_from is not None:
-        found |= {"resume_from": str(inputs.resume_from)}
-        return found | ({"weights_from": f"{named}, when the run began"} if named else {})
-    found |= {"resume_from": "nothing: a new run"}
+        facts |= {"resume_from": str(inputs.resume_from)}
+        return facts | ({"weights_from": f"{init_from}, when the run began"} if init_from else {})
+    facts |= {"resume_from": "nothing: a new run"}
     if inputs.weights_from is not None:
-        found |= {"weights_from": str(inputs.weights_from), "weights_are": _origin(inputs.weights_from)}
-    return found
+        facts |= {"weights_from": str(inputs.weights_from), "weights_are": _weights_origin(inputs.weights_from)}
+    return facts
 
 
-def _origin(checkpoint: Path) -> str:
+def _weights_origin(checkpoint: Path) -> str:
     """Return in words where the weights of a checkpoint come from."""
     manifest = Contents(checkpoint).manifest
     imported = manifest.state.get("imported")
@@ -253,18 +265,19 @@ def pipeline_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     layers = {s.number: len(s.layers) for rank in range(parallel.pp) for s in stages_of_rank(model, parallel, rank)}
     return {
         "pipeline": f"{parallel.schedule}, {len(layers)} stages",
-        "layers_per_stage": in_turn([layers[stage] for stage in sorted(layers)]),
+        "layers_per_stage": list_text([layers[stage] for stage in sorted(layers)]),
         "bubble": f"{simulate(table).bubble:.1%} of the work, if F, I and W take equally long",
-        "activations_held": f"{in_turn(activations_held(table))} (microbatches of a stage, by pp rank)",
+        "activations_held": f"{list_text(activations_held(table))} (microbatches of a stage, by pp rank)",
     }
 
 
 def pipeline_lines(config: RunConfig, model: ModelSettings) -> Iterator[str]:
+    """Yield the facts of the pipeline as lines of text."""
     for key, value in pipeline_facts(config, model).items():
         yield f"{key.replace('_', ' '):<17} {value}"
 
 
-def in_turn(values: Sequence[int]) -> str:
+def list_text(values: Sequence[int]) -> str:
     """Return a list as text: [2, 2, 1] -> "2, 2, 1".
 
     Long lists are shortened: "3 each", "2 (0-12), 1 (13-95)", "81 to 111".
@@ -275,5 +288,5 @@ def in_turn(values: Sequence[int]) -> str:
     if len(values) <= 12:
         return ", ".join(map(str, values))
     if len(runs) <= 4:
-        return ", ".join(f"{values[run[0]]} ({span(run)})" for run in runs)
+        return ", ".join(f"{values[run[0]]} ({range_text(run)})" for run in runs)
     return f"{min(values)} to {max(values)}"

@@ -21,13 +21,13 @@ from lmtrain.units import format_bytes, format_count
 Row = dict[str, Any]
 
 SINGLE_ROWS = 16  # above this number, rows that differ only in their rank are merged
-_WHO = ("rank", "host", "pp", "dp_replicate", "dp_shard", "tp")
-_HEADS = {
+_IDENTITY_KEYS = ("rank", "host", "pp", "dp_replicate", "dp_shard", "tp")
+_HEADINGS = {
     "rank": "rank", "host": "host", "pp": "pp", "dp_replicate": "rep", "dp_shard": "shard", "tp": "tp",
     "layers": "layers", "parameters": "params", "weights_bytes": "weights", "masters_bytes": "masters",
     "gradients_bytes": "grads", "optimizer_bytes": "optim",
 }  # fmt: skip
-_LEFT = ("rank", "host")
+_LEFT_ALIGNED = ("rank", "host")
 _HOST_WIDTH = 12  # because: with all other columns at their widest, a row still fits in 80 characters
 
 
@@ -39,64 +39,69 @@ def layout_words(parallel: ParallelSettings) -> str:
 
 
 def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()) -> list[Row]:
-    """Return a row per process. `hosts` is by rank, empty if unknown."""
+    """Return a row of the table per process. `hosts` has each rank's host; empty if unknown."""
     layout, weights = config.parallel.layout, Weights.of(model)
-    held = [_held_by_shard(config, model, layout, pp, weights) for pp in range(layout.pp)]
+    sizes = [_sizes_by_shard(config, model, layout, pp, weights) for pp in range(layout.pp)]
     hosts = hosts or ([socket.gethostname()] if layout.world_size == 1 else ["-"] * layout.world_size)
-    places = [layout.coordinate(rank) for rank in range(len(hosts))]
+    coordinates = [layout.coordinate(rank) for rank in range(len(hosts))]
     return [
-        {"rank": rank, "host": host} | vars(at) | held[at.pp][at.dp_shard]
-        for rank, (host, at) in enumerate(zip(hosts, places, strict=True))
+        {"rank": rank, "host": host} | vars(coordinate) | sizes[coordinate.pp][coordinate.dp_shard]
+        for rank, (host, coordinate) in enumerate(zip(hosts, coordinates, strict=True))
     ]
 
 
-def _held_by_shard(
+def _sizes_by_shard(
     config: RunConfig, model: ModelSettings, layout: Layout, pp: int, weights: Weights
 ) -> list[Row]:
-    """Return a row per dp shard of a pp rank; shards with equal row counts are computed once."""
+    """Return a row of sizes per dp shard of a pp rank; shards with equal row counts are computed once."""
     stages = stages_of_rank(model, config.parallel, pp)
     heights = sorted({place.part_shape[0] for place in places_held(model, stages, layout, 0, weights)})
     rows = [tuple(len(shard_rows(h, layout.dp_shard, shard)) for h in heights) for shard in range(layout.dp_shard)]
-    layers = ",".join(span([*stage.layers]) for stage in stages if stage.layers)
-    held = {
-        rows[shard]: {"layers": layers} | _held(config, layout, places_held(model, stages, layout, shard, weights))
+    layers = ",".join(range_text([*stage.layers]) for stage in stages if stage.layers)
+    sizes = {
+        rows[shard]: {"layers": layers}
+        | _rank_sizes(config, layout, places_held(model, stages, layout, shard, weights))
         for shard in map(rows.index, set(rows))
     }
-    return [held[key] for key in rows]
+    return [sizes[key] for key in rows]
 
 
-def _held(config: RunConfig, layout: Layout, places: Sequence[Place]) -> Row:
+def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Place]) -> Row:
     """Return the sizes on a rank with these places; its other coordinates do not matter, since parts are equal."""
-    work = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
-    held = count(places, layout, config.optim.num_slots)
-    found = rank_bytes(held, layout, zero=config.parallel.zero, work_bytes=work)
-    alone = layout.dp == 1 and found.work == 0  # because: unsharded fp32 weights serve as both weights and masters
+    work_bytes = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
+    numbers = count(places, layout, config.optim.num_slots)
+    sizes = rank_bytes(numbers, layout, zero=config.parallel.zero, work_bytes=work_bytes)
+    is_unsharded = (
+        layout.dp == 1 and sizes.work == 0
+    )  # because: unsharded fp32 weights serve as both weights and masters
     return {
-        "parameters": held.parts,
-        "weights_bytes": found.masters if alone else found.work,
-        "masters_bytes": 0 if alone else found.masters,
-        "gradients_bytes": found.gradients,
-        "optimizer_bytes": found.optimizer,
+        "parameters": numbers.parts,
+        "weights_bytes": sizes.masters if is_unsharded else sizes.work,
+        "masters_bytes": 0 if is_unsharded else sizes.masters,
+        "gradients_bytes": sizes.gradients,
+        "optimizer_bytes": sizes.optimizer,
     }
 
 
-def merged(rows: Sequence[Row]) -> list[Row]:
+def merge_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with equal sizes merged; a merged row names all its ranks."""
 
     def held(row: Row) -> tuple[Any, ...]:
-        return tuple(value for key, value in row.items() if key not in _WHO)
+        return tuple(value for key, value in row.items() if key not in _IDENTITY_KEYS)
 
     result = []
-    for _, some in groupby(sorted(rows, key=lambda row: (held(row), row["rank"])), held):
-        group = list(some)
-        who: Row = {key: span(sorted({row[key] for row in group})) for key in _WHO if key != "host"}
+    for _, equal_rows in groupby(sorted(rows, key=lambda row: (held(row), row["rank"])), held):
+        group = list(equal_rows)
+        identity: Row = {
+            key: range_text(sorted({row[key] for row in group})) for key in _IDENTITY_KEYS if key != "host"
+        }
         hosts = sorted({row["host"] for row in group})
-        who["host"] = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-        result.append({"first": group[0]["rank"]} | group[0] | who)
+        identity["host"] = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+        result.append({"first": group[0]["rank"]} | group[0] | identity)
     return [{k: v for k, v in row.items() if k != "first"} for row in sorted(result, key=lambda row: row["first"])]
 
 
-def span(numbers: Sequence[int]) -> str:
+def range_text(numbers: Sequence[int]) -> str:
     """Return sorted numbers as text: [4] -> "4", [0, 1, 2] -> "0-2", with gaps [0, 1, 5] -> "0..".
 
     With gaps, the coordinates show which ranks are meant.
@@ -109,26 +114,29 @@ def span(numbers: Sequence[int]) -> str:
 
 def layout_lines(rows: Sequence[Row]) -> Iterator[str]:
     """Yield the table as text, at most 80 columns wide, without uncut axes and sizes that are zero everywhere."""
-    nothing = {key: (0, "0", "-") if key in _WHO[1:] or key.endswith("_bytes") else () for key in _HEADS}
-    heads = {key: head for key, head in _HEADS.items() if any(row[key] not in nothing[key] for row in rows)}
-    shown = [list(heads.values()), *([_shown(key, row[key]) for key in heads] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    for cells in shown:
+    empty_values = {
+        key: (0, "0", "-") if key in _IDENTITY_KEYS[1:] or key.endswith("_bytes") else () for key in _HEADINGS
+    }
+    headings = {key: head for key, head in _HEADINGS.items() if any(row[key] not in empty_values[key] for row in rows)}
+    table = [list(headings.values()), *([_cell_text(key, row[key]) for key in headings] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for cells in table:
         yield " ".join(
-            cell.ljust(width) if key in _LEFT else cell.rjust(width)
-            for key, cell, width in zip(heads, cells, widths, strict=True)
+            cell.ljust(width) if key in _LEFT_ALIGNED else cell.rjust(width)
+            for key, cell, width in zip(headings, cells, widths, strict=True)
         ).rstrip()
 
 
-def _shown(key: str, value: Any) -> str:
+def _cell_text(key: str, value: Any) -> str:
+    """Return a value as the text of its cell in the table."""
     if key.endswith("_bytes"):
-        return _bytes(value) if value else "-"
+        return _short_bytes(value) if value else "-"
     if key == "parameters":
         return format_count(value)
     return str(value)[:_HOST_WIDTH] if key == "host" else str(value)
 
 
-def _bytes(value: int) -> str:
+def _short_bytes(value: int) -> str:
     """Return bytes with three significant digits and no space: 341_522_022 -> "326MiB"."""
     number, unit = format_bytes(value).split()
     return f"{float(number):.3g}{unit}" if float(number) < 1000 else f"{float(number):.0f}{unit}"

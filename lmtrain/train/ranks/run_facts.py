@@ -1,6 +1,6 @@
 """Facts that must be equal on all ranks: settings, data, tokenizer, checkpoint, code and libraries. Torch-free.
 
-Called by same_everywhere, on every rank. Content is compared, never its place: nodes may have their own copies of the
+Called by compare_ranks, on every rank. Content is compared, never its place: nodes may have their own copies of the
 data. The cost is milliseconds, because only this package is read in full.
 """
 
@@ -22,7 +22,7 @@ from lmtrain.data.training_data import open_datasets
 from lmtrain.runfolder.differences import flatten
 from lmtrain.runtime.files.files import read_bytes, read_errors
 from lmtrain.runtime.processes.process import version_of
-from lmtrain.train.before.preflight import Inputs, settled
+from lmtrain.train.before.preflight import Inputs, with_final_model
 from lmtrain.train.config import RunConfig
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ _DATASET = re.compile(r"data\.((valid_)?path|(valid_)?datasets\[\d+\]\.path|vali
 _TEXT = re.compile(r"eval\.tasks\[\d+\]\.data")
 _OTHER_PLACES = ("data.tokenizer", "data.index_dir", "checkpoint.init_from")
 _PAGES, _PAGE = 64, 4096  # number and bytes of the pages read from a .bin without a sidecar
-_SHOWN = 12  # characters of a digest
+_DIGEST_CHARACTERS = 12  # characters of a digest
 
 
 @dataclass(frozen=True)
@@ -39,40 +39,42 @@ class Fact:
     """A value that must be equal on all ranks, and the text that shows it in a message."""
 
     value: str
-    shown: str
+    text: str
 
 
-def facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
+def rank_facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
     """Return the facts of this rank, in the order in which a message should list them."""
     # because: an empty data.valid_paths names no dataset, and is no setting to compare
-    settings = {key: value for key, value in flatten(settled(config, inputs).to_dict()) if value != {}}
-    found = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
+    settings = {key: value for key, value in flatten(with_final_model(config, inputs).to_dict()) if value != {}}
+    facts = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
     paths = [key for key, value in settings.items() if _DATASET.fullmatch(key) and value is not None]
     paths.sort(key=lambda key: key.startswith("data.valid"))  # because: training datasets are opened first
     for key, dataset in zip(paths, open_datasets(config.data).datasets, strict=True):
-        found[key] = _digest(_content(dataset), dataset.prefix)
-    found |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.sample_identity.items()}
-    found["data.tokenizer"] = _digest(inputs.tokenizer.fingerprint, config.data.tokenizer or "beside the data")
-    found["checkpoint"] = checkpoint_fact(inputs.resume_from)
-    found["checkpoint.init_from"] = checkpoint_fact(inputs.weights_from)
-    for one in inputs.evaluations:
-        found[f"the text of eval.tasks, {one.name}"] = _digest(f"{one.text_sha256} {one.num_targets}", one.data)
-    return found | program_facts()
+        facts[key] = _digest_fact(_dataset_digest(dataset), dataset.prefix)
+    facts |= {f"data: {key}": Fact(show(value), show(value)) for key, value in inputs.data.sample_identity.items()}
+    facts["data.tokenizer"] = _digest_fact(inputs.tokenizer.fingerprint, config.data.tokenizer or "beside the data")
+    facts["checkpoint"] = checkpoint_fact(inputs.resume_from)
+    facts["checkpoint.init_from"] = checkpoint_fact(inputs.weights_from)
+    for task in inputs.evaluations:
+        facts[f"the text of eval.tasks, {task.name}"] = _digest_fact(
+            f"{task.text_sha256} {task.num_targets}", task.data
+        )
+    return facts | program_facts()
 
 
 def program_facts() -> dict[str, Fact]:
     """Return the facts of the program: libraries, our own code, plugins."""
     versions = {name: version_of(name) or "not installed" for name in _LIBRARIES}
     versions = {"python": platform.python_version()} | versions
-    found = {name: Fact(version, version) for name, version in versions.items()}
-    found |= {f"lmtrain/{name}": _digest(digest) for name, digest in code_digests(PACKAGE)}
+    facts = {name: Fact(version, version) for name, version in versions.items()}
+    facts |= {f"lmtrain/{name}": _digest_fact(digest) for name, digest in code_digests(PACKAGE)}
     for name, (package, *_) in plugins.items():
-        whole = hashlib.sha256()
+        plugin_digest = hashlib.sha256()
         for folder in map(Path, getattr(package, "__path__", None) or [str(package.__file__)]):
             for file, digest in code_digests(folder):
-                whole.update(f"{file} {digest}\n".encode())
-        found[f"--plugin={name}"] = _digest(whole.hexdigest())
-    return found
+                plugin_digest.update(f"{file} {digest}\n".encode())
+        facts[f"--plugin={name}"] = _digest_fact(plugin_digest.hexdigest())
+    return facts
 
 
 def _is_place(key: str) -> bool:
@@ -80,12 +82,13 @@ def _is_place(key: str) -> bool:
     return key in _OTHER_PLACES or any(places.fullmatch(key) for places in (_DATASET, _TEXT))
 
 
-def _digest(value: str, place: object = None) -> Fact:
-    short = value[:_SHOWN]
+def _digest_fact(value: str, place: object = None) -> Fact:
+    """Return a fact whose text is the start of the digest and, if given, the place of the content."""
+    short = value[:_DIGEST_CHARACTERS]
     return Fact(value, short if place is None else f"{short} ({place})")
 
 
-def _content(dataset: IndexedDataset) -> str:
+def _dataset_digest(dataset: IndexedDataset) -> str:
     """Return the digest in the dataset's sidecar; without one, a digest of the whole .idx and of sampled .bin pages."""
     if dataset.info is not None:
         return dataset.info.content_sha256
@@ -99,10 +102,11 @@ def _content(dataset: IndexedDataset) -> str:
 
 
 def checkpoint_fact(path: Path | None) -> Fact:
+    """Return the digest of a checkpoint's manifest as a fact; None stands for no checkpoint."""
     if path is None:
         return Fact("none", "none")
     manifest = read_bytes(path / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False)
-    return _digest(hashlib.sha256(manifest).hexdigest(), path)
+    return _digest_fact(hashlib.sha256(manifest).hexdigest(), path)
 
 
 @cache

@@ -55,36 +55,40 @@ from lmtrain.runtime.files.files import atomic_file, read_json, write_json
 from lmtrain.runtime.machine.device import device_name
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.runtime.processes.process import environment_report
-from lmtrain.train.before.preflight import Inputs, settled
+from lmtrain.train.before.preflight import Inputs, with_final_model
 from lmtrain.train.config import RunConfig
-from lmtrain.train.layouts.dry_run import COMPARED_STEPS, expected_step, pipeline_lines, planned_of
-from lmtrain.train.layouts.layout_table import layout_lines, layout_words, merged, rank_rows
-from lmtrain.train.state import Progress, Run, facts, pieces
+from lmtrain.train.layouts.dry_run import COMPARED_STEPS, pipeline_lines, planned_run, predict_step
+from lmtrain.train.layouts.layout_table import layout_lines, layout_words, merge_rows, rank_rows
+from lmtrain.train.state import Progress, Run, checkpoint_state, held_pieces
 from lmtrain.train.step import StepResult
 from lmtrain.units import format_bytes, format_count, format_seconds
 
-_LARGEST = 1 << 18  # bytes of settings; because: readers of rows refuse a row of 1 MiB
-_AT_ONCE = 1 << 22  # numbers; because: their bucket indices take as much memory again
+_MAX_FILE_BYTES = 1 << 18  # bytes of settings; because: readers of rows refuse a row of 1 MiB
+_CHUNK = 1 << 22  # numbers; because: their bucket indices take as much memory again
 WEIGHTS, GRADIENTS = "weights", "gradients"
-_LEAP = 1.5  # ratio of learning rates between two steps above which a warning is shown
-_OF_THE_RATE = ("schedule.", "train.steps", "train.tokens")  # settings that decide the shape of the learning rate
-MOST_FAILED = 3  # failed checkpoints in a row that end the run
+_WARN_RATIO = 1.5  # ratio of learning rates between two steps above which a warning is shown
+_LEARNING_RATE_KEYS = (
+    "schedule.",
+    "train.steps",
+    "train.tokens",
+)  # settings that decide the shape of the learning rate
+MAX_FAILED_SAVES = 3  # failed checkpoints in a row that end the run
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def open_records(
-    stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, progress: Progress, *, leads: bool
+    stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, progress: Progress, *, is_rank_0: bool
 ) -> tuple[MetricsLog | None, Sequence[Behind], RunLog | None]:
     """Write the files needed to repeat the run, and return its metrics, sinks and log; nothing on ranks other than 0.
 
     The files are the settings, the environment and the tokenizer.
     """
-    if not leads:
+    if not is_rank_0:
         return None, (), None
     # because: a start that trains nothing would otherwise record settings that never trained
     goes_on = not progress.is_over(config.total_steps) or not (folder / CONFIG).is_file()
     if goes_on:
-        write_json(folder / CONFIG, settled(config, inputs).to_dict())
+        write_json(folder / CONFIG, with_final_model(config, inputs).to_dict())
         write_json(folder / ENVIRONMENT, environment_report() | {WORKING_DIRECTORY: str(Path.cwd())})
         with atomic_file(folder / TOKENIZER) as file:
             file.write(inputs.tokenizer.to_bytes())
@@ -92,38 +96,41 @@ def open_records(
     stack.callback(log.close)
     metrics = MetricsLog(folder / METRICS, log.warn)
     stack.callback(metrics.close)
-    sinks = list(_sinks(folder, config, inputs, progress.step, log.warn)) if goes_on else []
+    sinks = list(_open_sinks(folder, config, inputs, progress.step, log.warn)) if goes_on else []
     for sink in reversed(sinks):
         stack.callback(sink.close)
     return metrics, sinks, log
 
 
-def _sinks(folder: Path, config: RunConfig, inputs: Inputs, step: int, say: Callable[[str], None]) -> Iterator[Behind]:
-    settings, observe = settled(config, inputs).to_dict(), config.observe
+def _open_sinks(
+    folder: Path, config: RunConfig, inputs: Inputs, step: int, report: Callable[[str], None]
+) -> Iterator[Behind]:
+    """Yield the configured sinks of metrics; `report` receives their warnings."""
+    settings, observe = with_final_model(config, inputs).to_dict(), config.observe
     if observe.tensorboard:
         yield Behind(
             "TensorBoard",
-            lambda tell: TensorBoard(EventWriter(folder / TENSORBOARD, step, say=tell), settings, time.time()), say,
+            lambda warn: TensorBoard(EventWriter(folder / TENSORBOARD, step, say=warn), settings, time.time()), report,
         )  # fmt: skip
     if observe.wandb != "none":
         account = Account(
             observe.wandb, observe.wandb_project or "lmtrain", observe.wandb_entity,
             observe.wandb_name or folder.resolve().name, observe.wandb_tags,
         )  # fmt: skip
-        yield Behind("Weights & Biases", lambda tell: WeightsAndBiases(folder, account, settings), say)
+        yield Behind("Weights & Biases", lambda warn: WeightsAndBiases(folder, account, settings), report)
 
 
-def worth_before(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
+def scores_before_resume(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
     """Return step -> `best_by` value for measurements up to the resume point; empty unless `keep_best` is set."""
     rows = read_metrics(folder / METRICS) if config.checkpoint.keep_best else []
-    found = worth_by_step(rows, config.checkpoint.best_by)
-    return {measured: worth for measured, worth in found.items() if measured <= step}
+    scores = worth_by_step(rows, config.checkpoint.best_by)
+    return {step_measured: score for step_measured, score in scores.items() if step_measured <= step}
 
 
 def start_number(folder: Path) -> int:
     """Return this start's number, from 1, by the rows: a checkpoint does not list other starts that resumed from it."""
     attempts = [row.get("attempt") for row in read_last_rows(folder / METRICS)]
-    return 1 + max((one for one in attempts if type(one) is int), default=0)
+    return 1 + max((number for number in attempts if type(number) is int), default=0)
 
 
 def open_view(
@@ -138,11 +145,11 @@ def open_view(
         "data": f"{format_count(inputs.data.train.num_samples)} samples of {config.seq_len} tokens",
     } | ({"layout": layout_words(config.parallel)} if model.mesh.world.size > 1 else {})
     # because: a panel that never moves looks like a hung run
-    moves = model.mesh.rank == 0 and step < config.total_steps
+    is_live = model.mesh.rank == 0 and step < config.total_steps
     saves = Saves(config.checkpoint.interval_steps, config.checkpoint.interval_s)
     view = stack.enter_context(
         build_view(console, title, config.total_steps, log=log, saves=saves)
-        if moves
+        if is_live
         else RunView(console, title, config.total_steps, log)
     )
     if log is not None:
@@ -150,27 +157,27 @@ def open_view(
     return view
 
 
-def show_beginning(
-    view: RunView, config: RunConfig, inputs: Inputs, mesh: Mesh, hosts: Sequence[str], passed: Iterable[str]
+def show_start_notes(
+    view: RunView, config: RunConfig, inputs: Inputs, mesh: Mesh, hosts: Sequence[str], skipped: Iterable[str]
 ) -> None:
-    """Show notes before the first step; `passed` has messages on checkpoints that the resume skipped."""
+    """Show notes before the first step; `skipped` has messages on checkpoints that the resume skipped."""
     fault_point("start.loop")
     if mesh.rank == 0 and inputs.data.validation_note:
         view.note(f"validation reads {inputs.data.validation_note}")
     if mesh.rank == 0 and mesh.world.size > 1:
-        rows = merged(rank_rows(config, inputs.model, hosts))
+        rows = merge_rows(rank_rows(config, inputs.model, hosts))
         view.note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
-    for text in passed:
+    for text in skipped:
         view.note(f"warning: {text}")
     for path in list_broken(Path(config.run.dir) / CHECKPOINTS) if mesh.rank == 0 else ():
-        if not any(text.startswith(f"{path} ") for text in passed):
+        if not any(text.startswith(f"{path} ") for text in skipped):
             view.note(f"warning: {path} has no readable manifest and is left as it is")
 
 
-def ran_with(folder: Path) -> dict[str, Any]:
-    """Return the settings and environment in the run's files, which hold until the next start writes its own."""
+def read_run_files(folder: Path) -> dict[str, Any]:
+    """Return the settings and the environment that the run's files hold, which stay until the next start."""
     paths = {"settings": folder / CONFIG, "environment": folder / ENVIRONMENT}
-    return {name: read_json(path) for name, path in paths.items() if path.stat().st_size < _LARGEST}
+    return {name: read_json(path) for name, path in paths.items() if path.stat().st_size < _MAX_FILE_BYTES}
 
 
 def weights_digest(model: ParallelModel) -> str:
@@ -204,7 +211,7 @@ def batch_digest(batches: StepBatches) -> str:
 
 
 @torch.no_grad()
-def histograms(model: ParallelModel) -> dict[str, Histogram]:
+def build_histograms(model: ParallelModel) -> dict[str, Histogram]:
     """Return histograms of `weights/NAME` after the update and of `gradients/NAME` as the update used them.
 
     Gradients are summed over ranks and clipped. Counts are the same at every layout. Tensors without a finite number
@@ -222,21 +229,22 @@ def histograms(model: ParallelModel) -> dict[str, Histogram]:
     for what, tensors, factor in ((WEIGHTS, model.parameters, None), (GRADIENTS, gradients, clipped)):
         for piece in model.owned(model.place(tensors, what)):
             row = row_of[piece.name.replace(".", "/", 1)]
-            for some in piece.block.flatten().split(_AT_ONCE):
-                numbers = some if factor is None else some * factor
-                _count(numbers[numbers.isfinite()].float(), edges, counts[row], sums[row], ends[row])
+            for chunk in piece.block.flatten().split(_CHUNK):
+                numbers = chunk if factor is None else chunk * factor
+                _add_to_histogram(numbers[numbers.isfinite()].float(), edges, counts[row], sums[row], ends[row])
     for tensor, op in ((counts, dist.ReduceOp.SUM), (sums, dist.ReduceOp.SUM), (ends, dist.ReduceOp.MAX)):
         # collective: each rank's counts of the numbers that it owns, over the world
         all_reduce(tensor, model.mesh.world, op, what="histograms")
-    found = zip(names, counts.tolist(), sums.tolist(), ends.tolist(), strict=True)  # sync: they are read once
+    rows = zip(names, counts.tolist(), sums.tolist(), ends.tolist(), strict=True)  # sync: they are read once
     return {
         name: Histogram(-below, above, total, squares, row)
-        for name, row, (total, squares), (below, above) in found
+        for name, row, (total, squares), (below, above) in rows
         if any(row)
     }
 
 
-def _count(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tensor, ends: Tensor) -> None:
+def _add_to_histogram(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tensor, ends: Tensor) -> None:
+    """Add numbers to the counts, sums (of x and of x squared) and ends (maxima of -x and of x), in place."""
     if not numbers.numel():
         return
     counts += torch.bincount(torch.bucketize(numbers, edges, out_int32=True), minlength=len(counts))
@@ -254,46 +262,49 @@ def record_start(run: Run) -> None:
         "weights_digest": weights_digest(run.model), "data_sha256": run.inputs.data.content_sha256,
         "device": device_name(run.model.device), "world_size": run.mesh.world.size,
     }  # fmt: skip
-    began_at |= ran_with(run.folder) if run.metrics is not None else {}
-    began_at |= {"before": run.before} if run.progress.attempt > 1 else {}
-    record(run, "start", began_at | ({"passed_over": list(run.passed_over)} if run.passed_over else {}))
+    began_at |= read_run_files(run.folder) if run.metrics is not None else {}
+    began_at |= {"before": run.previous_end} if run.progress.attempt > 1 else {}
+    record(run, "start", began_at | ({"passed_over": list(run.skipped_checkpoints)} if run.skipped_checkpoints else {}))
     for warning in run.inputs.warnings:
         run.view.note(f"warning: {warning}")
     if resumed is not None and run.progress.is_over(total):
         run.view.note(f"nothing is left to do: {resumed} is step {total} of {total}")
-        if run.changed:
-            kept = ", ".join(f"{key}={show(was)}" for key, (was, _) in run.changed.items())
-            run.view.note(f"the run is finished, so its settings stay as they were: {kept}")
+        if run.changed_settings:
+            old_values = ", ".join(f"{key}={show(old)}" for key, (old, _) in run.changed_settings.items())
+            run.view.note(f"the run is finished, so its settings stay as they were: {old_values}")
     elif resumed is not None:
         run.view.note(f"continuing from {resumed} at step {run.progress.step}")
-        for text in _said_of_changes(run):
+        for text in _change_lines(run):
             run.view.note(text)
     elif weights is not None:
         run.view.note(f"a new run with the weights of {weights}")
     if resumed is None and run.metrics is not None:
         reached = max(map(row_step, read_last_rows(run.folder / METRICS)), default=0)
-        lost = f"no checkpoint is there of the {reached} steps before; the run begins at step 1 again"
+        message = f"no checkpoint is there of the {reached} steps before; the run begins at step 1 again"
         if reached:
-            for text in (f"warning: {lost}", *_said_of_changes(run)):
+            for text in (f"warning: {message}", *_change_lines(run)):
                 run.view.note(text)
 
 
-def _said_of_changes(run: Run) -> Iterator[str]:
+def _change_lines(run: Run) -> Iterator[str]:
     """Yield a line for each changed setting, and a warning if the learning rate jumps because of the change."""
-    for key, (was, now) in run.changed.items():
-        yield f"{key} is {show(now)} from here on; it was {show(was)}"
-    if not any(key.startswith(_OF_THE_RATE) for key in run.changed):  # because: a changed optim.lr is meant to jump
+    for key, (old, new) in run.changed_settings.items():
+        yield f"{key} is {show(new)} from here on; it was {show(old)}"
+    if not any(
+        key.startswith(_LEARNING_RATE_KEYS) for key in run.changed_settings
+    ):  # because: a changed optim.lr is meant to jump
         return
     step, total = run.progress.step, run.config.total_steps
     rows = [row for row in read_last_rows(run.folder / METRICS) if row["event"] == "step" and row["step"] == step]
     before = next((row["lr"] for row in rows if isinstance(row.get("lr"), float)), None)
     after = run.config.optim.lr * run.config.schedule.factor(step, total)
-    if before is not None and max(before, after) > _LEAP * min(before, after):
+    if before is not None and max(before, after) > _WARN_RATIO * min(before, after):
         keep = f"schedule=constant optim.lr={before:.2e} keeps it"
         yield f"warning: with that the learning rate goes from {before:.2e} to {after:.2e} in one step; {keep}"
 
 
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Write a row of this event to metrics and sinks, on rank 0, and return the row on every rank."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": now} | values
     if run.metrics is not None:
@@ -304,6 +315,7 @@ def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, elapsed_s: float) -> None:
+    """Write the row of a finished step and show it. `lr` is the step's learning rate."""
     rates, progress, scale = run.throughput.rates(run.config.total_steps), run.progress, run.model.loss_scale
     memory, rank = run.memory.fullest()
     # because: a loss with a single term equals that term
@@ -317,7 +329,7 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
             "batch_digest": batch_digest(batches) if run.metrics is not None else None,
             "tokens_per_s": rates.tokens_per_s, "flops_per_s": rates.flops_per_s, "mfu": rates.mfu,
             "data_wait_s": run.loader.data_wait_s, "memory_bytes": memory, "memory_rank": rank,
-            "elapsed_s": elapsed_s, "eta_s": rates.eta_s, **_beside(run),
+            "elapsed_s": elapsed_s, "eta_s": rates.eta_s, **_straggler_values(run),
         },
     )  # fmt: skip
     run.view.step(row)
@@ -325,35 +337,35 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
         record(run, "memory", {"peak_bytes": peaks})
 
 
-def report_now_and_then(run: Run) -> None:
+def report_occasional(run: Run) -> None:
     """Make the reports that only some steps have (forecast, histograms), on every process."""
     report_forecast(run)
-    every = run.config.observe.histograms_every_steps
-    if every is not None and run.progress.step % every == 0:
-        found = histograms(run.model)
+    interval = run.config.observe.histograms_every_steps
+    if interval is not None and run.progress.step % interval == 0:
+        histograms = build_histograms(run.model)
         for sink in run.sinks:
-            sink.histograms(run.progress.step, found)
+            sink.histograms(run.progress.step, histograms)
 
 
-def _beside(run: Run) -> dict[str, Any]:
+def _straggler_values(run: Run) -> dict[str, Any]:
     """Return values on stragglers and on the seconds left; unknown values are left out."""
-    left_s = run.costs.left_s()
-    found = {} if left_s is None else {"limit_left_s": round(left_s, 1)}
-    return found | (run.costs.pace.facts() if run.costs.pace is not None else {})
+    left_s = run.durations.left_s()
+    values = {} if left_s is None else {"limit_left_s": round(left_s, 1)}
+    return values | (run.durations.stragglers.facts() if run.durations.stragglers is not None else {})
 
 
 def report_forecast(run: Run) -> None:
     """Compare the first steps with the planner's prediction; once, on rank 0."""
     config, hardware = run.config, run.config.hardware
-    if run.costs.num_steps != COMPARED_STEPS or hardware is None or run.mesh.rank != 0:
+    if run.durations.num_steps != COMPARED_STEPS or hardware is None or run.mesh.rank != 0:
         return
-    seen = run.costs.newest_steps_s()
-    batches = [config.batch_plan.range_of(run.progress.step - 1 - ago)[1] for ago in range(len(seen))]
-    expected, step_s = expected_step(planned_of(config, run.inputs.model), hardware, batches), median(seen)
-    words, peak = expected.compared_with(step_s), device_peak_bytes(str(run.model.device))
+    durations = run.durations.newest_steps_s()
+    batches = [config.batch_plan.range_of(run.progress.step - 1 - ago)[1] for ago in range(len(durations))]
+    expected, step_s = predict_step(planned_run(config, run.inputs.model), hardware, batches), median(durations)
+    words, peak = expected.comparison_text(step_s), device_peak_bytes(str(run.model.device))
     if peak is not None:
-        held = sum(rank_bytes_of(planned_of(config, run.inputs.model), 0).values())
-        words += f"; memory is {format_bytes(peak)}, with {format_bytes(held)} predicted"
+        predicted_bytes = sum(rank_bytes_of(planned_run(config, run.inputs.model), 0).values())
+        words += f"; memory is {format_bytes(peak)}, with {format_bytes(predicted_bytes)} predicted"
     record(run, "forecast", expected.facts() | {"measured_step_s": step_s, "hardware": hardware.name, "said": words})
     run.view.note(words)
 
@@ -369,7 +381,7 @@ def report_save(run: Run) -> None:
     if last is None or last.step == run.reported_save:
         return
     run.reported_save, run.failed_saves = last.step, 0
-    run.costs.saved(last.write_s, last.stall_s)
+    run.durations.add_save(last.write_s, last.stall_s)
     run.view.saved(
         record(run, "save", {
             "saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s,
@@ -390,25 +402,26 @@ def save(run: Run) -> int:
         run.writer.wait()
         report_save(run)
     except (StorageError, OutputError) as error:
-        _survive(run, "The checkpoint before this one", error)
+        _report_failed_save(run, "The checkpoint before this one", error)
     try:
         with phases.within("save"):
             run.writer.save(
                 run.progress.step,
-                run.model.owned(pieces(run.model, run.optimizer)),
-                facts(run.config, run.inputs, run.model, run.optimizer, run.progress),
+                run.model.owned(held_pieces(run.model, run.optimizer)),
+                checkpoint_state(run.config, run.inputs, run.model, run.optimizer, run.progress),
                 {"tokenizer.json": run.inputs.tokenizer.to_bytes()},
             )
     except (StorageError, OutputError) as error:
-        _survive(run, f"The checkpoint of step {run.progress.step}", error)
+        _report_failed_save(run, f"The checkpoint of step {run.progress.step}", error)
     return run.progress.step
 
 
-def _survive(run: Run, which: str, error: StorageError | OutputError) -> None:
+def _report_failed_save(run: Run, which: str, error: StorageError | OutputError) -> None:
+    """Show a failed save and count it; raise after MAX_FAILED_SAVES in a row."""
     run.failed_saves += 1
-    if run.failed_saves == MOST_FAILED:
+    if run.failed_saves == MAX_FAILED_SAVES:
         # because: further training would most likely be lost as well
         raise error_from_peer(
-            error.exit_code, f"{MOST_FAILED} checkpoints in a row failed, the last with: {error}"
+            error.exit_code, f"{MAX_FAILED_SAVES} checkpoints in a row failed, the last with: {error}"
         ) from error
     run.view.note(f"{which} failed: {error} Training goes on.")

@@ -27,17 +27,17 @@ from lmtrain.runfolder.names import TRACES
 from lmtrain.train.state import Run
 from lmtrain.units import format_bytes
 
-FOLDER = "profile"  # within the run's folder
+PROFILE_FOLDER = "profile"  # within the run's folder
 _FILE = re.compile(r"rank-\d{5,}(?:\.(\d{1,9}))?\.spans")
 _CAPACITY = {ALL: 1 << 17}  # records, of 48 bytes each
-_FEW_STEPS = 1 << 15
+_SAMPLED_CAPACITY = 1 << 15
 
 
 @contextmanager
-def traced(run: Run) -> Iterator[Tracer]:
-    """Trace the steps in the block, on every process; all ranks agree on the start's number in an all-reduce."""
-    which, mesh = run.config.observe.trace, run.mesh
-    start = torch.tensor(next_start(run.folder / TRACES) if mesh.rank == 0 else 0, device=run.model.device)
+def open_tracer(run: Run) -> Iterator[Tracer]:
+    """Yield a tracer of the steps in the block, on every process; an all-reduce agrees on the start's number."""
+    trace_mode, mesh = run.config.observe.trace, run.mesh
+    start = torch.tensor(next_start_number(run.folder / TRACES) if mesh.rank == 0 else 0, device=run.model.device)
     # collective: rank 0's number, to the world
     number = int(all_reduce(start, mesh.world, dist.ReduceOp.MAX, "the number of a start"))
 
@@ -45,7 +45,7 @@ def traced(run: Run) -> Iterator[Tracer]:
         file = SpanFile(run.folder / TRACES / file_name(mesh.rank, number), _header(run, number))
         return Recorder(file, DeviceClock(torch.cuda) if run.model.device.type == "cuda" else None)
 
-    tracer = Tracer(which, open_recorder, run.view.note)
+    tracer = Tracer(trace_mode, open_recorder, run.view.note)
     phases.tell_steps(tracer.begin_step)
     try:
         yield tracer
@@ -53,13 +53,14 @@ def traced(run: Run) -> Iterator[Tracer]:
         tracer.close()
 
 
-def next_start(folder: Path) -> int:
-    """Return the first start number above those of all files in the folder."""
+def next_start_number(folder: Path) -> int:
+    """Return the first start number above those of all trace files in the folder."""
     names = os.listdir(folder) if folder.is_dir() else []
-    return max((int(found[1] or 0) + 1 for name in names if (found := _FILE.fullmatch(name))), default=0)
+    return max((int(match[1] or 0) + 1 for name in names if (match := _FILE.fullmatch(name))), default=0)
 
 
 def _header(run: Run, start: int) -> Header:
+    """Return the header of this rank's trace file; `start` is the start's number."""
     config, layout, at = run.config, run.mesh.layout, run.mesh.coordinate
     return Header(
         rank=run.mesh.rank,
@@ -71,13 +72,13 @@ def _header(run: Run, start: int) -> Header:
         start=start,
         wall_ns=time.time_ns(),
         monotonic_ns=time.monotonic_ns(),
-        capacity=_CAPACITY.get(config.observe.trace, _FEW_STEPS),
+        capacity=_CAPACITY.get(config.observe.trace, _SAMPLED_CAPACITY),
         schedule=config.parallel.schedule,
         num_microbatches=config.train.global_batch // (config.train.micro_batch * layout.dp),
     )
 
 
-def profiled(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
+def profile_steps(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
     """Yield the same steps, and profile this rank from the first to the last of observe.profile_steps.
 
     The profile of a step begins with the wait for its data and ends when the wait for the next step's data begins, so
@@ -92,7 +93,7 @@ def profiled(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
     try:
         while True:
             if window is None and first <= run.progress.step + 1 <= last:
-                window = Window(run)
+                window = ProfileWindow(run)
             elif window is not None and run.progress.step >= last:
                 window.close()
                 window, first = None, last + 1
@@ -104,7 +105,7 @@ def profiled(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
             window.close()
 
 
-class Window:
+class ProfileWindow:
     """A torch profile from the next step until `close`. A failing profiler is a warning and never ends a run."""
 
     def __init__(self, run: Run) -> None:
@@ -127,7 +128,7 @@ class Window:
             self._run.view.note(f"warning: the profile of steps {self._first} to {last} is lost: {error}")
 
     def _write(self, last: int, seconds: float) -> None:
-        rank, folder = self._run.mesh.rank, self._run.folder / FOLDER
+        rank, folder = self._run.mesh.rank, self._run.folder / PROFILE_FOLDER
         folder.mkdir(exist_ok=True)
         name = f"steps-{self._first:08}-{last:08}.rank-{rank:05}"
         trace, partial = folder / f"{name}.json.gz", folder / f".{name}.json.gz"
@@ -135,5 +136,5 @@ class Window:
         os.replace(partial, trace)
         table = table_of(read_trace(trace), (self._first, last), rank, seconds)
         write_table(folder / f"{name}{ENDING}", table)
-        said = f"  {trace} ({format_bytes(trace.stat().st_size)}) opens in https://ui.perfetto.dev"
-        self._run.view.note("\n".join([*table.lines(), said]))
+        note = f"  {trace} ({format_bytes(trace.stat().st_size)}) opens in https://ui.perfetto.dev"
+        self._run.view.note("\n".join([*table.lines(), note]))

@@ -185,7 +185,7 @@ MUTANTS = [
     Mutant(
         name="histograms_of_the_first_stages_alone",
         file="lmtrain/train/record/records.py",
-        function="histograms",
+        function="build_histograms",
         old="all_reduce(tensor, model.mesh.world, op,",
         new="all_reduce(tensor, model.mesh.plane, op,",
         breaks="Histograms of weights and gradients of all stages but the writing rank's own are missing.",

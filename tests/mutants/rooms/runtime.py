@@ -76,15 +76,15 @@ MUTANTS = [
     Mutant(
         name="longer_limit_is_added_at_every_look",
         file="lmtrain/train/in_loop/requests.py",
-        function="Allocation._take",
-        old="""            self._deadline_s = self._clock() + left
+        function="Allocation._set_end",
+        old="""            self._deadline_s = self._clock() + seconds_left
         else:
-            self._deadline_s += ends - self._told
-        self._told = ends
+            self._deadline_s += end - self._reported_end
+        self._reported_end = end
 """,
-        new="""            self._deadline_s, self._told = self._clock() + left, ends
+        new="""            self._deadline_s, self._reported_end = self._clock() + seconds_left, end
         else:
-            self._deadline_s += ends - self._told
+            self._deadline_s += end - self._reported_end
 """,
         breaks="An extension is added again every five minutes, so that the run thinks it has hours left and is killed "
         "by Slurm without a last checkpoint (or, where time was taken, stops far too early).",

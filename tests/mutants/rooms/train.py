@@ -8,11 +8,11 @@ MUTANTS = [
         file="lmtrain/train/loop.py",
         function="train",
         old=(
-            "            valid_loss = measure_what_is_owed(run, requests, evaluation)\n"
-            "            last_saved = last_saved if progress.owed else None"
+            "            valid_loss = measure_pending(run, requests, evaluation)\n"
+            "            last_saved = last_saved if progress.pending else None"
             "  # because: the checkpoint lists it as pending\n"
         ),
-        new="            valid_loss = measure_what_is_owed(run, requests, evaluation)\n",
+        new="            valid_loss = measure_pending(run, requests, evaluation)\n",
         breaks="Each further start measures the same validation again and writes its row once more, since the "
         "checkpoint on disk goes on saying that it is owed.",
         only_for="a run whose measurement at its very last step was cut off by a stop, and that is started again",
@@ -21,9 +21,9 @@ MUTANTS = [
         name="only_saves_that_were_asked_for_reset_the_clock",
         file="lmtrain/train/loop.py",
         function="train",
-        old="                last_saved = save(run)\n                requests.saved()\n",
+        old="                last_saved = save(run)\n                requests.report_saved()\n",
         new="                last_saved = save(run)\n                if requests.save:\n"
-        "                    requests.saved()\n",
+        "                    requests.report_saved()\n",
         breaks="checkpoint.interval_s counts from the last save by time and not from the newest one, so the run saves "
         "by the clock right after it has saved by steps.",
         only_for="runs with both checkpoint.interval_steps and checkpoint.interval_s",
@@ -40,7 +40,7 @@ MUTANTS = [
     Mutant(
         name="updates_are_counted_as_steps",
         file="lmtrain/train/state.py",
-        function="facts",
+        function="checkpoint_state",
         old='"num_updates": num_updates(optimizer)',
         new='"num_updates": progress.step',
         breaks="After a resume the optimizer's bias correction counts steps that were skipped as updates, so the run "
@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         name="filling_batches_of_validation_keep_their_labels",
-        file="lmtrain/train/in_loop/measure.py",
+        file="lmtrain/train/in_loop/measurements.py",
         function="valid_batches",
         old="yield valid.batch(ids[first : first + size]).without_labels().map(torch.from_numpy)",
         new="yield valid.batch(ids[first : first + size]).map(torch.from_numpy)",
@@ -69,10 +69,10 @@ MUTANTS = [
     ),
     Mutant(
         name="validation_perplexity_of_all_terms",
-        file="lmtrain/train/in_loop/measure.py",
-        function="_values",
-        old="math.exp(min(means[0], _MOST_NATS))",
-        new="math.exp(min(math.fsum(means), _MOST_NATS))",
+        file="lmtrain/train/in_loop/measurements.py",
+        function="_row_values",
+        old="math.exp(min(means[0], _MAX_NATS))",
+        new="math.exp(min(math.fsum(means), _MAX_NATS))",
         breaks="The perplexity of masked tokens in a validation's row has the loss of the pairs in it.",
         only_for="models with a pair head",
     ),
@@ -99,17 +99,17 @@ MUTANTS = [
     Mutant(
         name="margin_shrinks_with_the_time_left",
         file="lmtrain/train/in_loop/requests.py",
-        function="Deadline.wants",
+        function="Deadline.requested",
         old=(
             "        if self.margin_s is None:\n"
-            "            self.margin_s = max(0.0, min(_MARGIN * left, _MOST_MARGIN_S))\n"
-            "        left -= self.margin_s + (2"
+            "            self.margin_s = max(0.0, min(_MARGIN_SHARE * seconds_left, _MAX_MARGIN_S))\n"
+            "        seconds_left -= self.margin_s + (2"
         ),
         new=(
             "        margin_s = self.margin_s\n"
             "        if margin_s is None:\n"
-            "            margin_s = max(0.0, min(_MARGIN * left, _MOST_MARGIN_S))\n"
-            "        left -= margin_s + (2"
+            "            margin_s = max(0.0, min(_MARGIN_SHARE * seconds_left, _MAX_MARGIN_S))\n"
+            "        seconds_left -= margin_s + (2"
         ),
         breaks="The margin for ending the processes is next to nothing once it is needed, so a run stops up to 15 s "
         "too late and its scheduler may kill it amid the last save.",
@@ -118,19 +118,19 @@ MUTANTS = [
     Mutant(
         name="votes_are_added_up",
         file="lmtrain/train/in_loop/requests.py",
-        function="Vote.answer",
-        old="self._rows[:, : self._num_asked].max(0)]",
-        new="self._rows[:, : self._num_asked].sum(0)]",
+        function="Vote.finish",
+        old="self._rows[:, : self._num_reduced].max(0)]",
+        new="self._rows[:, : self._num_reduced].sum(0)]",
         breaks="A signal that two ranks have got counts as another wish than a stop, so the run goes on, and the "
         "memory in the rows is the sum over ranks under the name of one.",
         only_for="several processes; the stop is missed where more than one of them gets the signal",
     ),
     Mutant(
         name="lost_starts_count_whatever_has_changed_since",
-        file="lmtrain/train/in_loop/starts.py",
-        function="Starts.read",
-        old='(written.get("step"), written.get("of")) == (self.step, self.of)',
-        new='written.get("step") == self.step',
+        file="lmtrain/train/in_loop/lost_starts.py",
+        function="LostStarts.load",
+        old='(record.get("step"), record.get("of")) == (self.step, self.digest)',
+        new='record.get("step") == self.step',
         breaks="A run that was lost three times is refused although its settings or its code have been mended, which "
         "the message itself tells the user to do.",
         only_for="runs that were lost at a step and are started again with other settings, code or libraries",
@@ -148,7 +148,7 @@ MUTANTS = [
     Mutant(
         name="last_page_of_a_dataset_is_not_compared",
         file="lmtrain/train/ranks/run_facts.py",
-        function="_content",
+        function="_dataset_digest",
         old="for i in range(_PAGES + 1):",
         new="for i in range(_PAGES):",
         breaks="Ranks whose copies of a dataset differ at its end (a copy that was cut off and zero-filled) train "
@@ -167,18 +167,18 @@ MUTANTS = [
     Mutant(
         name="old_checkpoints_are_taken_for_room",
         file="lmtrain/train/before/preflight.py",
-        function="check_folder",
-        old="max(1, count - there) for count",
-        new="count - there for count",
+        function="check_run_folder",
+        old="max(1, count - num_there) for count",
+        new="count - num_there for count",
         breaks="A run on a full disk is not refused before it starts; its first save fails instead.",
         only_for="runs that go on with two or more checkpoints in their folder and save on the way",
     ),
     Mutant(
         name="step_time_of_earlier_attempts_is_that_of_a_row",
-        file="lmtrain/train/costs.py",
-        function="_durations",
-        old="found[_STEP].append((elapsed - last[2]) / (step - last[1]))",
-        new="found[_STEP].append(elapsed - last[2])",
+        file="lmtrain/train/durations.py",
+        function="_durations_from_rows",
+        old="durations[_STEP].append((elapsed - last[2]) / (step - last[1]))",
+        new="durations[_STEP].append(elapsed - last[2])",
         breaks="A resumed run believes a step to take as long as all those between two rows, and stops that much too "
         "early before its time limit.",
         only_for="runs with a time limit that are resumed with observe.log_interval_steps above 1, the default",
@@ -187,8 +187,8 @@ MUTANTS = [
         name="first_weights_of_other_angles_are_taken",
         file="lmtrain/train/before/preflight.py",
         function="",
-        old='_FREE = ("dropout", "init_std", "vocab_multiple")',
-        new='_FREE = ("dropout", "init_std", "vocab_multiple", "rotary_base")',
+        old='_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple")',
+        new='_IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple", "rotary_base")',
         breaks="A new run begins from weights that were trained with another rotary_base, and starts at a far higher "
         "loss without a word.",
         only_for="checkpoint.init_from a rotary model with another rotary_base than model.rotary_base",
@@ -196,9 +196,9 @@ MUTANTS = [
     Mutant(
         name="a_named_checkpoint_wins_over_the_runs_own",
         file="lmtrain/train/before/preflight.py",
-        function="find_resume",
-        old="    return newest or given\n",
-        new="    return given\n",
+        function="find_resume_checkpoint",
+        old="    return newest or chosen\n",
+        new="    return chosen\n",
         breaks="A run that is started again goes back to the checkpoint that it began from, and all steps since then "
         "are done and saved anew.",
         only_for="restarts of a run that was begun with checkpoint.resume naming another run's checkpoint",
@@ -207,8 +207,8 @@ MUTANTS = [
         name="best_checkpoints_of_earlier_attempts_are_forgotten",
         file="lmtrain/train/setup.py",
         function="open_run",
-        old="worth_before(folder, config, progress.step) if leads else {}",
-        new="worth_before(folder, config, progress.step) if leads and inputs.resume_from is None else {}",
+        old="scores_before_resume(folder, config, progress.step) if is_rank_0 else {}",
+        new="scores_before_resume(folder, config, progress.step) if is_rank_0 and inputs.resume_from is None else {}",
         breaks="After a resume the best checkpoint so far is removed by the next saves, as only measurements of this "
         "attempt count.",
         only_for="runs with checkpoint.keep_best that are resumed",
@@ -224,10 +224,10 @@ MUTANTS = [
     ),
     Mutant(
         name="two_stages_look_for_their_link_in_the_wrong_columns",
-        file="lmtrain/train/pace.py",
-        function="_there_and_back",
-        old="other = _ENDS if layout.pp == 2 else _ENDS + 2",
-        new="other = _ENDS + 2",
+        file="lmtrain/train/straggler_watch.py",
+        function="_round_trip_s",
+        old="second_end = _ENDS if layout.pp == 2 else _ENDS + 2",
+        new="second_end = _ENDS + 2",
         breaks="A slow link between the two stages is never named, since its times come out as not a number.",
         only_for="pipelines of exactly two ranks",
     ),

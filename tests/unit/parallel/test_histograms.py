@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmtrain.observe.measure.named_measures import EDGES
-from lmtrain.train.record.records import _count, histograms
+from lmtrain.train.record.records import _add_to_histogram, build_histograms
 from tests.layouts.workers import Pool
 from tests.unit.parallel.spread import build, step_of
 
@@ -19,7 +19,7 @@ def test_counts_ends_and_sums() -> None:
     counts = torch.zeros(len(EDGES) + 1, dtype=torch.int64)
     sums, ends = torch.zeros(2, dtype=torch.float64), torch.full((2,), -math.inf, dtype=torch.float64)
     for some in (numbers[:3], numbers[3:3], numbers[3:]):
-        _count(some, torch.tensor(EDGES), counts, sums, ends)
+        _add_to_histogram(some, torch.tensor(EDGES), counts, sums, ends)
     expected = [0] * len(counts)
     for number in numbers.tolist():
         expected[sum(edge < number for edge in torch.tensor(EDGES).tolist())] += 1
@@ -33,7 +33,7 @@ def counted(parallel: dict[str, Any]) -> dict[str, list[int]]:
     built = build(parallel)
     built.forward_backward(step_of(0, built.mesh.layout, 2, built.mesh.dp.index))
     built.finish_gradients(None)
-    return {name: list(one.counts) for name, one in histograms(built).items()}
+    return {name: list(one.counts) for name, one in build_histograms(built).items()}
 
 
 @pytest.mark.parametrize("parallel", [{"pp": 2}, {"tp": 2}], ids=str)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from lmtrain.runtime.processes.process import SlurmJob, command_start_s
-from lmtrain.train.in_loop.requests import Allocation, end_in
+from lmtrain.train.in_loop.requests import Allocation, parse_job_end
 
 DAY = 86400.0
 
@@ -17,7 +17,7 @@ DAY = 86400.0
 def allocation(
     job: SlurmJob | None, wall: float, ask: Callable[[str], float | None] = lambda number: None
 ) -> Allocation:
-    return Allocation(job, clock=lambda: 50.0, wall=lambda: wall, ask=ask)
+    return Allocation(job, clock=lambda: 50.0, wall_clock=lambda: wall, query=ask)
 
 
 def test_what_is_left_is_what_the_job_was_told() -> None:
@@ -34,20 +34,20 @@ def test_a_clock_that_is_wrong_by_a_day_neither_lends_time_nor_ends_a_run(skew: 
 def test_more_time_is_heard_of_whatever_the_clock_says_by_then() -> None:
     ends, wall = [4600.0], [1010.0]
     found = Allocation(
-        SlurmJob("7", 1000.0, 4600.0), clock=lambda: 50.0, wall=lambda: wall[0], ask=lambda number: ends[0]
+        SlurmJob("7", 1000.0, 4600.0), clock=lambda: 50.0, wall_clock=lambda: wall[0], query=lambda number: ends[0]
     )
     wall[0] += DAY
-    found.look("7")
+    found.refresh("7")
     assert found.left_s() == 3590.0
     for change, left in ((600.0, 4190.0), (0.0, 4190.0), (-60.0, 4130.0), (0.0, 4130.0)):
         ends[0] += change
-        found.look("7")
+        found.refresh("7")
         assert found.left_s() == left
 
 
 def test_scontrol_tells_where_the_environment_does_not() -> None:
     found = allocation(SlurmJob("7"), 1010.0, ask={"7": 4600.0}.get)
-    found.look("7")
+    found.refresh("7")
     assert found.left_s() == 3590.0
 
 
@@ -56,11 +56,11 @@ def test_what_scontrol_says(monkeypatch: pytest.MonkeyPatch) -> None:
     time.tzset()
     line = "JobId=7 JobName=a TimeLimit=00:02:00 StartTime=2026-11-22T20:00:00 EndTime=2026-11-22T20:02:00 Deadline=N/A"
     sibling = "JobId=8 ArrayJobId=7 ArrayTaskId=0 EndTime=2026-11-22T20:01:00"  # which has ended
-    assert end_in(line, "7") == end_in(f"{sibling}\n{line}\n", "7") == 1795377720.0
+    assert parse_job_end(line, "7") == parse_job_end(f"{sibling}\n{line}\n", "7") == 1795377720.0
     monkeypatch.undo()
     time.tzset()
     for said in ("", "JobId=7 JobName=a EndTime=Unknown", "slurm_load_jobs error: Invalid job id specified"):
-        assert end_in(said, "7") is None
+        assert parse_job_end(said, "7") is None
 
 
 def test_the_environment_of_a_job() -> None:

@@ -22,8 +22,14 @@ from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.before.preflight import preflight
 from lmtrain.train.config import RunConfig
 from lmtrain.train.ranks import run_facts
+from lmtrain.train.ranks.compare_ranks import (
+    check_facts_agree,
+    check_ranks_agree,
+    decode_facts,
+    difference_message,
+    encode_facts,
+)
 from lmtrain.train.ranks.run_facts import Fact
-from lmtrain.train.ranks.same_everywhere import agree, agree_on, decode, difference, encode
 from tests.apart import World, given, make_world
 from tests.layouts.workers import Pool
 
@@ -53,7 +59,7 @@ def start(settings: list[str], modules: list[str], num: int) -> dict[str, Any]:
         inputs = preflight(config, env)
         before = sent()
         try:
-            agree(config, inputs, [f"n{i // 2}" for i in range(num)] if rank == 0 else [])
+            check_ranks_agree(config, inputs, [f"n{i // 2}" for i in range(num)] if rank == 0 else [])
         except RanksDifferError as error:
             if rank == 0:
                 dist.destroy_process_group()  # as its end would
@@ -156,7 +162,7 @@ def unread() -> tuple[str, int]:
         return facts(a="1")
 
     with pytest.raises(LmtrainError) as caught:
-        agree_on(find, [])
+        check_facts_agree(find, [])
     return str(caught.value), caught.value.exit_code
 
 
@@ -171,7 +177,7 @@ def facts(**values: str) -> dict[str, Fact]:
 
 
 def said(*told: Mapping[str, Fact]) -> str:
-    return difference(told, ["here"] * len(told))
+    return difference_message(told, ["here"] * len(told))
 
 
 def test_most_ranks_are_right_and_a_tie_names_both() -> None:
@@ -184,7 +190,7 @@ def test_most_ranks_are_right_and_a_tie_names_both() -> None:
 
 def test_a_host_is_named_where_there_are_several() -> None:
     one, two = facts(a="1"), facts(a="2")
-    text = difference([one, one, two, two, one, one], ["n0", "n0", "n1", "n1", "n2", "n2"])
+    text = difference_message([one, one, two, two, one, one], ["n0", "n0", "n1", "n1", "n2", "n2"])
     assert "a is 2 on ranks 2-3 (n1), and 1 on the other 4" in text
 
 
@@ -199,17 +205,17 @@ def test_a_message_stays_short() -> None:
 
 def test_what_is_sent_comes_back() -> None:
     found = {"a": Fact("1", "shown"), "ü\udc80": Fact("x\n", "")}
-    assert decode(encode(found)) == found
-    assert b"\0" not in encode(found)
+    assert decode_facts(encode_facts(found)) == found
+    assert b"\0" not in encode_facts(found)
 
 
 def test_every_setting_is_compared_but_places(world: World) -> None:
     config = compose(RunConfig, [*world.settings, "hardware=cpu"])
     inputs = preflight(config, ProcessEnv(), starting=False)
-    found = run_facts.facts(config, inputs)
+    found = run_facts.rank_facts(config, inputs)
     left = {f"{group}.{key}" for group, values in config.to_dict().items() for key in values} - found.keys()
     by_entry = {"hardware.peak_tflops", "hardware.factors"}  # compared as hardware.peak_tflops.fp32 and its like
     assert left - by_entry == {"data.index_dir", "data.valid_path", "data.valid_paths"}
     assert "hardware.peak_tflops.fp32" in found
     assert {"lmtrain/train/loop.py", "python", "torch", "checkpoint", "data: num_tokens"} <= found.keys()
-    assert run_facts.facts(config, inputs) == found
+    assert run_facts.rank_facts(config, inputs) == found

@@ -10,7 +10,7 @@ from lmtrain.config.compose import compose
 from lmtrain.errors import LayoutError, SettingsError
 from lmtrain.parallel.compute_settings import FullRecomputeSettings
 from lmtrain.train.config import RunConfig
-from lmtrain.train.layouts.elastic import choose, chosen_before, conditions
+from lmtrain.train.layouts.layout_choice import choose_layout, fixed_layout_settings, previous_layout
 
 SMALL = ("data.path=x", "model.vocab_size=400", "parallel=auto", "hardware=h100", "precision=bf16")
 
@@ -22,14 +22,14 @@ def config(*words: str) -> RunConfig:
 
 def chosen(num_processes: int, *words: str) -> tuple[RunConfig, list[str]]:
     run = config(*words)
-    return choose(run, run.model, num_processes, conditions(run, words))
+    return choose_layout(run, run.model, num_processes, fixed_layout_settings(run, words))
 
 
 def test_conditions_are_what_the_command_line_sets() -> None:
     words = ("parallel.tp=2", "parallel.timeout_s=60", "train.micro_batch=4", "recompute=full", "optim.lr=1e-3")
     run = config(*words)
-    assert conditions(run, words) == {"tp": 2, "micro_batch": 4, "recompute": run.recompute}
-    assert conditions(run, []) == {}
+    assert fixed_layout_settings(run, words) == {"tp": 2, "micro_batch": 4, "recompute": run.recompute}
+    assert fixed_layout_settings(run, []) == {}
 
 
 def test_a_choice_is_of_as_many_processes_and_keeps_the_conditions() -> None:
@@ -68,4 +68,4 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_a_run_that_has_not_begun_has_chosen_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
     run = config(f"run.dir={tmp_path_factory.mktemp('none')}")
-    assert chosen_before(run, {}) is None
+    assert previous_layout(run, {}) is None

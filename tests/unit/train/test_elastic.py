@@ -15,7 +15,7 @@ from lmtrain.config.compose import compose
 from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors
 from lmtrain.train.config import RunConfig
-from lmtrain.train.layouts.elastic import change_words, fit
+from lmtrain.train.layouts.layout_choice import adapt_to_processes, adaptation_message
 
 MOST = 12  # processes
 
@@ -76,12 +76,12 @@ def check(asked: RunConfig, num_processes: int) -> None:
     legal = list(all_legal(asked, num_processes))
     if not legal:
         with pytest.raises(LayoutError, match=r"Start .*, which can keep"):
-            fit(asked, num_processes)
+            adapt_to_processes(asked, num_processes)
         return
-    found = fit(asked, num_processes)
+    found = adapt_to_processes(asked, num_processes)
     assert found in legal
     assert (found == asked) == (num_processes == asked.parallel.layout.world_size)
-    assert (change_words(asked, found) is None) == (found == asked)
+    assert (adaptation_message(asked, found) is None) == (found == asked)
     for keys in (("tp", "pp"), ("tp",), ("pp",)):  # in the order in which they are given up
         want = [getattr(asked.parallel, key) for key in keys]
         if any([getattr(one.parallel, key) for key in keys] == want for one in legal):
@@ -128,14 +128,14 @@ def test_against_trying_everything_for_long(asked: RunConfig, num_processes: int
 )
 def test_what_is_given_up_first(overrides: list[str], num_processes: int, changed: dict[str, object]) -> None:
     asked = config(*(f"parallel.{one}" for one in overrides))
-    assert fit(asked, num_processes).parallel == replace(asked.parallel, **changed)  # type: ignore[arg-type]
+    assert adapt_to_processes(asked, num_processes).parallel == replace(asked.parallel, **changed)  # type: ignore[arg-type]
 
 
 def test_a_microbatch_shrinks_where_it_must_and_is_said() -> None:
     asked = config("train.micro_batch=4", "train.global_batch=12", "parallel.dp_shard=3")
-    found = fit(asked, 6)
+    found = adapt_to_processes(asked, 6)
     assert (found.parallel.layout.dp, found.train.micro_batch, found.train.global_batch) == (6, 2, 12)
-    said = change_words(asked, found)
+    said = adaptation_message(asked, found)
     assert said is not None
     assert "6 processes share the work of 3" in said
     assert "train.micro_batch=2" in said
@@ -143,4 +143,4 @@ def test_a_microbatch_shrinks_where_it_must_and_is_said() -> None:
 
 def test_a_refusal_names_the_rules_and_what_would_do() -> None:
     with pytest.raises(LayoutError, match=r"^7 processes .* train.global_batch=24.* Start 2, 3, 4, 6, 8 or 12, which"):
-        fit(config(), 7)
+        adapt_to_processes(config(), 7)

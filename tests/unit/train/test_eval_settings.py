@@ -14,7 +14,7 @@ TASK = {"task": "perplexity", "data": "a.txt"}
 def test_a_task_is_called_by_its_own_name_or_another() -> None:
     data = {"tasks": [TASK, TASK | {"name": "one/two"}], "interval_steps": "1k"}
     settings = build_settings(EvalSettings, data)
-    assert [one.called for one in settings.tasks] == ["perplexity", "one/two"]
+    assert [one.measure_name for one in settings.tasks] == ["perplexity", "one/two"]
     assert settings.interval_steps == 1000
     assert build_settings(EvalSettings, settings.to_dict()) == settings
 

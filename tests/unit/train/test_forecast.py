@@ -9,7 +9,7 @@ import pytest
 
 from lmtrain.config.compose import conf_dir
 from lmtrain.runtime.machine.gpus import Gpus
-from lmtrain.train.layouts.dry_run import StepForecast, expected_step, forecast_facts, planned_of
+from lmtrain.train.layouts.dry_run import StepForecast, forecast_facts, planned_run, predict_step
 from tests.unit.plan.machines import hardware_named
 from tests.unit.train.test_layout_table import BIG, config
 
@@ -50,19 +50,19 @@ def test_a_machine_tells_time_and_room() -> None:
 
 
 def test_a_batch_that_grows_takes_the_mean_of_its_steps() -> None:
-    run = planned_of(config(*BIG, *LAYOUT), config(*BIG).model)
-    small, large = (expected_step(replace(run, global_batch=size), H100).likely_s for size in (768, 1536))
-    assert expected_step(run, H100).likely_s == large
-    assert expected_step(run, H100, [768, 1536, 1536, 1536]).likely_s == pytest.approx((small + 3 * large) / 4)
+    run = planned_run(config(*BIG, *LAYOUT), config(*BIG).model)
+    small, large = (predict_step(replace(run, global_batch=size), H100).likely_s for size in (768, 1536))
+    assert predict_step(run, H100).likely_s == large
+    assert predict_step(run, H100, [768, 1536, 1536, 1536]).likely_s == pytest.approx((small + 3 * large) / 4)
 
 
 def test_how_far_off_it_was() -> None:
     expected = StepForecast(1.0, 0.25)
     assert (expected.low_s, expected.high_s) == (0.8, 1.25)
-    assert expected.compared_with(1.1) == (
+    assert expected.comparison_text(1.1) == (
         "a step takes 1.10 s, 10% more than the 1.00 s predicted, within its interval (800.0 ms to 1.25 s)"
     )
-    assert "25% less than the 1.00 s predicted, outside of its interval" in expected.compared_with(0.75)
+    assert "25% less than the 1.00 s predicted, outside of its interval" in expected.comparison_text(0.75)
 
 
 def test_communicators_are_named_with_whom_they_talk_to() -> None:
@@ -83,4 +83,4 @@ def test_communicators_are_named_with_whom_they_talk_to() -> None:
 )  # fmt: skip
 def test_a_run_is_planned_as_it_will_be_compiled(words: tuple[str, ...], compiles: bool) -> None:
     run = config(*BIG, *LAYOUT[:3], *words)
-    assert planned_of(run, run.model).compiles is compiles
+    assert planned_run(run, run.model).compiles is compiles

@@ -8,7 +8,7 @@ import pytest
 
 from lmtrain.config.compose import compose
 from lmtrain.train.config import RunConfig
-from lmtrain.train.layouts.layout_table import layout_lines, layout_words, merged, rank_rows
+from lmtrain.train.layouts.layout_table import layout_lines, layout_words, merge_rows, rank_rows
 
 BIG = ("model=gpt3_175b", "precision=bf16", "train.global_batch=1536", "train.micro_batch=1")
 
@@ -51,7 +51,7 @@ def test_muon_keeps_one_number_for_a_hidden_one() -> None:
 def test_thousands_of_ranks_are_a_few_lines_of_80_columns(zero: int) -> None:
     run = config(*BIG, "parallel.tp=8", "parallel.dp_shard=256", "parallel.dp_replicate=2", f"parallel.zero={zero}")
     rows = rank_rows(run, run.model, [f"node-{rank // 8:04d}.cluster" for rank in range(4096)])
-    lines = list(layout_lines(merged(rows)))
+    lines = list(layout_lines(merge_rows(rows)))
     assert max(map(len, lines)) <= 80
     assert 2 <= len(lines) <= 6
     assert "hosts" in lines[1]
@@ -63,7 +63,7 @@ def test_thousands_of_ranks_are_a_few_lines_of_80_columns(zero: int) -> None:
 def test_ranks_that_hold_the_same_become_one_row() -> None:
     run = config("parallel.tp=2", "parallel.dp_shard=3", "train.global_batch=24", "model.width=128")
     rows = rank_rows(run, run.model)
-    found = merged(rows)
+    found = merge_rows(rows)
     assert [(row["rank"], row["dp_shard"], row["tp"]) for row in found] == [("0-3", "0-1", "0-1"), ("4-5", "2", "0-1")]
     assert found[1]["optimizer_bytes"] < found[0]["optimizer_bytes"]  # 128 rows in three are 43, 43 and 42
     assert next(iter(layout_lines(found))).split()[:5] == ["rank", "shard", "tp", "layers", "params"]

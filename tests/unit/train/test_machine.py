@@ -25,7 +25,7 @@ from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.tokenizer.train import train_wordpiece
 from lmtrain.train.before import preflight
-from lmtrain.train.before.preflight import check_folder, check_pieces, check_port
+from lmtrain.train.before.preflight import check_checkpoint_size, check_port, check_run_folder
 from lmtrain.train.config import RunConfig
 
 TOKENIZER = train_wordpiece(["a cat sat on a mat"], 40, lowercase=True)
@@ -64,8 +64,8 @@ def test_a_folder_that_cannot_be_made(config: RunConfig, tmp_path: Path) -> None
     (tmp_path / "file").write_text("x")
     for name in ("file", "file/below/it"):
         with pytest.raises(OutputError, match=r"^run\.dir=.*is a file.*Choose another one\.$"):
-            check_folder(_in(config, tmp_path / name), config.model, TOKENIZER, lock=True)
-    check_folder(_in(config, tmp_path / "new" / "run"), config.model, TOKENIZER, lock=True)
+            check_run_folder(_in(config, tmp_path / name), config.model, TOKENIZER, lock=True)
+    check_run_folder(_in(config, tmp_path / "new" / "run"), config.model, TOKENIZER, lock=True)
     assert not (tmp_path / "new").exists()
 
 
@@ -75,9 +75,9 @@ def test_a_folder_that_another_run_has(config: RunConfig, tmp_path: Path) -> Non
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(OutputError, match="is in use by process 7 on n1"):
-            check_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=True)
-        check_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=False)
-    check_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=True)
+            check_run_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=True)
+        check_run_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=False)
+    check_run_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=True)
 
 
 def _data(config: RunConfig) -> RankData:
@@ -90,7 +90,7 @@ def _data(config: RunConfig) -> RankData:
 
 
 def _check(config: RunConfig) -> list[str]:
-    return check_folder(config, config.model, TOKENIZER, lock=True)
+    return check_run_folder(config, config.model, TOKENIZER, lock=True)
 
 
 def _save_all(config: RunConfig) -> int:
@@ -129,7 +129,7 @@ def test_a_small_disk_takes_all_saves_or_it_is_said_before_the_first_step(
 def test_what_may_lack_room_later_is_told(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = check_pieces(config, config.model) + len(TOKENIZER.to_bytes())
+    size = check_checkpoint_size(config, config.model) + len(TOKENIZER.to_bytes())
     monkeypatch.setattr(preflight, "free_bytes", lambda folder: 4 * size)
     [told] = _check(_in(config, tmp_path, interval_steps=100, keep_every_steps=200))
     assert told.startswith("8 checkpoints, ")
@@ -143,7 +143,7 @@ def test_what_may_lack_room_later_is_told(
 def test_a_run_that_goes_on_needs_room_for_one_more_however_many_are_there(
     config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_there: int
 ) -> None:
-    need = check_pieces(config, config.model) + len(TOKENIZER.to_bytes())
+    need = check_checkpoint_size(config, config.model) + len(TOKENIZER.to_bytes())
     for step in range(num_there):
         save_checkpoint(tmp_path / CHECKPOINTS, step, RankData([], []), {}, {})
     run = _in(config, tmp_path, keep_last=1)

@@ -22,10 +22,10 @@ def agree(world_size: int) -> dict[str, Any]:
     rows = [peers.gather([mesh.rank, -(2**62)]) for peers in (setup, saving)]
     mine, answers = [0, 0], []
     for number in range(3):
-        vote.ask(lambda: mine)
+        vote.start(lambda: mine)
         if number == 0:
             mine[1] = mesh.rank  # while the first step computes
-        answers.append(vote.answer(lambda: mine))
+        answers.append(vote.finish(lambda: mine))
     return {"rows": rows, "answers": answers}
 
 
@@ -39,9 +39,9 @@ def test_all_hear_of_a_wish_after_the_same_step(pool: Pool) -> None:
 def test_one_process_hears_itself_after_the_step_of_the_wish() -> None:
     mesh = build_mesh(Layout(), CPU)
     vote, mine = Vote(mesh), [0]
-    vote.ask(lambda: mine)
-    assert vote.answer(lambda: mine) == [0]
-    vote.ask(lambda: mine)
+    vote.start(lambda: mine)
+    assert vote.finish(lambda: mine) == [0]
+    vote.start(lambda: mine)
     mine[0] = 2
-    assert vote.answer(lambda: mine) == [2]
+    assert vote.finish(lambda: mine) == [2]
     assert main_thread_peers(mesh).gather([4]) == saver_thread_peers(mesh).gather([4]) == [[4]]

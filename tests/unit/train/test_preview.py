@@ -6,7 +6,7 @@ import pytest
 
 from lmtrain.runtime.machine.gpus import Gpus
 from lmtrain.train.layouts import dry_run
-from lmtrain.train.layouts.dry_run import compile_facts, in_turn, pipeline_facts, pipeline_lines
+from lmtrain.train.layouts.dry_run import compile_facts, list_text, pipeline_facts, pipeline_lines
 from tests.unit.train.test_layout_table import config
 
 PIPELINE = ("parallel.pp=4", "train.global_batch=64", "train.micro_batch=4", "model.num_layers=10")
@@ -34,9 +34,9 @@ def test_activations_of_a_schedule(schedule: str, held: str) -> None:
 
 
 def test_many_numbers_are_few_words() -> None:
-    assert in_turn([1] * 96) == "1 each"
-    assert in_turn([2] * 13 + [1] * 83) == "2 (0-12), 1 (13-95)"
-    assert in_turn(range(111, 79, -2)) == "81 to 111"
+    assert list_text([1] * 96) == "1 each"
+    assert list_text([2] * 13 + [1] * 83) == "2 (0-12), 1 (13-95)"
+    assert list_text(range(111, 79, -2)) == "81 to 111"
 
 
 @pytest.mark.parametrize(

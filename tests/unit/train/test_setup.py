@@ -18,7 +18,7 @@ from lmtrain.parallel.mesh import Axis, build_mesh
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.runtime.files.files import folder_lock
 from lmtrain.train.config import RunConfig
-from lmtrain.train.setup import build_throughput, enter_folder
+from lmtrain.train.setup import build_throughput, open_run_folder
 from lmtrain.train.train_settings import RunSettings
 from tests.unit.checkpoint.seats import Outcome, Seat, on_ranks
 from tests.unit.train.tiny_runs import CPU, inputs_of
@@ -32,7 +32,7 @@ def enter(num_ranks: int, *folders: Path) -> list[Outcome]:
     def work(seat: Seat) -> Outcome:
         last = seat.rank == num_ranks - 1
         with ExitStack() as stack:
-            path = enter_folder(stack, folders[-last], configs[-last], seat)
+            path = open_run_folder(stack, folders[-last], configs[-last], seat)
             seat.gather([])  # the lock is held until all are through
             return path
 

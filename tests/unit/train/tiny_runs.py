@@ -24,7 +24,7 @@ from lmtrain.parallel.mesh import build_mesh
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_wordpiece
-from lmtrain.train.before.preflight import Inputs, find_resume
+from lmtrain.train.before.preflight import Inputs, find_resume_checkpoint
 from lmtrain.train.config import RunConfig
 from lmtrain.train.setup import open_run
 from lmtrain.train.state import Run
@@ -52,7 +52,7 @@ def inputs_of(folder: Path, config: RunConfig = CONFIG) -> Inputs:
     identity = {"num_documents": NUM_SAMPLES, "blend": None}
     samples = ToyData(SEQ_LEN, documents=False)
     data = TrainingData(samples, ShuffledOrder(NUM_SAMPLES, 1), {"": samples}, [], identity, 0, NUM_SAMPLES)
-    return Inputs(config.model, tokenizer(), data, find_resume(config))
+    return Inputs(config.model, tokenizer(), data, find_resume_checkpoint(config))
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import pytest
 from lmtrain.observe.measure import phases
 from lmtrain.observe.stragglers import judge as links_module
 from lmtrain.observe.stragglers.judge import Links
-from lmtrain.train import pace as work_module
-from lmtrain.train.pace import COLUMNS, STEPS, Work
+from lmtrain.train import straggler_watch as work_module
+from lmtrain.train.straggler_watch import COLUMNS, STEPS, WorkTimes
 
 MS = 1_000_000
 
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def step(work: Work, clock: Clock, backward_ms: float = 20.0, waited_ms: float = 0.0) -> None:
+def step(work: WorkTimes, clock: Clock, backward_ms: float = 20.0, waited_ms: float = 0.0) -> None:
     phases.main.enter("data", 1)
     clock.passes(1000)  # what stands between two steps is in none
     work.begin_step()
@@ -60,12 +60,12 @@ def step(work: Work, clock: Clock, backward_ms: float = 20.0, waited_ms: float =
 
 
 def test_own_work_and_waits_are_apart(clock: Clock) -> None:
-    work = Work()
+    work = WorkTimes()
     for _ in range(2 + STEPS):
         assert not work.is_due
         step(work, clock, waited_ms=7.0)
     assert work.is_due
-    row = dict(zip(COLUMNS, work.take(), strict=False))
+    row = dict(zip(COLUMNS, work.take_window(), strict=False))
     assert {key: value / MS for key, value in row.items() if key not in ("sent", "came")} == {
         "data": 7.0, "forward": 11.0, "backward": 20.0, "optimizer": 4.0, "messages": 5.0, "collectives": 5.0,
     }  # fmt: skip
@@ -73,10 +73,10 @@ def test_own_work_and_waits_are_apart(clock: Clock) -> None:
 
 
 def test_a_step_that_was_held_up_does_not_count(clock: Clock) -> None:
-    work, backward = Work(), count()
+    work, backward = WorkTimes(), count()
     while not work.is_due:
         step(work, clock, backward_ms=500.0 if next(backward) % 3 == 2 else 20.0)
-    assert work.take()[COLUMNS.index("backward")] == 20 * MS
+    assert work.take_window()[COLUMNS.index("backward")] == 20 * MS
 
 
 def test_a_link_is_seen_in_each_step_or_not_at_all(clock: Clock) -> None:

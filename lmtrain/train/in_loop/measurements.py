@@ -22,12 +22,12 @@ from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.named_measures import validation_terms
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.processes.faults import fault_point
-from lmtrain.train.costs import EVALUATION, VALIDATION
-from lmtrain.train.in_loop.requests import CutOff, Requests
+from lmtrain.train.durations import EVALUATION, VALIDATION
+from lmtrain.train.in_loop.requests import MeasurementCutOff, Requests
 from lmtrain.train.record.records import record, report_measures
 from lmtrain.train.state import Run
 
-_MOST_NATS = 700.0  # because: a double cannot hold the exponential of more
+_MAX_NATS = 700.0  # because: a double cannot hold the exponential of more
 Sums = list[list[float]]  # row 0: loss sum of each term; row 1: number of correct predictions of each term
 
 
@@ -48,11 +48,11 @@ def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
     uncompiled = torch.compiler.set_stance("force_eager") if run.model.compiled else nullcontext()
     try:
         with phases.within("evaluation"), uncompiled:
-            for found in evaluation(run.model, requests.look, run.view.doing):
-                row = record(run, "eval", found)
+            for result in evaluation(run.model, requests.vote_now, run.view.doing):
+                row = record(run, "eval", result)
                 run.view.evaluated(row)
                 report_measures(run, row)
-    except CutOff:
+    except MeasurementCutOff:
         return False
     return True
 
@@ -67,38 +67,38 @@ def validate(run: Run, requests: Requests) -> float | None:
     began = time.monotonic()
     try:
         with phases.within("validation"):
-            taken = {name: _measure(run, name, dataset, requests) for name, dataset in run.inputs.data.valid.items()}
-    except CutOff:
+            parts = {name: _sum_losses(run, name, dataset, requests) for name, dataset in run.inputs.data.valid.items()}
+    except MeasurementCutOff:
         return None
-    sums = np.sum([sums for sums, _, _ in taken.values()], axis=0).tolist()
-    counts = np.sum([counts for _, counts, _ in taken.values()], axis=0).tolist()
-    values = _values(terms, sums, counts, sum(samples for _, _, samples in taken.values()))
+    sums = np.sum([sums for sums, _, _ in parts.values()], axis=0).tolist()
+    counts = np.sum([counts for _, counts, _ in parts.values()], axis=0).tolist()
+    values = _row_values(terms, sums, counts, sum(samples for _, _, samples in parts.values()))
     if run.config.data.valid_paths:
-        values["domains"] = {name: _values(terms, *one) for name, one in taken.items()}
+        values["domains"] = {name: _row_values(terms, *part) for name, part in parts.items()}
     row = record(run, "valid", values | {"seconds": time.monotonic() - began})
     run.view.valid(row)
     report_measures(run, row)
     return float(row["loss"])
 
 
-def _measure(run: Run, name: str, valid: Dataset, requests: Requests) -> tuple[Sums, Sequence[int], int]:
-    """Return the sums over these samples, the number of labels of each term, and the number of samples."""
+def _sum_losses(run: Run, name: str, valid: Dataset, requests: Requests) -> tuple[Sums, Sequence[int], int]:
+    """Return the sums over a dataset's first validation samples, each term's number of labels, and that of samples."""
     dp = run.mesh.dp
     ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
     run.view.doing(f"validating on {len(ids)} samples" + (f" of {name}" if name else ""))
     batches = valid_batches(valid, ids, run.config.train.micro_batch, dp.index, dp.size)
-    shares = list(run.model.valid_sums(requests.until_stop(batches)))
-    sums: Sums = torch.stack(shares).sum(0).tolist()  # sync: validation ends
+    loss_sums = list(run.model.valid_sums(requests.batches_until_stop(batches)))
+    sums: Sums = torch.stack(loss_sums).sum(0).tolist()  # sync: validation ends
     return sums, labels_per_term(valid.counts(ids).labels, len(ids), valid.batch(ids[:1])), len(ids)
 
 
-def _values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_samples: int) -> dict[str, Any]:
-    """Return the row's values; the first term is that of tokens.
+def _row_values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_samples: int) -> dict[str, Any]:
+    """Return the values of a validation row; the first of `terms` is that of tokens.
 
     With several terms, the loss is the sum of their means; perplexity and accuracy are the first term's.
     """
-    means, hits = ([one / num for one, num in zip(row, counts, strict=True)] for row in sums)
-    values = {"loss": math.fsum(means), "ppl": math.exp(min(means[0], _MOST_NATS)), "accuracy": hits[0]}
+    means, hits = ([total / num for total, num in zip(row, counts, strict=True)] for row in sums)
+    values = {"loss": math.fsum(means), "ppl": math.exp(min(means[0], _MAX_NATS)), "accuracy": hits[0]}
     values |= {"samples": num_samples, "tokens": counts[0]}
     return values | dict(zip(validation_terms(terms), (means if len(means) > 1 else []) + hits[1:], strict=True))
 
@@ -122,51 +122,56 @@ def valid_batches(
 
 
 def is_due(step: int, interval: int | None) -> bool:
+    """Return whether the step is a multiple of the interval; None and 0 mean never."""
     return interval is not None and interval > 0 and step % interval == 0
 
 
-def due(run: Run, evaluation: Evaluation | None) -> list[str]:
+def due_measurements(run: Run, evaluation: Evaluation | None) -> list[str]:
     """Return the names of the measurements due at the current step."""
     config, step = run.config, run.progress.step
-    last = step == config.total_steps
-    validates = is_due(step, config.train.valid_interval_steps) or (last and bool(run.inputs.data.valid))
-    evaluates = evaluation is not None and (is_due(step, config.eval.interval_steps) or last)
+    is_last = step == config.total_steps
+    validates = is_due(step, config.train.valid_interval_steps) or (is_last and bool(run.inputs.data.valid))
+    evaluates = evaluation is not None and (is_due(step, config.eval.interval_steps) or is_last)
     return [VALIDATION] * validates + [EVALUATION] * evaluates
 
 
-def measure(run: Run, requests: Requests, evaluation: Evaluation | None, names: Sequence[str]) -> float | None:
+def measure(
+    run: Run, requests: Requests, evaluation: Evaluation | None, names: Sequence[str]
+) -> float | None:
     """Make the named measurements in order; return the validation loss, or None if there is none.
 
     Measurements without time left, or cut off, become pending in `run.progress`.
     """
-    loss, owed = None, []
+    loss, pending = None, []
     for name in names:
-        if requests.stop_without_time_for(name):
-            owed.append(name)
+        if requests.stop_if_no_time_for(name):
+            pending.append(name)
             continue
-        with run.costs.measuring(name) as cost:
+        with run.durations.measuring(name) as measurement:
             if name == VALIDATION:
-                cost.counts = (loss := validate(run, requests)) is not None
+                measurement.counts = (loss := validate(run, requests)) is not None
             elif evaluation is not None:
-                cost.counts = evaluate(run, evaluation, requests)
-        owed += [name] * (not cost.counts)
-    run.progress.owed = tuple(owed)
-    if owed:
-        run.view.note(f"{' and '.join(owed)} of step {run.progress.step}: left to the next start, since this one ends")
+                measurement.counts = evaluate(run, evaluation, requests)
+        pending += [name] * (not measurement.counts)
+    run.progress.pending = tuple(pending)
+    if pending:
+        run.view.note(
+            f"{' and '.join(pending)} of step {run.progress.step}: left to the next start, since this one ends"
+        )
     return loss
 
 
-def measure_what_is_owed(run: Run, requests: Requests, evaluation: Evaluation | None) -> float | None:
+def measure_pending(run: Run, requests: Requests, evaluation: Evaluation | None) -> float | None:
     """Make the previous attempt's pending measurements; return the validation loss or None.
 
     A measurement for which this attempt has too little time either is dropped, because the run could otherwise never
     continue.
     """
-    requests.ask()
-    requests.answer()
-    there = {VALIDATION: bool(run.inputs.data.valid), EVALUATION: evaluation is not None}
-    names = [name for name in run.progress.owed if there.get(name)]
-    for name in [name for name in names if requests.has_no_time_for(name)]:
+    requests.start_vote()
+    requests.finish_vote()
+    is_available = {VALIDATION: bool(run.inputs.data.valid), EVALUATION: evaluation is not None}
+    names = [name for name in run.progress.pending if is_available.get(name)]
+    for name in [name for name in names if requests.lacks_time_for(name)]:
         names.remove(name)
         run.view.note(f"warning: {name} of step {run.progress.step} is left out; it takes longer than this run may")
     return measure(run, requests, evaluation, names)

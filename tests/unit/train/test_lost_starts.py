@@ -12,20 +12,20 @@ from lmtrain.errors import DataError, OutOfMemoryError, PeerLostError
 from lmtrain.runfolder.names import FAILED_STARTS
 from lmtrain.runtime.files.files import write_json
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.train.in_loop.starts import Starts, counted
+from lmtrain.train.in_loop.lost_starts import LostStarts, counting_start
 
 HERE = ProcessEnv(host="here", job_id="7", num_restarts=1)
 
 
-def starts(folder: Path, step: int = 4, of: str = "settings") -> Starts:
-    return Starts(folder, step, of).read()
+def starts(folder: Path, step: int = 4, of: str = "settings") -> LostStarts:
+    return LostStarts(folder, step, of).load()
 
 
-def begun(folder: Path, num: int = 1) -> Starts:
+def begun(folder: Path, num: int = 1) -> LostStarts:
     """After so many starts, of which the last one is under way."""
     for _ in range(num):
         found = starts(folder)
-        found.begin(HERE)
+        found.add_start(HERE)
     return found
 
 
@@ -81,7 +81,7 @@ def test_what_said_that_there_is_no_progress_changes_nothing(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), OutOfMemoryError("x"), PeerLostError("x")])
 def test_a_loss_that_is_noticed_stays_counted(tmp_path: Path, error: Exception) -> None:
-    with pytest.raises(type(error)), counted(begun(tmp_path)):
+    with pytest.raises(type(error)), counting_start(begun(tmp_path)):
         raise error
     (one,) = starts(tmp_path).lost
     assert one["how"].endswith("x")
@@ -90,13 +90,13 @@ def test_a_loss_that_is_noticed_stays_counted(tmp_path: Path, error: Exception) 
 @pytest.mark.parametrize("error", [DataError("x"), KeyboardInterrupt()])
 def test_a_refusal_leaves_nothing_behind(tmp_path: Path, error: BaseException) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(type(error)), counted(begun(folder)):
+    with pytest.raises(type(error)), counting_start(begun(folder)):
         raise error
     assert not folder.exists()
 
 
 def test_a_start_that_comes_to_its_end_clears_the_count(tmp_path: Path) -> None:
-    with counted(begun(tmp_path, 3)):
+    with counting_start(begun(tmp_path, 3)):
         pass
     assert not (tmp_path / FAILED_STARTS).exists()
 

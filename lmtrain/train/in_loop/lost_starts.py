@@ -25,45 +25,45 @@ from lmtrain.runfolder.names import FAILED_STARTS, step_from_name
 from lmtrain.runtime.files.files import lock_holder, write_json
 from lmtrain.runtime.processes.launch import CRASH_CODE, RESTARTABLE_CODES
 from lmtrain.runtime.processes.process import ProcessEnv
-from lmtrain.train.before.preflight import Inputs, settled
+from lmtrain.train.before.preflight import Inputs, with_final_model
 from lmtrain.train.config import RunConfig
 from lmtrain.train.ranks.run_facts import program_facts
 
-MOST = 3  # lost starts at the same step, after which the run is refused
-_SILENT = "killed without a word"
-_LONGEST = 300  # characters of a cause
+MAX_LOST = 3  # lost starts at the same step, after which the run is refused
+_NO_CAUSE = "killed without a word"
+_MAX_CAUSE_CHARACTERS = 300  # characters of a cause
 
 
 @dataclass
-class Starts:
+class LostStarts:
     """The lost starts at a step, oldest first; while this process runs a counted start, the last entry is its own."""
 
     folder: Path
     step: int
-    of: str  # a digest of settings, data, code and libraries; a change of any begins a new count
+    digest: str  # a digest of settings, data, code and libraries; a change of any begins a new count
     lost: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def at(cls, config: RunConfig, inputs: Inputs, resume_from: Path | None) -> Starts:
+    def for_run(cls, config: RunConfig, inputs: Inputs, resume_from: Path | None) -> LostStarts:
         """Return the lost starts at the step from which the run would continue now."""
-        return cls(Path(config.run.dir), _step(resume_from), _digest(config, inputs)).read()
+        return cls(Path(config.run.dir), _resume_step(resume_from), _identity_digest(config, inputs)).load()
 
-    def read(self) -> Starts:
-        """Read the entries for this step and these settings; an unreadable file counts as empty."""
-        written = read_object_or_empty(self.folder / FAILED_STARTS)
-        if (written.get("step"), written.get("of")) == (self.step, self.of):
-            lost = written.get("lost")
-            self.lost = [dict(one) for one in lost if isinstance(one, dict)] if isinstance(lost, list) else []
-        if self.lost and not _tell_end(self.lost[-1], self.folder):
+    def load(self) -> LostStarts:
+        """Read the entries for this step and digest; an unreadable file counts as empty. Return self."""
+        record = read_object_or_empty(self.folder / FAILED_STARTS)
+        if (record.get("step"), record.get("of")) == (self.step, self.digest):
+            lost = record.get("lost")
+            self.lost = [dict(entry) for entry in lost if isinstance(entry, dict)] if isinstance(lost, list) else []
+        if self.lost and not _add_recorded_cause(self.lost[-1], self.folder):
             self.lost.pop()
         return self
 
-    def refuse(self, config: RunConfig) -> None:
-        """Raise NoProgressError if MOST starts were lost at this step."""
-        if len(self.lost) < MOST:
+    def check_limit(self, config: RunConfig) -> None:
+        """Raise NoProgressError if MAX_LOST starts were lost at this step."""
+        if len(self.lost) < MAX_LOST:
             return
         self.write()
-        causes = Counter(str(one.get("how") or _SILENT).rstrip(".") for one in self.lost)
+        causes = Counter(str(entry.get("how") or _NO_CAUSE).rstrip(".") for entry in self.lost)
         lost_by = join_few((f"{cause}{f' ({count} times)' * (count > 1)}" for cause, count in causes.items()), "; ")
         error = NoProgressError(
             f"run.dir={config.run.dir} was started {len(self.lost)} times from "
@@ -79,24 +79,27 @@ class Starts:
         path = self.folder / FAILED_STARTS
         try:
             if self.lost:
-                write_json(path, {"step": self.step, "of": self.of, "lost": self.lost})
+                write_json(path, {"step": self.step, "of": self.digest, "lost": self.lost})
             else:
                 path.unlink(missing_ok=True)
         except (LmtrainError, OSError) as error:
             warn(f"This start is not counted: {error}")
 
-    def begin(self, env: ProcessEnv) -> None:
+    def add_start(self, env: ProcessEnv) -> None:
+        """Add an entry for the start of this process and write the file."""
         self.lost.append({
             "began": datetime.now(UTC).isoformat(timespec="seconds"), "host": env.host, "job": env.job_id,
             "processes": env.world_size, "restart": env.num_restarts, "stop_before": stop_stamp(self.folder),
         })  # fmt: skip
         self.write()
 
-    def lose(self, how: str) -> None:
-        self.lost[-1]["how"] = shorten(how, _LONGEST)
+    def mark_lost(self, cause: str) -> None:
+        """Record the cause by which the newest start was lost."""
+        self.lost[-1]["how"] = shorten(cause, _MAX_CAUSE_CHARACTERS)
         self.write()
 
-    def take_back(self) -> None:
+    def discard_newest(self) -> None:
+        """Remove the newest entry, of a start that was not lost, and the run's folder if that is empty."""
         self.lost.pop()
         self.write()
         with suppress(OSError):
@@ -108,23 +111,26 @@ class Starts:
         self.write()
 
 
-def begin(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> Starts | None:
-    """Count this start or raise NoProgressError.
+def count_start(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> LostStarts | None:
+    """Count this start of the run, or raise NoProgressError after too many lost ones.
 
     Return None on ranks other than 0, and if another process holds the run's folder, because that process counts.
     """
     holder = lock_holder(Path(config.run.dir))
     if env.rank > 0 or (holder is not None and holder[1]):
         return None
-    starts = Starts.at(config, inputs, inputs.resume_from)
-    starts.refuse(config)
-    starts.begin(env)
+    starts = LostStarts.for_run(config, inputs, inputs.resume_from)
+    starts.check_limit(config)
+    starts.add_start(env)
     return starts
 
 
 @contextmanager
-def counted(starts: Starts | None) -> Iterator[None]:
-    """Count the start if the block fails with a lost run's exit code; on other failures remove its entry, else all."""
+def counting_start(starts: LostStarts | None) -> Iterator[None]:
+    """Count the start as lost if the block fails with the exit code of a lost run.
+
+    After another failure, remove only this start's entry; after success, remove all entries. None does nothing.
+    """
     if starts is None:
         yield
         return
@@ -132,31 +138,33 @@ def counted(starts: Starts | None) -> Iterator[None]:
         yield
     except BaseException as error:
         if isinstance(error, Exception) and getattr(error, "exit_code", CRASH_CODE) in RESTARTABLE_CODES:
-            starts.lose(str(error) if isinstance(error, LmtrainError) else f"{type(error).__name__}: {error}")
+            starts.mark_lost(str(error) if isinstance(error, LmtrainError) else f"{type(error).__name__}: {error}")
         else:
-            starts.take_back()
+            starts.discard_newest()
         raise
     starts.clear()
 
 
-def _step(resume_from: Path | None) -> int:
+def _resume_step(resume_from: Path | None) -> int:
+    """Return the step of the checkpoint to resume from, 0 for None."""
     if resume_from is None:
         return 0
     step = step_from_name(resume_from.name)
     return load_manifest(resume_from).step if step is None else step
 
 
-def _digest(config: RunConfig, inputs: Inputs) -> str:
+def _identity_digest(config: RunConfig, inputs: Inputs) -> str:
+    """Return a digest of settings, data, tokenizer, code and libraries."""
     # because: `step` identifies the checkpoint; checkpoint paths of a launcher's first start may be gone by its last
-    told = [
-        settled(config, inputs).to_dict(), inputs.data.sample_identity, inputs.tokenizer.fingerprint,
+    identity = [
+        with_final_model(config, inputs).to_dict(), inputs.data.sample_identity, inputs.tokenizer.fingerprint,
         {key: fact.value for key, fact in program_facts().items()},
     ]  # fmt: skip
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
 
 
-def _tell_end(start: dict[str, Any], folder: Path) -> bool:
-    """Add the cause in stop.json to this start's entry. Return False if the start was not lost."""
+def _add_recorded_cause(start: dict[str, Any], folder: Path) -> bool:
+    """Add the cause in stop.json to a start's entry. Return False if the start was not lost."""
     if stop_stamp(folder) in (None, start.get("stop_before")):
         return True  # because: stop.json is missing or belongs to an earlier start
     stop = read_stop_or_empty(folder)
@@ -164,5 +172,5 @@ def _tell_end(start: dict[str, Any], folder: Path) -> bool:
     if code == NoProgressError.exit_code or not isinstance(code, int):
         return True
     if code in RESTARTABLE_CODES:
-        start["how"] = shorten(str(stop.get("cause")), _LONGEST)
+        start["how"] = shorten(str(stop.get("cause")), _MAX_CAUSE_CHARACTERS)
     return code in RESTARTABLE_CODES

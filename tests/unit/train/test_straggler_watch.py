@@ -8,7 +8,15 @@ import pytest
 from lmtrain.layout import Layout
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.stragglers.judge import IN_A_ROW
-from lmtrain.train.pace import COLUMNS, OWN, STEPS, Pace, neighbours, pairs_of, peers_of
+from lmtrain.train.straggler_watch import (
+    COLUMNS,
+    OWN_WORK,
+    STEPS,
+    StragglerWatch,
+    neighbour_pairs,
+    neighbours,
+    peer_groups,
+)
 
 MS = 1_000_000
 LAYOUT = Layout(pp=2, dp_shard=2, tp=2)
@@ -19,14 +27,17 @@ MEMORY = Memory("cpu", 0)
 def rows(layout: Layout, link_ms: dict[int, float] | None = None, **slower_ms: int) -> np.ndarray:
     """100 ms of work a step of every rank, and a message of 2 ms each way over every link, by clocks that differ."""
     found = np.zeros((layout.world_size, len(COLUMNS) + 1), dtype=np.int64)
-    found[:, : len(OWN)] = np.array([0, 30, 60, 10]) * MS
-    found[:, len(OWN)], found[:, len(OWN) + 1] = 25 * MS, 12 * MS  # waits for messages and in other collectives
+    found[:, : len(OWN_WORK)] = np.array([0, 30, 60, 10]) * MS
+    found[:, len(OWN_WORK)], found[:, len(OWN_WORK) + 1] = (
+        25 * MS,
+        12 * MS,
+    )  # waits for messages and in other collectives
     for name, more in slower_ms.items():
         kind, rank = name.rsplit("_", 1)
         found[int(rank), COLUMNS.index(kind)] += more * MS
     clock = np.arange(layout.world_size) * 10**12 + 10**15
-    ends, back = len(OWN) + 2, len(OWN) + (2 if layout.pp == 2 else 4)
-    for number, (a, b) in enumerate(pairs_of(layout)):
+    ends, back = len(OWN_WORK) + 2, len(OWN_WORK) + (2 if layout.pp == 2 else 4)
+    for number, (a, b) in enumerate(neighbour_pairs(layout)):
         one_way = int((2.0 + (link_ms or {}).get(number, 0.0)) * MS)
         found[a, ends] = STEPS * clock[a]
         found[b, back + 1] = STEPS * (clock[b] + one_way)
@@ -35,12 +46,12 @@ def rows(layout: Layout, link_ms: dict[int, float] | None = None, **slower_ms: i
     return found
 
 
-def told(pace: Pace, table: np.ndarray, windows: int = IN_A_ROW) -> list[str]:
-    return [line for _ in range(windows) for line in pace.hear(table)]
+def told(pace: StragglerWatch, table: np.ndarray, windows: int = IN_A_ROW) -> list[str]:
+    return [line for _ in range(windows) for line in pace.receive_rows(table)]
 
 
 def test_a_slow_rank_is_said_once_and_stays_in_the_rows_while_it_is() -> None:
-    pace = Pace(LAYOUT, 0, HOSTS, [0, 1], MEMORY, on_host=True)
+    pace = StragglerWatch(LAYOUT, 0, HOSTS, [0, 1], MEMORY, on_host=True)
     assert pace.facts() == {}
     lines = told(pace, rows(LAYOUT, backward_5=9, forward_5=2), 3 * IN_A_ROW)
     assert lines == [
@@ -60,27 +71,27 @@ def test_a_slow_rank_is_said_once_and_stays_in_the_rows_while_it_is() -> None:
 
 def test_what_each_rank_holds_comes_with_its_row() -> None:
     memory = Memory("cpu", 0)
-    pace, table = Pace(Layout(tp=2), 0, ["n"] * 2, [0], memory, on_host=True), rows(Layout(tp=2))
+    pace, table = StragglerWatch(Layout(tp=2), 0, ["n"] * 2, [0], memory, on_host=True), rows(Layout(tp=2))
     assert memory.grown() is None
     table[:, len(COLUMNS)] = 5000, 4000
-    pace.hear(table)
+    pace.receive_rows(table)
     assert memory.grown() == [5000, 4000]
     held = memory.now()[0]
     for _ in range(2 + STEPS):  # of which the first two are not counted
         pace.work.begin_step()
         pace.work.end_step(0.0)
-    assert pace.tell()[len(COLUMNS) :] == [held]
+    assert pace.numbers_to_send()[len(COLUMNS) :] == [held]
 
 
 def test_who_waits_is_not_slow() -> None:
-    pace = Pace(LAYOUT, 0, HOSTS, [0, 1], MEMORY, on_host=True)
+    pace = StragglerWatch(LAYOUT, 0, HOSTS, [0, 1], MEMORY, on_host=True)
     assert told(pace, rows(LAYOUT, messages_1=500, collectives_2=500), 20) == []
 
 
 def test_stages_are_compared_where_they_are_equal() -> None:
     layout = Layout(pp=4)
-    assert peers_of(layout, [("first", 0), "middle", "middle", ("last", 3)]) == [[0], [1, 2], [3]]
-    pace = Pace(layout, 0, ["n"] * 4, [0, 1, 1, 2], MEMORY, on_host=True)
+    assert peer_groups(layout, [("first", 0), "middle", "middle", ("last", 3)]) == [[0], [1, 2], [3]]
+    pace = StragglerWatch(layout, 0, ["n"] * 4, [0, 1, 1, 2], MEMORY, on_host=True)
     assert told(pace, rows(layout, forward_0=50, forward_3=50), 20) == []
     (line,) = told(pace, rows(layout, forward_2=50))
     assert line.startswith("rank 2 on n (pp 2) is slow: its own work takes 50.0% longer than that of the one other ")
@@ -88,9 +99,9 @@ def test_stages_are_compared_where_they_are_equal() -> None:
 
 @pytest.mark.parametrize("layout", [Layout(pp=2, dp_shard=3), Layout(pp=4, tp=2), Layout(pp=3, vp=2)])
 def test_a_slow_link_is_named_whatever_the_clocks(layout: Layout) -> None:
-    pace = Pace(layout, 0, ["n"] * layout.world_size, list(range(layout.pp)), MEMORY, on_host=True)
+    pace = StragglerWatch(layout, 0, ["n"] * layout.world_size, list(range(layout.pp)), MEMORY, on_host=True)
     assert told(pace, rows(layout), 20) == []
-    a, b = pairs_of(layout)[1]
+    a, b = neighbour_pairs(layout)[1]
     (line,) = told(pace, rows(layout, {1: 3.0}))
     assert line.startswith(f"the link between rank {a} on n (pp")
     assert f" and rank {b} on n (" in line
@@ -106,27 +117,27 @@ def test_a_slow_link_is_named_whatever_the_clocks(layout: Layout) -> None:
 
 def test_links_between_hosts_are_compared_with_links_between_hosts() -> None:
     layout = Layout(pp=4)
-    pace = Pace(layout, 0, ["a", "a", "b", "b"], [0, 1, 1, 2], MEMORY, on_host=True)
+    pace = StragglerWatch(layout, 0, ["a", "a", "b", "b"], [0, 1, 1, 2], MEMORY, on_host=True)
     assert told(pace, rows(layout, {1: 20.0}), 20) == []
 
 
 def test_a_message_that_was_not_waited_for_tells_nothing() -> None:
     layout = Layout(pp=2, dp_shard=3)
-    pace, table = Pace(layout, 0, ["n"] * 6, [0, 1], MEMORY, on_host=True), rows(layout, {1: 3.0})
-    table[1, len(OWN) + 3] = 0
+    pace, table = StragglerWatch(layout, 0, ["n"] * 6, [0, 1], MEMORY, on_host=True), rows(layout, {1: 3.0})
+    table[1, len(OWN_WORK) + 3] = 0
     assert told(pace, table, 20) == []
 
 
 def test_each_pair_of_neighbours_is_seen_from_both_ends() -> None:
     for layout in (Layout(pp=2, tp=2), Layout(pp=3, dp_shard=2), Layout(pp=4, vp=2)):
-        for a, b in pairs_of(layout):
+        for a, b in neighbour_pairs(layout):
             assert neighbours(layout, a)[0] == b
             assert neighbours(layout, b)[-1] == a
     assert neighbours(Layout(tp=4), 1) == ()
 
 
 def test_on_a_device_the_host_tells_nothing_of_waits_and_links() -> None:
-    pace = Pace(LAYOUT, 0, HOSTS, [0, 1], MEMORY, on_host=False)
+    pace = StragglerWatch(LAYOUT, 0, HOSTS, [0, 1], MEMORY, on_host=False)
     assert pace.work.neighbours == ()
     assert told(pace, rows(LAYOUT, forward_5=50)) == []
     assert pace.facts() == {}

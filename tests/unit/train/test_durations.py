@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.train.costs import EVALUATION, VALIDATION, Costs, measured_before, young_daly_s
+from lmtrain.train.durations import EVALUATION, VALIDATION, Durations, load_earlier_durations, young_daly_s
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Clock:
 
 def test_the_first_step_counts_only_until_there_is_another() -> None:
     clock = Clock()
-    costs = Costs(clock=clock)
+    costs = Durations(clock=clock)
     assert costs.step_s == 0.0
     for seconds, waited, expected in ((60.0, 0.0, 60.0), (2.0, 0.5, 2.5), (1.0, 0.0, 2.5)):
         costs.begin_step()
@@ -31,7 +31,7 @@ def test_the_first_step_counts_only_until_there_is_another() -> None:
 
 def test_what_is_not_measured_to_its_end_does_not_count() -> None:
     clock = Clock()
-    costs = Costs(clock=clock)
+    costs = Durations(clock=clock)
     for seconds, counts in ((3.0, True), (9.0, False)):
         with costs.measuring(VALIDATION) as measured:
             clock.now += seconds
@@ -40,10 +40,10 @@ def test_what_is_not_measured_to_its_end_does_not_count() -> None:
 
 
 def test_a_run_that_has_not_saved_reckons_with_a_slow_disk() -> None:
-    costs = Costs(num_parameters=1_000_000_000)
+    costs = Durations(num_parameters=1_000_000_000)
     assert costs.save_s == 120.0
     assert costs.stall_s is None
-    costs.saved(write_s=3.0, stall_s=0.5)
+    costs.add_save(write_s=3.0, stall_s=0.5)
     assert costs.save_s == 3.5
     assert costs.longest("stall") == 0.5
 
@@ -64,17 +64,17 @@ ROWS: list[dict[str, Any]] = [
 def test_earlier_attempts_tell_until_this_one_knows_better(tmp_path: Path) -> None:
     lines = [json.dumps(row) for row in ROWS]
     (tmp_path / "metrics.jsonl").write_text("\n".join(["torn", *lines, "[1]", '{"event": "ste']))
-    costs = Costs()
-    measured_before(tmp_path, costs)
+    costs = Durations()
+    load_earlier_durations(tmp_path, costs)
     assert (costs.step_s, costs.save_s, costs.stall_s) == (3.0, 5.0, 1.0)
     assert (costs.longest(VALIDATION), costs.longest(EVALUATION)) == (7.0, 5.0)
-    costs.saved(write_s=2.0, stall_s=0.0)
+    costs.add_save(write_s=2.0, stall_s=0.0)
     assert costs.save_s == 2.0
 
 
 def test_a_new_run_knows_nothing(tmp_path: Path) -> None:
-    costs = Costs()
-    measured_before(tmp_path, costs)
+    costs = Durations()
+    load_earlier_durations(tmp_path, costs)
     assert (costs.step_s, costs.save_s, costs.stall_s) == (0.0, 0.0, None)
 
 

@@ -1,0 +1,281 @@
+"""The layout of a run for the given number of processes: the nearest legal one (--elastic) or the planner's best.
+
+Called by the command line before anything depends on the layout, on every process; all processes compute the same
+result. Batches and their order stay. RunConfig decides what is legal; this module has no rules of its own. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lmtrain.checkpoint.store import latest
+from lmtrain.config.base import show
+from lmtrain.errors import LayoutError, LmtrainError
+from lmtrain.layout import divisors, format_choices
+from lmtrain.models.model_settings import ModelSettings
+from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.plan.calibrate import machine_prices
+from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.run_model.replay import price_runs
+from lmtrain.plan.run_model.run import PlannedRun
+from lmtrain.plan.search.rank import FAMILY_COLUMNS, Limits, RankedLayouts, rank_layouts
+from lmtrain.plan.search.search import legal_layouts
+from lmtrain.runfolder.names import CHECKPOINTS
+from lmtrain.schedules.pipeline_schedule import schedule_named
+from lmtrain.train.config import RunConfig, read_run_config
+from lmtrain.train.layouts.dry_run import StepForecast, planned_run
+from lmtrain.train.layouts.layout_table import layout_words
+from lmtrain.units import format_bytes
+
+_TIE_SHARE = 0.0005
+_NUM_NAMED = 6  # process counts that a message suggests
+_DEFAULT_SCHEDULE = "1f1b"
+_NEVER_SEARCHED = ("auto", "timeout_s")  # keys of `parallel` that are never searched
+_PART_WORDS = {
+    "compute": "more work for the busiest rank", "bubble": "a larger bubble", "sharded": "gathering sharded weights",
+    "reduce": "summing gradients", "update": "the optimizer", "stragglers": "waiting for the slowest",
+}  # fmt: skip
+
+
+def fixed_layout_settings(config: RunConfig, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the layout settings given on the command line, by key; they are kept, and the others are chosen."""
+    keys = [word.lstrip("+").partition("=")[0] for word in overrides]
+    typed_keys = {key.removeprefix("parallel.") for key in keys if key.startswith("parallel.")}
+    fixed = {key: getattr(config.parallel, key) for key in sorted(typed_keys) if key not in _NEVER_SEARCHED}
+    fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
+    return fixed | ({"recompute": config.recompute} if any(k.partition(".")[0] == "recompute" for k in keys) else {})
+
+
+def previous_layout(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | None:
+    """Return the config with the layout that the run has used so far.
+
+    Return None if the run has no checkpoint yet, or if its layout violates the conditions in `fixed`.
+    """
+    folder = Path(config.run.dir)
+    if latest(folder / CHECKPOINTS) is None:
+        return None
+    try:
+        last_config = read_run_config(folder)
+        run = planned_run(last_config, last_config.model)
+        values = vars(run.parallel) | {"micro_batch": run.micro_batch, "recompute": run.recompute}
+        return _with_layout(config, run) if all(values[key] == value for key, value in fixed.items()) else None
+    except LmtrainError:
+        return None  # because: the folder belongs to another model, which is reported when its checkpoint is opened
+
+
+def choose_layout(
+    config: RunConfig, model: ModelSettings, num_processes: int, fixed: Mapping[str, Any]
+) -> tuple[RunConfig, list[str]]:
+    """Return the config with the fastest layout that fits, and lines on the reasons.
+
+    `fixed` holds the settings that are not searched. Raise LayoutError if no layout fits.
+    """
+    assert config.hardware is not None  # because: RunConfig requires it for parallel.auto
+    run, hardware = planned_run(config, model), config.hardware
+    ranked = rank_layouts(
+        legal_layouts(run, num_processes, hardware, fixed), hardware, Limits(), machine_prices(hardware)
+    )
+    if not len(ranked.rows):
+        raise LayoutError(_no_legal_layout_message(run, num_processes, hardware, fixed))
+    if ranked.best_place is None:
+        raise LayoutError(_no_fit_message(ranked, num_processes))
+    return _with_layout(config, ranked.run_at(ranked.best_place)), list(
+        _reason_lines(ranked, ranked.best_place, num_processes)
+    )
+
+
+def _reason_lines(ranked: RankedLayouts, place: int, num_processes: int) -> Iterator[str]:
+    """Yield lines on the chosen layout at `place`: its prediction, the next best, and how many do not fit."""
+    expected = StepForecast(float(ranked.seconds[place]), ranked.prices.interval)
+    yield (
+        f"parallel=auto: {_layout_text(ranked.run_at(place))}, for {num_processes} of {ranked.hardware.name}: "
+        f"a step of {expected.text()}, and {format_bytes(ranked.count_bytes(place))} "
+        f"of {format_bytes(ranked.device_bytes)} on the fullest rank"
+    )
+    candidates = (
+        candidate
+        for candidate in ranked.iter_fitting(ranked.fastest, FAMILY_COLUMNS)
+        if _family_of(ranked, candidate) != _family_of(ranked, place)
+    )
+    if (other := next(candidates, None)) is not None:
+        excess = float(ranked.seconds[other] / ranked.seconds[place] - 1)
+        slower = (
+            f"{excess:.1%} slower, for {_largest_increase(ranked, place, other)}" if excess > _TIE_SHARE else "as fast"
+        )
+        yield f"next best: {_layout_text(ranked.run_at(other))}, {slower}"
+    if num_too_large := len(ranked.rows) - ranked.num_fitting:
+        yield f"{num_too_large:,} of {len(ranked.rows):,} layouts do not fit with {ranked.limits.margin:.0%} to spare"
+
+
+def _family_of(ranked: RankedLayouts, place: int) -> tuple[float, ...]:
+    """Return the values in FAMILY_COLUMNS of the layout at this place."""
+    return tuple(float(ranked.space.column(name, ranked.rows[[place]])[0]) for name in FAMILY_COLUMNS)
+
+
+def _largest_increase(ranked: RankedLayouts, place: int, other: int) -> str:
+    """Return in words the part of the step that grows most from the layout at `place` to that at `other`."""
+    time, _ = price_runs([ranked.run_at(place), ranked.run_at(other)], ranked.hardware, ranked.prices.time)
+    return _PART_WORDS[max(_PART_WORDS, key=lambda name: float(np.diff(getattr(time, name))[0]))]
+
+
+def _no_legal_layout_message(run: PlannedRun, num_processes: int, hardware: Hardware, fixed: Mapping[str, Any]) -> str:
+    """Return the message if no layout of this many processes is legal."""
+    nearest_counts = sorted(divisors(run.global_batch, run.global_batch), key=lambda count: abs(count - num_processes))
+    counts = sorted(count for count in nearest_counts[:_NUM_NAMED] if len(legal_layouts(run, count, hardware, fixed)))
+    fixed_words = [
+        f"{'train' if key == 'micro_batch' else 'parallel'}.{key}={show(value)}"
+        for key, value in fixed.items() if key != "recompute"
+    ]  # fmt: skip
+    return (
+        f"parallel.auto=true finds no layout of {num_processes} processes"
+        f"{' with ' * bool(fixed_words)}{' and '.join(fixed_words)} that takes "
+        f"train.global_batch={run.global_batch}, model.num_layers={run.shape.num_layers} and "
+        f"model.num_heads={run.shape.num_heads}. "
+        + (f"Start {format_choices(counts)} of them." if counts else f"Leave out {' and '.join(fixed_words)}.")
+    )
+
+
+def _no_fit_message(ranked: RankedLayouts, num_processes: int) -> str:
+    """Return the message if every legal layout needs more memory than a device has."""
+    smallest = int(np.argmin(ranked.estimated_bytes))
+    return (
+        f"parallel.auto=true finds no layout of {num_processes} processes that fits in "
+        f"{format_bytes(ranked.device_bytes)} of hardware={ranked.hardware.name} with "
+        f"{ranked.limits.margin:.0%} to spare: the smallest, "
+        f"{_layout_text(ranked.run_at(smallest))}, needs {format_bytes(ranked.count_bytes(smallest))}. Start more "
+        "processes, or use a smaller model.seq_len or model."
+    )
+
+
+def _layout_text(run: PlannedRun) -> str:
+    """Return the chosen settings of a run as text, for messages."""
+    schedule = [run.parallel.schedule] if run.parallel.pp > 1 else []
+    micro_batch = f"train.micro_batch={run.micro_batch}"
+    return ", ".join([layout_words(run.parallel), *schedule, micro_batch, *run.recompute.settings])
+
+
+def _with_layout(config: RunConfig, run: PlannedRun) -> RunConfig:
+    """Return the config with this layout and `auto` off."""
+    return replace(
+        config, parallel=replace(run.parallel, auto=False, timeout_s=config.parallel.timeout_s),
+        train=replace(config.train, micro_batch=run.micro_batch), recompute=run.recompute,
+    )  # fmt: skip
+
+
+def adapt_to_processes(config: RunConfig, num_processes: int) -> RunConfig:
+    """Return the config unchanged if it is for this many processes, else with the nearest legal layout.
+
+    Raise LayoutError if there is none. Both tp and pp stay if possible, else tp alone, else pp alone. dp_shard stays as
+    near as possible, and dp_replicate takes the rest. The micro-batch shrinks only if the number of replicas requires
+    it.
+    """
+    if config.parallel.layout.world_size == num_processes:
+        return config
+    if (nearest := _nearest_config(config, num_processes)) is None:
+        raise LayoutError(_no_layout_message(config, num_processes))
+    return nearest
+
+
+def adaptation_message(before: RunConfig, after: RunConfig) -> str | None:
+    """Return a message on the changes that `adapt_to_processes` made, or None if there are none."""
+    if before == after:
+        return None
+    old, new = before.parallel, after.parallel
+    changes = [layout_words(new)]
+    for key in ("schedule", "balance"):
+        changes += [f"parallel.{key}={getattr(new, key)}"] * (getattr(old, key) != getattr(new, key))
+    changes += [f"train.micro_batch={after.train.micro_batch}"] * (before.train.micro_batch != after.train.micro_batch)
+    count = new.layout.world_size
+    subject = f"{count} process shares" if count == 1 else f"{count} processes share"
+    return (
+        f"--elastic: {subject} the work of {old.layout.world_size}: {', '.join(changes)}, where the settings say "
+        f"{layout_words(old)}. Batches and their order stay the same."
+    )
+
+
+def _nearest_config(config: RunConfig, num_processes: int) -> RunConfig | None:
+    """Return the config with the nearest legal layout of this many processes, or None."""
+    train = config.train
+    for parallel in _legal_layouts(config.parallel, num_processes, config.model.shape.num_layers):
+        if train.global_batch % parallel.layout.dp:
+            continue  # because: most layouts fail here, and this check is faster than RunConfig's
+        for size in reversed(divisors(train.micro_batch, train.micro_batch)):
+            try:
+                return replace(config, parallel=parallel, train=replace(train, micro_batch=size))
+            except LmtrainError:
+                continue
+    return None
+
+
+def _legal_layouts(configured: ParallelSettings, num_processes: int, num_layers: int) -> Iterator[ParallelSettings]:
+    """Yield all layouts for this many processes that are legal by themselves, nearest to the configured one first."""
+    candidates = [
+        (pp, tp, dp_shard, num_processes // pp // tp // dp_shard, schedule, vp)
+        for pp in _divisors(num_processes)
+        for tp in _divisors(num_processes // pp)
+        for dp_shard in _divisors(num_processes // pp // tp)
+        for schedule, vp in _schedule_choices(configured, pp, num_layers)
+    ]
+    for pp, tp, dp_shard, dp_replicate, schedule, vp in sorted(
+        candidates, key=lambda candidate: _layout_distance(configured, *candidate)
+    ):
+        for zero in dict.fromkeys((configured.zero, 1)):
+            try:
+                yield replace(
+                    configured, pp=pp, tp=tp, dp_shard=dp_shard, dp_replicate=dp_replicate, schedule=schedule, vp=vp,
+                    zero=zero, balance=configured.balance if pp > 1 else "layers",
+                )  # fmt: skip
+                break
+            except LmtrainError:
+                continue
+
+
+def _schedule_choices(configured: ParallelSettings, pp: int, num_layers: int) -> Iterator[tuple[str, int]]:
+    """Yield (schedule, stages per rank): the configured schedule in each legal form, and plain 1F1B."""
+    if pp > 1 and configured.schedule != _DEFAULT_SCHEDULE:
+        schedule = schedule_named(configured.schedule)
+        yield from ((configured.schedule, vp) for vp in range(1, num_layers // pp + 1) if schedule.allows(vp))
+    yield _DEFAULT_SCHEDULE, 1
+
+
+def _layout_distance(
+    configured: ParallelSettings, pp: int, tp: int, dp_shard: int, dp_replicate: int, schedule: str, vp: int
+) -> tuple[float, ...]:
+    """Return a sort key for the distance to the configured layout; its first entries weigh most.
+
+    Ties go to more cuts, which need less memory.
+    """
+    axes = (
+        (tp, configured.tp),
+        (pp, configured.pp),
+        (vp, configured.vp),
+        (dp_shard, configured.dp_shard),
+        (dp_replicate, configured.dp_replicate),
+    )
+    distances = [number for size, target in axes for number in (max(size, target) / min(size, target), -size)]
+    return (tp != configured.tp, pp != configured.pp, *distances[:4], schedule != configured.schedule, *distances[4:])
+
+
+def _no_layout_message(config: RunConfig, num_processes: int) -> str:
+    """Return the message of --elastic if no layout of this many processes is legal; it suggests other numbers."""
+    layout, full = config.parallel.layout, config.train.global_batch
+    counts = [layout.tp * layout.pp * dp for dp in _divisors(full)]
+    nearest_counts = sorted(counts, key=lambda count: abs(count - num_processes))
+    legal = [count for count in nearest_counts[: 2 * _NUM_NAMED] if _nearest_config(config, count) is not None][
+        :_NUM_NAMED
+    ]
+    shape = config.model.shape
+    return (
+        f"{num_processes} processes were started with --elastic, and no layout of them takes train.global_batch={full}"
+        f", model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. "
+        f"Start {format_choices(sorted(legal))}, which can keep parallel.tp={layout.tp} and parallel.pp={layout.pp}."
+    )
+
+
+def _divisors(value: int) -> list[int]:
+    return divisors(value, value)
