@@ -140,7 +140,7 @@ class RunConfig(Settings):
         if {"model", "eval"} <= parts.keys():
             yield from problem_if(
                 bool(parts["eval"].tasks) and not parts["model"].shape.causal, "eval.tasks",
-                [task.called for task in parts["eval"].tasks],
+                [task.measure_name for task in parts["eval"].tasks],
                 f"score what a text goes on with, and model={parts['model'].kind} sees both sides of a word",
                 "Leave it out; validation says how well masked words are found.",
             )  # fmt: skip
