@@ -1,4 +1,4 @@
-// MinHash signatures. Twin: minima_twin in data_tools/corpus/copies/dedupe.py.
+// MinHash signatures. Twin: min_hashes_twin in data_tools/corpus/copies/dedupe.py.
 
 #include <pybind11/numpy.h>
 

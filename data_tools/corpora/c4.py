@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_tools.corpora.recipe import Recipe, SplitDocuments, split_of
-from data_tools.corpus.flow.steps import Reading, Tally, find_files, read_documents
+from data_tools.corpora.recipe import DocumentsBySplit, Recipe, split_of
+from data_tools.corpus.flow.steps import ReadOptions, Tally, find_step_sources, read_documents
 from data_tools.read.content import OnError
 
 
-def read(path: Path, tally: Tally) -> SplitDocuments:
+def read(path: Path, tally: Tally) -> DocumentsBySplit:
+    """Yield (split, document) of a shard; the split follows from the file's name. Bad lines are dropped."""
     split = split_of(path.name)
-    for position, document in read_documents(find_files([path]), Reading(on_error=OnError.SKIP), tally.drop_bad):
+    options = ReadOptions(on_error=OnError.SKIP)
+    for position, document in read_documents(find_step_sources([path]), options, tally.drop_bad):
         yield split, {"id": document.get("url") or f"c4/{path.name}/{position}"} | document
 
 

@@ -26,7 +26,7 @@ from lmtrain.runtime.files.files import fsync_dir, open_output, storage_errors
 ReportBytes = Callable[[int, int | None], None]  # receives (bytes present, total bytes or None if unknown)
 TIMEOUT_S = 60
 _CHUNK = 1 << 20
-_LOCAL = ("127.0.0.1", "localhost", "::1")
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)
@@ -38,31 +38,40 @@ class RemoteFile:
     sha256: str
     num_bytes: int
 
-    def lines(self) -> Iterator[str]:
+    def describe(self) -> Iterator[str]:
+        """Yield lines with the file's name, size, hash and addresses."""
         yield f"  {self.name}, {self.num_bytes:,} bytes, SHA-256 {self.sha256}"
         yield from (f"    {url}" for url in self.urls)
 
 
-def how_to_bring(name: str, output: Path, files: Sequence[RemoteFile], archives: Sequence[RemoteFile] = ()) -> str:
-    """Return instructions: which files to provide by hand, where to put them, and which command to run then."""
-    lines = [line for file in files for line in file.lines()]
+def manual_instructions(
+    name: str, output: Path, files: Sequence[RemoteFile], archives: Sequence[RemoteFile] = ()
+) -> str:
+    """Return instructions for the user: which files to download by hand, where to put them, which command to run then.
+    """
+    lines = [line for file in files for line in file.describe()]
     if archives:
-        lines.append("also to be had in" if any(file.urls for file in files) else "to be had in")
-        lines += [line for archive in archives for line in archive.lines()]
-    again, to = f"  lmtrain corpus get {name}", f"--output {shlex.quote(str(output))}"
-    what = "the files, or an archive of that name," if archives else "it"
-    lines += [f"Put {what} into {output / 'source'} and run", f"{again} {to}"]
-    return "\n".join([*lines, f"or leave {'them' if archives else 'it'} elsewhere and run", f"{again} PATH {to}"])
+        lines.append("also contained in" if any(file.urls for file in files) else "contained in")
+        lines += [line for archive in archives for line in archive.describe()]
+    command, option = f"  lmtrain corpus get {name}", f"--output {shlex.quote(str(output))}"
+    subject = "the files, or an archive of that name," if archives else "it"
+    lines += [f"Put {subject} into {output / 'source'} and run", f"{command} {option}"]
+    return "\n".join([*lines, f"or leave {'them' if archives else 'it'} elsewhere and run", f"{command} PATH {option}"])
 
 
 class UnreachableError(StorageError):
-    """Raised if no address gave the file; the partial download is kept."""
+    """Raised if no address gave the file; the partial download is kept.
 
-    def __init__(self, problems: Sequence[tuple[str, str]], way: str = "") -> None:
+    `problems` are (host, cause) pairs; `alternative` is appended to the advice to start again.
+    """
+
+    def __init__(self, problems: Sequence[tuple[str, str]], alternative: str = "") -> None:
         self.problems = list(problems)  # (host, cause) per failed address
-        causes = {cause: [host for host, one in problems if one == cause] for _, cause in problems}
-        said = "; ".join(f"{', '.join(dict.fromkeys(hosts))}: {cause}" for cause, hosts in causes.items())
-        super().__init__(f"Nothing could be fetched ({said}). Start again to continue where it stopped{way or '.'}")
+        causes = {cause: [host for host, host_cause in problems if host_cause == cause] for _, cause in problems}
+        summary = "; ".join(f"{', '.join(dict.fromkeys(hosts))}: {cause}" for cause, hosts in causes.items())
+        super().__init__(
+            f"Nothing could be fetched ({summary}). Start again to continue where it stopped{alternative or '.'}"
+        )
 
 
 def fetch(
@@ -76,7 +85,7 @@ def fetch(
         raise UsageError(f"--sha256={sha256} is not a SHA-256. Give its 64 small hexadecimal digits.")
     for url in urls:
         check_address(url)
-    if is_there(target, sha256):
+    if has_expected_file(target, sha256):
         return False
     part = target.with_name(f"{target.name}.part")
     with storage_errors(part, "Writing"):
@@ -86,7 +95,7 @@ def fetch(
     for url in urls:
         try:
             _download(url, part, num_bytes, report)
-            _keep(part, target, sha256, url)
+            _move_into_place(part, target, sha256, url)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             problems.append((urlsplit(url).netloc, str(getattr(error, "reason", None) or error)))
         except DataError as error:  # because: an address may give a login page instead, and the next may give the file
@@ -99,22 +108,23 @@ def fetch(
     raise UnreachableError(problems)
 
 
-def is_there(target: Path, sha256: str) -> bool:
+def has_expected_file(target: Path, sha256: str) -> bool:
     """Return True if the file exists with the expected hash. Raise OutputError if a different file is in its place."""
-    if target.is_file() and not target.is_symlink() and digest(target) == sha256:
+    if target.is_file() and not target.is_symlink() and file_sha256(target) == sha256:
         return True
     if os.path.lexists(target):
-        raise OutputError(f"{target} exists already and is another file than the one wanted. Move it away.")
+        raise OutputError(f"{target} exists already and is a different file. Move it away.")
     return False
 
 
 def check_address(url: str) -> None:
+    """Raise UsageError unless the address is https, or http on the local machine."""
     parts = urlsplit(url)
-    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL):
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL_HOSTS):
         raise UsageError(f"{url} is not an https address. Only https is fetched.")
 
 
-def digest(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     with storage_errors(path, "Reading"), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -166,10 +176,11 @@ def _download(url: str, part: Path, num_bytes: int | None, report: ReportBytes |
         raise ConnectionError(f"the connection broke after {done} of {expected} bytes")
 
 
-def _keep(part: Path, target: Path, sha256: str, url: str) -> None:
-    found = digest(part)
-    if found != sha256:
-        raise DataError(f"{url} gave a file with SHA-256 {found}, not {sha256}. It was thrown away; do not trust it.")
+def _move_into_place(part: Path, target: Path, sha256: str, url: str) -> None:
+    """Rename a finished download to its final name. Raise DataError if it does not have the expected hash."""
+    actual = file_sha256(part)
+    if actual != sha256:
+        raise DataError(f"{url} gave a file with SHA-256 {actual}, not {sha256}. It was deleted; do not trust it.")
     with storage_errors(target, "Writing"):
         part.rename(target)
         fsync_dir(target.parent)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import IO
 
 from data_tools.corpora.fetch import RemoteFile
-from data_tools.corpora.recipe import Recipe, SplitDocuments
+from data_tools.corpora.recipe import DocumentsBySplit, Recipe
 from data_tools.corpus.flow.steps import Tally
 from data_tools.read.chunks import MAX_DOC_BYTES
 from data_tools.read.streams import as_file, open_decompressed, read_stream
 from lmtrain.errors import DataError
 
 
-def read(path: Path, tally: Tally) -> SplitDocuments:
+def read(path: Path, tally: Tally) -> DocumentsBySplit:
     """Yield the pages of the whole archive, or of an inner archive (urlsf_subset00-1_data.xz)."""
     try:
         with open_decompressed(path) as file:
@@ -30,6 +30,7 @@ def read(path: Path, tally: Tally) -> SplitDocuments:
 
 
 def _pages(file: IO[bytes], path: Path, tally: Tally, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield (name, text) of the pages in a tar archive, and in the archives inside it if `depth` is 0."""
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             inner = archive.extractfile(member) if member.isreg() else None

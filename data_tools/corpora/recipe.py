@@ -20,14 +20,21 @@ from pathlib import Path
 from typing import IO
 
 from data_tools import corpora
-from data_tools.corpora.fetch import RemoteFile, ReportBytes, UnreachableError, fetch, how_to_bring, is_there
+from data_tools.corpora.fetch import (
+    RemoteFile,
+    ReportBytes,
+    UnreachableError,
+    fetch,
+    has_expected_file,
+    manual_instructions,
+)
 from data_tools.corpus.flow.steps import Report, Tally, to_line
 from data_tools.read.streams import CODECS, archive_contents, read_rows
 from lmtrain.errors import DataError, MissingInputError, UsageError, join_few, spelling_hint
 from lmtrain.runtime.files.files import atomic_file, is_safe_name
 from lmtrain.tokenizer.json_lines import Document
 
-SplitDocuments = Iterator[tuple[str, Document]]  # (split, document) pairs
+DocumentsBySplit = Iterator[tuple[str, Document]]  # (split, document) pairs
 
 
 # ---- texts for evaluation --------------------------------------------------------------------------------------------
@@ -35,7 +42,7 @@ SplitDocuments = Iterator[tuple[str, Document]]  # (split, document) pairs
 
 @dataclass(frozen=True)
 class PublishedTexts:
-    """Files that evaluation reads, and the archives in which they are published."""
+    """Texts for evaluation: their published files, and the archives that contain them."""
 
     name: str
     about: str
@@ -43,16 +50,16 @@ class PublishedTexts:
     archives: tuple[RemoteFile, ...] = ()
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         return max(file.num_bytes for file in self.files)
 
-    def may_be(self, name: str, num_bytes: int) -> bool:
-        """Return True if the name or the size matches: copies may have other names, damaged files other sizes."""
+    def may_match(self, name: str, num_bytes: int) -> bool:
+        """Return True if a file may be a copy of one of the texts, by its name or its size."""
         return any(name == file.name or num_bytes == file.num_bytes for file in self.files)
 
 
 @dataclass
-class _Found:
+class _SearchResult:
     texts: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # name -> (content, where it was found)
     refused: list[str] = field(default_factory=list)  # files that look like a text and are not, with the reason
 
@@ -61,59 +68,64 @@ def get_texts(
     texts: PublishedTexts, local: Sequence[Path], output: Path, *,
     offline: bool = False, report: ReportBytes | None = None,
 ) -> dict[Path, str | None]:
-    """Put the files into OUTPUT: from local copies, from OUTPUT/source, or downloaded.
+    """Put the files of PublishedTexts into OUTPUT: from the `local` paths, from OUTPUT/source, or downloaded.
 
-    Return path -> origin of each file, or None if it is not among the given files.
+    Return path -> origin of each file, in words, or None for a file that the `local` paths do not have.
     """
-    origins = {f.name: "was there already" for f in texts.files if is_there(output / f.name, f.sha256)}
-    found = _search(texts, local or [path for path in [output / "source"] if path.is_dir()])
-    absent = [file for file in texts.files if file.name not in found.texts and file.name not in origins]
-    way = how_to_bring(texts.name, output, texts.files, texts.archives)
-    if absent and found.refused:
-        raise DataError(f"{join_few(found.refused, '; ')}. Get it again:\n{way}")
-    if local and not found.texts:
-        raise DataError(f"{join_few(map(str, local))} holds nothing of {texts.name}. It is published as\n{way}")
-    if absent and not local and offline:
-        raise UsageError(f"{texts.name} was not fetched: --offline was given. Bring it by other means:\n{way}")
-    _write(found, output, origins)
-    if absent and not local:
+    origins = {f.name: "was there already" for f in texts.files if has_expected_file(output / f.name, f.sha256)}
+    result = _search(texts, local or [path for path in [output / "source"] if path.is_dir()])
+    missing = [file for file in texts.files if file.name not in result.texts and file.name not in origins]
+    instructions = manual_instructions(texts.name, output, texts.files, texts.archives)
+    if missing and result.refused:
+        raise DataError(f"{join_few(result.refused, '; ')}. Get it again:\n{instructions}")
+    if local and not result.texts:
+        raise DataError(
+            f"{join_few(map(str, local))} contains no file of {texts.name}. It is published as\n{instructions}"
+        )
+    if missing and not local and offline:
+        raise UsageError(f"{texts.name} was not fetched: --offline was given. Bring it by other means:\n{instructions}")
+    _write_texts(result, output, origins)
+    if missing and not local:
         try:
-            _fetch(texts, absent, output, origins, report)
+            _fetch_texts(texts, missing, output, origins, report)
         except UnreachableError as error:
-            raise UnreachableError(error.problems, f", or bring it by other means:\n{way}") from error
+            raise UnreachableError(error.problems, f", or bring it by other means:\n{instructions}") from error
         except DataError as error:
-            raise DataError(f"{error} Bring it by other means:\n{way}") from error
+            raise DataError(f"{error} Bring it by other means:\n{instructions}") from error
     return {output / file.name: origins.get(file.name) for file in texts.files}
 
 
-def _search(texts: PublishedTexts, paths: Sequence[Path]) -> _Found:
-    found = _Found()
+def _search(texts: PublishedTexts, paths: Sequence[Path]) -> _SearchResult:
+    """Search files, folders and archives for copies of the texts."""
+    result = _SearchResult()
     for path in paths:
         if not path.is_dir() and not path.is_file():
             raise MissingInputError(f"{path} is not a file or folder. Give one that holds {texts.name}, or an archive.")
-        for one in _files(texts, path) if path.is_dir() else [path]:
+        for file in _candidate_files(texts, path) if path.is_dir() else [path]:
+            is_parquet = file.suffix == ".parquet"
             try:
                 for name, stream in (
-                    _rows(one, texts.most_bytes) if one.suffix == ".parquet" else archive_contents(one, texts.may_be)
+                    _parquet_text(file, texts.max_bytes) if is_parquet else archive_contents(file, texts.may_match)
                 ):
-                    _judge(texts, stream, str(one) if one.name.startswith(name) else f"{name} in {one}", found)
+                    _add_text(texts, stream, str(file) if file.name.startswith(name) else f"{name} in {file}", result)
             except DataError as error:
-                found.refused.append(str(error).removesuffix(". Get it again."))
-    return found
+                result.refused.append(str(error).removesuffix(". Get it again."))
+    return result
 
 
-def _files(texts: PublishedTexts, folder: Path) -> Iterator[Path]:
+def _candidate_files(texts: PublishedTexts, folder: Path) -> Iterator[Path]:
     """Yield a folder's files that may be or contain a text: by name or size, compressed, or a known archive."""
     archives = {archive.name for archive in texts.archives}
     for root, folders, names in os.walk(folder):
         folders.sort()
         for path in (Path(root, name) for name in sorted(names)):
-            packed = path.suffix.removeprefix(".") in CODECS.values() and texts.may_be(path.stem, 0)
-            if path.is_file() and (packed or path.name in archives or texts.may_be(path.name, path.stat().st_size)):
+            is_compressed = path.suffix.removeprefix(".") in CODECS.values() and texts.may_match(path.stem, 0)
+            is_archive = path.name in archives
+            if path.is_file() and (is_compressed or is_archive or texts.may_match(path.name, path.stat().st_size)):
                 yield path
 
 
-def _rows(path: Path, most_bytes: int) -> Iterator[tuple[str, IO[bytes]]]:
+def _parquet_text(path: Path, max_bytes: int) -> Iterator[tuple[str, IO[bytes]]]:
     """Yield (name, stream) of the text that a .parquet of the Hugging Face Hub was made from, one row per line.
 
     WikiText's rows keep their newlines, and blank lines are empty rows; LAMBADA's rows have no newlines.
@@ -123,35 +135,36 @@ def _rows(path: Path, most_bytes: int) -> Iterator[tuple[str, IO[bytes]]]:
     for _, rows, size, _ in read_rows(path, ("text",), 0, 1 << 20):
         lines += [text if isinstance(text, str) else "" for (text,) in rows]
         num_bytes += size
-        if num_bytes > most_bytes:
+        if num_bytes > max_bytes:
             break
-    kept = any(line.endswith("\n") for line in lines)
-    yield path.name, io.BytesIO("".join(line or " \n" if kept else f"{line}\n" for line in lines).encode())
+    has_newlines = any(line.endswith("\n") for line in lines)
+    yield path.name, io.BytesIO("".join(line or " \n" if has_newlines else f"{line}\n" for line in lines).encode())
 
 
-def _judge(texts: PublishedTexts, stream: IO[bytes], where: str, found: _Found) -> None:
-    data = stream.read(texts.most_bytes + 1)
+def _add_text(texts: PublishedTexts, stream: IO[bytes], where: str, result: _SearchResult) -> None:
+    """Add a file's content to the result: to `texts` if its hash is that of a published file, else to `refused`."""
+    data = stream.read(texts.max_bytes + 1)
     sha256 = hashlib.sha256(data).hexdigest()
     for file in texts.files:
         if file.sha256 == sha256:
-            found.texts.setdefault(file.name, (data, where))
+            result.texts.setdefault(file.name, (data, where))
             return
-    whole = len(data) <= texts.most_bytes
-    size = f"{len(data):,} bytes, and SHA-256 {sha256}" if whole else f"more than {texts.most_bytes:,} bytes"
-    found.refused.append(f"{where} is damaged or another text: it has {size}")
+    is_short = len(data) <= texts.max_bytes
+    size = f"{len(data):,} bytes, and SHA-256 {sha256}" if is_short else f"more than {texts.max_bytes:,} bytes"
+    result.refused.append(f"{where} is damaged or another text: it has {size}")
 
 
-def _write(found: _Found, output: Path, origins: dict[str, str]) -> None:
+def _write_texts(result: _SearchResult, output: Path, origins: dict[str, str]) -> None:
     """Write the files that are not in `origins` yet, and add them to it."""
-    for name, (data, where) in found.texts.items():
+    for name, (data, where) in result.texts.items():
         if name not in origins:
             with atomic_file(output / name) as file:
                 file.write(data)
             origins[name] = f"from {where}"
 
 
-def _fetch(
-    texts: PublishedTexts, absent: Sequence[RemoteFile], output: Path, origins: dict[str, str],
+def _fetch_texts(
+    texts: PublishedTexts, missing: Sequence[RemoteFile], output: Path, origins: dict[str, str],
     report: ReportBytes | None,
 ) -> None:
     """Download each file from its own addresses, or else from an archive, which is deleted afterwards.
@@ -159,23 +172,24 @@ def _fetch(
     Raise DataError or UnreachableError if a file is still missing.
     """
     problems: list[Exception] = []
-    for file in (file for file in absent if file.urls):
-        if _got(file, output / file.name, report, problems):
+    for file in (file for file in missing if file.urls):
+        if _try_fetch(file, output / file.name, report, problems):
             origins[file.name] = "fetched"
     for archive in texts.archives:
-        whole = output / "source" / archive.name
-        if not all(file.name in origins for file in absent) and _got(archive, whole, report, problems):
-            _write(_search(texts, [whole]), output, origins)
-            whole.unlink()
-    if not all(file.name in origins for file in absent):
-        for wrong in (error for error in problems if isinstance(error, DataError)):
-            raise wrong
+        path = output / "source" / archive.name
+        if not all(file.name in origins for file in missing) and _try_fetch(archive, path, report, problems):
+            _write_texts(_search(texts, [path]), output, origins)
+            path.unlink()
+    if not all(file.name in origins for file in missing):
+        for error in (error for error in problems if isinstance(error, DataError)):
+            raise error
         raise UnreachableError(
-            [one for error in problems if isinstance(error, UnreachableError) for one in error.problems]
+            [problem for error in problems if isinstance(error, UnreachableError) for problem in error.problems]
         )
 
 
-def _got(file: RemoteFile, target: Path, report: ReportBytes | None, problems: list[Exception]) -> bool:
+def _try_fetch(file: RemoteFile, target: Path, report: ReportBytes | None, problems: list[Exception]) -> bool:
+    """Download a file to `target`. If that fails, append the exception to `problems` and return False."""
     try:
         fetch(file.urls, target, sha256=file.sha256, num_bytes=file.num_bytes, report=report)
     except (UnreachableError, DataError) as error:
@@ -189,28 +203,32 @@ def _got(file: RemoteFile, target: Path, report: ReportBytes | None, problems: l
 
 @dataclass(frozen=True)
 class Recipe:
+    """A corpus for training: its published files, and the function that reads documents from them."""
+
     name: str
     about: str
     files: tuple[RemoteFile, ...]  # empty: no fixed release, so the user provides files
-    read: Callable[[Path, Tally], SplitDocuments]
-    takes: str  # description of the local files that `read` accepts
+    read: Callable[[Path, Tally], DocumentsBySplit]  # yields documents of a file; counts dropped ones in the tally
+    takes: str  # description of the local files that `read` accepts, for messages
 
 
 def recipes() -> dict[str, Recipe | PublishedTexts]:
-    found: list[Recipe | PublishedTexts] = []
+    """Return name -> recipe of every module in data_tools/corpora."""
+    all_recipes: list[Recipe | PublishedTexts] = []
     for info in pkgutil.iter_modules(corpora.__path__):
         module = importlib.import_module(f"{corpora.__name__}.{info.name}")
-        found += getattr(module, "RECIPES", [module.RECIPE] if hasattr(module, "RECIPE") else [])
-    return {recipe.name: recipe for recipe in sorted(found, key=lambda one: one.name)}
+        all_recipes += getattr(module, "RECIPES", [module.RECIPE] if hasattr(module, "RECIPE") else [])
+    return {recipe.name: recipe for recipe in sorted(all_recipes, key=lambda recipe: recipe.name)}
 
 
 def published_hashes() -> dict[str, str]:
     """Return published name -> SHA-256 of each file that evaluation reads."""
-    texts = [one for one in recipes().values() if isinstance(one, PublishedTexts)]
-    return {file.name: file.sha256 for one in texts for file in one.files}
+    texts = [recipe for recipe in recipes().values() if isinstance(recipe, PublishedTexts)]
+    return {file.name: file.sha256 for recipe in texts for file in recipe.files}
 
 
 def find_recipe(name: str) -> Recipe | PublishedTexts:
+    """Return the recipe with this name. Raise UsageError if there is none."""
     known = recipes()
     if name not in known:
         raise UsageError(f"{name} is no corpus that has a recipe. {spelling_hint(name, known)}")
@@ -220,7 +238,10 @@ def find_recipe(name: str) -> Recipe | PublishedTexts:
 def get_corpus(
     recipe: Recipe, local: Sequence[Path], output: Path, *, offline: bool = False, report: ReportBytes | None = None
 ) -> Report:
-    """Write OUTPUT/{train,valid,test}.jsonl, those that the corpus has, from local or downloaded files."""
+    """Write the corpus's documents to OUTPUT/train.jsonl, valid.jsonl and test.jsonl, from `local` or downloaded files.
+
+    A split without documents gets no file. Return the counts of documents.
+    """
     paths = list(local) or fetch_files(recipe, output, offline, report)
     missing = [path for path in paths if not path.is_file()]
     if missing:
@@ -240,7 +261,7 @@ def get_corpus(
         if not targets:
             raise DataError(f"{paths[0]} holds no document of {recipe.name}, which takes {recipe.takes}.")
     tally.num_in += tally.dropped.total()
-    return Report(f"get {recipe.name}", tally).written(output / "get.report.json")
+    return Report(f"get {recipe.name}", tally).write(output / "get.report.json")
 
 
 def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes | None) -> list[Path]:
@@ -248,25 +269,25 @@ def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes
     if not recipe.files:
         raise UsageError(
             f"{recipe.name} has no fixed release to fetch. Fetch {recipe.takes} with `lmtrain corpus fetch`, and give "
-            "the files behind the name."
+            "the files after the name."
         )
     targets = {output / "source" / file.name: file for file in recipe.files}
     for target, file in targets.items():
         assert is_safe_name(file.name), file.name
-        if is_there(target, file.sha256):
+        if has_expected_file(target, file.sha256):
             continue
-        way = f"ring it by other means:\n{how_to_bring(recipe.name, output, recipe.files)}"
+        advice = f"ring it by other means:\n{manual_instructions(recipe.name, output, recipe.files)}"
         if offline:
-            raise UsageError(f"{recipe.name} was not fetched: --offline was given. B{way}")
+            raise UsageError(f"{recipe.name} was not fetched: --offline was given. B{advice}")
         try:
             fetch(file.urls, target, sha256=file.sha256, num_bytes=file.num_bytes, report=report)
         except UnreachableError as error:
-            raise UnreachableError(error.problems, f", or b{way}") from error
+            raise UnreachableError(error.problems, f", or b{advice}") from error
     return list(targets)
 
 
 def split_of(name: str) -> str:
-    """Return the split that a file's name indicates; train by default."""
+    """Return the split (train, valid or test) that a file's name indicates; train by default."""
     name = name.lower()
     words = {"train": "train", "valid": "valid", "development": "valid", "dev": "valid", "test": "test"}
     return next((split for word, split in words.items() if word in name), "train")

@@ -25,7 +25,7 @@ from lmtrain.runtime.files.files import atomic_file
 
 SUFFIXES = frozenset({".py", ".txt", ".rst", ".html", ".md"})
 NAMES = frozenset({"README", "ChangeLog"})
-LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})  # folder names
+LEFT_OUT_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 TOPICS = "pydoc_data/topics.py"
 
 MIN_FILE_BYTES = 200  # because: shorter files are empty `__init__.py` and one-line stubs
@@ -53,10 +53,12 @@ class Document:
 
     @property
     def package(self) -> str:
+        """The top-level folder, "." for a module at the top."""
         return self.source.split("/")[0] if "/" in self.source else "."
 
     @property
     def rank(self) -> str:
+        """A hash of the source; documents are ordered and chosen by it."""
         return hashlib.sha256(self.source.encode()).hexdigest()
 
 
@@ -88,7 +90,7 @@ def build_stdlib_corpus(
     if not library.is_dir():
         raise MissingInputError(f"{library} is not a folder. Give the folder of a Python standard library.")
     skipped: Counter[str] = Counter()
-    documents = _up_to(max_bytes, sorted(read_library(library, skipped), key=lambda d: d.rank), skipped)
+    documents = _limit_bytes(max_bytes, sorted(read_library(library, skipped), key=lambda d: d.rank), skipped)
     heldout, num_near_copies, largest = choose_heldout(documents, heldout_ratio)
     train = [d for d in documents if d.source not in heldout]
     chosen = [d for d in documents if d.source in heldout]
@@ -115,26 +117,26 @@ def build_stdlib_corpus(
 
 
 def read_library(library: Path, skipped: Counter[str]) -> Iterator[Document]:
-    """Yield every usable text in the order of names; `skipped` counts the reasons for the other files."""
+    """Yield every usable text of a library, in the order of names; count the other files by reason in `skipped`."""
     for path in sorted(library.rglob("*")):
-        inside = path.relative_to(library)
-        left_out = LEFT_OUT.intersection(inside.parts[:-1]) or inside.parts[0].startswith("config-")
-        named = path.suffix in SUFFIXES or path.name in NAMES
-        if left_out or not named or path.is_symlink() or not path.is_file():
+        relative = path.relative_to(library)
+        is_left_out = LEFT_OUT_FOLDERS.intersection(relative.parts[:-1]) or relative.parts[0].startswith("config-")
+        has_text_name = path.suffix in SUFFIXES or path.name in NAMES
+        if is_left_out or not has_text_name or path.is_symlink() or not path.is_file():
             continue
-        data, source = path.read_bytes(), inside.as_posix()
+        data, source = path.read_bytes(), relative.as_posix()
         if source == TOPICS:
             try:
                 yield from split_topics(data)
             except SyntaxError:
                 skipped["not Python"] += 1
-        elif reason := why_skip(data):
+        elif reason := skip_reason(data):
             skipped[reason] += 1
         else:
             yield Document(source, data.decode())
 
 
-def why_skip(data: bytes) -> str | None:
+def skip_reason(data: bytes) -> str | None:
     """Return the reason why a file is not used, or None for a usable text."""
     if len(data) < MIN_FILE_BYTES:
         return "too short"
@@ -165,33 +167,33 @@ def split_topics(data: bytes) -> Iterator[Document]:
 
 
 def choose_heldout(documents: Sequence[Document], ratio: float) -> tuple[set[str], int, float]:
-    """Return the held-out documents' names, the number refused as near-copies, and the largest remaining overlap.
+    """Return the sources of the held-out documents, the number of near-copies not held out, and the largest overlap.
 
-    The share is held per package with the error carried over, so that every part of the library is tested. A candidate
-    of which too much occurs in the other documents taken together, candidates or not, goes to training; this never
+    About `ratio` of the bytes of each package is held out, so that every part of the library is tested. A candidate of
+    which too much occurs in the other documents taken together, candidates or not, goes to training; this never
     affects the other candidates.
     """
     position = {d.source: i for i, d in enumerate(documents)}
     candidates: list[Document] = []
-    owed_bytes = 0.0
+    budget_bytes = 0.0
     for document in sorted(documents, key=lambda d: (d.package, d.rank)):
-        owed_bytes += ratio * document.num_bytes
-        if MIN_HELDOUT_FILE_BYTES <= document.num_bytes <= min(MAX_HELDOUT_FILE_BYTES, 2 * owed_bytes):
+        budget_bytes += ratio * document.num_bytes
+        if MIN_HELDOUT_FILE_BYTES <= document.num_bytes <= min(MAX_HELDOUT_FILE_BYTES, 2 * budget_bytes):
             candidates.append(document)
-            owed_bytes -= document.num_bytes
-    found = overlaps([shingles(d.text, SHINGLE_WORDS) for d in documents], [position[d.source] for d in candidates])
-    kept = {d.source: share for d, share in zip(candidates, found, strict=True) if share < NEAR_COPY}
-    return set(kept), len(candidates) - len(kept), max(kept.values(), default=0.0)
+            budget_bytes -= document.num_bytes
+    shares = overlaps([shingles(d.text, SHINGLE_WORDS) for d in documents], [position[d.source] for d in candidates])
+    accepted = {d.source: share for d, share in zip(candidates, shares, strict=True) if share < NEAR_COPY}
+    return set(accepted), len(candidates) - len(accepted), max(accepted.values(), default=0.0)
 
 
 def overlaps(sets: Sequence[Hashes], subjects: Sequence[int]) -> list[float]:
-    """Return, for each index in `subjects`, the share of its set that occurs in any of the other sets."""
-    everything = np.sort(np.concatenate(sets)) if len(sets) else np.zeros(0, np.uint64)
-    found = []
-    for wanted in (sets[subject] for subject in subjects):
-        held_by = np.searchsorted(everything, wanted, side="right") - np.searchsorted(everything, wanted, side="left")
-        found.append(float((held_by > 1).mean()) if wanted.size else 0.0)  # each set has a hash once
-    return found
+    """Return, for each index in `subjects`, the share of that set's hashes that occur in any other of the sets."""
+    all_hashes = np.sort(np.concatenate(sets)) if len(sets) else np.zeros(0, np.uint64)
+    shares = []
+    for hashes in (sets[subject] for subject in subjects):
+        num_sets = np.searchsorted(all_hashes, hashes, side="right") - np.searchsorted(all_hashes, hashes, side="left")
+        shares.append(float((num_sets > 1).mean()) if hashes.size else 0.0)  # each set has a hash once
+    return shares
 
 
 def write_jsonl(path: Path, documents: Sequence[Document]) -> None:
@@ -202,13 +204,14 @@ def write_jsonl(path: Path, documents: Sequence[Document]) -> None:
         )
 
 
-def _up_to(max_bytes: int, documents: Sequence[Document], skipped: Counter[str]) -> list[Document]:
-    kept: list[Document] = []
-    left = max_bytes
+def _limit_bytes(max_bytes: int, documents: Sequence[Document], skipped: Counter[str]) -> list[Document]:
+    """Return the documents, in order, that fit into max_bytes bytes; count the others in `skipped`."""
+    chosen: list[Document] = []
+    remaining = max_bytes
     for document in documents:
-        if document.num_bytes <= left:
-            kept.append(document)
-            left -= document.num_bytes
+        if document.num_bytes <= remaining:
+            chosen.append(document)
+            remaining -= document.num_bytes
         else:
             skipped["over max_bytes"] += 1
-    return kept
+    return chosen

@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 from xml.parsers import expat
 
-from data_tools.corpora.recipe import Recipe, SplitDocuments
+from data_tools.corpora.recipe import DocumentsBySplit, Recipe
 from data_tools.corpus.flow.steps import Tally
 from data_tools.read.chunks import MAX_DOC_BYTES
 from data_tools.read.streams import open_decompressed
 from lmtrain.errors import DataError
 
 _CHUNK = 1 << 18
-_KEPT = frozenset({"title", "ns", "id", "text"})
+_PAGE_FIELDS = frozenset({"title", "ns", "id", "text"})
 _WIKI = re.compile(r"([a-z_]{2,20})wiki")
 _DEPTH = 40  # because: genuine pages nest templates about 12 deep; deeper brackets are ignored
-_DROPPED = "ref|references|gallery|math|chem|timeline|score|syntaxhighlight|source|graph|imagemap|mapframe|table"
+_DROPPED_TAGS = "ref|references|gallery|math|chem|timeline|score|syntaxhighlight|source|graph|imagemap|mapframe|table"
 _TOKEN = re.compile(
     r"<!--|-->|\{\{|\}\}|\{\||\|\}(?!\})|\[\[|\]\]|"
-    rf"<(?P<end>/?)(?P<tag>{_DROPPED})\b[^<>]{{0,1000}}>",
+    rf"<(?P<end>/?)(?P<tag>{_DROPPED_TAGS})\b[^<>]{{0,1000}}>",
     re.IGNORECASE,
 )
 _LONGEST_HEADING = 400
@@ -49,7 +49,7 @@ _LOOSE = re.compile(r" +([,.;:)])")
 
 
 @dataclass
-class _Open:
+class _OpenBracket:
     """An open bracket and the text since it was opened."""
 
     kind: str
@@ -57,49 +57,52 @@ class _Open:
 
 
 def plain_text(markup: str) -> str:
+    """Return the readable text of a page's wiki markup: without templates, tables, references, links and tags."""
     text = _without_brackets(markup)
     text = _WEB_LINK.sub(lambda match: match[1] or "", text)
     text = _TAG.sub("", _BREAK.sub("\n", text))
     text = html.unescape(_MAGIC.sub("", _QUOTES.sub("", text)))
-    return "\n".join(_lines(text)).strip()
+    return "\n".join(_clean_lines(text)).strip()
 
 
 def _without_brackets(markup: str) -> str:
-    stack = [_Open("")]
-    is_open: Counter[str] = Counter()
+    """Return markup without comments, templates, tables and dropped tags; links are replaced by their texts."""
+    stack = [_OpenBracket("")]
+    num_open: Counter[str] = Counter()
     at = 0
     for match in _TOKEN.finditer(markup):
         stack[-1].parts.append(markup[at : match.start()])
         at = match.end()
-        found, tag = match[0], (match["tag"] or "").lower()
-        if (is_open["<!--"] and found != "-->") or (tag and found.endswith("/>")):
+        mark, tag = match[0], (match["tag"] or "").lower()
+        if (num_open["<!--"] and mark != "-->") or (tag and mark.endswith("/>")):
             continue
-        kind = tag or _CLOSES.get(found, found)
-        if match["end"] or found in _CLOSES:
-            if is_open[kind]:
-                _close(stack, is_open, kind)
+        kind = tag or _CLOSES.get(mark, mark)
+        if match["end"] or mark in _CLOSES:
+            if num_open[kind]:
+                _close_bracket(stack, num_open, kind)
         elif len(stack) < _DEPTH:
-            stack.append(_Open(kind))
-            is_open[kind] += 1
+            stack.append(_OpenBracket(kind))
+            num_open[kind] += 1
     stack[-1].parts.append(markup[at:])
     # text after a bracket that is never closed is kept, except in comments
     return "".join("".join(level.parts) for level in stack if level.kind != "<!--")
 
 
-def _close(stack: list[_Open], is_open: Counter[str], kind: str) -> None:
+def _close_bracket(stack: list[_OpenBracket], num_open: Counter[str], kind: str) -> None:
     """Close the innermost bracket of this kind, and the unclosed brackets inside it."""
     inner: list[str] = []
     while True:
         level = stack.pop()
-        is_open[level.kind] -= 1
+        num_open[level.kind] -= 1
         inner.append("".join(level.parts))
         if level.kind == kind:
             break
     if kind == "[[":
-        stack[-1].parts.append(_link("".join(reversed(inner))))
+        stack[-1].parts.append(_link_text("".join(reversed(inner))))
 
 
-def _link(content: str) -> str:
+def _link_text(content: str) -> str:
+    """Return the text that a [[link]] shows; "" for a picture, a category or another language's page."""
     if content.startswith(":"):
         content = content[1:]
     elif _NOT_TEXT.match(content) or _PICTURE.match(content):
@@ -110,16 +113,16 @@ def _link(content: str) -> str:
     return words.rsplit("|", 1)[-1] or target.partition(" (")[0]
 
 
-def _lines(text: str) -> list[str]:
+def _clean_lines(text: str) -> list[str]:
     """Return cleaned lines; a heading without any text under it is removed too."""
     lines: list[str] = []
     headings: list[tuple[int, str]] = []  # headings without text so far, outermost first
     for raw in text.split("\n"):
         line = _SPACES.sub(" ", raw).strip()
         # because: a very long line is no heading, and matching the pattern on it would take long
-        if line.startswith("=") and len(line) < _LONGEST_HEADING and (found := _HEADING.fullmatch(line)):
-            level = len(found[1])
-            headings = [*(h for h in headings if h[0] < level), (level, found[2])]
+        if line.startswith("=") and len(line) < _LONGEST_HEADING and (heading := _HEADING.fullmatch(line)):
+            level = len(heading[1])
+            headings = [*(h for h in headings if h[0] < level), (level, heading[2])]
             continue
         item = _ITEM.match(line)
         line = _LOOSE.sub(r"\1", _SPACES.sub(" ", _HOLLOW.sub("", line[item.end() :] if item else line))).strip()
@@ -143,9 +146,10 @@ class Page:
     too_long: bool = False
 
 
-def read(path: Path, tally: Tally) -> SplitDocuments:
-    found = _WIKI.match(path.name)
-    wiki = found[0] if found else "wikipedia"
+def read(path: Path, tally: Tally) -> DocumentsBySplit:
+    """Yield ("train", document) for every article with text; count the other pages in the tally."""
+    match = _WIKI.match(path.name)
+    wiki = match[0] if match else "wikipedia"
     for page in pages(path):
         if page.ns != "0":
             tally.drop("no article")
@@ -166,11 +170,11 @@ def pages(path: Path) -> Iterator[Page]:
         try:
             while data := file.read(_CHUNK):
                 reader.parser.Parse(data, False)
-                yield from reader.taken()
+                yield from reader.take_pages()
             reader.parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise DataError(f"{path} is not a whole dump ({error}). Get it again.") from error
-    yield from reader.taken()
+    yield from reader.take_pages()
 
 
 class _Reader:
@@ -181,8 +185,8 @@ class _Reader:
         self._done: list[Page] = []
         self._page: Page | None = None
         self._field = ""
-        self._held: list[str] = []
-        self._held_chars = 0
+        self._text_parts: list[str] = []
+        self._num_chars = 0
         self.parser = expat.ParserCreate()
         self.parser.buffer_text = True
         self.parser.StartElementHandler = self._start
@@ -191,7 +195,8 @@ class _Reader:
         self.parser.StartDoctypeDeclHandler = self._refuse
         self.parser.EntityDeclHandler = self._refuse
 
-    def taken(self) -> list[Page]:
+    def take_pages(self) -> list[Page]:
+        """Return and forget the pages that are complete."""
         done, self._done = self._done, []
         return done
 
@@ -204,20 +209,20 @@ class _Reader:
         elif self._page is not None and name == "redirect":
             self._page.is_redirect = True
         # because: revisions and their authors have ids too; the page's own id comes first
-        wanted = self._page is not None and name in _KEPT and not (name == "id" and self._page.id)
-        self._field = name if wanted else ""
-        self._held, self._held_chars = [], 0
+        is_field = self._page is not None and name in _PAGE_FIELDS and not (name == "id" and self._page.id)
+        self._field = name if is_field else ""
+        self._text_parts, self._num_chars = [], 0
 
     def _characters(self, data: str) -> None:
         if self._field:
-            self._held_chars += len(data)
-            if self._held_chars <= MAX_DOC_BYTES:
-                self._held.append(data)
+            self._num_chars += len(data)
+            if self._num_chars <= MAX_DOC_BYTES:
+                self._text_parts.append(data)
 
     def _end(self, name: str) -> None:
         if self._page is not None and self._field == name:
-            setattr(self._page, name, "".join(self._held))
-            self._page.too_long |= self._held_chars > MAX_DOC_BYTES
+            setattr(self._page, name, "".join(self._text_parts))
+            self._page.too_long |= self._num_chars > MAX_DOC_BYTES
         self._field = ""
         if name == "page" and self._page is not None:
             self._done.append(self._page)

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from data_tools.corpora.fetch import RemoteFile
-from data_tools.corpora.recipe import Recipe, SplitDocuments, split_of
+from data_tools.corpora.recipe import DocumentsBySplit, Recipe, split_of
 from data_tools.corpus.flow.steps import Tally
 from data_tools.read.streams import archive_contents
 from lmtrain.errors import DataError
@@ -21,38 +21,39 @@ MEMBERS = tuple(f"wiki.{split}.{kind}" for kind in ("raw", "tokens") for split i
 _HEADING = re.compile(r" = (?!= )(.*[^ =].*|.) = ?\n?")
 
 
-def read(path: Path, tally: Tally) -> SplitDocuments:
+def read(path: Path, tally: Tally) -> DocumentsBySplit:
     """Yield the articles of a zip archive, raw or word level, or of a single file such as wiki.test.tokens."""
     for name, file in archive_contents(path, lambda name, _: name in MEMBERS):
         split = split_of(name)
-        for number, (title, text) in enumerate(articles(_decoded(file, path))):
+        for number, (title, text) in enumerate(articles(_decode_lines(file, path))):
             yield split, {"id": f"wikitext103/{split}/{number}", "title": title, "text": text}
 
 
 def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield (title, text) of every article; lines before the first heading belong to the first article."""
-    held: list[str] = []
+    article: list[str] = []
     title = ""
     previous = "\n"
     current: str | None = None
     for line in chain(lines, [""]):
         if current is not None:
-            found = _HEADING.fullmatch(current)
-            if found and not previous.strip() and not line.strip():
-                blank = held.pop() if held and not held[-1].strip() else ""
+            heading = _HEADING.fullmatch(current)
+            if heading and not previous.strip() and not line.strip():
+                blank = article.pop() if article and not article[-1].strip() else ""
                 if title:
-                    yield title, "".join(held)
-                    held = []
-                title = found[1].strip()
-                held += [blank] if blank else []
-            held.append(current)
+                    yield title, "".join(article)
+                    article = []
+                title = heading[1].strip()
+                article += [blank] if blank else []
+            article.append(current)
             previous = current
         current = line
     if title:
-        yield title, "".join(held)
+        yield title, "".join(article)
 
 
-def _decoded(file: Iterable[bytes], path: Path) -> Iterator[str]:
+def _decode_lines(file: Iterable[bytes], path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file. Raise DataError with the line's number if a line is not UTF-8."""
     for number, line in enumerate(file, 1):
         try:
             yield line.decode()

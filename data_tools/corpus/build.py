@@ -16,32 +16,32 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_tools.corpus.clean import build_clean
-from data_tools.corpus.copies.decontaminate import Decontaminate, read_passages
+from data_tools.corpus.copies.decontaminate import DecontaminateStep, read_passages
 from data_tools.corpus.copies.dedupe import (
-    EXACT,
-    NEAR,
-    Drop,
+    EXACT_FILE,
+    NEAR_FILE,
+    DropStep,
     MinHash,
-    Sign,
+    SignStep,
     check_inputs,
     find_pairs,
     mark_exact,
     mark_near,
-    remember_inputs,
+    record_inputs,
 )
 from data_tools.corpus.flow.steps import (
-    Collect,
-    Reading,
+    CollectStep,
+    ReadOptions,
     Report,
     ReportDocuments,
     Step,
-    Work,
-    find_files,
+    StepOptions,
+    find_step_sources,
     read_report,
     report_path,
     run_step,
 )
-from data_tools.corpus.random_steps import Split, shuffle, split_outputs
+from data_tools.corpus.random_steps import SplitStep, shuffle, split_outputs
 from data_tools.read.content import OnError
 from data_tools.read.sources import Inputs
 from lmtrain.config.base import Problem, Settings
@@ -124,17 +124,17 @@ class _Stage:
 
 
 def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocuments | None = None) -> list[Report]:
-    """Run the steps and return their reports.
+    """Run the recipe's steps, skipping those already done, and return the reports of all.
 
-    OUTPUT receives documents.jsonl, or train, valid and test if the recipe has a split.
+    The folder recipe.output receives documents.jsonl, or train, valid and test files if the recipe has a split.
     """
-    work = Work(workers, Reading(recipe.key, OnError(recipe.on_error)), report)
+    work = StepOptions(workers, ReadOptions(recipe.key, OnError(recipe.on_error)), report)
     folder = Path(recipe.output) / "work"
     inputs: Inputs = recipe.inputs
     reports: list[Report] = []
     for number, stage in enumerate(_stages(recipe, work), 1):
         output = folder / f"{number}-{stage.name}.jsonl"
-        key = _key(stage, inputs, recipe)
+        key = _stage_key(stage, inputs, recipe)
         done = output.with_suffix(".done.json")
         if not (done.exists() and read_json(done) == {"key": key} and output.exists()):
             done.unlink(missing_ok=True)
@@ -142,83 +142,89 @@ def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocument
             write_json(done, {"key": key})
         reports.append(read_report(report_path(output)))
         inputs = [output]
-    reports.append(_publish(recipe, inputs, work))
+    reports.append(_write_output(recipe, inputs, work))
     write_json(Path(recipe.output) / "report.json", [report.to_dict() for report in reports])
     return reports
 
 
-def _stages(recipe: BuildSettings, work: Work) -> list[_Stage]:
+def _stages(recipe: BuildSettings, work: StepOptions) -> list[_Stage]:
+    """Return the steps that the recipe names, in order."""
     stages: list[_Stage] = []
     if (clean := recipe.clean) is not None:
-        run = _runner(build_clean(clean.rules, clean.scripts, clean.min_script_share), work)
+        run = _step_runner(build_clean(clean.rules, clean.scripts, clean.min_script_share), work)
         stages.append(_Stage("clean", clean.to_dict(), run))
     if (dedupe := recipe.dedupe) is not None:
-        stages.append(_Stage("dedupe", dedupe.to_dict(), lambda i, o: dedupe_all(i, o, dedupe, work)))
+        stages.append(_Stage("dedupe", dedupe.to_dict(), lambda i, o: dedupe_documents(i, o, dedupe, work)))
     if (decontaminate := recipe.decontaminate) is not None:
         files = [Path(name) for name in decontaminate.against]
         facts = decontaminate.to_dict() | {"files": _identity(files)}
-        run = _runner(Decontaminate(read_passages(files), decontaminate.action), work)
+        run = _step_runner(DecontaminateStep(read_passages(files), decontaminate.action), work)
         stages.append(_Stage("decontaminate", facts, run))
     if recipe.shuffle:
         stages.append(_Stage("shuffle", {}, lambda i, o: shuffle(i, o, work, report_path(o), recipe.seed)))
     return stages
 
 
-def _runner(step: Step, work: Work) -> Callable[[Inputs, Path], Report]:
+def _step_runner(step: Step, work: StepOptions) -> Callable[[Inputs, Path], Report]:
+    """Return a function of inputs and output that runs a step with one output file."""
     return lambda inputs, output: run_step(step, inputs, {"documents": output}, work, report_path(output))
 
 
-def _key(stage: _Stage, inputs: Inputs, recipe: BuildSettings) -> str:
+def _stage_key(stage: _Stage, inputs: Inputs, recipe: BuildSettings) -> str:
     """Return a hash of the step, its settings and the identity of its input files."""
-    files = _identity([source.path for source in find_files(inputs)])
+    files = _identity([source.path for source in find_step_sources(inputs)])
     facts = [stage.name, stage.settings, recipe.key, recipe.on_error, recipe.seed, files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _identity(files: Sequence[Path]) -> list[list[Any]]:
-    found = [(path, os.stat(path)) for path in files if path.exists()]
-    return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in found]
+    """Return path, size and modification time of each file that exists."""
+    states = [(path, os.stat(path)) for path in files if path.exists()]
+    return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in states]
 
 
-def dedupe_all(inputs: Inputs, output: Path, settings: DedupeSettings, work: Work) -> Report:
-    """Sign, match and drop in one call; the temporary work folder is beside the output."""
+def dedupe_documents(inputs: Inputs, output: Path, settings: DedupeSettings, work: StepOptions) -> Report:
+    """Write the documents without copies, in one call: sign, find copies, drop them. The work folder is temporary."""
     folder = output.with_name(f"{output.name}.work")
-    clear(folder)
+    clear_folder(folder)
     try:
-        sign(inputs, folder, MinHash() if settings.near else None, work)
+        sign_documents(inputs, folder, MinHash() if settings.near else None, work)
         mark_exact(folder)
         if settings.near:
             find_pairs(folder, settings.threshold)
             mark_near(folder, settings.keep)
-        return drop(inputs, folder, output, work)
+        return drop_copies(inputs, folder, output, work)
     finally:
-        clear(folder)
+        clear_folder(folder)
 
 
-def clear(folder: Path) -> None:
-    """Remove a work folder of this run or of a killed run."""
+def clear_folder(folder: Path) -> None:
+    """Remove a work folder, of this run or of a killed run, if it exists."""
     if folder.is_dir():
         with storage_errors(folder, "Removing"):
             shutil.rmtree(folder)
 
 
-def sign(inputs: Inputs, folder: Path, minhash: MinHash | None, work: Work) -> Report:
-    remember_inputs(folder, inputs, minhash)
+def sign_documents(inputs: Inputs, folder: Path, minhash: MinHash | None, work: StepOptions) -> Report:
+    """Write every document's hash, and its MinHash signature if `minhash` is given, to the work folder."""
+    record_inputs(folder, inputs, minhash)
     outputs = {"rows": folder / "rows.u64", "signatures": folder / "signatures.u16"}
-    return run_step(Sign(minhash), inputs, outputs, work, folder / "sign.report.json")
+    return run_step(SignStep(minhash), inputs, outputs, work, folder / "sign.report.json")
 
 
-def drop(inputs: Inputs, folder: Path, output: Path, work: Work) -> Report:
+def drop_copies(inputs: Inputs, folder: Path, output: Path, work: StepOptions) -> Report:
+    """Write the documents that are not marked as copies in the work folder."""
     check_inputs(folder, inputs)
-    marks = (("exact copy", folder / EXACT), ("near copy", folder / NEAR))
-    return _runner(Drop(tuple(mark for mark in marks if mark[1].exists())), work)(inputs, output)
+    marks = (("exact copy", folder / EXACT_FILE), ("near copy", folder / NEAR_FILE))
+    return _step_runner(DropStep(tuple(mark for mark in marks if mark[1].exists())), work)(inputs, output)
 
 
-def _publish(recipe: BuildSettings, inputs: Inputs, work: Work) -> Report:
+def _write_output(recipe: BuildSettings, inputs: Inputs, work: StepOptions) -> Report:
+    """Write the last step's documents to the output folder, split if the recipe has a split."""
     output = Path(recipe.output)
     if recipe.split is not None:
         return run_step(
-            Split(recipe.split.ratios, recipe.seed, recipe.split.by), inputs, split_outputs(output), work,
+            SplitStep(recipe.split.ratios, recipe.seed, recipe.split.by), inputs, split_outputs(output), work,
             output / "split.report.json",
         )  # fmt: skip
-    return _runner(Collect(), work)(inputs, output / DOCUMENTS)
+    return _step_runner(CollectStep(), work)(inputs, output / DOCUMENTS)

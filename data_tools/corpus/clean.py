@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.steps import Documents, Selection, Tally
+from data_tools.corpus.flow.steps import Documents, SelectionStep, Tally
 from data_tools.corpus.flow.word_hashes import Hashes, hash_runs, mix
 from data_tools.scripts import check_script, script_shares
 from lmtrain.errors import UsageError, spelling_hint
@@ -28,7 +28,7 @@ from lmtrain.tokenizer.json_lines import Document
 _STOP_WORDS = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
 _BULLETS = ("•", "‣", "▪", "●", "◦", "-", "*", "·")
 # sentence ends in Western, East Asian, Arabic and Indic scripts, and closing quotes and brackets
-_ENDS = tuple(".!?\"')\u201d\u2019\u2026\u3002\uff01\uff1f\u061f\u0964\u00bb")
+_SENTENCE_ENDS = tuple(".!?\"')\u201d\u2019\u2026\u3002\uff01\uff1f\u061f\u0964\u00bb")
 _AROUND_WORDS = ".,;:!?\"'()[]\u201c\u201d\u2018\u2019"
 _POLICY = re.compile(
     r"terms of use|privacy policy|cookie policy|uses cookies|use of cookies|use cookies", re.IGNORECASE
@@ -36,9 +36,9 @@ _POLICY = re.compile(
 _TOP_RUNS = ((2, 0.20), (3, 0.18), (4, 0.16))
 _REPEATED_RUNS = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))
 # The bytes 0x80 to 0xff decoded as Windows-1252, or as Latin-1 where Windows-1252 has no character.
-_SHOWN = [bytes([byte]).decode("cp1252", "replace") for byte in range(0x80, 0x100)]
-_SHOWN = [chr(0x80 + i) if shown == "\ufffd" else shown for i, shown in enumerate(_SHOWN)]
-_BYTE_OF = {ord(shown): chr(0x80 + i) for i, shown in enumerate(_SHOWN)}
+_DECODED_BYTES = [bytes([byte]).decode("cp1252", "replace") for byte in range(0x80, 0x100)]
+_DECODED_BYTES = [chr(0x80 + i) if shown == "\ufffd" else shown for i, shown in enumerate(_DECODED_BYTES)]
+_BYTE_OF = {ord(shown): chr(0x80 + i) for i, shown in enumerate(_DECODED_BYTES)}
 _QUOTES = frozenset("\u2018\u2019\u201c\u201d\u2013\u2014\u2026\xa0")
 _DAMAGE = (  # (name in the report, pattern, replacement)
     ("line ends", re.compile("\r\n?|[\x85\u2028\u2029]"), "\n"),
@@ -58,8 +58,8 @@ DEFAULT_RULES = ("gopher", "lines_ending_in_punctuation")
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 
-class Facts:
-    """Lazily computed properties of a text that the rules measure; each is computed once."""
+class TextFacts:
+    """Properties of a text that the rules measure, computed when they are first needed."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -71,8 +71,8 @@ class Facts:
     @cached_property
     def word_ids(self) -> Hashes:
         """A hash per word, equal for equal words within this text."""
-        known: dict[str, int] = {}
-        return mix(np.array([known.setdefault(word, len(known) + 1) for word in self.words], np.uint64))
+        numbers: dict[str, int] = {}
+        return mix(np.array([numbers.setdefault(word, len(numbers) + 1) for word in self.words], np.uint64))
 
     @cached_property
     def word_chars(self) -> npt.NDArray[np.int64]:
@@ -87,6 +87,7 @@ class Facts:
         return [part for part in map(str.strip, re.split(r"\n\s*\n", self.text)) if part]
 
     def share_of_lines(self, test: Callable[[str], bool]) -> float:
+        """Return the share of lines for which `test` is True."""
         return sum(map(test, self.lines)) / max(len(self.lines), 1)
 
     @cached_property
@@ -94,20 +95,20 @@ class Facts:
         return max(int(self.word_chars.sum()), 1)
 
 
-def _repeated(parts: list[str]) -> tuple[float, float]:
-    """Return the share of parts that occurred earlier, by number and by characters."""
-    seen: set[str] = set()
+def _repeated_shares(parts: list[str]) -> tuple[float, float]:
+    """Return the share of lines or paragraphs that occurred earlier in the text, by number and by characters."""
+    earlier: set[str] = set()
     number = chars = 0
     for part in parts:
-        if part in seen:
+        if part in earlier:
             number += 1
             chars += len(part)
-        seen.add(part)
+        earlier.add(part)
     return number / max(len(parts), 1), chars / max(sum(map(len, parts)), 1)
 
 
-def _top_run(length: int, facts: Facts) -> float:
-    """Return the share of characters in the most frequent run of `length` words; ties go to the first run."""
+def _top_run_share(length: int, facts: TextFacts) -> float:
+    """Return the share of a text's characters in its most frequent run of `length` words, 0.0 if no run repeats."""
     runs = hash_runs(facts.word_ids, length)
     if not runs.size:
         return 0.0
@@ -117,44 +118,47 @@ def _top_run(length: int, facts: Facts) -> float:
     return float(counts[best] * chars / facts.num_word_chars) if counts[best] > 1 else 0.0
 
 
-def _repeated_runs(length: int, facts: Facts) -> float:
-    """Return the share of characters inside runs of `length` words that occurred earlier; each word is counted once."""
+def _repeated_runs_share(length: int, facts: TextFacts) -> float:
+    """Return the share of characters in runs of `length` words that occurred earlier; each word is counted once."""
     runs = hash_runs(facts.word_ids, length)
     if not runs.size:
         return 0.0
-    again = np.ones(runs.size, bool)
-    again[np.unique(runs, return_index=True)[1]] = False
+    is_repeat = np.ones(runs.size, bool)
+    is_repeat[np.unique(runs, return_index=True)[1]] = False
     starts = np.zeros(len(facts.words) + 1, np.int64)
-    starts[np.flatnonzero(again)] += 1
-    starts[np.flatnonzero(again) + length] -= 1
+    starts[np.flatnonzero(is_repeat)] += 1
+    starts[np.flatnonzero(is_repeat) + length] -= 1
     return float(facts.word_chars[np.cumsum(starts[:-1]) > 0].sum() / facts.num_word_chars)
 
 
-def _mean_word_chars(facts: Facts) -> float:
+def _mean_word_chars(facts: TextFacts) -> float:
     return facts.num_word_chars / max(len(facts.words), 1)
 
 
 @dataclass(frozen=True)
 class Rule:
+    """A rule for documents: a measure and its default limit."""
+
     name: str
     limit: float
-    measure: Callable[[Facts], float]
+    measure: Callable[[TextFacts], float]
     at_least: bool = False  # True: the limit is the least allowed value; False: the greatest
 
-    def breaks(self, facts: Facts, limit: float) -> bool:
+    def breaks(self, facts: TextFacts, limit: float) -> bool:
+        """Return True if the text is beyond this limit."""
         value = self.measure(facts)
         return value < limit if self.at_least else value > limit
 
 
-_least = partial(Rule, at_least=True)
+_minimum = partial(Rule, at_least=True)
 
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
         # Gopher: quality
-        _least("min_words", 50, lambda f: len(f.words)),
+        _minimum("min_words", 50, lambda f: len(f.words)),
         Rule("max_words", 100_000, lambda f: len(f.words)),
-        _least("min_mean_word_chars", 3, _mean_word_chars),
+        _minimum("min_mean_word_chars", 3, _mean_word_chars),
         Rule("max_mean_word_chars", 10, _mean_word_chars),
         Rule(
             "symbols_per_word", 0.1,
@@ -162,26 +166,28 @@ RULES: dict[str, Rule] = {
         ),
         Rule("bullet_lines", 0.9, lambda f: f.share_of_lines(lambda line: line.startswith(_BULLETS))),
         Rule("ellipsis_lines", 0.3, lambda f: f.share_of_lines(lambda line: line.endswith(("…", "...")))),
-        _least(
+        _minimum(
             "words_with_letters", 0.8,
             lambda f: sum(any(map(str.isalpha, word)) for word in f.words) / max(len(f.words), 1),
         ),
-        _least(
+        _minimum(
             "stop_words", 2,
             lambda f: len(_STOP_WORDS.intersection(word.strip(_AROUND_WORDS).lower() for word in f.words)),
         ),
         # Gopher: repetition
-        Rule("repeated_lines", 0.30, lambda f: _repeated(f.lines)[0]),
-        Rule("repeated_line_chars", 0.20, lambda f: _repeated(f.lines)[1]),
-        Rule("repeated_paragraphs", 0.30, lambda f: _repeated(f.paragraphs)[0]),
-        Rule("repeated_paragraph_chars", 0.20, lambda f: _repeated(f.paragraphs)[1]),
-        *(Rule(f"top_{n}_words", limit, partial(_top_run, n)) for n, limit in _TOP_RUNS),
-        *(Rule(f"repeated_{n}_words", limit, partial(_repeated_runs, n)) for n, limit in _REPEATED_RUNS),
+        Rule("repeated_lines", 0.30, lambda f: _repeated_shares(f.lines)[0]),
+        Rule("repeated_line_chars", 0.20, lambda f: _repeated_shares(f.lines)[1]),
+        Rule("repeated_paragraphs", 0.30, lambda f: _repeated_shares(f.paragraphs)[0]),
+        Rule("repeated_paragraph_chars", 0.20, lambda f: _repeated_shares(f.paragraphs)[1]),
+        *(Rule(f"top_{n}_words", limit, partial(_top_run_share, n)) for n, limit in _TOP_RUNS),
+        *(Rule(f"repeated_{n}_words", limit, partial(_repeated_runs_share, n)) for n, limit in _REPEATED_RUNS),
         # C4
         Rule("lorem_ipsum", 0, lambda f: f.text.lower().count("lorem ipsum")),
         Rule("curly_brackets", 0, lambda f: f.text.count("{")),
         # FineWeb
-        _least("lines_ending_in_punctuation", 0.12, lambda f: f.share_of_lines(lambda line: line.endswith(_ENDS))),
+        _minimum(
+            "lines_ending_in_punctuation", 0.12, lambda f: f.share_of_lines(lambda line: line.endswith(_SENTENCE_ENDS)),
+        ),
         Rule("short_lines", 0.67, lambda f: f.share_of_lines(lambda line: len(line) <= 30)),
     )
 }
@@ -193,34 +199,37 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 LINE_RULES: dict[str, Callable[[str], bool]] = {  # C4: True for a line to remove
-    "line_without_end": lambda line: not line.rstrip().endswith(_ENDS),
+    "line_without_end": lambda line: not line.rstrip().endswith(_SENTENCE_ENDS),
     "line_too_short": lambda line: len(line.split()) < 3,
     "line_javascript": lambda line: "javascript" in line.lower(),
     "line_policy": lambda line: _POLICY.search(line) is not None,
 }
 
 
-def _class(first: int, last: int) -> str:
-    return "[" + re.escape("".join(_SHOWN[first - 0x80 : last - 0x80 + 1])) + "]"
+def _character_class(first: int, last: int) -> str:
+    """Return a regex class of the characters that the bytes first to last become when they are decoded wrongly."""
+    return "[" + re.escape("".join(_DECODED_BYTES[first - 0x80 : last - 0x80 + 1])) + "]"
 
 
-_REST = _class(0x80, 0xBF)
-_LONG = rf"{_class(0xE0, 0xEF)}{_REST}{{2}}|{_class(0xF0, 0xF4)}{_REST}{{3}}"
-_SHORT = rf"{_class(0xC2, 0xDF)}{_REST}"
+_CONTINUATION = _character_class(0x80, 0xBF)
+_LONG_SEQUENCE = (
+    rf"{_character_class(0xE0, 0xEF)}{_CONTINUATION}{{2}}|{_character_class(0xF0, 0xF4)}{_CONTINUATION}{{3}}"
+)
+_PAIR = rf"{_character_class(0xC2, 0xDF)}{_CONTINUATION}"
 # A single pair can be genuine text (a name in capitals before a quote mark), so it counts only after the two lead
 # characters of nearly all Western European letters; two pairs in a row or a longer sequence cannot be a coincidence.
-_GARBLED = re.compile(rf"(?:{_LONG}|{_SHORT}){{2,}}|{_LONG}|[ÂÃ]{_REST}")
+_GARBLED = re.compile(rf"(?:{_LONG_SEQUENCE}|{_PAIR}){{2,}}|{_LONG_SEQUENCE}|[ÂÃ]{_CONTINUATION}")
 
 
-def mend(text: str, counts: Counter[str]) -> str:
-    """Return the repaired text; `counts` is increased by one for each kind of damage found."""
-    undone = undo_garbling(text)
-    if undone != text:
+def repair_text(text: str, counts: Counter[str]) -> str:
+    """Return the text with damage repaired; add 1 to `counts` for each kind of damage found."""
+    restored = undo_garbling(text)
+    if restored != text:
         counts["mended: wrong decoding"] += 1
-    text = undone
+    text = restored
     for name, pattern, replacement in _DAMAGE:
-        text, found = pattern.subn(replacement, text)
-        if found:
+        text, num_found = pattern.subn(replacement, text)
+        if num_found:
             counts[f"mended: {name}"] += 1
     if not unicodedata.is_normalized("NFC", text):
         counts["mended: not composed (NFC)"] += 1
@@ -231,14 +240,15 @@ def mend(text: str, counts: Counter[str]) -> str:
 def undo_garbling(text: str) -> str:
     """Return text with UTF-8 that was decoded as Windows-1252, up to three times, restored: "cafÃ©" becomes "café"."""
     for _ in range(3):
-        better = _GARBLED.sub(_decoded, text)
+        better = _GARBLED.sub(_decode_garbled, text)
         if better == text:
             break
         text = better
     return text
 
 
-def _decoded(match: re.Match[str]) -> str:
+def _decode_garbled(match: re.Match[str]) -> str:
+    """Return the original of a garbled sequence, or the sequence itself if it is genuine text."""
     garbled = match[0]
     before = match.string[match.start() - 1 : match.start()]
     if len(garbled) == 2 and garbled[0] == "Ã" and garbled[1] in _QUOTES and before.isupper():
@@ -250,7 +260,7 @@ def _decoded(match: re.Match[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Clean(Selection):
+class CleanStep(SelectionStep):
     """The step `clean`: rules with limits, line rules, and allowed scripts with their least share of letters."""
 
     rules: tuple[tuple[str, float], ...] = ()
@@ -259,44 +269,47 @@ class Clean(Selection):
     min_script_share: float = 0.5
     name: ClassVar[str] = "clean"
 
-    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
+    def select_documents(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for _, document in documents:
-            text = self._without_lines(mend(document[key], tally.changed), tally)
-            cause = self.cause(text)
+            text = self._remove_lines(repair_text(document[key], tally.changed), tally)
+            cause = self.drop_cause(text)
             if cause is None:
                 yield document | {key: text}
             else:
                 tally.drop(cause)
 
-    def cause(self, text: str) -> str | None:
+    def drop_cause(self, text: str) -> str | None:
         """Return the first rule that the text breaks, or None if it is kept."""
         if not text.strip():
             return "empty"
-        facts = Facts(text)
-        broken = next((name for name, limit in self.rules if RULES[name].breaks(facts, limit)), None)
-        if broken is None and self.scripts:
+        facts = TextFacts(text)
+        broken_rule = next((name for name, limit in self.rules if RULES[name].breaks(facts, limit)), None)
+        if broken_rule is None and self.scripts:
             shares = script_shares(text)
             if sum(shares.get(script, 0.0) for script in self.scripts) < self.min_script_share:
                 return f"script: {next(iter(shares), 'none')}"
-        return broken
+        return broken_rule
 
-    def _without_lines(self, text: str, tally: Tally) -> str:
+    def _remove_lines(self, text: str, tally: Tally) -> str:
+        """Return the text without the lines that break a line rule; count them in the tally."""
         if not self.line_rules:
             return text
-        kept = []
+        kept_lines = []
         for line in text.split("\n"):
-            broken = next((name for name in self.line_rules if line.strip() and LINE_RULES[name](line)), None)
-            if broken is None:
-                kept.append(line)
+            broken_rule = next((name for name in self.line_rules if line.strip() and LINE_RULES[name](line)), None)
+            if broken_rule is None:
+                kept_lines.append(line)
             else:
-                tally.changed[f"lines taken out: {broken}"] += 1
-        return _BLANK_LINES.sub("\n\n", "\n".join(kept)).strip("\n") if len(kept) < text.count("\n") + 1 else text
+                tally.changed[f"lines taken out: {broken_rule}"] += 1
+        if len(kept_lines) == text.count("\n") + 1:
+            return text
+        return _BLANK_LINES.sub("\n\n", "\n".join(kept_lines)).strip("\n")
 
 
-def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_share: float = 0.5) -> Clean:
-    """Build the step from command-line words: groups (gopher), rules (min_words), limits (min_words=20), line rules.
+def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_share: float = 0.5) -> CleanStep:
+    """Build the step from `--rule` words: groups (gopher), rules (min_words), limits (min_words=20), line rules.
 
-    Raise UsageError for an unknown word.
+    `scripts` are the allowed scripts, empty for all. Raise UsageError for an unknown word.
     """
     rules: dict[str, float] = {}
     line_rules: list[str] = []
@@ -311,20 +324,21 @@ def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_sh
         elif name in GROUPS and not limit:
             rules |= {rule: RULES[rule].limit for rule in GROUPS[name] if rule not in rules}
         elif name in RULES:
-            rules[name] = _limit(word, limit) if limit else RULES[name].limit
+            rules[name] = _parse_limit(word, limit) if limit else RULES[name].limit
         else:
-            known = [*RULES, *GROUPS, *LINE_RULES, "c4_lines", "none"]
-            raise UsageError(f"--rule={word} is no rule. {spelling_hint(name, known)}")
+            names = [*RULES, *GROUPS, *LINE_RULES, "c4_lines", "none"]
+            raise UsageError(f"--rule={word} is no rule. {spelling_hint(name, names)}")
     if not 0 <= min_script_share <= 1:
         raise UsageError(f"--min-script-share={min_script_share} is not a share. Give a number from 0 to 1.")
-    welcome = tuple(name.lower() for name in scripts)
-    for name in welcome:
+    allowed = tuple(name.lower() for name in scripts)
+    for name in allowed:
         check_script(name)
-    return Clean(tuple(rules.items()), tuple(line_rules), welcome, min_script_share)
+    return CleanStep(tuple(rules.items()), tuple(line_rules), allowed, min_script_share)
 
 
-def _limit(word: str, limit: str) -> float:
+def _parse_limit(word: str, limit: str) -> float:
+    """Parse the limit of a `--rule` word; the word is for the message."""
     try:
         return float(limit)
     except ValueError as error:
-        raise UsageError(f"--rule={word} has no number behind the sign. Write it as min_words=20.") from error
+        raise UsageError(f"--rule={word} has no number after the equals sign. Write it as min_words=20.") from error

@@ -23,13 +23,13 @@ from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Sorter
 from data_tools.corpus.flow.steps import (
     Documents,
     Report,
-    Selection,
+    SelectionStep,
+    StepOptions,
     Tally,
-    Work,
-    find_files,
+    find_step_sources,
     read_documents,
-    refuse_nothing,
     refuse_overwriting,
+    require_documents,
     run_step,
     to_line,
 )
@@ -41,25 +41,27 @@ from lmtrain.tokenizer.json_lines import Document
 
 SPLITS = ("train", "valid", "test")
 _HEAD = struct.Struct("<QI")  # random number and byte length of a line
-_MOST_BUCKETS = 512  # because: each bucket is an open file
+_MAX_BUCKETS = 512  # because: each bucket is an open file
 
 
 def split_outputs(folder: Path) -> dict[str, Path]:
+    """Return split -> path of its file in a folder."""
     return {name: folder / f"{name}.jsonl" for name in SPLITS}
 
 
-def draw(seed: int, purpose: str, what: bytes) -> int:
-    """Return a random-looking number below 2^64 that depends only on the three arguments."""
+def draw_number(seed: int, purpose: str, data: bytes) -> int:
+    """Return a pseudorandom number below 2^64, a keyed hash of `data`; `purpose` is such as the name of a step."""
     key = seed.to_bytes(8, "little", signed=True)
-    return int.from_bytes(hashlib.blake2b(what, digest_size=8, key=key, person=purpose.encode()).digest(), "big")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=key, person=purpose.encode()).digest(), "big")
 
 
-def _position(position: int) -> bytes:
+def _position_bytes(position: int) -> bytes:
+    """Return a document's position as the data of `draw_number`."""
     return position.to_bytes(8, "little")
 
 
 @dataclass(frozen=True)
-class Split:
+class SplitStep:
     """The step `split`: assigns documents to train, valid and test by id or text; equal documents stay together."""
 
     ratios: tuple[float, ...]
@@ -72,15 +74,15 @@ class Split:
         if len(self.ratios) != 3 or min(self.ratios) < 0 or abs(sum(self.ratios) - 1) > 1e-9:
             raise UsageError(f"--ratios={self.ratios} are not three shares that add up to 1. Use 0.98,0.01,0.01.")
         if self.by not in ("id", "text"):
-            raise UsageError(f"--by={self.by} is nothing to split by. Use id or text.")
+            raise UsageError(f"--by={self.by} is not a key to split by. Use id or text.")
 
     def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
         limits = np.cumsum(self.ratios)[:-1]
         lines: dict[str, list[bytes]] = {name: [] for name in SPLITS}
         for _, document in documents:
-            named = document.get("id") if self.by == "id" else None
-            what = content_hash(document[key]) if named is None else str(named).encode()
-            share = draw(self.seed, self.name, what) / 2.0**64
+            document_id = document.get("id") if self.by == "id" else None
+            data = content_hash(document[key]) if document_id is None else str(document_id).encode()
+            share = draw_number(self.seed, self.name, data) / 2.0**64
             split = SPLITS[int(np.searchsorted(limits, share, side="right"))]
             lines[split].append(to_line(document))
             tally.keep(document[key])
@@ -89,23 +91,23 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Sample(Selection):
+class SampleStep(SelectionStep):
     """The step `sample`: keeps the documents whose number is at most `limit`."""
 
     limit: int
     seed: int = 0
     name: ClassVar[str] = "sample"
 
-    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
+    def select_documents(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for position, document in documents:
-            if draw(self.seed, self.name, _position(position)) <= self.limit:
+            if draw_number(self.seed, self.name, _position_bytes(position)) <= self.limit:
                 yield document
             else:
                 tally.drop("not drawn")
 
 
 @dataclass(frozen=True)
-class _Draws:
+class _DrawStep:
     """Step that writes only the documents' numbers, to find the limit for a given count."""
 
     seed: int
@@ -113,14 +115,17 @@ class _Draws:
     files: ClassVar[Sequence[str]] = ("draws",)
 
     def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
-        numbers = [draw(self.seed, Sample.name, _position(position)) for position, _ in documents]
+        numbers = [draw_number(self.seed, SampleStep.name, _position_bytes(position)) for position, _ in documents]
         return {"draws": np.array(numbers, np.uint64).tobytes()}
 
 
 def sample_limit(
-    inputs: Inputs, work: Work, folder: Path, *, fraction: float | None, count: int | None, seed: int
+    inputs: Inputs, work: StepOptions, folder: Path, *, fraction: float | None, count: int | None, seed: int
 ) -> int:
-    """Return the limit for a fraction of the documents, or for exactly `count` documents."""
+    """Return the limit for `SampleStep` that samples a fraction of the documents, or exactly `count` documents.
+
+    `folder` is for temporary files.
+    """
     if (fraction is None) == (count is None):
         raise UsageError("Neither or both of --fraction and --count were given. Give one of them.")
     if fraction is not None:
@@ -130,42 +135,42 @@ def sample_limit(
     if not work.reading.part.is_whole:
         raise UsageError("--count needs all documents, not a part of them. Use --fraction, or leave --part out.")
     assert count is not None
-    find_files(inputs)  # because: the inputs are read twice (limit, then sample), which standard input cannot be
+    find_step_sources(inputs)  # because: the inputs are read twice (limit, then sample), which standard input cannot be
     with storage_errors(folder, "Making"):
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sample-", dir=folder) as temporary:
         draws = Path(temporary) / "draws"
-        run_step(_Draws(seed), inputs, {"draws": draws}, work, Path(temporary) / "report")
-        return _smallest(draws, count, Path(temporary))
+        run_step(_DrawStep(seed), inputs, {"draws": draws}, work, Path(temporary) / "report")
+        return _kth_smallest(draws, count, Path(temporary))
 
 
-def _smallest(draws: Path, count: int, folder: Path) -> int:
-    """Return the count-th smallest number; the numbers are sorted on disk. -1 if count is 0."""
+def _kth_smallest(draws: Path, count: int, folder: Path) -> int:
+    """Return the count-th smallest number in a file, -1 if count is 0; the numbers are sorted on disk."""
     with Sorter(1, folder) as sorter, open(draws, "rb") as file:
-        while (some := np.fromfile(file, np.uint64, 1 << 20)).size:
-            sorter.add(some[:, None])
-        limit, left = -1, count
+        while (numbers := np.fromfile(file, np.uint64, 1 << 20)).size:
+            sorter.add(numbers[:, None])
+        limit, remaining = -1, count
         for batch in sorter.batches():
-            if left <= 0:
+            if remaining <= 0:
                 break
-            limit = int(batch[min(left, len(batch)) - 1, 0])
-            left -= len(batch)
+            limit = int(batch[min(remaining, len(batch)) - 1, 0])
+            remaining -= len(batch)
     return limit
 
 
 def shuffle(
-    inputs: Inputs, output: Path, work: Work, report_file: Path, seed: int,
+    inputs: Inputs, output: Path, work: StepOptions, report_file: Path, seed: int,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Report:  # fmt: skip
     """Write all documents in an order decided by the seed and their positions. A part is a range of that order."""
     part = work.reading.part
     key = work.reading.key or "text"
-    sources = find_files(inputs, once=part.is_whole)
+    sources = find_step_sources(inputs, read_once=part.is_whole)
     refuse_overwriting(sources, [output])
     tally = Tally()
     size = sum(source.num_bytes * (8 if source.streamed or source.kind == "parquet" else 1) for source in sources)
     # because: a bucket's lines, their sorted list and the joined output are in memory together
-    num_buckets = min(4 * size // part.count // memory_bytes + 1, _MOST_BUCKETS)
+    num_buckets = min(4 * size // part.count // memory_bytes + 1, _MAX_BUCKETS)
     first, stop = part.share_of(1 << 64)
     with ExitStack() as stack:
         stack.enter_context(storage_errors(output, "Writing"))
@@ -176,7 +181,7 @@ def shuffle(
         # because: every part reads all documents, and a bad line must be counted once
         drop_bad = tally.drop_bad if part.number == 0 else lambda bad: None
         for position, document in read_documents(sources, replace(work.reading, part=WHOLE_PART), drop_bad):
-            number = draw(seed, "shuffle", _position(position))
+            number = draw_number(seed, "shuffle", _position_bytes(position))
             if first <= number < stop:
                 text, line = document[key], to_line(document)
                 tally.num_in += 1
@@ -188,18 +193,19 @@ def shuffle(
                     work.report("shuffle", tally.num_in)
         tally.num_in += tally.dropped.total()
         if part.is_whole:
-            refuse_nothing("shuffle", tally)
+            require_documents("shuffle", tally)
         for bucket in buckets:
             bucket.close()
-        with atomic_file(work.named(output)) as target:
+        with atomic_file(work.output_path(output)) as target:
             for name in names:
                 with open(name, "rb") as bucket:
-                    target.writelines(line for _, line in sorted(_entries(bucket)))
+                    target.writelines(line for _, line in sorted(_read_entries(bucket)))
                 name.unlink()
-    return Report("shuffle", tally).written(work.named(report_file))
+    return Report("shuffle", tally).write(work.output_path(report_file))
 
 
-def _entries(bucket: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+def _read_entries(bucket: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yield (random number, line) of each document in a bucket."""
     while head := bucket.read(_HEAD.size):
         number, length = _HEAD.unpack(head)
         yield number, bucket.read(length)

@@ -56,7 +56,7 @@ def test_a_terabyte_that_was_never_written_is_not_read(toy: Toy, here: Path, nam
 def test_a_step_that_leaves_nothing_says_what_took_it(here: Path) -> None:
     write_jsonl(Path("in.jsonl"), [{"text": "too short"}] * 3)
     said = lmtrain("corpus", "clean", "in.jsonl", "--output", "out.jsonl", *ONE, code=65)
-    assert "clean leaves none of 3 documents: 3 min_words. Check the input, or ask for less." in " ".join(said.split())
+    assert "clean leaves none of 3 documents: 3 min_words. Check the input and settings." in " ".join(said.split())
     assert not Path("out.jsonl").exists()
 
 

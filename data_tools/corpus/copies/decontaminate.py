@@ -20,16 +20,16 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from data_tools.corpus.flow.steps import Documents, Reading, Selection, Tally, find_files, read_documents
+from data_tools.corpus.flow.steps import Documents, ReadOptions, SelectionStep, Tally, find_step_sources, read_documents
 from data_tools.corpus.flow.word_hashes import UNSPACED, Hashes, hash_runs, hash_words
 from data_tools.read.sources import SUFFIXES
 from data_tools.read.streams import open_decompressed
 from lmtrain.errors import DataError, UsageError
 from lmtrain.tokenizer.json_lines import Document
 
-NUM_WORDS, LEAST_WORDS = 13, 8
-SIDE_CHARS, LEAST_CHARS, MOST_PIECES = 200, 200, 10
-_MOST_BYTES = 1 << 30
+NUM_WORDS, MIN_WORDS = 13, 8
+SIDE_CHARS, MIN_CHARS, MAX_PIECES = 200, 200, 10
+_MAX_BYTES = 1 << 30
 ACTIONS = ("cut", "drop")
 # Contractions are two words, because some evaluation texts are published tokenized that way: do n't, it 's.
 _WORD = re.compile(
@@ -40,10 +40,12 @@ _NOT_WORD = re.compile(r"[\W_]+")
 
 @lru_cache(maxsize=1 << 18)
 def plain_word(word: str) -> str:
+    """Return a word in lower case and without punctuation."""
     return _NOT_WORD.sub("", word).lower()
 
 
-def _hashes(text: str) -> Hashes:
+def _hash_text(text: str) -> Hashes:
+    """Return the hashes of a text's words, in order, without case and punctuation."""
     return hash_words([plain_word(word) for word in _WORD.findall(text)])
 
 
@@ -55,50 +57,51 @@ class Passages:
     runs: tuple[tuple[int, Hashes, npt.NDArray[np.int32]], ...]  # (words, hashes, source numbers)
 
     def find(self, hashes: Hashes) -> list[tuple[int, int, int]]:
-        """Return (first word, one past the last, source) of every hit."""
-        found = []
-        for length, known, sources in self.runs:
-            wanted = hash_runs(hashes, length)
-            at = np.minimum(np.searchsorted(known, wanted), known.size - 1)
-            found += [(i, i + length, int(sources[at[i]])) for i in np.flatnonzero(known[at] == wanted).tolist()]
-        return found
+        """Return (first word, one past the last word, source number) of each hit in a text with these word hashes."""
+        hits = []
+        for length, run_hashes, sources in self.runs:
+            runs = hash_runs(hashes, length)
+            at = np.minimum(np.searchsorted(run_hashes, runs), run_hashes.size - 1)
+            hits += [(i, i + length, int(sources[at[i]])) for i in np.flatnonzero(run_hashes[at] == runs).tolist()]
+        return hits
 
 
 def read_passages(files: Sequence[Path]) -> Passages:
-    """Read the runs of the evaluation files, compressed or not: plain text is one text, a string of .jsonl is one."""
+    """Read the evaluation files, compressed or not; a plain text file is one text, each string in a .jsonl is one."""
     if not files:
         raise UsageError("--against was not given. Name the evaluation texts that must not be trained on.")
     by_length: dict[int, list[tuple[Hashes, int]]] = {}
     for number, path in enumerate(files):
         for text in _texts(path):
-            hashes = _hashes(unicodedata.normalize("NFC", text))
+            hashes = _hash_text(unicodedata.normalize("NFC", text))
             length = min(NUM_WORDS, hashes.size)
-            if length >= LEAST_WORDS:
+            if length >= MIN_WORDS:
                 by_length.setdefault(length, []).append((hash_runs(hashes, length), number))
     if not by_length:
-        raise DataError(f"{files[0]} and the rest hold no run of {LEAST_WORDS} words. Check the evaluation texts.")
+        raise DataError(f"{files[0]} and the rest hold no run of {MIN_WORDS} words. Check the evaluation texts.")
     return Passages(
         tuple(path.name for path in files),
-        tuple(_sorted(length, found) for length, found in sorted(by_length.items())),
+        tuple(_sort_runs(length, runs) for length, runs in sorted(by_length.items())),
     )
 
 
-def _sorted(length: int, runs: list[tuple[Hashes, int]]) -> tuple[int, Hashes, npt.NDArray[np.int32]]:
+def _sort_runs(length: int, runs: list[tuple[Hashes, int]]) -> tuple[int, Hashes, npt.NDArray[np.int32]]:
     hashes = np.concatenate([h for h, _ in runs])
     sources = np.concatenate([np.full(h.size, number, np.int32) for h, number in runs])
-    known, first = np.unique(hashes, return_index=True)
-    return length, known, sources[first]
+    distinct, first = np.unique(hashes, return_index=True)
+    return length, distinct, sources[first]
 
 
 def _texts(path: Path) -> Iterator[str]:
+    """Yield the texts of an evaluation file."""
     if next((kind for suffix, (kind, _) in SUFFIXES.items() if path.name.endswith(suffix)), "text") != "text":
         # because: evaluation files use various keys, and every string in them counts
-        for _, document in read_documents(find_files([path]), Reading(key=None), lambda bad: None):
+        for _, document in read_documents(find_step_sources([path]), ReadOptions(key=None), lambda bad: None):
             yield from _strings(document)
         return
     with open_decompressed(path) as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
         raise DataError(f"{path} is larger than 1 GiB, which no evaluation set is. Check --against.")
     try:
         yield data.decode("utf-8-sig")
@@ -107,6 +110,7 @@ def _texts(path: Path) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
+    """Yield every string in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
@@ -115,7 +119,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Decontaminate(Selection):
+class DecontaminateStep(SelectionStep):
     """The step `decontaminate`: cuts hits out of documents, or drops documents with hits."""
 
     passages: Passages
@@ -124,18 +128,18 @@ class Decontaminate(Selection):
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
-            raise UsageError(f"--action={self.action} is nothing to do. Use {' or '.join(ACTIONS)}.")
+            raise UsageError(f"--action={self.action} is no action. Use {' or '.join(ACTIONS)}.")
 
-    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
+    def select_documents(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for _, document in documents:
             text = unicodedata.normalize("NFC", document[key])
-            found = self.passages.find(_hashes(text))
-            if not found:
+            hits = self.passages.find(_hash_text(text))
+            if not hits:
                 yield document
                 continue
-            for source in sorted({source for _, _, source in found}):
+            for source in sorted({source for _, _, source in hits}):
                 tally.changed[f"found: {self.passages.sources[source]}"] += 1
-            pieces = self._pieces(text, found)
+            pieces = self._pieces(text, hits)
             if not pieces:
                 tally.drop("contaminated")
                 continue
@@ -143,19 +147,19 @@ class Decontaminate(Selection):
             tally.changed["pieces added"] += len(pieces) - 1
             yield from (document | {key: piece, "piece": number} for number, piece in enumerate(pieces))
 
-    def _pieces(self, text: str, found: list[tuple[int, int, int]]) -> list[str]:
+    def _pieces(self, text: str, hits: list[tuple[int, int, int]]) -> list[str]:
         if self.action == "drop":
             return []
         spans = [match.span() for match in _WORD.finditer(text)]
-        holes = merged((spans[a][0] - SIDE_CHARS, spans[b - 1][1] + SIDE_CHARS) for a, b, _ in found)
+        holes = merge_spans((spans[a][0] - SIDE_CHARS, spans[b - 1][1] + SIDE_CHARS) for a, b, _ in hits)
         edges = [0, *(max(0, min(edge, len(text))) for hole in holes for edge in hole), len(text)]
-        if len(edges) // 2 > MOST_PIECES:
+        if len(edges) // 2 > MAX_PIECES:
             return []
         pieces = [text[a:b] for a, b in zip(edges[::2], edges[1::2], strict=True)]
-        return [piece for piece in pieces if len(piece.strip()) >= LEAST_CHARS]
+        return [piece for piece in pieces if len(piece.strip()) >= MIN_CHARS]
 
 
-def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the spans with touching or overlapping spans joined, in ascending order."""
     result: list[tuple[int, int]] = []
     for start, stop in sorted(spans):

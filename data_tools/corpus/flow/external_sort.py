@@ -30,8 +30,8 @@ class Sorter:
         self._columns, self._folder = columns, folder
         # because: while a run is sorted, the rows, their order and the sorted copy are in memory together
         self._run_rows = max(memory_bytes // (8 * (2 * columns + 2)), 16)
-        self._held: list[Rows] = []
-        self._num_held = 0
+        self._pending: list[Rows] = []
+        self._num_pending = 0
         self._runs: list[Path] = []
 
     def __enter__(self) -> Sorter:
@@ -44,21 +44,22 @@ class Sorter:
         self._temporary.cleanup()
 
     def add(self, rows: Rows) -> None:
+        """Add rows to sort; a sorted run is written to disk whenever memory is full."""
         while rows.size:
-            room = self._run_rows - self._num_held
-            self._held.append(rows[:room].copy())
-            self._num_held += len(self._held[-1])
+            room = self._run_rows - self._num_pending
+            self._pending.append(rows[:room].copy())
+            self._num_pending += len(self._pending[-1])
             rows = rows[room:]
-            if self._num_held == self._run_rows:
+            if self._num_pending == self._run_rows:
                 self._spill()
 
     def batches(self) -> Iterator[Rows]:
         """Yield all rows in ascending order, in batches; no rows can be added afterwards."""
         if not self._runs:
-            if self._held:
-                yield sort_rows(np.concatenate(self._held))
+            if self._pending:
+                yield sort_rows(np.concatenate(self._pending))
             return
-        if self._held:
+        if self._pending:
             self._spill()
         block = max(self._run_rows // len(self._runs), 16)
         with ExitStack() as opened:
@@ -66,7 +67,7 @@ class Sorter:
             runs = [_Run(file, self._columns, block) for file in files]
             while runs := [run for run in runs if len(run.rows)]:
                 # because: rows up to the smallest of the runs' last loaded rows are all in memory
-                bound = min((list(map(int, run.rows[-1])) for run in runs if run.more), default=None)
+                bound = min((list(map(int, run.rows[-1])) for run in runs if run.has_more), default=None)
                 yield sort_rows(np.concatenate([run.take(bound) for run in runs]))
 
     def distinct(self) -> Iterator[Rows]:
@@ -81,16 +82,18 @@ class Sorter:
             last = rows[-1:]
 
     def _spill(self) -> None:
+        """Sort the rows in memory and write them to disk as a run."""
         path = Path(self._temporary.name) / f"run-{len(self._runs):06d}"
         with storage_errors(path, "Writing"), open(path, "wb", buffering=0) as file:
-            left = np.ascontiguousarray(sort_rows(np.concatenate(self._held))).data.cast("B")
-            while left:  # because: numpy's tofile does not report the cause of a failure
-                left = left[file.write(left) :]
+            unwritten = np.ascontiguousarray(sort_rows(np.concatenate(self._pending))).data.cast("B")
+            while unwritten:  # because: numpy's tofile does not report the cause of a failure
+                unwritten = unwritten[file.write(unwritten) :]
         self._runs.append(path)
-        self._held, self._num_held = [], 0
+        self._pending, self._num_pending = [], 0
 
 
 def sort_rows(rows: Rows) -> Rows:
+    """Return rows in ascending order, compared column by column from the first."""
     return rows[np.lexsort(rows.T[::-1])]
 
 
@@ -103,16 +106,16 @@ class _Run:
 
     def _fill(self) -> None:
         self.rows = np.fromfile(self._file, np.uint64, self._block * self._columns).reshape(-1, self._columns)
-        self.more = len(self.rows) == self._block
+        self.has_more = len(self.rows) == self._block
 
     def take(self, bound: list[int] | None) -> Rows:
         """Remove and return the rows up to `bound` (None: all); load the next block if this block is used up."""
         count = len(self.rows)
         if bound is not None:
             count = bisect.bisect_right(range(count), bound, key=lambda i: list(map(int, self.rows[i])))
-        taken, self.rows = self.rows[:count], self.rows[count:]
-        if self.more and not len(self.rows):
+        rows, self.rows = self.rows[:count], self.rows[count:]
+        if self.has_more and not len(self.rows):
             self._fill()
-        return taken
+        return rows
 
 

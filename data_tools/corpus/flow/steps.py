@@ -38,7 +38,7 @@ ReportDocuments = Callable[[str, int], None]  # receives the step's name and the
 
 
 class Step(Protocol):
-    """Interface of a step: documents to bytes for each of its files. Sent to workers, so it holds plain data."""
+    """Interface of a step, which converts documents to bytes for each of its files. It is pickled for workers."""
 
     @property
     def name(self) -> str: ...
@@ -49,36 +49,36 @@ class Step(Protocol):
     def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]: ...
 
 
-class Selection(ABC):
+class SelectionStep(ABC):
     """Base of steps that write a subset of the documents, changed or not, to one file."""
 
     files: ClassVar[Sequence[str]] = ("documents",)
 
     def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
         lines = []
-        for document in self.kept(documents, key, tally):
+        for document in self.select_documents(documents, key, tally):
             tally.keep(document[key])
             lines.append(to_line(document))
         return {"documents": b"".join(lines)}
 
     @abstractmethod
-    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
+    def select_documents(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         """Yield the documents to write, and count dropped documents in the tally."""
 
 
 @dataclass(frozen=True)
-class Collect(Selection):
+class CollectStep(SelectionStep):
     """The step `collect`: writes all documents of several inputs, compressed or not, to one file."""
 
     name: ClassVar[str] = "collect"
 
-    def kept(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
+    def select_documents(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         return (document for _, document in documents)
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Settings for reading documents: the text's key, the action at a bad line, size limits, and the part to read."""
+class ReadOptions:
+    """Options for reading documents: the text's key, the action at a bad line, size limits, and the part to read."""
 
     key: str | None = "text"  # None: a line needs no text
     on_error: OnError = OnError.STOP
@@ -90,54 +90,54 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Settings for running a step; they do not change its output, except that a part writes its part."""
+class StepOptions:
+    """Options for running a step: workers, what to read, progress. They do not change the output's bytes."""
 
     workers: int = 1
-    reading: Reading = field(default_factory=Reading)
+    reading: ReadOptions = field(default_factory=ReadOptions)
     report: ReportDocuments | None = None
 
-    def named(self, path: Path) -> Path:
+    def output_path(self, path: Path) -> Path:
         """Return the path of an output for this part."""
         return self.reading.part.output_path(path)
 
 
 def run_step(
-    step: Step, inputs: Inputs, outputs: dict[str, Path], work: Work, report_file: Path
+    step: Step, inputs: Inputs, outputs: dict[str, Path], work: StepOptions, report_file: Path
 ) -> Report:
     """Run the step and write its files, then the report: if the report exists, the step is complete."""
     if work.workers < 1:
         raise UsageError(f"--workers={work.workers} must be at least 1. Leave it out to use every core.")
-    sources = find_files(inputs, once=work.reading.part.is_whole)
+    sources = find_step_sources(inputs, read_once=work.reading.part.is_whole)
     refuse_overwriting(sources, outputs.values())
     tally, bad_lines = Tally(), BadLines(work.reading.on_error)
     budget = build_budget(work.workers, work.reading.limits)
     portions, build = work.reading.cut(sources, budget), partial(StepWorker, step, work.reading)
     with ExitStack() as stack:
-        targets = {name: stack.enter_context(atomic_file(work.named(outputs[name]))) for name in step.files}
+        targets = {name: stack.enter_context(atomic_file(work.output_path(outputs[name]))) for name in step.files}
         results = process_portions(portions, build, work.workers, budget, processes=work.workers > 1)
-        for portion, found in stack.enter_context(results):
-            count_bad(portion, found, bad_lines)
-            for name, data in found.files.items():
+        for portion, result in stack.enter_context(results):
+            count_bad_lines(portion, result, bad_lines)
+            for name, data in result.files.items():
                 targets[name].write(data)
-            tally.add(found.tally)
+            tally.add(result.tally)
             if work.report is not None:
                 work.report(step.name, tally.num_in)
         if work.reading.part.is_whole:
-            refuse_nothing(step.name, tally)
-    return Report(step.name, tally).written(work.named(report_file))
+            require_documents(step.name, tally)
+    return Report(step.name, tally).write(work.output_path(report_file))
 
 
-def refuse_nothing(step: str, tally: Tally) -> None:
+def require_documents(step: str, tally: Tally) -> None:
     """Raise DataError if a step had no input or no output, which is rarely intended and would otherwise surface late.
 
     Called for whole inputs only: a part may be empty.
     """
     if not tally.num_in:
-        raise DataError(f"{step}: the input holds no document. Check the files, and what they are said to hold.")
+        raise DataError(f"{step}: the input holds no document. Check the files and their --format.")
     if not tally.num_out and tally.dropped.total() >= tally.num_in:
         causes = ", ".join(f"{number} {cause}" for cause, number in tally.dropped.most_common(5))
-        raise DataError(f"{step} leaves none of {tally.num_in} documents: {causes}. Check the input, or ask for less.")
+        raise DataError(f"{step} leaves none of {tally.num_in} documents: {causes}. Check the input and settings.")
 
 
 def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
@@ -152,7 +152,7 @@ def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> No
 
 
 @dataclass
-class CleanedPortion:
+class StepResult:
     """A worker's result for a portion."""
 
     files: dict[str, bytes]
@@ -163,37 +163,39 @@ class CleanedPortion:
 class StepWorker:
     """Worker that runs a step on the documents of a portion."""
 
-    def __init__(self, step: Step, reading: Reading) -> None:
+    def __init__(self, step: Step, reading: ReadOptions) -> None:
         self._step, self._reading = step, reading
-        self._large = RLock()  # because: the memory is for one longest document at a time, for any number of workers
+        # because: memory is reserved for one longest document at a time, whatever the number of workers
+        self._long_document_lock = RLock()
 
-    def run(self, portion: Portion) -> CleanedPortion:
+    def run(self, portion: Portion) -> StepResult:
+        """Run the step on the documents of a portion."""
         tally, key = Tally(), self._reading.key
-        assert key is not None, "a step works on texts"
-        reader = PortionReader(portion, self._reading, self._large)
+        assert key is not None, "a step needs the key of the text"
+        reader = PortionReader(portion, self._reading, self._long_document_lock)
 
-        def counted() -> Documents:
+        def count_documents() -> Documents:
             for position, document in reader:
                 tally.num_in += 1
                 tally.bytes_in += len(document[key].encode())
                 yield position, document
 
-        files = self._step.run(counted(), key, tally)
+        files = self._step.run(count_documents(), key, tally)
         for chunk in portion.chunks:
             chunk.content = None  # because: the portion is kept until its output is written; its content is not needed
         for bad, _ in reader.bad:
             tally.num_in += len(bad)
             tally.drop_bad(bad)
-        return CleanedPortion(files, tally, reader.bad)
+        return StepResult(files, tally, reader.bad)
 
 
 # ---- documents of the sources
 
 
-def find_files(inputs: Inputs, *, once: bool = False) -> list[Source]:
-    """Return the input sources. Raise UsageError for standard input unless the caller reads the sources only `once`."""
+def find_step_sources(inputs: Inputs, *, read_once: bool = False) -> list[Source]:
+    """Return the sources of the inputs. Raise UsageError for standard input unless they are read only once."""
     sources = find_sources(inputs)
-    if not once and STDIN in {source.path for source in sources}:
+    if not read_once and STDIN in {source.path for source in sources}:
         raise UsageError("Standard input can be read once only, and this step reads its input again. Give files.")
     return sources
 
@@ -201,49 +203,52 @@ def find_files(inputs: Inputs, *, once: bool = False) -> list[Source]:
 class PortionReader:
     """Iterable over a portion's documents; afterwards `bad` holds the bad lines of each chunk."""
 
-    def __init__(self, portion: Portion, reading: Reading, large: RLock) -> None:
-        self._portion, self._reading, self._large = portion, reading, large
+    def __init__(self, portion: Portion, reading: ReadOptions, long_document_lock: RLock) -> None:
+        self._portion, self._reading, self._long_document_lock = portion, reading, long_document_lock
         self.bad: list[ChunkBadLines] = []  # bad lines of each chunk, in order
 
     def __iter__(self) -> Documents:
         for chunk in self._portion.chunks:
-            with ExitStack() as held:
-                content, bad = read_content(chunk, self._reading.limits, lambda: held.enter_context(self._large))
+            with ExitStack() as locks:
+                lock_long_documents = partial(locks.enter_context, self._long_document_lock)
+                content, bad = read_content(chunk, self._reading.limits, lock_long_documents)
                 rejects: list[Reject] = []
-                for item, found in content.documents(self._reading.key):
-                    if isinstance(found, Reject):
-                        rejects.append(found)
+                for item, document in content.documents(self._reading.key):
+                    if isinstance(document, Reject):
+                        rejects.append(document)
                     else:
-                        yield chunk.source << OFFSET_BITS | content.position(item), found
+                        yield chunk.source << OFFSET_BITS | content.position(item), document
                 self.bad.append(collect_bad_lines(chunk, content, bad + content.locate_rejects(rejects)))
 
 
 def read_documents(
-    sources: Sequence[Source], reading: Reading, drop_bad: Callable[[Sequence[BadLine]], object]
+    sources: Sequence[Source], reading: ReadOptions, drop_bad: Callable[[Sequence[BadLine]], object]
 ) -> Documents:
     """Yield all documents in this process, in order; `drop_bad` receives the bad lines that are skipped."""
     bad_lines = BadLines(reading.on_error)
     for portion in reading.cut(sources, Budget(2**62)):
         reader = PortionReader(portion, reading, RLock())
         yield from reader
-        count_bad(portion, reader, bad_lines)
+        count_bad_lines(portion, reader, bad_lines)
         for bad, _ in reader.bad:
             drop_bad(bad)
 
 
-def count_bad(portion: Portion, found: Any, bad_lines: BadLines) -> None:
-    for chunk, (bad, num_lines) in zip(portion.chunks, found.bad, strict=True):
+def count_bad_lines(portion: Portion, result: Any, bad_lines: BadLines) -> None:
+    """Count the bad lines of each chunk in `result.bad`. Raise DataError at a bad line that is not allowed."""
+    for chunk, (bad, num_lines) in zip(portion.chunks, result.bad, strict=True):
         bad_lines.add(chunk, bad, num_lines)
 
 
 def to_line(document: Document) -> bytes:
+    """Return a document as a JSON line."""
     try:
         return json.dumps(document, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
     except UnicodeEncodeError:  # another field has a lone surrogate, which only an escape can hold
         return json.dumps(document, separators=(", ", ": ")).encode() + b"\n"
 
 
-# ---- what is counted, and written beside the output
+# ---- counts and reports
 
 
 @dataclass
@@ -258,6 +263,7 @@ class Tally:
     changed: Counter[str] = field(default_factory=Counter)  # repairs and marks in kept documents
 
     def keep(self, text: str) -> None:
+        """Count a document that is written."""
         self.num_out += 1
         self.bytes_out += len(text.encode())
 
@@ -265,9 +271,11 @@ class Tally:
         self.dropped[cause] += 1
 
     def drop_bad(self, bad: Sequence[BadLine]) -> None:
-        self.dropped.update(f"bad line: {one.kind}" for one in bad)
+        """Count bad lines as dropped documents."""
+        self.dropped.update(f"bad line: {line.kind}" for line in bad)
 
     def add(self, other: Tally) -> None:
+        """Add the counts of another tally."""
         for name, number in vars(other).items():
             setattr(self, name, getattr(self, name) + number)
 
@@ -285,16 +293,19 @@ class Report:
             for name, value in vars(self.tally).items()
         }
 
-    def written(self, path: Path) -> Report:
+    def write(self, path: Path) -> Report:
+        """Write the report as JSON, and return it."""
         write_json(path, self.to_dict())
         return self
 
 
 def report_path(output: Path) -> Path:
+    """Return the path of the report beside a step's output."""
     return output.with_name(f"{output.name}.report.json")
 
 
 def read_report(path: Path) -> Report:
+    """Read a step's report. Raise DataError if the file is not one."""
     try:
         facts = read_json(path)
         values = {name: facts[name] for name in ("num_in", "num_out", "bytes_in", "bytes_out")}
@@ -304,12 +315,12 @@ def read_report(path: Path) -> Report:
         raise DataError(f"{path} is not a step's report (no {error}). Remove it and run the step again.") from error
 
 
-# ---- the parts of an array of tasks become one
+# ---- merging the parts of an array of tasks
 
 
 def merge_parts(output: Path) -> int:
-    """Join the parts of a file in order and remove them; return their number."""
-    parts = _parts_of(output)
+    """Join the parts of an output file in order and remove them; return their number."""
+    parts = _find_parts(output)
     with atomic_file(output) as target:
         for path in parts:
             with read_errors(path), open(path, "rb") as source:
@@ -319,7 +330,7 @@ def merge_parts(output: Path) -> int:
     return len(parts)
 
 
-def _parts_of(output: Path) -> list[Path]:
+def _find_parts(output: Path) -> list[Path]:
     """Return the paths of all parts of an output, in order. Raise if there are none, or a part is missing."""
     stem, dot, rest = output.name.partition(".")
     pattern = re.compile(rf"{re.escape(stem)}\.part-(\d{{5}})-of-(\d{{5}}){re.escape(dot + rest)}")
@@ -330,36 +341,36 @@ def _parts_of(output: Path) -> list[Path]:
     counts = {match[2] for name in names if (match := pattern.fullmatch(name))}
     if len(counts) > 1:
         raise DataError(f"{output} has parts of {' and of '.join(sorted(counts))}. Remove those of the other run.")
-    wanted = [Part(i, int(next(iter(counts)))).output_path(output) for i in range(int(next(iter(counts))))]
-    missing = [path.name for path in wanted if not path.exists()]
+    parts = [Part(i, int(next(iter(counts)))).output_path(output) for i in range(int(next(iter(counts))))]
+    missing = [path.name for path in parts if not path.exists()]
     if missing:
         raise MissingInputError(f"{output} lacks {len(missing)} parts, {missing[0]} first. Run those parts again.")
-    return wanted
+    return parts
 
 
 def merge_outputs(output: Path) -> list[tuple[Path, int]]:
-    """Merge all files that a step's parts wrote; return (file, number of parts) of each.
+    """Merge all files and reports that a step's parts wrote; return (file, number of parts) of each.
 
-    `output` is a file, or the folder that split wrote to.
+    `output` is the step's output file, or the folder that the step `split` wrote to.
     """
-    outputs = parts_stems(output) if output.is_dir() else [output]
+    outputs = outputs_in_parts(output) if output.is_dir() else [output]
     report = output / "split.report.json" if output.is_dir() else report_path(output)
     if not outputs:
         raise MissingInputError(f"{output} holds no parts. Give the --output that the parts were run with.")
-    parts, tally = _parts_of(report), Tally()
-    found = [read_report(path) for path in parts]
-    for one in found:
-        tally.add(one.tally)
-    refuse_nothing(found[0].step, tally)
+    parts, tally = _find_parts(report), Tally()
+    reports = [read_report(path) for path in parts]
+    for report_of_part in reports:
+        tally.add(report_of_part.tally)
+    require_documents(reports[0].step, tally)
     merged = [(path, merge_parts(path)) for path in outputs]
-    Report(found[0].step, tally).written(report)
+    Report(reports[0].step, tally).write(report)
     for path in parts:
         path.unlink()
     return merged
 
 
-def parts_stems(folder: Path) -> list[Path]:
+def outputs_in_parts(folder: Path) -> list[Path]:
     """Return the paths, without the part suffix, of files that exist in parts in this folder, sorted."""
     pattern = re.compile(r"(.+)\.part-\d{5}-of-\d{5}(\..+)?")
-    found = (pattern.fullmatch(name) for name in os.listdir(folder) if not name.endswith(".report.json"))
-    return sorted({folder / f"{match[1]}{match[2] or ''}" for match in found if match})
+    matches = (pattern.fullmatch(name) for name in os.listdir(folder) if not name.endswith(".report.json"))
+    return sorted({folder / f"{match[1]}{match[2] or ''}" for match in matches if match})

@@ -19,7 +19,7 @@ UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 # because: multiplication by an odd number is a bijection modulo 2^64, so that no bit of a word is lost
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-_KNOWN_WORDS = 1 << 18  # because: this many common words cover nearly all of a text; 40 MB a process
+_CACHED_WORDS = 1 << 18  # because: this many common words cover nearly all of a text; 40 MB a process
 
 
 class _WordHashes(dict[str, int]):
@@ -27,7 +27,7 @@ class _WordHashes(dict[str, int]):
 
     def __missing__(self, word: str) -> int:
         value = int.from_bytes(hashlib.blake2b(word.encode(errors="replace"), digest_size=8).digest(), "little")
-        if len(self) < _KNOWN_WORDS:
+        if len(self) < _CACHED_WORDS:
             self[word] = value
         return value
 
@@ -36,15 +36,17 @@ _hash_of = _WordHashes().__getitem__
 
 
 def words_of(text: str) -> list[str]:
+    """Return a text's words in lower case, without punctuation."""
     return _WORD.findall(text.lower())
 
 
 def hash_words(words: list[str]) -> Hashes:
+    """Return the hash of each word, in order."""
     return np.fromiter(map(_hash_of, words), np.uint64, len(words))
 
 
 def hash_runs(hashes: Hashes, length: int) -> Hashes:
-    """Return the hash of every run of `length` words, in order; empty if there are fewer words."""
+    """Return the hash of every run of `length` words, in order, given the words' hashes; empty if there are fewer."""
     mixed = np.zeros(max(hashes.size - length + 1, 0), dtype=np.uint64)
     for offset in range(length):  # a polynomial in _ODD, so that the order of the words matters
         mixed = mixed * _ODD + hashes[offset : offset + mixed.size]
@@ -52,7 +54,7 @@ def hash_runs(hashes: Hashes, length: int) -> Hashes:
 
 
 def shingles(text: str, words: int) -> Hashes:
-    """Return the sorted distinct hashes of all runs of `words` words; a shorter text is a single shingle."""
+    """Return the sorted distinct hashes of all runs of `words` words in a text; a shorter text is a single run."""
     hashes = hash_words(words_of(text))
     return np.unique(hash_runs(hashes, min(words, hashes.size))) if hashes.size else hashes
 

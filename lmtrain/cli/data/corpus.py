@@ -19,7 +19,7 @@ from lmtrain.runtime.processes.process import num_usable_cpus
 from lmtrain.units import format_bytes, plural
 
 if TYPE_CHECKING:
-    from data_tools.corpus.flow.steps import Report, Work
+    from data_tools.corpus.flow.steps import Report, StepOptions
     from data_tools.read.sources import Inputs
 
 app = typer.Typer(no_args_is_help=True)
@@ -137,13 +137,13 @@ def dedupe(
     workers: Workers = None, key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
-    """Leave out exact and near copies: `sign`, `match`, `join` and `drop` in a row."""
-    from data_tools.corpus.build import DedupeSettings, dedupe_all
+    """Leave out exact and near copies: `sign_documents`, `match`, `join` and `drop_copies` in a row."""
+    from data_tools.corpus.build import DedupeSettings, dedupe_documents
     from lmtrain.config.build import build_settings
 
     settings = build_settings(DedupeSettings, {"near": not exact_only, "threshold": threshold, "keep": keep}, "dedupe")
     with _working(workers, "0/1", key, on_error) as work:
-        _print(dedupe_all(resolve_text_inputs(inputs, format_), output, settings, work))
+        _print(dedupe_documents(resolve_text_inputs(inputs, format_), output, settings, work))
 
 
 @app.command()
@@ -159,7 +159,8 @@ def sign(
     from data_tools.corpus.copies.dedupe import MinHash
 
     with _working(workers, part, key, on_error) as working:
-        _print(build.sign(resolve_text_inputs(inputs, format_), work, None if exact_only else MinHash(), working))
+        minhash = None if exact_only else MinHash()
+        _print(build.sign_documents(resolve_text_inputs(inputs, format_), work, minhash, working))
 
 
 @app.command()
@@ -202,7 +203,7 @@ def drop(
     from data_tools.corpus import build
 
     with _working(workers, part, key, on_error) as working:
-        _print(build.drop(resolve_text_inputs(inputs, format_), work, output, working))
+        _print(build.drop_copies(resolve_text_inputs(inputs, format_), work, output, working))
 
 
 @app.command()
@@ -215,9 +216,9 @@ def decontaminate(
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Take passages of evaluation texts out, found by runs of 13 words."""
-    from data_tools.corpus.copies.decontaminate import Decontaminate, read_passages
+    from data_tools.corpus.copies.decontaminate import DecontaminateStep, read_passages
 
-    step = Decontaminate(read_passages(against), action)
+    step = DecontaminateStep(read_passages(against), action)
     _run(step, resolve_text_inputs(inputs, format_), output, workers, part, key, on_error)
 
 
@@ -232,9 +233,9 @@ def split(
 ) -> None:  # fmt: skip
     """Split into train, valid and test by a hash of each document."""
     from data_tools.corpus.flow.steps import run_step
-    from data_tools.corpus.random_steps import Split, split_outputs
+    from data_tools.corpus.random_steps import SplitStep, split_outputs
 
-    step = Split(_shares(ratios), seed, by)
+    step = SplitStep(_shares(ratios), seed, by)
     with _working(workers, part, key, on_error) as work:
         sources = resolve_text_inputs(inputs, format_)
         _print(run_step(step, sources, split_outputs(output), work, output / "split.report.json"))
@@ -266,12 +267,12 @@ def sample(
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
     """Draw documents at random; they keep their order."""
-    from data_tools.corpus.random_steps import Sample, sample_limit
+    from data_tools.corpus.random_steps import SampleStep, sample_limit
 
     work = _work(workers, part, key, on_error, None)
     found = resolve_text_inputs(inputs, format_)
     limit = sample_limit(found, work, output.parent, fraction=fraction, count=count, seed=seed)
-    _run(Sample(limit, seed), found, output, workers, part, key, on_error)
+    _run(SampleStep(limit, seed), found, output, workers, part, key, on_error)
 
 
 @app.command()
@@ -311,19 +312,21 @@ def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str
         _print(run_step(step, inputs, {"documents": output}, work, report_path(output)))
 
 
-def _work(workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None) -> Work:
-    from data_tools.corpus.flow.steps import Reading, Work
+def _work(
+    workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None
+) -> StepOptions:
+    from data_tools.corpus.flow.steps import ReadOptions, StepOptions
     from data_tools.read.chunks import Part
     from data_tools.read.content import OnError
 
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error={on_error} is not a choice. Use stop or skip.")
     cores = num_usable_cpus() if workers is None else workers
-    return Work(cores, Reading(key, OnError(on_error), part=Part.parse(part)), report)
+    return StepOptions(cores, ReadOptions(key, OnError(on_error), part=Part.parse(part)), report)
 
 
 @contextmanager
-def _working(workers: int | None, part: str, key: str, on_error: str) -> Iterator[Work]:
+def _working(workers: int | None, part: str, key: str, on_error: str) -> Iterator[StepOptions]:
     """Yield how a step is to work, and show meanwhile how many documents are done."""
     with _documents_shown() as report:
         yield _work(workers, part, key, on_error, report)

@@ -7,8 +7,8 @@ MUTANTS = [
         name="evaluation_text_not_composed",
         file="data_tools/corpus/copies/decontaminate.py",
         function="read_passages",
-        old='_hashes(unicodedata.normalize("NFC", text))',
-        new="_hashes(text)",
+        old='_hash_text(unicodedata.normalize("NFC", text))',
+        new="_hash_text(text)",
         breaks="Evaluation texts whose accents are written apart are never found, and are trained on.",
         only_for="evaluation files in decomposed Unicode (NFD), as macOS writes them",
     ),
@@ -16,7 +16,7 @@ MUTANTS = [
         name="old_near_copies_stay_marked",
         file="data_tools/corpus/copies/dedupe.py",
         function="mark_exact",
-        old="(work / NEAR).unlink(missing_ok=True)",
+        old="(work / NEAR_FILE).unlink(missing_ok=True)",
         new="(work / PAIRS).unlink(missing_ok=True)",
         breaks="The near copies that an earlier pass had marked are still left out, though they were marked beside "
         "other exact copies or for other files.",
@@ -34,18 +34,18 @@ MUTANTS = [
     Mutant(
         name="similar_enough_is_not_enough",
         file="data_tools/corpus/copies/dedupe.py",
-        function="_alike",
-        old="similarity(left, right) >= threshold",
-        new="similarity(left, right) > threshold",
+        function="_similar_pairs",
+        old="similarity(first, second) >= threshold",
+        new="similarity(first, second) > threshold",
         breaks="Pairs that are exactly as similar as the threshold are no copies; with a threshold of 1 nothing is.",
         only_for="thresholds that are a multiple of 1/256, such as 0.75 or 1",
     ),
     Mutant(
         name="document_zero_has_no_id",
         file="data_tools/corpus/random_steps.py",
-        function="Split.run",
-        old="if named is None else",
-        new="if not named else",
+        function="SplitStep.run",
+        old="if document_id is None else",
+        new="if not document_id else",
         breaks="Texts with the id 0 are split by their text, so that parts of one source come to train and to test.",
         only_for="--by id, where an id is 0 or an empty string",
     ),
@@ -83,7 +83,7 @@ MUTANTS = [
     Mutant(
         name="overlapping_runs_counted_often",
         file="data_tools/corpus/clean.py",
-        function="_repeated_runs",
+        function="_repeated_runs_share",
         old="facts.word_chars[np.cumsum(starts[:-1]) > 0].sum()",
         new="(facts.word_chars * np.cumsum(starts[:-1])).sum()",
         breaks="A word counts once for each repeated run that it lies in, so that the share is up to ten times too "
@@ -93,7 +93,7 @@ MUTANTS = [
     Mutant(
         name="another_seed_is_the_same_work",
         file="data_tools/corpus/build.py",
-        function="_key",
+        function="_stage_key",
         old="recipe.on_error, recipe.seed, files]",
         new="recipe.on_error, files]",
         breaks="A build with a changed seed takes the old shuffled file as done and publishes the old order, while the "
@@ -198,7 +198,7 @@ MUTANTS = [
     Mutant(
         name="hollow_heading_before_its_sibling",
         file="data_tools/corpora/wikipedia.py",
-        function="_lines",
+        function="_clean_lines",
         old="h for h in headings if h[0] < level",
         new="h for h in headings if h[0] <= level",
         breaks="Headings whose sections held only tables or pictures stay in the text, one after another.",

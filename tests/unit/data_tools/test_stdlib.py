@@ -14,7 +14,7 @@ from data_tools.corpora.stdlib import (
     CorpusReport,
     build_stdlib_corpus,
     overlaps,
-    why_skip,
+    skip_reason,
 )
 from data_tools.corpus.flow.word_hashes import shingles
 from lmtrain.errors import DataError, MissingInputError
@@ -115,7 +115,7 @@ def test_tests_links_and_foreign_files_are_left_out(library: Path, tmp_path: Pat
     ],
 )
 def test_reasons_to_skip_a_file(data: bytes, reason: str | None) -> None:
-    assert why_skip(data) == reason
+    assert skip_reason(data) == reason
 
 
 def test_max_bytes_bounds_the_corpus(library: Path, tmp_path: Path) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_tools.corpora.fetch import RemoteFile, how_to_bring
+from data_tools.corpora.fetch import RemoteFile, manual_instructions
 
 FILE = RemoteFile("a.txt", (), "a0" * 32, 1_234_567)
 ARCHIVE = RemoteFile("x.zip", ("https://one.example/x.zip", "https://two.example/x.zip"), "b1" * 32, 99)
 
 
 def test_a_file_in_an_archive() -> None:
-    assert how_to_bring("x", Path("my data"), [FILE], [ARCHIVE]).splitlines() == [
+    assert manual_instructions("x", Path("my data"), [FILE], [ARCHIVE]).splitlines() == [
         "  a.txt, 1,234,567 bytes, SHA-256 " + "a0" * 32,
-        "to be had in",
+        "contained in",
         "  x.zip, 99 bytes, SHA-256 " + "b1" * 32,
         "    https://one.example/x.zip",
         "    https://two.example/x.zip",
@@ -25,7 +25,7 @@ def test_a_file_in_an_archive() -> None:
 
 
 def test_a_file_by_itself() -> None:
-    assert how_to_bring("x", Path("out"), [ARCHIVE]).splitlines()[3:] == [
+    assert manual_instructions("x", Path("out"), [ARCHIVE]).splitlines()[3:] == [
         "Put it into out/source and run",
         "  lmtrain corpus get x --output out",
         "or leave it elsewhere and run",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpus.clean import DEFAULT_RULES, GROUPS, LINE_RULES, RULES, Facts, build_clean
+from data_tools.corpus.clean import DEFAULT_RULES, GROUPS, LINE_RULES, RULES, TextFacts, build_clean
 from lmtrain.errors import UsageError
 from tests.unit.data_tools.corpus_files import run, texts, write_jsonl
 
@@ -46,15 +46,15 @@ REPEATED = "Every ten words of this line come back once more today. "
 @pytest.mark.parametrize(("rule", "text"), BROKEN.items(), ids=BROKEN.keys())
 def test_a_rule_catches_what_it_is_for_and_no_prose(rule: str, text: str) -> None:
     clean = build_clean([rule])
-    assert clean.cause(text) == rule
-    assert clean.cause(PROSE) is None
+    assert clean.drop_cause(text) == rule
+    assert clean.drop_cause(PROSE) is None
 
 
 @pytest.mark.parametrize("length", range(5, 11))
 def test_repeated_runs_are_caught(length: int) -> None:
     clean = build_clean([f"repeated_{length}_words"])
-    assert clean.cause(NUMBERED + REPEATED * 30) == f"repeated_{length}_words"
-    assert clean.cause(PROSE) is None
+    assert clean.drop_cause(NUMBERED + REPEATED * 30) == f"repeated_{length}_words"
+    assert clean.drop_cause(PROSE) is None
 
 
 def test_every_rule_has_a_test_and_a_group() -> None:
@@ -63,15 +63,15 @@ def test_every_rule_has_a_test_and_a_group() -> None:
 
 
 def test_shares_are_what_one_counts_by_hand() -> None:
-    facts = Facts("a b c a b c a b d")  # runs of two: ab x3, bc x2, ca x2, bd
+    facts = TextFacts("a b c a b c a b d")  # runs of two: ab x3, bc x2, ca x2, bd
     assert RULES["top_2_words"].measure(facts) == pytest.approx(6 / 9)
     assert RULES["top_3_words"].measure(facts) == pytest.approx(6 / 9)  # abc x2
     assert RULES["repeated_5_words"].measure(facts) == pytest.approx(5 / 9)  # abcab stood at the start already
     assert RULES["repeated_6_words"].measure(facts) == 0
-    longer = Facts("a b c d e f g a b c d e f g")  # three runs of five stood before, of seven words in all
+    longer = TextFacts("a b c d e f g a b c d e f g")  # three runs of five stood before, of seven words in all
     assert RULES["repeated_5_words"].measure(longer) == pytest.approx(7 / 14)
-    assert RULES["repeated_lines"].measure(Facts("x\ny\nx\n\nx")) == pytest.approx(0.5)
-    assert RULES["repeated_paragraph_chars"].measure(Facts("aaaa\n\nb\n\naaaa")) == pytest.approx(4 / 9)
+    assert RULES["repeated_lines"].measure(TextFacts("x\ny\nx\n\nx")) == pytest.approx(0.5)
+    assert RULES["repeated_paragraph_chars"].measure(TextFacts("aaaa\n\nb\n\naaaa")) == pytest.approx(4 / 9)
 
 
 def test_the_first_broken_rule_is_counted(tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_the_first_broken_rule_is_counted(tmp_path: Path) -> None:
 
 def test_limits_can_be_set(tmp_path: Path) -> None:
     for words in (["gopher", "min_words=5"], ["min_words=5", "gopher"]):
-        assert build_clean(words).cause(PROSE[:60]) != "min_words"
-        assert build_clean(words).cause("only three words") == "min_words"
-    assert build_clean(["none"]).cause("x") is None
+        assert build_clean(words).drop_cause(PROSE[:60]) != "min_words"
+        assert build_clean(words).drop_cause("only three words") == "min_words"
+    assert build_clean(["none"]).drop_cause("x") is None
 
 
 def test_lines_are_taken_out_and_counted(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ def test_lines_are_taken_out_and_counted(tmp_path: Path) -> None:
 
 def test_unwelcome_scripts_are_left_out_and_named() -> None:
     clean = build_clean([], ["Latin"], 0.7)
-    assert clean.cause("Mostly Latin words слово") is None
-    assert clean.cause("Почти всё кириллица word") == "script: cyrillic"
-    assert clean.cause("123 456") == "script: none"
-    assert build_clean([], ["latin", "cyrillic"], 0.7).cause("Почти всё word") is None
+    assert clean.drop_cause("Mostly Latin words слово") is None
+    assert clean.drop_cause("Почти всё кириллица word") == "script: cyrillic"
+    assert clean.drop_cause("123 456") == "script: none"
+    assert build_clean([], ["latin", "cyrillic"], 0.7).drop_cause("Почти всё word") is None
 
 
 @pytest.mark.parametrize("word", ["min_word", "min_words=few", "gopher=3"])

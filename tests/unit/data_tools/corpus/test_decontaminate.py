@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from data_tools.corpus.copies.decontaminate import (
-    LEAST_CHARS,
+    MIN_CHARS,
     NUM_WORDS,
     SIDE_CHARS,
-    Decontaminate,
-    merged,
+    DecontaminateStep,
+    merge_spans,
     read_passages,
 )
 from lmtrain.errors import DataError, UsageError
@@ -52,7 +52,7 @@ def cleaned(tmp_path: Path, against: Path, documents: list[str], action: str = "
     """What becomes of the documents, when one follows in which nothing is found."""
     all_of_them = [*documents, filler(50)]
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": text, "id": i} for i, text in enumerate(all_of_them)])
-    run(Decontaminate(read_passages([against]), action), [path], tmp_path / "out.jsonl")
+    run(DecontaminateStep(read_passages([against]), action), [path], tmp_path / "out.jsonl")
     *found, last = texts(tmp_path / "out.jsonl")
     assert last == filler(50)
     return found
@@ -99,7 +99,7 @@ def test_what_is_cut_is_the_passage_and_two_hundred_characters_on_each_side(tmp_
 
 
 def test_short_rests_and_riddled_documents_go(tmp_path: Path, against: Path) -> None:
-    short = "a" * (LEAST_CHARS + SIDE_CHARS - 30)
+    short = "a" * (MIN_CHARS + SIDE_CHARS - 30)
     assert cleaned(tmp_path, against, [f"{short} {EVALUATION} {short}"]) == []
     riddled = "".join(f"{filler(i, 120)} {EVALUATION} " for i in range(12))
     assert cleaned(tmp_path, against, [riddled]) == []
@@ -128,16 +128,16 @@ def test_real_evaluation_sets_leave_nothing_behind(tmp_path: Path, shared_data: 
     mixed = [text for pair in zip(planted, clean, strict=True) for text in pair]
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": text} for text in mixed])
     known = read_passages(files)
-    run(Decontaminate(known, "drop"), [path], tmp_path / "dropped.jsonl")
+    run(DecontaminateStep(known, "drop"), [path], tmp_path / "dropped.jsonl")
     assert texts(tmp_path / "dropped.jsonl") == clean
-    run(Decontaminate(known), [path], tmp_path / "cut.jsonl")
-    tally = run(Decontaminate(known), [tmp_path / "cut.jsonl"], tmp_path / "again.jsonl").tally
+    run(DecontaminateStep(known), [path], tmp_path / "cut.jsonl")
+    tally = run(DecontaminateStep(known), [tmp_path / "cut.jsonl"], tmp_path / "again.jsonl").tally
     assert tally.changed == {}  # nothing of the evaluation sets is left
     assert (tmp_path / "again.jsonl").read_bytes() == (tmp_path / "cut.jsonl").read_bytes()
 
 
 def test_spans_that_touch_are_one() -> None:
-    assert merged([(5, 9), (0, 2), (9, 12), (6, 7)]) == [(0, 2), (5, 12)]
+    assert merge_spans([(5, 9), (0, 2), (9, 12), (6, 7)]) == [(0, 2), (5, 12)]
 
 
 def test_wrong_evaluation_files_are_refused(tmp_path: Path) -> None:

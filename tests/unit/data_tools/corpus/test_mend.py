@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.corpus.clean import mend, undo_garbling
+from data_tools.corpus.clean import repair_text, undo_garbling
 
 HONEST = [
     "Ein Müller, ein café, 5 £ and 20 °C: naïve façade.",
@@ -61,21 +61,21 @@ def test_wrong_decoding_is_undone_however_often_it_happened(text: str, times: in
 )
 def test_each_damage_is_mended_and_counted_by_its_name(damaged: str, mended: str, what: str) -> None:
     counts: Counter[str] = Counter()
-    assert mend(damaged, counts) == mended
+    assert repair_text(damaged, counts) == mended
     assert counts == {f"mended: {what}": 1}
-    assert mend(mended, counts) == mended
+    assert repair_text(mended, counts) == mended
     assert counts.total() == 1
 
 
 def test_joiners_stay_where_they_shape_words() -> None:
     persian, family = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\U0001f468\u200d\U0001f469\u200d\U0001f467"
-    assert mend(persian + family, Counter()) == persian + family
+    assert repair_text(persian + family, Counter()) == persian + family
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
 def test_mending_twice_changes_nothing_more_and_gives_clean_text(text: str) -> None:
     counts: Counter[str] = Counter()
-    once = mend(text, counts)
+    once = repair_text(text, counts)
     assert unicodedata.is_normalized("NFC", once)
     assert "\r" not in once
     assert "\x00" not in once
@@ -84,4 +84,4 @@ def test_mending_twice_changes_nothing_more_and_gives_clean_text(text: str) -> N
 
 def test_a_long_run_of_spaces_takes_no_time() -> None:
     text = "x" + " " * 300_000 + "y"
-    assert mend(text, Counter()) == text
+    assert repair_text(text, Counter()) == text

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from data_tools.corpus.copies.dedupe import MinHash, _functions, minima, minima_twin, similarity
+from data_tools.corpus.copies.dedupe import MinHash, _hash_functions, min_hashes, min_hashes_twin, similarity
 from lmtrain import native
 
 
@@ -67,9 +67,9 @@ def test_the_chance_of_a_meeting() -> None:
 @pytest.mark.parametrize("count", [1, 6, 256])
 def test_the_compiled_loop_equals_its_twin(size: int, count: int) -> None:
     values = np.random.default_rng(size).integers(0, 2**64 - 1, size, dtype=np.uint64)
-    factors, offsets = _functions(count)
+    factors, offsets = _hash_functions(count)
     expected = ((values[:, None] * factors + offsets).min(axis=0) >> np.uint64(16)) & np.uint64(0xFFFF)
-    assert np.array_equal(minima_twin(values, factors, offsets), expected)
-    assert np.array_equal(minima(values, count), expected)
+    assert np.array_equal(min_hashes_twin(values, factors, offsets), expected)
+    assert np.array_equal(min_hashes(values, count), expected)
     if native.lib is not None:
         assert np.array_equal(native.lib.minhash(values, factors, offsets), expected)

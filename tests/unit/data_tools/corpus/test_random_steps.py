@@ -7,8 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_tools.corpus.flow.steps import Reading, Report, Work, merge_outputs, read_report, report_path, run_step
-from data_tools.corpus.random_steps import Sample, Split, draw, sample_limit, shuffle, split_outputs
+from data_tools.corpus.flow.steps import (
+    ReadOptions,
+    Report,
+    StepOptions,
+    merge_outputs,
+    read_report,
+    report_path,
+    run_step,
+)
+from data_tools.corpus.random_steps import SampleStep, SplitStep, draw_number, sample_limit, shuffle, split_outputs
 from data_tools.read.chunks import Part
 from data_tools.read.content import OnError
 from lmtrain.errors import DataError, UsageError
@@ -25,7 +33,7 @@ def inputs(tmp_path: Path) -> list[Path]:
 
 
 def shuffled(inputs: list[Path], output: Path, seed: int = 0, memory_bytes: int = 1 << 28, part: str = "0/1") -> Report:
-    work = Work(reading=Reading(part=Part.parse(part)))
+    work = StepOptions(reading=ReadOptions(part=Part.parse(part)))
     return shuffle(inputs, output, work, report_path(output), seed, memory_bytes)
 
 
@@ -58,7 +66,7 @@ def test_a_bad_line_is_counted_once_whatever_the_parts(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {i}"} for i in range(20)] + [{"text": 1}])
     for output, count in ((tmp_path / "one.jsonl", 1), (tmp_path / "many.jsonl", 3)):
         for number in range(count):
-            work = Work(reading=Reading(on_error=OnError.SKIP, part=Part(number, count)))
+            work = StepOptions(reading=ReadOptions(on_error=OnError.SKIP, part=Part(number, count)))
             shuffle([path], output, work, report_path(output), seed=0)
     merge_outputs(tmp_path / "many.jsonl")
     report = read_report(report_path(tmp_path / "many.jsonl"))
@@ -66,13 +74,13 @@ def test_a_bad_line_is_counted_once_whatever_the_parts(tmp_path: Path) -> None:
     assert (report.tally.num_in, report.tally.dropped.total()) == (21, 1)
 
 
-def split(inputs: list[Path], folder: Path, step: Split) -> dict[str, list[dict[str, object]]]:
-    run_step(step, list(inputs), split_outputs(folder), Work(), folder / "split.report.json")
+def split(inputs: list[Path], folder: Path, step: SplitStep) -> dict[str, list[dict[str, object]]]:
+    run_step(step, list(inputs), split_outputs(folder), StepOptions(), folder / "split.report.json")
     return {name: read_jsonl(folder / f"{name}.jsonl") for name in ("train", "valid", "test")}
 
 
 def test_a_split_has_the_shares_asked_for_and_keeps_equals_together(tmp_path: Path, inputs: list[Path]) -> None:
-    found = split(inputs, tmp_path / "a", Split((0.8, 0.15, 0.05), seed=2, by="id"))
+    found = split(inputs, tmp_path / "a", SplitStep((0.8, 0.15, 0.05), seed=2, by="id"))
     assert {name: len(rows) / 2000 for name, rows in found.items()} == pytest.approx(
         {"train": 0.8, "valid": 0.15, "test": 0.05}, abs=0.03
     )
@@ -83,25 +91,25 @@ def test_a_split_has_the_shares_asked_for_and_keeps_equals_together(tmp_path: Pa
 @pytest.mark.parametrize("name", [0, ""])
 def test_an_id_of_nothing_is_an_id(tmp_path: Path, name: int | str) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {i}", "id": name} for i in range(20)])
-    found = split([path], tmp_path / "out", Split((0.4, 0.3, 0.3), by="id"))
+    found = split([path], tmp_path / "out", SplitStep((0.4, 0.3, 0.3), by="id"))
     assert sorted(len(rows) for rows in found.values()) == [0, 0, 20]
 
 
 def test_equal_texts_fall_on_one_side_wherever_they_stand(tmp_path: Path, inputs: list[Path]) -> None:
     backwards = write_jsonl(tmp_path / "back.jsonl", [row for path in inputs for row in read_jsonl(path)][::-1])
-    step = Split((0.5, 0.25, 0.25))
+    step = SplitStep((0.5, 0.25, 0.25))
     one, two = split(inputs, tmp_path / "a", step), split([backwards], tmp_path / "b", step)
     assert all(one[name] == two[name][::-1] for name in one)
 
 
 def test_a_share_of_nothing_is_empty(tmp_path: Path, inputs: list[Path]) -> None:
-    found = split(inputs, tmp_path / "a", Split((1.0, 0.0, 0.0)))
+    found = split(inputs, tmp_path / "a", SplitStep((1.0, 0.0, 0.0)))
     assert [len(rows) for rows in found.values()] == [2000, 0, 0]
 
 
 def sampled(inputs: list[Path], output: Path, *, fraction: float | None = None, count: int | None = None) -> list[str]:
-    limit = sample_limit(inputs, Work(), output.parent, fraction=fraction, count=count, seed=4)
-    run(Sample(limit, seed=4), inputs, output)
+    limit = sample_limit(inputs, StepOptions(), output.parent, fraction=fraction, count=count, seed=4)
+    run(SampleStep(limit, seed=4), inputs, output)
     return texts(output)
 
 
@@ -126,21 +134,22 @@ def test_a_larger_sample_holds_the_smaller(tmp_path: Path, inputs: list[Path]) -
 
 
 def test_purposes_do_not_share_their_chance() -> None:
-    assert draw(1, "split", b"x") != draw(1, "sample", b"x")
-    assert draw(1, "split", b"x") != draw(2, "split", b"x")
-    assert draw(-1, "split", b"x") == draw(-1, "split", b"x")
+    assert draw_number(1, "split", b"x") != draw_number(1, "sample", b"x")
+    assert draw_number(1, "split", b"x") != draw_number(2, "split", b"x")
+    assert draw_number(-1, "split", b"x") == draw_number(-1, "split", b"x")
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path, inputs: list[Path]) -> None:
     with pytest.raises(UsageError, match="--ratios"):
-        Split((0.5, 0.4, 0.2))
+        SplitStep((0.5, 0.4, 0.2))
     with pytest.raises(UsageError, match="--by=url"):
-        Split((1.0, 0.0, 0.0), by="url")
+        SplitStep((1.0, 0.0, 0.0), by="url")
     with pytest.raises(UsageError, match="Give one of them"):
-        sample_limit(inputs, Work(), tmp_path, fraction=0.1, count=3, seed=0)
+        sample_limit(inputs, StepOptions(), tmp_path, fraction=0.1, count=3, seed=0)
     with pytest.raises(UsageError, match="--fraction=2"):
-        sample_limit(inputs, Work(), tmp_path, fraction=2.0, count=None, seed=0)
+        sample_limit(inputs, StepOptions(), tmp_path, fraction=2.0, count=None, seed=0)
+    options = StepOptions(reading=ReadOptions(part=Part(0, 2)))
     with pytest.raises(UsageError, match="--count needs all documents"):
-        sample_limit(inputs, Work(reading=Reading(part=Part(0, 2))), tmp_path, fraction=None, count=3, seed=0)
+        sample_limit(inputs, options, tmp_path, fraction=None, count=3, seed=0)
     with pytest.raises(UsageError, match="also an input"):
         shuffled(inputs, inputs[0])

@@ -15,7 +15,14 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.corpus.flow.steps import OFFSET_BITS, Collect, Reading, find_files, read_documents, to_line
+from data_tools.corpus.flow.steps import (
+    OFFSET_BITS,
+    CollectStep,
+    ReadOptions,
+    find_step_sources,
+    read_documents,
+    to_line,
+)
 from data_tools.preprocess.pipeline import Options, preprocess
 from data_tools.read.chunks import WHOLE_PART, Limits, Part
 from data_tools.read.content import OnError
@@ -30,8 +37,9 @@ TOKENIZER = train_bpe(["a few words to learn from"], 280)
 
 
 def positions(files: list[Path], part: Part = WHOLE_PART, slice_bytes: int = 1 << 20) -> list[tuple[int, str]]:
-    reading = Reading(limits=Limits(slice_bytes), part=part)
-    return [(at, document["text"]) for at, document in read_documents(find_files(files), reading, lambda bad: None)]
+    reading = ReadOptions(limits=Limits(slice_bytes), part=part)
+    documents = read_documents(find_step_sources(files), reading, lambda bad: None)
+    return [(at, document["text"]) for at, document in documents]
 
 
 @settings(max_examples=40)
@@ -72,13 +80,13 @@ def test_a_position_names_the_file_and_the_byte(tmp_path: Path) -> None:
 
 def test_standard_input_cannot_be_read_again() -> None:
     with pytest.raises(UsageError, match="Give files"):
-        find_files(["-"])
+        find_step_sources(["-"])
 
 
 def test_what_stands_beside_a_text_is_kept_as_it_is(tmp_path: Path) -> None:
     line = b'{"text": "a", "odd": "\\ud800", "n": [1.5, null, 12345678901234567890]}\n'
     (tmp_path / "a.jsonl").write_bytes(line)
-    ((_, document),) = read_documents(find_files([tmp_path / "a.jsonl"]), Reading(), lambda bad: None)
+    ((_, document),) = read_documents(find_step_sources([tmp_path / "a.jsonl"]), ReadOptions(), lambda bad: None)
     assert to_line(document) == line
 
 
@@ -146,7 +154,7 @@ def test_corpus_steps_and_preprocessing_accept_and_refuse_the_same_files(
     counts = []
 
     def collect() -> int:
-        tally = run(Collect(), inputs, tmp_path / "out.jsonl", on_error=on_error, max_doc_bytes=1000).tally
+        tally = run(CollectStep(), inputs, tmp_path / "out.jsonl", on_error=on_error, max_doc_bytes=1000).tally
         counts.append({cause.removeprefix("bad line: "): number for cause, number in tally.dropped.items()})
         assert len(read_jsonl(tmp_path / "out.jsonl")) == tally.num_out
         return tally.num_out

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.corpus.build import DedupeSettings, dedupe_all, drop, sign
+from data_tools.corpus.build import DedupeSettings, dedupe_documents, drop_copies, sign_documents
 from data_tools.corpus.copies.dedupe import (
     MinHash,
-    Sign,
-    Signed,
+    SignedDocuments,
+    SignStep,
     content_hash,
     find_pairs,
     find_roots,
+    join_groups,
     mark_exact,
     mark_near,
-    unite,
 )
-from data_tools.corpus.flow.steps import Reading, Report, Work, merge_outputs
+from data_tools.corpus.flow.steps import ReadOptions, Report, StepOptions, merge_outputs
 from data_tools.read.chunks import Limits, Part
 from data_tools.read.content import OnError
 from lmtrain.errors import DataError, MissingInputError, UsageError
@@ -46,7 +46,7 @@ def with_one_word_changed(words: list[str], at: int) -> str:
 def dedupe(tmp_path: Path, documents: Iterable[str], settings: DedupeSettings = SETTINGS) -> tuple[list[int], Report]:
     """The numbers of the documents that stay."""
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": text, "n": n} for n, text in enumerate(documents)])
-    report = dedupe_all([path], tmp_path / "out.jsonl", settings, Work())
+    report = dedupe_documents([path], tmp_path / "out.jsonl", settings, StepOptions())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl", "out.jsonl.report.json"]
     return [document["n"] for document in read_jsonl(tmp_path / "out.jsonl")], report
 
@@ -54,7 +54,7 @@ def dedupe(tmp_path: Path, documents: Iterable[str], settings: DedupeSettings = 
 def test_planted_copies_at_a_small_size(tmp_path: Path) -> None:
     """The bars of test_planted_copies_at_full_size, at a hundredth."""
     write_planted(tmp_path / "in.jsonl", 1000, seed=3)
-    report = dedupe_all([tmp_path / "in.jsonl"], tmp_path / "out.jsonl", SETTINGS, Work())
+    report = dedupe_documents([tmp_path / "in.jsonl"], tmp_path / "out.jsonl", SETTINGS, StepOptions())
     found = judge(tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     assert found.num_planted > 200
     assert found.recall >= 0.95
@@ -116,9 +116,9 @@ def test_a_threshold_of_one_takes_texts_of_the_same_words(tmp_path: Path) -> Non
 
 def test_every_copy_but_the_first_is_found_however_little_memory_there_is(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {i % 3}"} for i in range(200)])
-    sign([path], tmp_path / "work", None, Work())
+    sign_documents([path], tmp_path / "work", None, StepOptions())
     assert mark_exact(tmp_path / "work", memory_bytes=0) == 197
-    drop([path], tmp_path / "work", tmp_path / "out.jsonl", Work())
+    drop_copies([path], tmp_path / "work", tmp_path / "out.jsonl", StepOptions())
     assert texts(tmp_path / "out.jsonl") == ["text 0", "text 1", "text 2"]
 
 
@@ -126,14 +126,14 @@ def test_near_copies_are_forgotten_when_exact_ones_are_marked_anew(tmp_path: Pat
     words, work, output = prose(1), tmp_path / "work", tmp_path / "out.jsonl"
     documents = [" ".join(words), with_one_word_changed(words, 9)]
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": text} for text in documents])
-    sign([path], work, MinHash(), Work())
+    sign_documents([path], work, MinHash(), StepOptions())
     mark_exact(work)
     find_pairs(work, SETTINGS.threshold)
     assert mark_near(work, "first") == 1
-    drop([path], work, output, Work())
+    drop_copies([path], work, output, StepOptions())
     assert texts(output) == documents[:1]
     mark_exact(work)
-    drop([path], work, output, Work())
+    drop_copies([path], work, output, StepOptions())
     assert texts(output) == documents
 
 
@@ -156,17 +156,18 @@ def few(tmp_path: Path) -> list[Path]:
 
 
 def test_tasks_of_an_array_come_to_the_same_as_one_run(tmp_path: Path, planted: list[Path]) -> None:
-    expected = dedupe_all(planted, tmp_path / "one.jsonl", SETTINGS, Work(1, Reading(limits=Limits(5000))))
+    options = StepOptions(1, ReadOptions(limits=Limits(5000)))
+    expected = dedupe_documents(planted, tmp_path / "one.jsonl", SETTINGS, options)
     work, output = tmp_path / "work", tmp_path / "many.jsonl"
     parts = [Part(i, 4) for i in range(4)]
     for part in reversed(parts):
-        sign(planted, work, MinHash(), Work(reading=Reading(part=part)))
+        sign_documents(planted, work, MinHash(), StepOptions(reading=ReadOptions(part=part)))
     exact = mark_exact(work, memory_bytes=20_000)
     for part in parts:
         find_pairs(work, SETTINGS.threshold, part, memory_bytes=20_000)
     near = mark_near(work, SETTINGS.keep, 4, memory_bytes=20_000)
     for part in parts:
-        drop(planted, work, output, Work(reading=Reading(part=part)))
+        drop_copies(planted, work, output, StepOptions(reading=ReadOptions(part=part)))
     merge_outputs(output)
     assert output.read_bytes() == (tmp_path / "one.jsonl").read_bytes()
     assert expected.tally.dropped == {"exact copy": exact, "near copy": near}
@@ -175,10 +176,11 @@ def test_tasks_of_an_array_come_to_the_same_as_one_run(tmp_path: Path, planted: 
 
 
 def test_every_document_is_signed_once_whatever_the_parts(tmp_path: Path, few: list[Path]) -> None:
-    sign(few, tmp_path / "one", MinHash(), Work())
+    sign_documents(few, tmp_path / "one", MinHash(), StepOptions())
     for number in range(5):
-        sign(few, tmp_path / "many", MinHash(), Work(reading=Reading(limits=Limits(3000), part=Part(number, 5))))
-    one, many = Signed(tmp_path / "one"), Signed(tmp_path / "many")
+        options = StepOptions(reading=ReadOptions(limits=Limits(3000), part=Part(number, 5)))
+        sign_documents(few, tmp_path / "many", MinHash(), options)
+    one, many = SignedDocuments(tmp_path / "one"), SignedDocuments(tmp_path / "many")
     everything = np.arange(len(one))
     assert len(one) == len(many) == 60
     assert np.array_equal(one.rows_at(everything), many.rows_at(everything))
@@ -196,13 +198,13 @@ def test_groups_are_those_of_a_plain_union_find(case: tuple[int, list[tuple[int,
     parent = np.arange(count)
     for some in (edges[: len(edges) // 2], edges[len(edges) // 2 :]):
         pairs = np.array(some, np.int64).reshape(-1, 2)
-        unite(parent, pairs[:, 0], pairs[:, 1])
+        join_groups(parent, pairs[:, 0], pairs[:, 1])
     assert find_roots(parent, np.arange(count)).tolist() == expected
 
 
 def test_a_long_chain_is_joined_quickly() -> None:
     parent = np.arange(200_000)
-    unite(parent, np.arange(199_999), np.arange(1, 200_000))
+    join_groups(parent, np.arange(199_999), np.arange(1, 200_000))
     assert not find_roots(parent, np.arange(200_000)).any()
 
 
@@ -211,11 +213,11 @@ def test_steps_out_of_order_say_what_is_missing(tmp_path: Path, few: list[Path])
     with pytest.raises(MissingInputError, match="corpus sign"):
         mark_exact(work)
     with pytest.raises(MissingInputError, match="corpus sign"):
-        drop(few, work, tmp_path / "out.jsonl", Work())
-    sign(few, work, MinHash(), Work(reading=Reading(part=Part(0, 2))))
-    with pytest.raises(MissingInputError, match="1 parts of 2"):
+        drop_copies(few, work, tmp_path / "out.jsonl", StepOptions())
+    sign_documents(few, work, MinHash(), StepOptions(reading=ReadOptions(part=Part(0, 2))))
+    with pytest.raises(MissingInputError, match="1 of 2 parts"):
         mark_exact(work)
-    sign(few, work, MinHash(), Work(reading=Reading(part=Part(1, 2))))
+    sign_documents(few, work, MinHash(), StepOptions(reading=ReadOptions(part=Part(1, 2))))
     with pytest.raises(MissingInputError, match=r"exact\.u64 does not exist"):
         find_pairs(work, 0.8)
     mark_exact(work)
@@ -224,18 +226,18 @@ def test_steps_out_of_order_say_what_is_missing(tmp_path: Path, few: list[Path])
     with pytest.raises(UsageError, match=r"--threshold=1\.5"):
         find_pairs(work, 1.5)
     with pytest.raises(DataError, match="made from other files"):
-        drop(few[:2], work, tmp_path / "out.jsonl", Work())
+        drop_copies(few[:2], work, tmp_path / "out.jsonl", StepOptions())
 
 
 def test_exact_signatures_find_no_near_copies(tmp_path: Path, few: list[Path]) -> None:
-    sign(few, tmp_path / "work", None, Work())
+    sign_documents(few, tmp_path / "work", None, StepOptions())
     mark_exact(tmp_path / "work")
     with pytest.raises(UsageError, match="signed with --exact-only"):
         find_pairs(tmp_path / "work", 0.8)
 
 
 def test_a_damaged_work_file_is_refused(tmp_path: Path, few: list[Path]) -> None:
-    sign(few, tmp_path / "work", None, Work())
+    sign_documents(few, tmp_path / "work", None, StepOptions())
     with open(tmp_path / "work" / "rows.u64", "ab") as file:
         file.write(b"\0")
     with pytest.raises(DataError, match="no whole number of entries"):
@@ -254,7 +256,8 @@ def test_leftovers_of_a_killed_run_are_cleared(tmp_path: Path) -> None:
 def test_bad_lines_can_be_skipped(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text('{"text": "a b c"}\n{"text": 3}\n{"text": "A b  c"}\n')
-    report = dedupe_all([path], tmp_path / "out.jsonl", SETTINGS, Work(reading=Reading(on_error=OnError.SKIP)))
+    options = StepOptions(reading=ReadOptions(on_error=OnError.SKIP))
+    report = dedupe_documents([path], tmp_path / "out.jsonl", SETTINGS, options)
     assert texts(tmp_path / "out.jsonl") == ["a b c"]
     assert report.tally.dropped == {"bad line: the value of 'text' is not text": 1, "exact copy": 1}
 
@@ -262,4 +265,4 @@ def test_bad_lines_can_be_skipped(tmp_path: Path) -> None:
 def test_hashes_are_of_content() -> None:
     assert content_hash("A  b\n") == content_hash("a b")
     assert content_hash("ab") != content_hash("a b")
-    assert Sign(None).files == ("rows",)
+    assert SignStep(None).files == ("rows",)

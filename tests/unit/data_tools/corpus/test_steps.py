@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpus.clean import Clean
+from data_tools.corpus.clean import CleanStep
 from data_tools.corpus.flow.steps import (
-    Collect,
-    Reading,
-    Work,
+    CollectStep,
+    ReadOptions,
+    StepOptions,
     merge_outputs,
     merge_parts,
     read_report,
     report_path,
     run_step,
 )
-from data_tools.corpus.random_steps import Sample, Split, split_outputs
+from data_tools.corpus.random_steps import SampleStep, SplitStep, split_outputs
 from data_tools.read.chunks import Part
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
@@ -36,9 +36,9 @@ def inputs(tmp_path: Path) -> list[Path]:
 
 def test_workers_and_blocks_do_not_change_a_byte(tmp_path: Path, inputs: list[Path]) -> None:
     reports = [
-        run(Clean(), inputs, tmp_path / f"{workers}.jsonl", workers=workers, slice_bytes=700) for workers in (1, 3)
+        run(CleanStep(), inputs, tmp_path / f"{workers}.jsonl", workers=workers, slice_bytes=700) for workers in (1, 3)
     ]
-    run(Clean(), inputs, tmp_path / "whole.jsonl")
+    run(CleanStep(), inputs, tmp_path / "whole.jsonl")
     assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "3.jsonl").read_bytes()
     assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
     assert reports[0] == reports[1]
@@ -46,7 +46,7 @@ def test_workers_and_blocks_do_not_change_a_byte(tmp_path: Path, inputs: list[Pa
 
 
 def test_metadata_stays_and_the_report_adds_up(tmp_path: Path, inputs: list[Path]) -> None:
-    tally = run(Clean(), inputs, tmp_path / "out.jsonl").tally
+    tally = run(CleanStep(), inputs, tmp_path / "out.jsonl").tally
     assert [document["meta"]["n"] for document in read_jsonl(tmp_path / "out.jsonl")] == list(range(200))
     assert (tally.num_in, tally.num_out, tally.dropped.total()) == (200, 200, 0)
     assert tally.changed == {"mended: spaces at line ends": 200}
@@ -56,8 +56,8 @@ def test_metadata_stays_and_the_report_adds_up(tmp_path: Path, inputs: list[Path
 
 
 @pytest.mark.parametrize("count", [2, 5])
-@pytest.mark.parametrize("step", [Clean(), Sample(1 << 62, seed=3)], ids=lambda step: step.name)
-def test_merged_parts_are_one_run(tmp_path: Path, inputs: list[Path], step: Clean | Sample, count: int) -> None:
+@pytest.mark.parametrize("step", [CleanStep(), SampleStep(1 << 62, seed=3)], ids=lambda step: step.name)
+def test_merged_parts_are_one_run(tmp_path: Path, inputs: list[Path], step: CleanStep | SampleStep, count: int) -> None:
     run(step, inputs, tmp_path / "one.jsonl")
     for number in reversed(range(count)):
         run(step, inputs, tmp_path / "many.jsonl", part=f"{number}/{count}")
@@ -68,11 +68,11 @@ def test_merged_parts_are_one_run(tmp_path: Path, inputs: list[Path], step: Clea
 
 
 def test_parts_of_a_split_merge_file_by_file(tmp_path: Path, inputs: list[Path]) -> None:
-    step = Split((0.6, 0.2, 0.2))
+    step = SplitStep((0.6, 0.2, 0.2))
     for folder, parts in (("one", [Part()]), ("many", [Part(i, 3) for i in range(3)])):
         for part in parts:
             output = tmp_path / folder
-            work = Work(reading=Reading(part=part))
+            work = StepOptions(reading=ReadOptions(part=part))
             run_step(step, inputs, split_outputs(output), work, output / "split.report.json")
     merge_outputs(tmp_path / "many")
     names = ["split.report.json", "test.jsonl", "train.jsonl", "valid.jsonl"]
@@ -85,7 +85,7 @@ def test_no_part_goes_before_the_whole_stands(
     tmp_path: Path, inputs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
-        run(Collect(), inputs, tmp_path / "out.jsonl", part=f"{number}/3")
+        run(CollectStep(), inputs, tmp_path / "out.jsonl", part=f"{number}/3")
 
     def fail(*paths: object) -> None:
         raise OSError(errno.ENOSPC, "no space")
@@ -100,10 +100,10 @@ def test_no_part_goes_before_the_whole_stands(
 
 def test_a_missing_part_is_named(tmp_path: Path, inputs: list[Path]) -> None:
     for number in (0, 2):
-        run(Collect(), inputs, tmp_path / "out.jsonl", part=f"{number}/3")
+        run(CollectStep(), inputs, tmp_path / "out.jsonl", part=f"{number}/3")
     with pytest.raises(MissingInputError, match=r"lacks 1 parts, out\.part-00001-of-00003\.jsonl"):
         merge_parts(tmp_path / "out.jsonl")
-    run(Collect(), inputs, tmp_path / "out.jsonl", part="1/4")
+    run(CollectStep(), inputs, tmp_path / "out.jsonl", part="1/4")
     with pytest.raises(DataError, match="parts of 00003 and of 00004"):
         merge_parts(tmp_path / "out.jsonl")
     with pytest.raises(MissingInputError, match="has no parts"):
@@ -115,21 +115,21 @@ def test_a_bad_line_leaves_nothing_behind(tmp_path: Path) -> None:
     path.write_text('{"text": "good"}\n{"text": 1}\n')
     for workers in (1, 2):
         with pytest.raises(DataError, match=r"a\.jsonl:2"):
-            run(Collect(), [path], tmp_path / "out.jsonl", workers=workers)
+            run(CollectStep(), [path], tmp_path / "out.jsonl", workers=workers)
     assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
-    tally = run(Collect(), [path], tmp_path / "out.jsonl", on_error="skip").tally
+    tally = run(CollectStep(), [path], tmp_path / "out.jsonl", on_error="skip").tally
     assert (tally.num_in, tally.num_out) == (2, 1)
     assert tally.dropped == {"bad line: the value of 'text' is not text": 1}
 
 
 def test_an_input_is_never_overwritten(tmp_path: Path, inputs: list[Path]) -> None:
     with pytest.raises(UsageError, match="also an input"):
-        run(Collect(), inputs, inputs[1])
+        run(CollectStep(), inputs, inputs[1])
     with pytest.raises(UsageError, match="at least 1"):
-        run(Collect(), inputs, tmp_path / "out.jsonl", workers=0)
+        run(CollectStep(), inputs, tmp_path / "out.jsonl", workers=0)
 
 
 def test_another_key_holds_the_text(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"body": "one\r\ntwo"}])
-    run(Clean(), [path], tmp_path / "out.jsonl", key="body")
+    run(CleanStep(), [path], tmp_path / "out.jsonl", key="body")
     assert read_jsonl(tmp_path / "out.jsonl") == [{"body": "one\ntwo"}]
