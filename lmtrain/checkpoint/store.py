@@ -24,7 +24,7 @@ from lmtrain.checkpoint.disk.format import (
     most_bytes,
 )
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
-from lmtrain.observe.measure.named_measures import worth_by_step
+from lmtrain.observe.measure.named_measures import score_by_step
 from lmtrain.runfolder.folder import read_settings
 from lmtrain.runfolder.names import CHECKPOINTS, METRICS, checkpoint_names, step_folder_name, step_from_name
 from lmtrain.runfolder.rows import read_metrics
@@ -58,7 +58,7 @@ def measure_of(run: Path) -> str:
 
 def worth_in(run: Path) -> dict[int, float]:
     """Return step -> score of a run's checkpoints from its rows; a higher score is better."""
-    return worth_by_step(read_metrics(run / METRICS), measure_of(run))
+    return score_by_step(read_metrics(run / METRICS), measure_of(run))
 
 
 _attempts = itertools.count()

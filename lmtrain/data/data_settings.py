@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from lmtrain.config.base import Choice, Problem, Settings, problem_if, show
 from lmtrain.config.build import quantity
-from lmtrain.observe.measure.named_measures import DOMAIN_WORDS
+from lmtrain.observe.measure.named_measures import RESERVED_DOMAINS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _UNUSED = "is never read with train.valid_interval_steps=0, which means no validation"
@@ -74,8 +74,9 @@ class DataChoice(Choice):
         )  # fmt: skip
         for name, path in self.valid_paths.items():
             yield from self.checked(
-                (not _NAME.fullmatch(name) or name in DOMAIN_WORDS, "valid_paths",
-                 f"names a domain {name!r}; a name is letters, digits, - and _, but not {', '.join(DOMAIN_WORDS)}",
+                (not _NAME.fullmatch(name) or name in RESERVED_DOMAINS, "valid_paths",
+                 f"names a domain {name!r}; a name is letters, digits, - and _, but "
+                 f"not {', '.join(RESERVED_DOMAINS)}",
                  "Use another name, as in data.valid_paths={wiki: PREFIX}."),
                 (not path.strip(), "valid_paths", f"names no dataset for {name}", _PREFIX_HINT),
             )  # fmt: skip

@@ -32,15 +32,15 @@ EVENTS = ("start", "step", "valid", "eval", "save", "forecast", "memory", "stop"
 class GrowingFile:
     """An append-only file of records, which survives a failing disk.
 
-    `unit` names the records in messages, such as "rows". `head` is written at the start of an empty file. With `new`
-    the file must not exist yet.
+    `unit` names the records in messages, such as "rows". `report` receives these messages: lost records, and that
+    writing works again. `head` is written at the start of an empty file. With `new` the file must not exist yet.
     """
 
     def __init__(
-        self, path: Path, unit: str, say: Callable[[str], None] = warn, *, head: bytes = b"", new: bool = False
+        self, path: Path, unit: str, report: Callable[[str], None] = warn, *, head: bytes = b"", new: bool = False
     ) -> None:
-        self.path, self.lost = path, 0  # `lost` counts records since the last successful write
-        self._unit, self._say, self._head = unit, say, head
+        self.path, self.num_lost = path, 0  # `num_lost`: records since the last successful write
+        self._unit, self._report, self._head = unit, report, head
         with storage_errors(path, "Opening"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = open_output(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (os.O_EXCL if new else 0))
@@ -51,46 +51,50 @@ class GrowingFile:
             self.append(b"")
 
     def append(self, record: bytes) -> None:
+        """Write a whole record. If the disk is full or fails, count the record as lost; raise nothing."""
         try:
             self._write(record if self._size else self._head + record)
         except OSError as error:
-            self._cut()
-            self.lost += bool(record)
+            self._truncate_partial_record()
+            self.num_lost += bool(record)
             if not self._failing:
                 self._failing = True
                 why = limit_reached(error, self.path) or f"{error.strerror}. Look at its disk."
-                self._say(f"Writing {self.path} failed: {why} Training goes on; {self._unit} are lost until then.")
+                self._report(
+                    f"Writing {self.path} failed: {why} Training goes on; {self._unit} are lost until writing works."
+                )
             return
         if self._failing:
-            lost, self.lost, self._failing = self.lost, 0, False
-            self._say(f"{self.path} is written again; {lost} {self._unit} were lost.")
+            num_lost, self.num_lost, self._failing = self.num_lost, 0, False
+            self._report(f"{self.path} is written again; {num_lost} {self._unit} were lost.")
 
     def last_line(self) -> bytes:
         """Return the bytes after the last newline, within the last 64 KiB; empty if the last line is complete."""
         start = max(self._size - _TAIL_BYTES, 0)
         return os.pread(self._fd, self._size - start, start).rpartition(b"\n")[2]
 
-    def cut_back(self, num_bytes: int) -> None:
+    def truncate_end(self, num_bytes: int) -> None:
+        """Remove the last `num_bytes` bytes of the file."""
         with storage_errors(self.path, "Writing"):
             os.ftruncate(self._fd, self._size - num_bytes)
         self._size -= num_bytes
 
     def close(self) -> None:
-        if self.lost:
-            self._say(f"The last {self.lost} {self._unit} of {self.path} are lost, since it could not be written.")
+        if self.num_lost:
+            self._report(f"The last {self.num_lost} {self._unit} of {self.path} are lost, as writing failed.")
         with suppress(OSError):
             os.close(self._fd)
 
     def _write(self, data: bytes) -> None:
         if self._torn:
             os.ftruncate(self._fd, self._size)
-        self._torn, left = True, memoryview(data)
-        while left:
-            left = left[os.write(self._fd, left) :]
+        self._torn, rest = True, memoryview(data)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
         self._size += len(data)
         self._torn = False
 
-    def _cut(self) -> None:
+    def _truncate_partial_record(self) -> None:
         with suppress(OSError):
             os.ftruncate(self._fd, self._size)
             self._torn = False
@@ -99,12 +103,13 @@ class GrowingFile:
 class MetricsLog:
     """Writer of metrics.jsonl. A partial line, left by a killed writer, is truncated when the file is opened."""
 
-    def __init__(self, path: Path, say: Callable[[str], None] = warn) -> None:
-        self._file = GrowingFile(path, "rows", say)
+    def __init__(self, path: Path, report: Callable[[str], None] = warn) -> None:
+        self._file = GrowingFile(path, "rows", report)
         while torn := self._file.last_line():
-            self._file.cut_back(len(torn))
+            self._file.truncate_end(len(torn))
 
     def append(self, row: Mapping[str, Any]) -> None:
+        """Write a row. Raise ValueError if it lacks a known `event`, a `step` or an `attempt`."""
         if row.get("event") not in EVENTS or "step" not in row or "attempt" not in row:
             raise ValueError(f"a metrics row needs a known event, a step and an attempt, not {dict(row)}")
         # one write per row, so that a reader never sees half of a row

@@ -10,46 +10,47 @@ import sys
 import textwrap
 from contextlib import suppress
 
-# because: these move the cursor, change the terminal, reverse the order of letters, or are no valid characters
-_OBEYED = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
-_HEAD = re.compile(r" *\d+\. |\w+ {2,}")  # start of a list's entry or a fact: later lines are indented to its text
+# characters that move the cursor, change the terminal's state, reverse the order of letters, or are invalid
+_CONTROL_CHARACTERS = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
+# start of a list entry or of a fact; wrapped lines are indented to its text
+_LIST_HEAD = re.compile(r" *\d+\. |\w+ {2,}")
 _LABEL = re.compile(r"^(\w+:) ")  # a label is never separated from the word after it, however long that is
 _QUOTED = re.compile(r'`[^`]*`|"[^"]*"')
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-def escaped(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     r"""Replace control characters by JSON escapes, such as \u001b. JSON text keeps its meaning."""
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """Remove colours, and escape control characters, since names of files may contain anything."""
-    return escaped(_ESCAPE.sub("", text).replace("\r", ""))
+    return escape_control_characters(_ESCAPE.sub("", text).replace("\r", ""))
 
 
-def wrapped(text: str, width: int) -> str:
+def wrap_text(text: str, width: int) -> str:
     """Wrap lines between words; a word that is longer than a line, such as a path, is not broken.
 
     Text between ` or " signs is not broken either, because people copy it, and a shell would read two lines as two
     commands.
     """
 
-    def one(line: str) -> str:
-        line = _QUOTED.sub(lambda found: found[0].replace(" ", _NO_BREAK), line)
+    def wrap_line(line: str) -> str:
+        line = _QUOTED.sub(lambda match: match[0].replace(" ", _NO_BREAK), line)
         line = _LABEL.sub(rf"\1{_NO_BREAK}", line)
-        head = _HEAD.match(line)
+        head = _LIST_HEAD.match(line)
         indent = " " * (head.end() if head else 2 + len(line) - len(line.lstrip()) if line.startswith(" ") else 0)
         lines = textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
         return lines.replace(_NO_BREAK, " ")
 
-    return "\n".join(map(one, text.split("\n")))
+    return "\n".join(map(wrap_line, text.split("\n")))
 
 
 def warn(text: str) -> None:
     """Write a warning to standard error; a failing write is ignored."""
     errors = sys.stderr  # looked up on each call, because a live view may have replaced it
     with suppress(OSError):
-        errors.write(f"warning: {plain(text)}\n")
+        errors.write(f"warning: {plain_text(text)}\n")
         errors.flush()

@@ -111,7 +111,7 @@ def _ranks_along(layout: Layout, coordinate: Coordinate, *names: str) -> tuple[i
 class GroupPeers:
     """All processes of the run, over a separate gloo group. Every process creates it at the same point."""
 
-    def __init__(self, mesh: Mesh, place: phases.Place, wait_name: str = "an agreement") -> None:
+    def __init__(self, mesh: Mesh, place: phases.ThreadPosition, wait_name: str = "an agreement") -> None:
         """Create the group. `place` is the thread in whose trace a wait appears, `wait_name` the wait's name there."""
         self.rank, self.num_ranks, self.world = mesh.rank, mesh.world.size, mesh.world
         self.place, self.wait_name = place, wait_name

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lmtrain.config.base import kinds
 from lmtrain.observe.spans.format import Flag
 from lmtrain.observe.spans.format import Kind as SpanKind
-from lmtrain.observe.timeline.merge import Segment, messages
+from lmtrain.observe.timeline.merge import Segment, message_pairs
 from lmtrain.observe.timeline.step_time import BUBBLE, MESSAGES, StepTimes
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.schedules.simulate import Costs, Timeline, simulate
@@ -70,7 +70,7 @@ def compare_with_replay(segment: Segment, times: StepTimes) -> ReplayComparison 
     }
     even = simulate(table, cost=lambda action: mean[action.kind])
     bubbles = np.nanmedian(times.seconds[:, :, [BUBBLE, MESSAGES]].sum(axis=2), axis=0)
-    pp_of = np.array([segment.at(rank).pp for rank in times.ranks])
+    pp_of = np.array([segment.coordinate(rank).pp for rank in times.ranks])
     measured = [float(np.nanmean(bubbles[pp_of == pp])) for pp in range(layout.pp)]
     replayed = [float(np.mean([makespan - replay.busy[pp] for replay in replays])) for pp in range(layout.pp)]
     return ReplayComparison(
@@ -98,7 +98,7 @@ def _median_action_seconds(work: NDArray[Any], num_pipelines: int) -> list[Actio
 
 def _median_send_s(spans: NDArray[Any]) -> float:
     """Return the median seconds of messages whose receiver was already waiting, or 0; others arrived unobserved."""
-    sent, received = messages(spans)
+    sent, received = message_pairs(spans)
     begin, end = spans["begin_ns"], spans["end_ns"]
     lengths = (end[received] - begin[sent])[begin[sent] > begin[received]]
     return float(np.median(lengths)) / 1e9 if lengths.size else 0.0

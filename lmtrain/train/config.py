@@ -21,7 +21,7 @@ from lmtrain.data.data_settings import DataChoice
 from lmtrain.errors import spelling_hint
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.measure.named_measures import names_of_validation
+from lmtrain.observe.measure.named_measures import validation_measure_names
 from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.optim.schedule_settings import ScheduleSettings
 from lmtrain.parallel.compute_settings import ComputeSettings, NoRecomputeSettings, PrecisionSettings, RecomputeSettings
@@ -55,7 +55,7 @@ def best_by_problems(
         way_out = f"Use {' or '.join(f'{one}MEASURE' for one in prefixes)}." if prefixes else "Give it in eval.tasks."
     else:
         interval, interval_key = train.valid_interval_steps, "train.valid_interval_steps"
-        names = names_of_validation(data.terms, data.valid_paths)
+        names = validation_measure_names(data.terms, data.valid_paths)
         is_known, way_out = name in names, spelling_hint(name, names)
     if not is_known:
         yield Problem(_BEST_BY, name, "is nothing that this run measures", way_out)

@@ -41,7 +41,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
     last = "this step" if config.parallel.layout.world_size == 1 else "the next step"
     loss = valid_loss = None
     record_start(run)
-    with open_tracer(run) as tracer, requests_of(run, stop, tracer.ask) as requests:
+    with open_tracer(run) as tracer, requests_of(run, stop, tracer.request_steps) as requests:
         if progress.pending:
             valid_loss = measure_pending(run, requests, evaluation)
             last_saved = last_saved if progress.pending else None  # because: the checkpoint lists it as pending

@@ -22,15 +22,15 @@ from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.phases import MESSAGES, PHASES, main
 from lmtrain.observe.stragglers.judge import (
-    LEAST,
-    LEAST_S,
-    LINK_LEAST,
-    LINK_LEAST_S,
-    Watched,
-    link_words,
+    MIN_EXCESS,
+    MIN_EXCESS_S,
+    MIN_LINK_EXCESS,
+    MIN_LINK_EXCESS_S,
+    PeerGroup,
+    link_message,
     links,
-    rank_words,
-    who,
+    rank_label,
+    rank_message,
 )
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.placement.places import stages_of_rank
@@ -59,12 +59,12 @@ class WorkTimes:
         """Mark the begin of a step."""
         main.count_time(main.kind)
         self._before = [main.spent_ns[kind] for kind in _KINDS]
-        links.open = bool(self.neighbours)
+        links.in_step = bool(self.neighbours)
 
     def end_step(self, waited_s: float) -> None:
         """Record the end of a step, which waited `waited_s` for its data before it began."""
         main.count_time(main.kind)
-        links.open = False
+        links.in_step = False
         if self._warm:
             self._warm -= 1
             links.clear()
@@ -85,7 +85,7 @@ class WorkTimes:
 
         because: a busy machine delays steps and never speeds one up
         """
-        ends = [number for peer in self.neighbours for number in links.take(peer, STEPS)]
+        ends = [number for peer in self.neighbours for number in links.pop_times(peer, STEPS)]
         half = STEPS // 2
         quick = [sum(sorted(values)[:half]) // half for values in zip(*self._steps_ns, strict=True)]
         self._steps_ns = []
@@ -113,10 +113,10 @@ class StragglerWatch:
         # because: on a GPU, host times only cover launching kernels; the host runs ahead of its device, and waits for a
         # throttled device at the same place at which it waits for a peer
         groups = peer_groups(layout, kinds_of_stage) if on_host else []
-        self.rank_watches = [Watched(group, OWN_WORK, LEAST, LEAST_S) for group in groups]
+        self.rank_watches = [PeerGroup(group, OWN_WORK, MIN_EXCESS, MIN_EXCESS_S) for group in groups]
         self.pairs = neighbour_pairs(layout) if on_host else []
         self.link_watches = [
-            Watched(group, ["message"], LINK_LEAST, LINK_LEAST_S)
+            PeerGroup(group, ["message"], MIN_LINK_EXCESS, MIN_LINK_EXCESS_S)
             for group in group_by_host(self.pairs, hosts)
             if self.pairs
         ]
@@ -133,20 +133,20 @@ class StragglerWatch:
         Return lines on the ranks and links that became slow or recovered.
         """
         self._newest = rows
-        self.memory.hear_all(rows[:, len(COLUMNS)].tolist())
+        self.memory.update_peaks(rows[:, len(COLUMNS)].tolist())
         times = (rows[:, : len(OWN_WORK)] / 1e9).tolist()
         for watch in self.rank_watches:
             watch.add([times[rank] for rank in watch.members])
         numbers = rows.tolist()
         for watch in self.link_watches:
             watch.add([[_round_trip_s(numbers, self.layout, *self.pairs[pair])] for pair in watch.members])
-        slow_ranks = {("rank", member): slow for watch in self.rank_watches for member, slow in watch.slow.items()}
-        slow_links = {("link", member): slow for watch in self.link_watches for member, slow in watch.slow.items()}
+        slow_ranks = {("rank", member): slow for group in self.rank_watches for member, slow in group.stragglers.items()}
+        slow_links = {("link", member): slow for group in self.link_watches for member, slow in group.stragglers.items()}
         lines = []
         for key, slow in (slow_ranks | slow_links).items():
             if key not in self._reported:
-                words = rank_words(self._rank_text(key[1]), slow) if key[0] == "rank" else ""
-                lines.append(words or link_words(" and ".join(map(self._rank_text, self.pairs[key[1]])), slow))
+                words = rank_message(self._rank_text(key[1]), slow) if key[0] == "rank" else ""
+                lines.append(words or link_message(" and ".join(map(self._rank_text, self.pairs[key[1]])), slow))
         for kind, member in sorted(self._reported - slow_ranks.keys() - slow_links.keys()):
             ends = [member] if kind == "rank" else self.pairs[member]
             lines.append(
@@ -160,7 +160,7 @@ class StragglerWatch:
         if self._newest is None:
             return {}
         rows, facts = self._newest, dict[str, Any]()
-        slow = {member: slowness for watch in self.rank_watches for member, slowness in watch.slow.items()}
+        slow = {member: slowness for watch in self.rank_watches for member, slowness in watch.stragglers.items()}
         excess = {m: float(by) for watch in self.rank_watches if len(watch.members) > 1
                   for m, by in zip(watch.members, watch.excess(), strict=True)}  # fmt: skip
         if excess:
@@ -176,7 +176,7 @@ class StragglerWatch:
                 "straggler_span_s": round(slowness.seconds, 6),
                 "straggler_usual_s": round(slowness.usual_s, 6), "straggler_ranks": sorted(slow),
             }  # fmt: skip
-        if slow_links := {member: slowness for watch in self.link_watches for member, slowness in watch.slow.items()}:
+        if slow_links := {member: slow for watch in self.link_watches for member, slow in watch.stragglers.items()}:
             member = max(slow_links, key=lambda link: slow_links[link].by)
             facts |= {
                 "straggler_link": list(self.pairs[member]), "straggler_link_s": round(slow_links[member].seconds, 6),
@@ -189,7 +189,7 @@ class StragglerWatch:
         return facts
 
     def _rank_text(self, rank: int) -> str:
-        return who(rank, self._host_of(rank), self._coordinate_of(rank))
+        return rank_label(rank, self._host_of(rank), self._coordinate_of(rank))
 
     def _host_of(self, rank: int) -> str:
         return self.hosts[rank] if self.hosts else ""

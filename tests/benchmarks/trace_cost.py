@@ -19,7 +19,7 @@ import numpy as np
 
 from lmtrain.observe.measure import phases
 from lmtrain.observe.spans.format import Header, SpanFile
-from lmtrain.observe.spans.recorder import ALL, NONE, SAMPLED, Recorder, Tracer
+from lmtrain.observe.spans.recorder import TRACE_ALL, TRACE_NONE, TRACE_SAMPLED, Recorder, Tracer
 
 STEPS, MICROBATCHES, SUMS, ROUNDS = 1000, 8, 8, 9
 STEP_S = 0.020
@@ -48,15 +48,15 @@ def one_step(step: int) -> None:
     for phase in ("forward", "backward"):
         for index in range(MICROBATCHES):
             phases.enter(phase, microbatch=index, stage=1)
-            began = phases.now(SENT)
+            began = phases.span_start(SENT)
             with phases.within("collective", "a message from another stage"):
                 pass
-            phases.message(began, "receive", 0, SENT, MessageKey(False, 1, index))
+            phases.record_message(began, "receive", 0, SENT, MessageKey(False, 1, index))
             for _ in range(SUMS):
                 with phases.within("collective", "a sum of activations", axis=TP, tensor=SENT):
                     pass
-            began = phases.now(SENT)
-            phases.message(began, "send", 2, SENT, MessageKey(False, 2, index))
+            began = phases.span_start(SENT)
+            phases.record_message(began, "send", 2, SENT, MessageKey(False, 2, index))
             phases.leave()
     phases.enter("optimizer")
     with phases.within("collective", "the gradient norm", axis=WORLD, tensor=SENT):
@@ -73,7 +73,7 @@ def measured(which: str, folder: Path) -> tuple[float, int]:
 
     began = time.thread_time()
     tracer = Tracer(which, open_recorder, print)
-    phases.tell_steps(tracer.begin_step)
+    phases.set_step_callback(tracer.begin_step)
     for step in range(1, STEPS + 1):
         one_step(step)
     seconds, recorder = time.thread_time() - began, tracer.recorder
@@ -82,7 +82,7 @@ def measured(which: str, folder: Path) -> tuple[float, int]:
 
 
 def main() -> int:
-    seconds: dict[str, list[float]] = {NONE: [], SAMPLED: [], ALL: []}
+    seconds: dict[str, list[float]] = {TRACE_NONE: [], TRACE_SAMPLED: [], TRACE_ALL: []}
     spans: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         for which in seconds:
@@ -91,8 +91,8 @@ def main() -> int:
             for which, found in seconds.items():
                 took, spans[which] = measured(which, Path(folder))
                 found.append(took)
-    print(f"{spans[ALL] // STEPS} spans a step, {STEPS} steps, medians of {ROUNDS} rounds")
-    none = statistics.median(seconds[NONE])
+    print(f"{spans[TRACE_ALL] // STEPS} spans a step, {STEPS} steps, medians of {ROUNDS} rounds")
+    none = statistics.median(seconds[TRACE_NONE])
     share = a_span = 0.0
     for which, found in seconds.items():
         more = statistics.median(found) - none
@@ -101,8 +101,8 @@ def main() -> int:
             f"{which:8} {statistics.median(found) / STEPS * 1e6:8.1f} us of CPU a step, {spans[which]:7} spans"
             f", {of_all:8.3%} more of steps of {STEP_S * 1e3:.0f} ms"
         )
-        share = of_all if which == SAMPLED else share
-        a_span = more / spans[which] if which == ALL else a_span
+        share = of_all if which == TRACE_SAMPLED else share
+        a_span = more / spans[which] if which == TRACE_ALL else a_span
     print(f"a span: {a_span * 1e6:.2f} us of CPU (at most {MOST_A_SPAN_S * 1e6:.0f})")
     print(f"sampled: {share:.3%} of CPU (at most {MOST_SHARE:.1%})")
     return int(a_span > MOST_A_SPAN_S or share > MOST_SHARE)

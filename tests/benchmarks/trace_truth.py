@@ -32,8 +32,8 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.block import BlockContext
 from lmtrain.observe.measure import phases
 from lmtrain.observe.spans import recorder as recording
-from lmtrain.observe.spans.format import Header, SpanFile, file_name, read_spans
-from lmtrain.observe.timeline.merge import Segment, merged
+from lmtrain.observe.spans.format import Header, SpanFile, read_spans, span_file_name
+from lmtrain.observe.timeline.merge import Segment, merge_traces
 from lmtrain.observe.timeline.step_time import step_times
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
@@ -105,7 +105,7 @@ def look(pool: Pool, starts: tuple[dict[str, Any], ...], sheet: Sheet) -> int:
             since, world = time.monotonic_ns(), ParallelSettings(**parallel).layout.world_size
             told = {"folder": folder, "start": number, "since_ns": since, "parallel": parallel}
             known.append((since, pool.run("tests.benchmarks.trace_truth:work", world, told)))
-        timeline = merged(Path(folder))
+        timeline = merge_traces(Path(folder))
         assert timeline.notes == (), timeline.notes
         for (since, slept), segment, parallel in zip(known, timeline.segments, starts, strict=True):
             assert segment.notes == (), segment.notes
@@ -141,10 +141,10 @@ def off_ms(folder: Path, segment: Segment, since: int) -> Any:
     first = segment.headers[segment.ranks[0]]
     found = []
     for rank in segment.ranks:
-        raw = read_spans(folder / "trace" / file_name(rank, segment.start)).spans
+        raw = read_spans(folder / "trace" / span_file_name(rank, segment.start)).spans
         for name in ("begin_ns", "end_ns"):
             truth = Clock.of(rank, segment.start, since).truth(raw[name].astype(np.float64))
-            shown = segment.of(rank)[name] - (first.wall_ns - first.monotonic_ns)
+            shown = segment.spans[segment.spans["rank"] == rank][name] - (first.wall_ns - first.monotonic_ns)
             merged_ns = Clock.of(segment.ranks[0], segment.start, since).truth(shown.astype(np.float64))
             found.append(np.abs(merged_ns - truth) / 1e6)
     return np.concatenate(found)
@@ -205,14 +205,15 @@ def work(folder: str, start: int, since_ns: int, parallel: dict[str, Any]) -> di
     tokens = torch.arange(8).view(1, 8)
     batch = [Batch(tokens, tokens + 1)] * MICROBATCHES
     numbers = np.arange(MICROBATCHES)
-    file = SpanFile(Path(folder) / "trace" / file_name(mesh.rank, start), header(mesh.rank, start, clock, settings))
+    path = Path(folder) / "trace" / span_file_name(mesh.rank, start)
+    file = SpanFile(path, header(mesh.rank, start, clock, settings))
     recorder = recording.Recorder(file)
     told: dict[str, Any] = {"blocks": [], "data_s": 0.0, "update_s": 0.0}
     model.forward_backward(StepBatches(0, batch, MICROBATCHES, (64,), numbers, 64))  # connections are made here
     slept.clear()
     dist.barrier()
     vars(recording)["time"] = clock
-    phases.record(recorder)
+    phases.set_recorder(recorder)
     try:
         for step in STEPS:
             recorder.begin_step(step)
@@ -226,7 +227,7 @@ def work(folder: str, start: int, since_ns: int, parallel: dict[str, Any]) -> di
             told["update_s"] += _sleep(UPDATE_S) / len(STEPS)
             phases.leave()
     finally:
-        phases.record(None)
+        phases.set_recorder(None)
         recorder.close()
         vars(recording)["time"] = time
     return told

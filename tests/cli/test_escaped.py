@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lmtrain.cli.screen.console import PlainConsole
-from lmtrain.observe.safe_text import escaped
+from lmtrain.observe.safe_text import escape_control_characters
 from tests.cli.harness import Toy, lmtrain, outcome
 
 HOSTILE = "a[/b][red]\x1b[2J\x9b31m\u202e:smile:"
@@ -26,16 +26,16 @@ OBEYED = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-
 
 
 def test_what_moves_a_terminal_is_shown() -> None:
-    assert escaped(HOSTILE) == SHOWN
-    assert escaped("a\tb\nc\r\nd\re\udcff\u2066") == "a\tb\nc\r\nd\\u000de\\udcff\\u2066"
+    assert escape_control_characters(HOSTILE) == SHOWN
+    assert escape_control_characters("a\tb\nc\r\nd\re\udcff\u2066") == "a\tb\nc\r\nd\\u000de\\udcff\\u2066"
     others = "caf\u00e9 \u05e9\u05dc\u05d5\u05dd \u200d\U0001f600"
-    assert escaped(others) == others
+    assert escape_control_characters(others) == others
 
 
 @settings(max_examples=50)
 @given(st.text(st.characters(exclude_categories=()) | st.sampled_from("\x1b\x9b\u202e\\\"")))
 def test_json_stays_the_same_json(text: str) -> None:
-    shown = escaped(json.dumps({"a": text}, ensure_ascii=False))
+    shown = escape_control_characters(json.dumps({"a": text}, ensure_ascii=False))
     assert not OBEYED.search(shown)
     assert json.loads(shown) == {"a": text}
 

@@ -15,8 +15,8 @@ import pytest
 
 from lmtrain.layout import Layout
 from lmtrain.observe.history.record import read_record
-from lmtrain.observe.profile.kernels import ENDING, Kernel, KernelTable, write_table
-from lmtrain.observe.spans.format import HEADER_BYTES, SPAN, WRITTEN, WRITTEN_AT, Kind, file_name
+from lmtrain.observe.profile.kernels import TABLE_SUFFIX, Kernel, KernelTable, write_table
+from lmtrain.observe.spans.format import COUNTER, COUNTER_AT, HEADER_BYTES, SPAN, Kind, span_file_name
 from tests.benchmarks.report_page import write_run
 from tests.cli.harness import lmtrain
 from tests.marks import wide
@@ -53,7 +53,7 @@ def profiled(folder: Path, windows: int, ranks: int) -> None:
         for rank in range(ranks):
             kernels = (Kernel("a product", "products", 0.2, 3),)
             table = KernelTable(first, first + 3, rank, "cpu", 0.5, {"products": 0.2, "copies": 0.1}, kernels)
-            write_table(folder / "profile" / f"steps-{first:08d}-{first + 3:08d}.rank-{rank:05d}{ENDING}", table)
+            write_table(folder / "profile" / f"steps-{first:08d}-{first + 3:08d}.rank-{rank:05d}{TABLE_SUFFIX}", table)
 
 
 def said(page: Path) -> str:
@@ -251,7 +251,7 @@ def test_a_traced_step_is_a_usual_one(tmp_path: Path) -> None:
     write_run(tmp_path, steps=2000, every=10)
 
     def measure(*steps: int) -> str:
-        file = tmp_path / "trace" / file_name(0, 0)
+        file = tmp_path / "trace" / span_file_name(0, 0)
         spans = np.memmap(file, SPAN, "r+", HEADER_BYTES)
         spans["kind"][(spans["kind"] == Kind.DATA) & np.isin(spans["step"], steps)] = Kind.VALIDATION
         spans.flush()
@@ -272,7 +272,7 @@ def test_a_rank_without_a_whole_step_costs_the_page_nothing_else(tmp_path: Path)
     write_run(tmp_path, steps=2000, every=10)
     spans = tmp_path / "trace" / "rank-00003.spans"
     data = bytearray(spans.read_bytes())
-    WRITTEN.pack_into(data, WRITTEN_AT, 0)
+    COUNTER.pack_into(data, COUNTER_AT, 0)
     spans.write_bytes(data)
     lmtrain("report", tmp_path)
     page = tmp_path / "report.html"

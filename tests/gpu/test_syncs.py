@@ -91,12 +91,12 @@ def waits(device: torch.device, folder: Path, kind: type[Recorder] | None) -> li
     spans = recorder(device, folder, kind) if kind else None
     if spans is not None:
         spans.begin_step(1)
-        phases.record(spans)
+        phases.set_recorder(spans)
     try:
         with counted(device) as found:
             train_step(model, optimizer, batches, OPTIM.lr, OPTIM.clip_norm)
     finally:
-        phases.record(None)
+        phases.set_recorder(None)
     if spans is not None:
         spans.close()
         assert len(read_spans(spans.file.path).spans) > 2 * CASE.microbatches  # it did record

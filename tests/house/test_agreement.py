@@ -22,7 +22,9 @@ VERBS = {
     "all_gather", "all_reduce", "all_to_all", "barrier", "batch_isend_irecv", "broadcast", "gather", "irecv", "isend",
     "recv", "reduce", "reduce_scatter", "scatter", "send",
 }  # fmt: skip
-PEERS = {"lmtrain/runtime/processes/agreement.py": {"Peers", "SingleProcess"}, AGREE: {"GroupPeers", "DefaultGroupPeers"}}
+PEERS = {
+    "lmtrain/runtime/processes/agreement.py": {"Peers", "SingleProcess"}, AGREE: {"GroupPeers", "DefaultGroupPeers"},
+}  # fmt: skip
 
 
 def talks(tree: ast.AST) -> bool:

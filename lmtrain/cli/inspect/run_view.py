@@ -12,7 +12,7 @@ from typing import Any
 from lmtrain.checkpoint.store import best, list_broken, list_checkpoints, list_set_aside
 from lmtrain.config.base import show
 from lmtrain.errors import LmtrainError, MissingInputError
-from lmtrain.observe.measure.named_measures import measures_of, worth_by_step
+from lmtrain.observe.measure.named_measures import row_measures, score_by_step
 from lmtrain.observe.screen.row_text import (
     compute,
     domains,
@@ -80,7 +80,7 @@ def _loss(row: dict[str, Any]) -> float:
 def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
     """Return for each task the row that is best by its headline measure."""
     names = {row["name"]: f"eval/{row['name']}/{row['headline']}" for row in rows}
-    worth = {name: worth_by_step(rows, measure) for name, measure in names.items()}
+    worth = {name: score_by_step(rows, measure) for name, measure in names.items()}
     best = {name: max(found, key=lambda step: (found[step], -step)) for name, found in worth.items() if found}
     return {row["name"]: row for row in rows if best.get(row["name"]) == row["step"]}
 
@@ -94,7 +94,8 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
     except MissingInputError:
         return None
     by = settings["checkpoint"]["best_by"]
-    value = next(found[by] for row in rows if row["step"] == step_from_name(name) and by in (found := measures_of(row)))
+    step = step_from_name(name)
+    value = next(found[by] for row in rows if row["step"] == step and by in (found := row_measures(row)))
     return {"name": name, "by": by, "value": value}
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.observe.history.record import Numbers, Record, extremes, means
-from lmtrain.observe.measure.named_measures import measures_of
+from lmtrain.observe.history.record import Numbers, Record, extreme_indices, part_means
+from lmtrain.observe.measure.named_measures import row_measures
 from lmtrain.page.chart import Charts, Curve, Figure, Form, Mark, Points
 from lmtrain.units import format_bytes, format_measure, format_seconds
 
@@ -84,7 +84,7 @@ def _measured(records: Sequence[Record]) -> Iterator[Figure]:
     rows = [row for record in records for row in record.rows.get("valid", [])]
     domains = [
         curve
-        for name in dict.fromkeys(name for row in rows for name in measures_of(row) if name.startswith("loss/valid/"))
+        for name in dict.fromkeys(name for row in rows for name in row_measures(row) if name.startswith("loss/valid/"))
         for curve in _dots(records, "valid", name.removeprefix("loss/valid/"), name)
     ]
     yield Figure("domains", "Validation loss by domain", "number", domains)
@@ -106,9 +106,9 @@ def _curves(records: Sequence[Record], key: str, name: str, most: int = 0) -> It
     most = most or max(_FEWER // max(len(records), 1), _LEAST)
     for run, record in enumerate(records):
         steps, values = record.column(key)
-        kept, mean = extremes(values, most), None
+        kept, mean = extreme_indices(values, most), None
         if len(values) > most:
-            ends, averages = means(values, most // 2)
+            ends, averages = part_means(values, most // 2)
             mean = _points(record, steps[ends], averages)
         if steps.size:
             yield Curve(run, name, _points(record, steps[kept], values[kept]), mean)
@@ -117,10 +117,10 @@ def _curves(records: Sequence[Record], key: str, name: str, most: int = 0) -> It
 def _dots(records: Sequence[Record], event: str, name: str, measure: str) -> Iterator[Curve]:
     for run, record in enumerate(records):
         rows = record.rows.get(event, [])
-        taken = {row["step"]: value for row in rows if _finite(value := measures_of(row).get(measure))}
+        taken = {row["step"]: value for row in rows if _finite(value := row_measures(row).get(measure))}
         steps = np.array(sorted(taken), np.float64)
         values = np.array([taken[int(step)] for step in steps])
-        kept = extremes(values, _FEWER)
+        kept = extreme_indices(values, _FEWER)
         if taken:
             yield Curve(run, name, _points(record, steps[kept], values[kept]), dots=True)
 
@@ -130,7 +130,7 @@ def _finite(value: Any) -> bool:
 
 
 def _points(record: Record, steps: Numbers, values: Numbers) -> Points:
-    tokens, seconds = (record.at(key, steps) for key in ("tokens", "seconds"))
+    tokens, seconds = (record.interpolate(key, steps) for key in ("tokens", "seconds"))
     return Points(
         steps.tolist(), tokens.tolist() if np.isfinite(tokens).all() else [],
         seconds.tolist() if np.isfinite(seconds).all() else [], values.tolist(),
@@ -141,7 +141,7 @@ def _marks(run: int, record: Record, stop: dict[str, Any] | None) -> Iterator[Ma
     found = [*_saves(record), *_starts(record), *_slow(record), *_broken(record), *_ends(record, stop)]
     found.sort(key=lambda one: (one[1], one[0] != "stop"))  # a stop comes before the start that went on from there
     steps = np.array([step for _, step, _ in found], np.float64)
-    tokens, seconds = (np.nan_to_num(record.at(key, steps)).tolist() for key in ("tokens", "seconds"))
+    tokens, seconds = (np.nan_to_num(record.interpolate(key, steps)).tolist() for key in ("tokens", "seconds"))
     for (kind, step, said), token, second in zip(found, tokens, seconds, strict=True):
         yield Mark(run, kind, step, token, second, said)
 
@@ -155,7 +155,7 @@ def _saves(record: Record) -> Iterator[Happened]:
 
 
 def _starts(record: Record) -> Iterator[Happened]:
-    lost = dict(sorted(record.lost))  # of a step that was lost several times, the furthest that was reached
+    lost = dict(sorted(record.rewinds))  # of a step that was lost several times, the furthest that was reached
     for row in _few(record.rows.get("start", [])[1:]):
         step = row["step"]
         again = f", steps up to {lost[step]:,} done again" if step in lost else ""
@@ -182,7 +182,7 @@ def _slow(record: Record) -> Iterator[Happened]:
 def _broken(record: Record) -> Iterator[Happened]:
     # because: the loss scale tries how far it can go; steps that overflow are skipped, and counted as such
     overflows = ("grad_norm",) if "loss_scale" in record.columns else ()
-    for step, key, value in _few([one for one in record.broken if one[1] not in overflows]):
+    for step, key, value in _few([one for one in record.non_finite if one[1] not in overflows]):
         yield "fault", step, f"{key} was {value} at step {step:,}"
 
 

@@ -21,8 +21,8 @@ from lmtrain.layout import Coordinate, Layout
 from lmtrain.observe.history.record import Record
 from lmtrain.observe.profile.kernels import KernelTable, read_tables
 from lmtrain.observe.spans.format import Kind
-from lmtrain.observe.timeline.merge import Segment, merged
-from lmtrain.observe.timeline.step_time import CLASSES, Heat, TimelineRow, heat, step_times, timeline_rows
+from lmtrain.observe.timeline.merge import Segment, merge_traces
+from lmtrain.observe.timeline.step_time import CLASSES, Heat, TimelineRow, rank_heat, step_times, timeline_rows
 from lmtrain.page.chart import format_value, tick_labels, ticks
 from lmtrain.page.document import (
     NUM_COLOURS,
@@ -222,7 +222,7 @@ def trace_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
         return
     yield section_heading(f"A traced step{whose}", anchor=f"trace{whose}")
     try:
-        found = merged(seen.path)
+        found = merge_traces(seen.path)
         segment = next((one for one in reversed(found.segments) if one.steps), None)
         if segment is None:
             yield soft_paragraph("No step has been recorded to its end.")
@@ -254,7 +254,7 @@ def _parts(segment: Segment, whose: str) -> Iterator[Part]:
          "of it waiting": format_value(waited[name], "seconds") if waited[name] > 0 else ""}
         for name in CLASSES if means[name] > 0
     ])  # fmt: skip
-    ranks = heat(segment, times)
+    ranks = rank_heat(segment, times)
     if len(ranks) > 1:
         hottest = max(ranks, key=lambda one: one.ratio if one.ratio == one.ratio else 0.0)
         yield (
@@ -301,7 +301,7 @@ def heat_picture(ranks: Sequence[Heat]) -> str:
 
 def shown_rows(segment: Segment, rows: Sequence[TimelineRow]) -> list[TimelineRow]:
     """Return the longest bars of each rank of one pipeline, or of the first ranks, as many as a page holds."""
-    places = {one: segment.at(one) for one in sorted({row.rank for row in rows})}
+    places = {one: segment.coordinate(one) for one in sorted({row.rank for row in rows})}
     ranks = [*places]
     if segment.layout.pp > 1:
         ranks = [rank for rank, at in places.items() if not (at.dp_replicate or at.dp_shard or at.tp)]

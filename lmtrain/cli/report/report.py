@@ -151,7 +151,7 @@ def summary(seen: RunFolder, record: Record) -> dict[str, str]:
         steps, values = record.column(key)
         if values.size:
             found[name] = format_value(float(values[-1]), form)  # type: ignore[arg-type]  # because: names of forms
-        broken = {key: value for step, key, value in record.broken if step == last}
+        broken = {key: value for step, key, value in record.non_finite if step == last}
         if key in broken:
             found[name] = f"{broken[key]}" + (f"; {found[name]} at step {int(steps[-1]):,}" if values.size else "")
     for key, name, show_ in (("tokens_per_s", "tokens/s", format_count), ("mfu", "MFU", "{:.1%}".format)):

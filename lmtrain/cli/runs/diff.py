@@ -18,7 +18,14 @@ from lmtrain.config.base import show
 from lmtrain.config.build import build_settings
 from lmtrain.errors import LmtrainError, join_few, shorten
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.history.record import Parting, Record, parting, read_record, starts_that_count, together
+from lmtrain.observe.history.record import (
+    Record,
+    RecordDifference,
+    compare_records,
+    pair_starts,
+    read_record,
+    starts_in_force,
+)
 from lmtrain.runfolder.differences import differences, flatten
 from lmtrain.runfolder.folder import RunFolder, read_runs
 from lmtrain.runfolder.names import CHECKPOINTS, step_from_name
@@ -41,7 +48,7 @@ def diff_facts(a: Path, b: Path) -> dict[str, Any]:
     seen = read_runs([a, b])
     records = [read_record(one.metrics) for one in seen]
     starts = [_starts(one, record) for one, record in zip(seen, records, strict=True)]
-    found = parting(records[0], records[1], _cut_alike(starts))
+    found = compare_records(records[0], records[1], _cut_alike(starts))
     first = [rows[0] for rows in starts]
     begun = {
         key: [one.get(key) for one in first]
@@ -56,8 +63,9 @@ def diff_facts(a: Path, b: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "a": str(a), "b": str(b), **_ran_with(starts, found.last_shared), "begun": begun,
         "rows": {"shared": found.num_shared, "last_step": found.last_shared},
-        "first_step": found.step, "first": found.first, "equal_until": found.equal_until, "loss_after": found.after,
-        "not_compared": [*found.untold, *problems, *_untold_starts(seen, starts)],
+        "first_step": found.step, "first": found.first_difference, "equal_until": found.last_equal,
+        "loss_after": found.loss_differences,
+        "not_compared": [*found.not_compared, *problems, *_untold_starts(seen, starts)],
     }  # fmt: skip
     last = [rows[-1]["settings"] for rows in starts]
     ended = differences(last) if all(last) else {}
@@ -69,7 +77,7 @@ def diff_facts(a: Path, b: Path) -> dict[str, Any]:
 
 def _starts(seen: RunFolder, record: Record) -> list[Row]:
     """Return the starts that count, each with its settings and environment; older runs recorded only the last one's."""
-    rows = [dict(row) for row in starts_that_count(record)] or [{"step": 0}]
+    rows = [dict(row) for row in starts_in_force(record)] or [{"step": 0}]
     for name, written in (("settings", seen.settings), ("environment", seen.environment)):
         for row in rows:
             own = row.get(name, written if row is rows[-1] else None)
@@ -108,7 +116,7 @@ def _cut_alike(starts: Sequence[list[Row]]) -> bool:
 def _ran_with(starts: Sequence[list[Row]], end: int | None) -> dict[str, Any]:
     """Return the settings, programs and devices that differ at steps of both runs, and after which step."""
     found: dict[str, Any] = {"settings": {}, "environment": {}, "after": {}}
-    for step, pair in together(starts, end):
+    for step, pair in pair_starts(starts, end):
         for name, more in (("settings", ()), ("environment", ("device",))):
             if all(row[name] for row in pair):
                 trees = [row[name] | {key: row.get(key) for key in more} for row in pair]
@@ -125,7 +133,7 @@ def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]
     if differs_at is None:
         return
     begin = [rows[0] for rows in starts]
-    pairs = [pair for _, pair in together(starts, differs_at)]
+    pairs = [pair for _, pair in pair_starts(starts, differs_at)]
     known = all(row["settings"] for pair in pairs for row in pair)
     other_data = {"samples_hash", "batch_digest"} & first.keys()
     held_out = tuple(key for pair in pairs for key in _held_out(pair)) if other_data else ()
@@ -197,7 +205,7 @@ def _held_out(pair: Sequence[Row]) -> Iterator[str]:
         yield "train.valid_interval_steps"
 
 
-def _weights(seen: Sequence[RunFolder], found: Parting) -> dict[str, Any] | None:
+def _weights(seen: Sequence[RunFolder], found: RecordDifference) -> dict[str, Any] | None:
     """Return the first checkpoint whose weights differ before the rows do; damaged ones are left out."""
     try:
         names = [{one.name: one for one in list_checkpoints(run.path / CHECKPOINTS)} for run in seen]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lmtrain.errors import DataError, UsageError, spelling_hint
-from lmtrain.observe.history.record import Numbers, extremes, read_record
+from lmtrain.observe.history.record import Numbers, extreme_indices, read_record
 from lmtrain.page.chart import Form, log_ticks, tick_labels, ticks
 from lmtrain.runfolder.folder import expand_runs, read_runs
 
@@ -45,7 +45,7 @@ def _curves(paths: Sequence[Path], key: str, by: str, log: bool) -> list[Curve]:
         record = read_record(seen.metrics)
         steps, values = record.column(key)
         known |= record.columns.keys() - {"step", "seconds"}
-        places = steps if by == "step" else record.at(by, steps)
+        places = steps if by == "step" else record.interpolate(by, steps)
         kept = np.isfinite(places) & ((values > 0) | (not log))
         if kept.any():
             found.append((seen.name, places[kept], values[kept]))
@@ -102,7 +102,7 @@ def _dots(
     x: Numbers, y: Numbers, across: tuple[float, float], up: tuple[float, float], log: bool, height: int, columns: int
 ) -> Iterator[tuple[int, int, int]]:
     """Characters with the point in them that is set; what lies between two points of a curve is filled."""
-    kept = extremes(y, columns * 8)
+    kept = extreme_indices(y, columns * 8)
     x, y = x[kept], y[kept]
     share = np.log(y / up[0]) / math.log(up[1] / up[0]) if log else (y - up[0]) / (up[1] - up[0])
     rows = np.rint((1 - share) * (height * 4 - 1)).astype(int).clip(0, height * 4 - 1).tolist()

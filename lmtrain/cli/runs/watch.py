@@ -89,7 +89,7 @@ def _draw(run: Path, every: float, once: bool, console: Console) -> None:
 def _print(run: Path, every: float, once: bool, console: Console) -> None:
     """Print the newest step of each look, and everything else that happened."""
     from lmtrain.observe.screen.training_view import print_line
-    from lmtrain.observe.stragglers.judge import slow_link, slow_rank
+    from lmtrain.observe.stragglers.judge import slow_link_line, slow_rank_line
 
     followed, total, slow, first = RowFollower(run / METRICS), _panel(run).total_steps, "", True
     lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -103,7 +103,7 @@ def _print(run: Path, every: float, once: bool, console: Console) -> None:
                 print_line(console, lines[row["event"]](row))
         for row in steps[-1:]:
             print_line(console, step_line(row, total))
-            named = "; ".join(filter(None, [slow_rank(row), slow_link(row)]))
+            named = "; ".join(filter(None, [slow_rank_line(row), slow_link_line(row)]))
             if named != slow:
                 print_line(console, f"slow: {named}" if named else "all keep pace again")
             slow = named

@@ -16,7 +16,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from lmtrain.config.base import show
-from lmtrain.observe.safe_text import escaped
+from lmtrain.observe.safe_text import escape_control_characters
 
 _NAME_WIDTH = 15  # characters for a fact's name
 Cells = Mapping[str, str]  # column title -> text, for one row of a table
@@ -30,12 +30,12 @@ class PlainConsole(Console):
         super().__init__(**{"markup": False, "emoji": False} | options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(escaped(text), **options)
+        return super().render_str(escape_control_characters(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Escape the text of all segments, also of styled ones, but not of rich's own control segments."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(escaped(segment.text), segment.style)
+            yield segment if segment.control else Segment(escape_control_characters(segment.text), segment.style)
 
 
 def print_facts(title: str, lines: Iterable[tuple[str, str]]) -> None:

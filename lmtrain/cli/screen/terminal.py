@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from lmtrain.errors import LmtrainError, StoppedEarly
-from lmtrain.observe.safe_text import escaped, warn, wrapped
+from lmtrain.observe.safe_text import escape_control_characters, warn, wrap_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ _TITLE = "error: "
 
 def echo(text: object = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
     """Print a line on stdout, or on stderr with `err`; `style` is typer's, such as `bold=True`."""
-    escaped_text = escaped(str(text))
+    escaped_text = escape_control_characters(str(text))
     typer.echo(typer.style(escaped_text, **style) if style else escaped_text, err=err, nl=nl)
 
 
@@ -38,7 +38,7 @@ def print_json(facts: object, *, indent: int | None = 1, **json_options: Any) ->
 
 def print_text(text: str) -> None:
     """Print a model's or a config's text: to a terminal with control characters escaped, elsewhere unchanged."""
-    typer.echo(escaped(text) if sys.stdout.isatty() else text, nl=False)
+    typer.echo(escape_control_characters(text) if sys.stdout.isatty() else text, nl=False)
 
 
 def progress(task: str, unit: str = "", *, interrupted: str = "") -> AbstractContextManager[Reporter]:
@@ -55,11 +55,11 @@ def print_message(console: Console, message: str) -> None:
 
     from lmtrain.observe.screen.training_view import print_line
 
-    message = escaped(message)
+    message = escape_control_characters(message)
     if not console.file.isatty():
         print_line(console, message)
         return
-    text = Text(wrapped(message, console.width))
+    text = Text(wrap_text(message, console.width))
     if message.startswith(_TITLE):
         text.stylize("bold red", 0, len(_TITLE))
     console.print(text, soft_wrap=True, highlight=False)
@@ -70,7 +70,7 @@ def print_notice(message: str) -> None:
     from lmtrain.cli.screen.console import PlainConsole
 
     if hasattr(sys.stderr, "rich_proxied_file"):  # because: a second console would overwrite the progress line
-        print(escaped(message), file=sys.stderr)
+        print(escape_control_characters(message), file=sys.stderr)
     else:
         print_message(PlainConsole(stderr=True), message)
 

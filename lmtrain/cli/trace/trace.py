@@ -39,13 +39,13 @@ def trace(
 ) -> None:
     """Show where the time of a run's steps went, from what observe.trace or `touch RUN/TRACE` recorded."""
     from lmtrain.cli.trace.view import print_trace, trace_facts
-    from lmtrain.observe.timeline.merge import merged
+    from lmtrain.observe.timeline.merge import merge_traces
     from lmtrain.observe.timeline.perfetto import write_trace
 
     path = out if out is not None or as_json else run / TRACES / "trace.json"
     if out is not None:
         check_output_folder("--output", out)
-    timeline = merged(run)
+    timeline = merge_traces(run)
     facts, rows = trace_facts(timeline, start, step)
     if path is not None:
         write_trace(timeline, path)

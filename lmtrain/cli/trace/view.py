@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.errors import UsageError, join_few
-from lmtrain.observe.safe_text import wrapped
+from lmtrain.observe.safe_text import wrap_text
 from lmtrain.observe.screen.training_view import print_line
 from lmtrain.observe.timeline.merge import Segment, Timeline
 from lmtrain.observe.timeline.step_time import (
@@ -25,9 +25,9 @@ from lmtrain.observe.timeline.step_time import (
     Hop,
     StepTimes,
     TimelineRow,
-    by_host,
     critical_path,
-    heat,
+    heat_by_host,
+    rank_heat,
     step_times,
     timeline_rows,
 )
@@ -73,7 +73,7 @@ def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tupl
     longest = np.nanmax(times.seconds.sum(axis=2), axis=1)
     median = times.steps[int(np.argsort(longest, kind="stable")[(len(times.steps) - 1) // 2])]
     chosen = median if step is None else step
-    found, beside = heat(segment, times), compare_with_replay(segment, times)
+    found, beside = rank_heat(segment, times), compare_with_replay(segment, times)
     facts |= {
         "start": segment.start,
         "steps": segment.steps,
@@ -94,7 +94,7 @@ def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tupl
         ],
         "hosts": {
             host: {"ranks": count, "median": usual, "largest": most}
-            for host, (count, usual, most) in by_host(found).items()
+            for host, (count, usual, most) in heat_by_host(found).items()
         },
         "clocks": _clocks(segment),
     }  # fmt: skip
@@ -114,7 +114,7 @@ def _chosen(timeline: Timeline, start: int | None) -> Segment:
 
 
 def _at(segment: Segment, rank: int) -> Facts:
-    at = segment.at(rank)
+    at = segment.coordinate(rank)
     return {"pp": at.pp, "dp": at.dp_replicate * segment.layout.dp_shard + at.dp_shard, "tp": at.tp}
 
 
@@ -193,7 +193,7 @@ def _lines(facts: Facts, rows: Sequence[TimelineRow], width: int, fold: int, pla
 
 
 def _folded(text: str, width: int) -> Iterator[str]:
-    first, *more = wrapped(text, width - 2).splitlines()
+    first, *more = wrap_text(text, width - 2).splitlines()
     yield first
     yield from (f"  {line}" for line in more)
 

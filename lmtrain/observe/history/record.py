@@ -27,49 +27,40 @@ from lmtrain.runfolder.rows import (
     row_step,
 )
 
-Places = NDArray[np.intp]
+Indices = NDArray[np.intp]
 Numbers = NDArray[np.float64]
-_TEXTS = ("samples_hash", "batch_digest")  # keys of step rows that identify the step's data
-_MOST_BROKEN, _MOST_COLUMNS = 10_000, 512
-_KEYS = ("samples", "tokens", "lr", "loss", "grad_norm", "skipped")
-_AFTER = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)  # number of rows after the first one that differs
+_TEXT_KEYS = ("samples_hash", "batch_digest")  # keys of step rows that identify the step's data
+_MAX_NON_FINITE, _MAX_COLUMNS = 10_000, 512
+_COMPARED_KEYS = ("samples", "tokens", "lr", "loss", "grad_norm", "skipped")
+_ROWS_AFTER = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)  # number of rows after the first one that differs
 
 
-def extremes(values: Numbers, most: int) -> Places:
-    """Return the sorted indices of at most `most` values: both ends, and each equal part's minimum and maximum.
+def extreme_indices(values: Numbers, max_count: int) -> Indices:
+    """Return the sorted indices of at most `max_count` values: both ends, and each equal part's minimum and maximum.
 
-    All indices if there are no more values than `most`. The values must be finite.
+    All indices if there are no more values than `max_count`. The values must be finite.
     """
-    if len(values) <= most:
+    if len(values) <= max_count:
         return np.arange(len(values))
-    borders = parts(len(values), max(most // 2 - 1, 1))
-    found: set[int] = {0, len(values) - 1}
+    borders = part_boundaries(len(values), max(max_count // 2 - 1, 1))
+    indices: set[int] = {0, len(values) - 1}
     for begin, end in zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True):
         part = values[begin:end]
-        found |= {begin + int(part.argmin()), begin + int(part.argmax())}
-    return np.array(sorted(found), np.intp)
+        indices |= {begin + int(part.argmin()), begin + int(part.argmax())}
+    return np.array(sorted(indices), np.intp)
 
 
-def means(values: Numbers, most: int) -> tuple[Places, Numbers]:
-    """Return (index of the last value, mean) for each of at most `most` equally long parts."""
-    borders = parts(len(values), min(len(values), most))
+def part_means(values: Numbers, max_parts: int) -> tuple[Indices, Numbers]:
+    """Return (index of the last value, mean) for each of at most `max_parts` equally long parts."""
+    borders = part_boundaries(len(values), min(len(values), max_parts))
     if len(values) == 0:
         return np.empty(0, np.intp), np.empty(0)
     return borders[1:] - 1, np.add.reduceat(values, borders[:-1]) / np.diff(borders)
 
 
-def parts(count: int, num_parts: int) -> NDArray[Any]:
+def part_boundaries(count: int, num_parts: int) -> NDArray[Any]:
     """Return the `num_parts` + 1 boundaries of equally long parts; no part is empty if count >= num_parts."""
     return (np.arange(num_parts + 1) * count // max(num_parts, 1)).astype(np.intp)
-
-
-def smoothed(values: Numbers, fade: float) -> Numbers:
-    """Return the exponentially weighted running mean, with bias correction for the first values."""
-    result, mean, weight = np.empty(len(values)), 0.0, 0.0
-    for at, value in enumerate(values.tolist()):
-        mean, weight = fade * mean + value, fade * weight + 1
-        result[at] = mean / weight
-    return result
 
 
 @dataclass(frozen=True)
@@ -80,8 +71,8 @@ class Record:
     texts: dict[str, list[str]]  # likewise, for the keys of _TEXTS; "" where a row lacks the key
     rows: dict[str, list[Row]]  # rows of all other events, by event
     problems: list[str]  # one sentence each
-    broken: list[tuple[int, str, float]]  # (step, key, value) for each number that was NaN or infinite
-    lost: list[tuple[int, int]] = field(default_factory=list)  # (step resumed at, last step reached before) per restart
+    non_finite: list[tuple[int, str, float]]  # (step, key, value) for each number that was NaN or infinite
+    rewinds: list[tuple[int, int]] = field(default_factory=list)  # per restart: (step resumed at, last step before)
 
     @property
     def steps(self) -> Numbers:
@@ -92,17 +83,17 @@ class Record:
         values = self.columns.get(key)
         if values is None:
             return np.empty(0), np.empty(0)
-        there = np.isfinite(values)
-        return self.steps[there], values[there]
+        is_finite = np.isfinite(values)
+        return self.steps[is_finite], values[is_finite]
 
-    def at(self, key: str, steps: Numbers) -> Numbers:
+    def interpolate(self, key: str, steps: Numbers) -> Numbers:
         """Interpolate a cumulative number (tokens, seconds) at the given steps; NaN if no row has the key."""
-        known, values = self.column(key)
-        if not known.size:
+        known_steps, values = self.column(key)
+        if not known_steps.size:
             return np.full(len(steps), np.nan)
-        if known[0] > 0:  # because: before the first step no data had been read and no time had passed
-            known, values = np.insert(known, 0, 0.0), np.insert(values, 0, 0.0)
-        return np.interp(steps, known, values)
+        if known_steps[0] > 0:  # because: before the first step no data had been read and no time had passed
+            known_steps, values = np.insert(known_steps, 0, 0.0), np.insert(values, 0, 0.0)
+        return np.interp(steps, known_steps, values)
 
 
 def read_record(path: Path) -> Record:
@@ -110,26 +101,26 @@ def read_record(path: Path) -> Record:
     reader = _Reader()
     try:
         for line in read_lines(path):
-            reader.take(line)
+            reader.add_line(line)
     except OSError as error:
         why = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         reader.problems.append(f"{path.name} {why}: nothing is known of any step")
-    return reader.record(path.name)
+    return reader.build_record(path.name)
 
 
 class _Reader:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self._columns: dict[str, array[float]] = {}
-        self._texts: dict[str, list[str]] = {key: [] for key in _TEXTS}
+        self._texts: dict[str, list[str]] = {key: [] for key in _TEXT_KEYS}
         self._count = self._line = 0
-        self._bad: list[int] = []
-        self._broken: list[tuple[int, int, str, float]] = []  # index of the row, its step, key and value
+        self._bad_lines: list[int] = []
+        self._non_finite: list[tuple[int, int, str, float]] = []  # index of the row, its step, key and value
         self._torn = False
-        self._begun: list[tuple[int, int]] = []  # per start row: number of step rows before it, its step
-        self._others: list[tuple[int, Row]] = []  # (number of start rows before it, row)
+        self._starts: list[tuple[int, int]] = []  # per start row: number of step rows before it, its step
+        self._other_rows: list[tuple[int, Row]] = []  # (number of start rows before it, row)
 
-    def take(self, line: bytes) -> None:
+    def add_line(self, line: bytes) -> None:
         self._line += 1
         try:
             row = parse_row(line)
@@ -138,19 +129,19 @@ class _Reader:
                 raise ValueError
         except ROW_ERRORS:
             if line.endswith(b"\n"):
-                self._bad.append(self._line)
+                self._bad_lines.append(self._line)
             else:
                 self._torn = True  # because: the writer was killed, or is writing this line now
             return
         if event == "step":
-            self._step(row)
+            self._add_step(row)
             return
         if event == "start":
-            self._begun.append((self._count, step))
+            self._starts.append((self._count, step))
         # because: "nan" is still a string
-        self._others.append((len(self._begun), {**from_json_data(row), "event": event}))
+        self._other_rows.append((len(self._starts), {**from_json_data(row), "event": event}))
 
-    def _step(self, row: Row) -> None:
+    def _add_step(self, row: Row) -> None:
         columns = self._columns
         for key, value in row.items():
             kind = type(value)
@@ -158,13 +149,13 @@ class _Reader:
                 if value not in NON_FINITE_TEXTS:
                     continue
                 value = NON_FINITE_TEXTS[value]
-                if len(self._broken) < _MOST_BROKEN:
-                    self._broken.append((self._count, row["step"], key, value))
+                if len(self._non_finite) < _MAX_NON_FINITE:
+                    self._non_finite.append((self._count, row["step"], key, value))
             elif kind is not float and (kind is not int or abs(value) >= 1 << 1000):
                 continue
             column = columns.get(key)
             if column is None:
-                if len(columns) >= _MOST_COLUMNS:
+                if len(columns) >= _MAX_COLUMNS:
                     continue
                 column = columns[key] = array("d")
             if len(column) < self._count:
@@ -174,43 +165,43 @@ class _Reader:
             texts.append(str(row.get(key, "")))
         self._count += 1
 
-    def record(self, name: str) -> Record:
+    def build_record(self, file_name: str) -> Record:
         columns = {
             key: np.append(np.array(column, np.float64), np.full(self._count - len(column), np.nan))
             for key, column in self._columns.items()
         }
         steps = columns.setdefault("step", np.empty(0))
-        columns["seconds"] = _seconds(columns, [before for before, _ in self._begun])
-        kept, lost = np.ones(len(steps), bool), []
-        for before, step in self._begun:
-            gone = kept[:before] & (steps[:before] > step)
-            if gone.any():
-                lost.append((step, int(steps[:before][gone].max())))
-            kept[:before] &= ~gone
-        order = np.flatnonzero(kept)
+        columns["seconds"] = _training_seconds(columns, [before for before, _ in self._starts])
+        in_force, rewinds = np.ones(len(steps), bool), []
+        for before, step in self._starts:
+            undone = in_force[:before] & (steps[:before] > step)
+            if undone.any():
+                rewinds.append((step, int(steps[:before][undone].max())))
+            in_force[:before] &= ~undone
+        order = np.flatnonzero(in_force)
         order = order[np.argsort(steps[order], kind="stable")]
         # keep only the last row of each step
         order = order[np.append(steps[order][1:] != steps[order][:-1], True)[: len(order)]]
-        if self._bad:
-            few = f"line {self._bad[0]:,}" + f", {len(self._bad) - 1:,} more" * (len(self._bad) > 1)
-            self.problems.append(f"{name}: {few} of {self._line:,} are no rows and are left out")
+        if self._bad_lines:
+            few = f"line {self._bad_lines[0]:,}" + f", {len(self._bad_lines) - 1:,} more" * (len(self._bad_lines) > 1)
+            self.problems.append(f"{file_name}: {few} of {self._line:,} are no rows and are left out")
         if self._torn:
-            self.problems.append(f"{name}: its last line is cut off, as when its writer was killed or is writing")
+            self.problems.append(f"{file_name}: its last line is cut off, as when its writer was killed or is writing")
         if not self._count and not self.problems:
-            self.problems.append(f"{name} has no row of a step yet")
+            self.problems.append(f"{file_name} has no row of a step yet")
         return Record(
             {key: values[order] for key, values in columns.items()},
             {key: [texts[i] for i in order] for key, texts in self._texts.items()},
-            self._events(), self.problems,
-            [(step, key, value) for at, step, key, value in self._broken if kept[at]], lost,
+            self._events_in_force(), self.problems,
+            [(step, key, value) for at, step, key, value in self._non_finite if in_force[at]], rewinds,
         )  # fmt: skip
 
-    def _events(self) -> dict[str, list[Row]]:
-        begun = [step for _, step in self._begun]
+    def _events_in_force(self) -> dict[str, list[Row]]:
+        start_steps = [step for _, step in self._starts]
         kept: dict[tuple[str, int, str], Row] = {}
-        for before, row in self._others:
-            again = min(begun[before:], default=row_step(row))
-            if row["event"] in ("start", "stop") or row_step(row) <= again:
+        for before, row in self._other_rows:
+            resumed_step = min(start_steps[before:], default=row_step(row))
+            if row["event"] in ("start", "stop") or row_step(row) <= resumed_step:
                 stop = f" {before}" if row["event"] in ("start", "stop") else ""
                 key = (row["event"] + stop, row_step(row), str(row.get("name")))
                 kept.pop(key, None)
@@ -219,16 +210,17 @@ class _Reader:
         return {event: [row for row in kept.values() if row["event"] == event] for event in events}
 
 
-def _seconds(columns: dict[str, Numbers], begun: list[int]) -> Numbers:
+def _training_seconds(columns: dict[str, Numbers], rows_before_starts: list[int]) -> Numbers:
     """Return the training seconds up to each row, summed over all starts.
 
-    `begun` is the number of step rows before each start.
+    `rows_before_starts` has the number of step rows before each start.
     """
     elapsed, attempts = columns.get("elapsed_s"), columns.get("attempt")
     if elapsed is None or attempts is None or not len(elapsed):
         return np.full(len(columns["step"]), np.nan)
     # because: in runs of older versions two starts from the same checkpoint have the same attempt number
-    begins = np.union1d([0, *(at for at in begun if at < len(elapsed))], np.flatnonzero(np.diff(attempts)) + 1)
+    starts = [0, *(at for at in rows_before_starts if at < len(elapsed))]
+    begins = np.union1d(starts, np.flatnonzero(np.diff(attempts)) + 1)
     longest = [np.nanmax(part, initial=0.0) for part in np.split(elapsed, begins[1:])]
     before = np.concatenate([[0.0], np.cumsum(longest)[:-1]])
     seconds: Numbers = elapsed + np.repeat(before, np.diff(np.append(begins, len(elapsed))))
@@ -236,83 +228,98 @@ def _seconds(columns: dict[str, Numbers], begun: list[int]) -> Numbers:
 
 
 @dataclass(frozen=True)
-class Parting:
+class RecordDifference:
     """The differences between two records, over the steps for which both have a row."""
 
     num_shared: int
     last_shared: int | None
-    first: dict[str, int]  # by key: the first step at which the records differ
-    equal_until: dict[str, int]  # by key: the last step before that, if there is one
-    after: list[dict[str, Any]]  # differences of the loss, a growing number of rows after the first difference
-    untold: list[str]  # one sentence per key that cannot be compared
+    first_difference: dict[str, int]  # by key: the first step at which the records differ
+    last_equal: dict[str, int]  # by key: the last step before that, if there is one
+    loss_differences: list[dict[str, Any]]  # at growing numbers of rows after the first difference of the loss
+    not_compared: list[str]  # one sentence per key that cannot be compared
 
     @property
     def step(self) -> int | None:
-        return min(self.first.values(), default=None)
+        return min(self.first_difference.values(), default=None)
 
 
-def parting(a: Record, b: Record, same_shares: bool = True) -> Parting:
+def compare_records(a: Record, b: Record, same_shares: bool = True) -> RecordDifference:
     """Compare two records.
 
     `same_shares` states that rank 0 of both runs reads the same part of a batch, so that `batch_digest` can be
     compared.
     """
-    shared, left, right = np.intersect1d(a.steps, b.steps, assume_unique=True, return_indices=True)
-    first: dict[str, int] = {}
-    until: dict[str, int] = {}
-    untold = []
-    for key in (*_TEXTS, *_KEYS):
+    shared, a_rows, b_rows = np.intersect1d(a.steps, b.steps, assume_unique=True, return_indices=True)
+    first_difference: dict[str, int] = {}
+    last_equal: dict[str, int] = {}
+    not_compared = []
+    for key in (*_TEXT_KEYS, *_COMPARED_KEYS):
         if key == "batch_digest" and not same_shares:
-            untold.append("batch_digest: not at every start do the two cut a batch alike, or it is not known")
+            not_compared.append("batch_digest: not at every start do the two cut a batch alike, or it is not known")
             continue
-        differs = _differs(key, a, b, left, right)
+        differs = _differing_rows(key, a, b, a_rows, b_rows)
         if differs is None:
-            untold.append(f"{key}: not both runs have recorded it")
+            not_compared.append(f"{key}: not both runs have recorded it")
         elif differs.any():
             at = int(differs.argmax())
-            first[key] = int(shared[at])
+            first_difference[key] = int(shared[at])
             if at:
-                until[key] = int(shared[at - 1])
-    return Parting(
-        int(shared.size), int(shared[-1]) if shared.size else None, first, until,
-        _after(a, b, shared, left, right, first), untold,
+                last_equal[key] = int(shared[at - 1])
+    return RecordDifference(
+        int(shared.size), int(shared[-1]) if shared.size else None, first_difference, last_equal,
+        _loss_differences(a, b, shared, a_rows, b_rows, first_difference), not_compared,
     )  # fmt: skip
 
 
-def _differs(key: str, a: Record, b: Record, left: Any, right: Any) -> Any:
-    if key in _TEXTS:
-        ours, theirs = np.array(a.texts[key], object)[left], np.array(b.texts[key], object)[right]
-        known = (ours != "") & (theirs != "")
-        return (ours != theirs) & known if known.any() else None
+def _differing_rows(key: str, a: Record, b: Record, a_rows: Any, b_rows: Any) -> Any:
+    """Return a mask of the shared steps at which the values of a key differ, or None if they cannot be compared.
+
+    `a_rows` and `b_rows` are the indices of the shared steps in each record.
+    """
+    if key in _TEXT_KEYS:
+        a_values, b_values = np.array(a.texts[key], object)[a_rows], np.array(b.texts[key], object)[b_rows]
+        both_known = (a_values != "") & (b_values != "")
+        return (a_values != b_values) & both_known if both_known.any() else None
     if key not in a.columns or key not in b.columns:
         return None
-    ours, theirs = a.columns[key][left], b.columns[key][right]
-    return (ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))
+    a_values, b_values = a.columns[key][a_rows], b.columns[key][b_rows]
+    return (a_values != b_values) & ~(np.isnan(a_values) & np.isnan(b_values))
 
 
-def _after(a: Record, b: Record, shared: Numbers, left: Any, right: Any, first: dict[str, int]) -> list[dict[str, Any]]:
-    if "loss" not in first:
+def _loss_differences(
+    a: Record, b: Record, shared: Numbers, a_rows: Any, b_rows: Any, first_difference: dict[str, int]
+) -> list[dict[str, Any]]:
+    """Return both losses (JSON keys `a`, `b`) and b - a (`apart`) at some shared steps from the first difference on."""
+    if "loss" not in first_difference:
         return []
-    begin = int(np.searchsorted(shared, first["loss"]))
-    ours, theirs = a.columns["loss"][left], b.columns["loss"][right]
+    begin = int(np.searchsorted(shared, first_difference["loss"]))
+    a_losses, b_losses = a.columns["loss"][a_rows], b.columns["loss"][b_rows]
     last = len(shared) - 1
     return [
-        {"step": int(shared[at]), "a": float(ours[at]), "b": float(theirs[at]), "apart": float(theirs[at] - ours[at])}
-        for at in sorted({last, *(begin + rows for rows in _AFTER if begin + rows < last)})
+        {
+            "step": int(shared[at]), "a": float(a_losses[at]), "b": float(b_losses[at]),
+            "apart": float(b_losses[at] - a_losses[at]),
+        }
+        for at in sorted({last, *(begin + rows for rows in _ROWS_AFTER if begin + rows < last)})
     ]
 
 
-def starts_that_count(record: Record) -> list[Row]:
-    """Return the start rows with remaining steps, in order of steps; a start that a later one replaced is left out."""
-    kept: list[Row] = []
+def starts_in_force(record: Record) -> list[Row]:
+    """Return the start rows in order of steps, without those that a later start from the same or an earlier step
+    replaced.
+    """
+    in_force: list[Row] = []
     for row in record.rows.get("start", []):
-        kept = [*(one for one in kept if one["step"] < row["step"]), row]
-    return kept
+        in_force = [*(earlier for earlier in in_force if earlier["step"] < row["step"]), row]
+    return in_force
 
 
-def together(starts: Sequence[Sequence[Row]], end: int | None) -> Iterator[tuple[int, list[Row]]]:
-    """Yield (step, both runs' start rows in force from there) for each start of either run before step `end`."""
-    for step in sorted({row["step"] for rows in starts for row in rows}):
-        pair = [row for rows in starts for row in [one for one in rows if one["step"] <= step][-1:]]
-        if len(pair) == len(starts) and (end is None or step < end):
+def pair_starts(starts_of_runs: Sequence[Sequence[Row]], end_step: int | None) -> Iterator[tuple[int, list[Row]]]:
+    """Yield (step, the start row of each run in force from that step on) for each start row before `end_step`.
+
+    `starts_of_runs` has the start rows of each of two runs. Steps before the first start of a run are left out.
+    """
+    for step in sorted({row["step"] for rows in starts_of_runs for row in rows}):
+        pair = [row for rows in starts_of_runs for row in [start for start in rows if start["step"] <= step][-1:]]
+        if len(pair) == len(starts_of_runs) and (end_step is None or step < end_step):
             yield step, pair

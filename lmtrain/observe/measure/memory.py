@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
-_GROWN = 1.05  # because: the row with all ranks is long, and peaks creep upwards
+_GROWN = 1.05  # because: a row of all ranks' peaks is long, and peaks creep upwards
 
 
 def host_memory_bytes(status: Path = _STATUS) -> int | None:
@@ -18,8 +18,8 @@ def host_memory_bytes(status: Path = _STATUS) -> int | None:
         lines = status.read_text().splitlines()
     except OSError:
         return None
-    found = (line.split()[1] for line in lines if line.startswith("VmRSS:"))
-    return next((int(kibibytes) * 1024 for kibibytes in found), None)
+    sizes_kib = (line.split()[1] for line in lines if line.startswith("VmRSS:"))
+    return next((int(kibibytes) * 1024 for kibibytes in sizes_kib), None)
 
 
 def device_peak_bytes(device: str) -> int | None:
@@ -38,36 +38,37 @@ def memory_bytes(device: str) -> int | None:
 
 
 class Memory:
-    """Memory of this process, and the largest of any rank as reported at the end of a step."""
+    """Memory use of this process and, as exchanged at the end of a step, of the rank that uses the most."""
 
     def __init__(self, device: str, rank: int) -> None:
         self._device, self._rank = device, rank
         self._fullest = (0, rank)
-        self.newest = 0  # bytes, as `now` last returned them
+        self.newest = 0  # bytes, as `measure` last returned them
         self._peaks: list[int] = []  # bytes per rank; filled on the rank that receives them
-        self._shown: list[int] = []
+        self._reported_peaks: list[int] = []
 
-    def now(self) -> tuple[int, int]:
-        """Return (bytes, rank) of this process; 0 bytes if unknown."""
+    def measure(self) -> tuple[int, int]:
+        """Measure this process now, and return (bytes, rank); 0 bytes if unknown."""
         self.newest = memory_bytes(self._device) or 0
         return self.newest, self._rank
 
-    def hear(self, fullest: tuple[int, int]) -> None:
-        """Store (bytes, rank) of the rank that holds the most."""
+    def set_fullest(self, fullest: tuple[int, int]) -> None:
+        """Store (bytes, rank) of the rank that uses the most, as the ranks have agreed."""
         self._fullest = fullest
 
-    def hear_all(self, held: Sequence[int]) -> None:
-        """Update the peak of each rank; `held` has the bytes per rank."""
-        self._peaks = [*map(max, held, self._peaks or held)]
+    def update_peaks(self, bytes_by_rank: Sequence[int]) -> None:
+        """Update the peak of each rank; `bytes_by_rank` has the present values."""
+        self._peaks = [*map(max, bytes_by_rank, self._peaks or bytes_by_rank)]
 
-    def grown(self) -> list[int] | None:
+    def grown_peaks(self) -> list[int] | None:
         """Return the peak of each rank if a rank has grown by more than 5% since the last return, else None."""
-        before = self._shown or [0] * len(self._peaks)
-        if not any(now > _GROWN * was for now, was in zip(self._peaks, before, strict=True)):
+        before = self._reported_peaks or [0] * len(self._peaks)
+        if not any(new > _GROWN * old for new, old in zip(self._peaks, before, strict=True)):
             return None
-        self._shown = self._peaks
-        return self._shown
+        self._reported_peaks = self._peaks
+        return self._reported_peaks
 
     def fullest(self) -> tuple[int | None, int]:
-        num_bytes, rank = max(self.now(), self._fullest)
+        """Return (bytes, rank) of the rank that uses the most memory; None bytes if unknown."""
+        num_bytes, rank = max(self.measure(), self._fullest)
         return num_bytes or None, rank

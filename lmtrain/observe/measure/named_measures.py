@@ -15,7 +15,7 @@ _LOWEST, _HIGHEST = -80, 32  # powers of sqrt(2): 2^-40 (1e-12) to 2^16 (65,536)
 _UPWARD = [2 ** (half / 2) for half in range(_LOWEST, _HIGHEST + 1)]
 EDGES = (*(-edge for edge in reversed(_UPWARD)), *_UPWARD)  # values within +-1e-12 share one bucket
 _QUALITY = ("ppl", "accuracy")
-DOMAIN_WORDS = ("loss", *_QUALITY)  # reserved: a domain of this name would be ambiguous
+RESERVED_DOMAINS = ("loss", *_QUALITY)  # because: a domain of this name would be ambiguous
 
 
 @dataclass(frozen=True)
@@ -37,48 +37,53 @@ class Histogram:
         last.
         """
         edges = [min(self.low, EDGES[0]), *EDGES, max(self.high, EDGES[-1])]
-        found = [i for i, count in enumerate(self.counts) if count]
-        return [(edges[i], edges[i + 1], self.counts[i]) for i in range(found[0], found[-1] + 1)]
+        filled = [i for i, count in enumerate(self.counts) if count]
+        return [(edges[i], edges[i + 1], self.counts[i]) for i in range(filled[0], filled[-1] + 1)]
 
 
-def measures_of(row: Mapping[str, Any]) -> dict[str, float]:
+def row_measures(row: Mapping[str, Any]) -> dict[str, float]:
     """Return a row's measures by name: `loss/valid`, `valid/ppl`, `loss/valid/DOMAIN`, or `eval/NAME/MEASURE`.
 
     Rows of other events have none. Values that are not numbers are left out.
     """
-    found: dict[str, Any] = {}
+    measures: dict[str, Any] = {}
     if row["event"] == "eval":
-        found = {f"eval/{row.get('name')}/{measure}": value for measure, value in _items(row.get("measures"))}
+        measures = {f"eval/{row.get('name')}/{measure}": value for measure, value in _items(row.get("measures"))}
     elif row["event"] == "valid":
         for domain, values in [("", row), *_items(row.get("domains"))]:
-            below = f"/{domain}" if domain else ""
-            found |= {f"loss/valid{below}": value for key, value in _items(values) if key == "loss"}
-            found |= {f"valid{below}/{key}": value for key, value in _items(values) if "/" in key or key in _QUALITY}
-    return {name: float(value) for name, value in found.items() if type(value) in (int, float)}
+            suffix = f"/{domain}" if domain else ""
+            measures |= {f"loss/valid{suffix}": value for key, value in _items(values) if key == "loss"}
+            quality = {key: value for key, value in _items(values) if "/" in key or key in _QUALITY}
+            measures |= {f"valid{suffix}/{key}": value for key, value in quality.items()}
+    return {name: float(value) for name, value in measures.items() if type(value) in (int, float)}
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:
     return list(value.items()) if isinstance(value, Mapping) else []
 
 
-def names_of_validation(terms: Sequence[str], domains: Iterable[str]) -> list[str]:
+def validation_measure_names(terms: Sequence[str], domains: Iterable[str]) -> list[str]:
     """Return the names of the measures in a validation row, for a model with these loss terms and these domains."""
-    each = dict.fromkeys(["loss", *_QUALITY, *validation_terms(terms)], 0.0)
-    return list(measures_of({"event": "valid", **each, "domains": dict.fromkeys(domains, each)}))
+    row = dict.fromkeys(["loss", *_QUALITY, *term_measure_names(terms)], 0.0)
+    return list(row_measures({"event": "valid", **row, "domains": dict.fromkeys(domains, row)}))
 
 
-def validation_terms(terms: Sequence[str]) -> list[str]:
+def term_measure_names(terms: Sequence[str]) -> list[str]:
     """Return the keys of the single loss terms and their accuracies; empty for a loss of one term."""
     return [f"loss/{term}" for term in terms if len(terms) > 1] + [f"accuracy/{term}" for term in terms[1:]]
 
 
 def larger_is_better(name: str) -> bool:
+    """Return True for an accuracy, by the measure's name; all other measures are losses or perplexities."""
     first, *_, last = words = name.split("/")
     return "accuracy" in last if first == "eval" else "accuracy" in words
 
 
-def worth_by_step(rows: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
-    """Return the measure by step, with its sign set so that larger is better; NaN values are left out."""
+def score_by_step(rows: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
+    """Return the measure called `name` by step, negated if smaller is better, so that the largest is the best.
+
+    Rows without the measure and NaN values are left out.
+    """
     sign = 1 if larger_is_better(name) else -1
-    taken = {row["step"]: found[name] for row in rows if name in (found := measures_of(row))}
-    return {step: sign * value for step, value in taken.items() if not math.isnan(value)}
+    values = {row["step"]: measures[name] for row in rows if name in (measures := row_measures(row))}
+    return {step: sign * value for step, value in values.items() if not math.isnan(value)}

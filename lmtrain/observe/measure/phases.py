@@ -5,8 +5,8 @@ previous phase. `main` is the training thread, `saver` the thread that writes ch
 a few assignments; with a watchdog the mark is also packed into shared memory, which the companion process reads without
 involving this process.
 
-The same marks become the spans of a traced step: `record` passes them to a recorder. Without a recorder a mark only
-checks that there is none.
+The same marks become the spans of a traced step: `set_recorder` passes them to a recorder. Without a recorder a mark
+only checks that there is none.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # because: importing typing takes a third of a companion's start time
     from typing import Any, Protocol
 
-    class Named(Protocol):
+    class NamedAxis(Protocol):
         """An axis of the layout."""
 
         @property
         def name(self) -> str: ...
 
-    class Spans(Protocol):
-        """Recorder of the main thread's work. `now` returns an opaque time."""
+    class SpanRecorder(Protocol):
+        """Recorder of the main thread's work. `current_time` returns an opaque time."""
 
-        def now(self, tensor: Any = None) -> Any: ...
+        def current_time(self, tensor: Any = None) -> Any: ...
         def enter(self, phase: str, half: str, microbatch: int, stage: int) -> None: ...
         def leave(self) -> None: ...
         def begin(self, mark: within) -> Any: ...
         def end(self, mark: within, began: Any) -> None: ...
-        def message(self, began: Any, kind: str, peer: int, tensor: Any, letter: Any) -> None: ...
-        def exchange(
-            self, began: Any, what: str, axis: Named, tensor: Any, peer: int, early: bool
+        def record_message(self, began: Any, kind: str, peer: int, tensor: Any, key: Any) -> None: ...
+        def record_collective(
+            self, began: Any, name: str, axis: NamedAxis, tensor: Any, peer: int, early: bool
         ) -> None: ...
 
 
@@ -51,35 +51,36 @@ MESSAGE = "a message"  # prefix of the names of waits for a message between pipe
 DEVICE_WAIT = "what the device has yet to do"  # a point at which the host has synchronized with the device
 NUM_BYTES = 4096
 _INDEX = {phase: index for index, phase in enumerate(PHASES)}
-MESSAGES = len(PHASES)  # index in `Place.spent_ns` of collectives that are messages between stages
+MESSAGES = len(PHASES)  # index in `ThreadPosition.spent_ns` of collectives that are messages between stages
 _MARK = struct.Struct("<QBxxxiiqQQ48sQ")  # the mark number, first and last: equal if no write was in progress
-_ODD = struct.Struct("<q48s48s")  # the newest step whose collectives came in another order than in the step before
-_SAVER_AT, _ODD_AT, _NAMES_AT, _NAME_BYTES = 128, 256, 512, 48
-_MOST_NAMES = 64 - len(PHASES)  # because: `seen` is a 64-bit mask with one bit per phase and name
+# the newest step whose collectives came in another order than in the step before: step, expected name, actual name
+_MISORDERED = struct.Struct("<q48s48s")
+_SAVER_AT, _MISORDERED_AT, _NAMES_AT, _NAME_BYTES = 128, 256, 512, 48
+_MAX_NAMES = 64 - len(PHASES)  # because: `seen_bits` is a 64-bit mask with one bit per phase and name
 # checksums over the order of a step's collectives: step, checksum of the previous step; newest: step, number, checksum
-_WAY, _WAY_AT, _STOP, _NUM_STOPS = struct.Struct("<qI"), 3072, struct.Struct("<qII"), 48
+_ORDER, _ORDER_AT, _ORDER_ENTRY, _NUM_ORDER_ENTRIES = struct.Struct("<qI"), 3072, struct.Struct("<qII"), 48
 
 _memory: mmap.mmap | None = None
-_names: dict[str, tuple[bytes, int]] = {}  # names of collectives: packed name, bit in `seen`
-_spans: Spans | None = None  # the recorder, while this step is recorded
+_names: dict[str, tuple[bytes, int]] = {}  # names of collectives: packed name, bit in `seen_bits`
+_recorder: SpanRecorder | None = None  # the recorder, while this step is recorded
 _on_step: Callable[[int], None] | None = None  # called with the number of each new step of the main thread
 
 
-class Place:
+class ThreadPosition:
     """The phase, step and position of a thread."""
 
-    def __init__(self, at: int) -> None:
-        self.at = at
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
         self.phase = PHASES[0]
         self.step = self.microbatch = self.stage = -1
-        self.what = b""
-        self.number = 0  # number of marks so far
-        self.count = 0  # number of collectives so far
-        self.seen = 0  # bit mask of the phases and collectives' names passed so far
-        self.steps = 0  # number of steps begun so far
+        self.packed_name = b""
+        self.num_marks = 0  # so far
+        self.num_collectives = 0  # so far
+        self.seen_bits = 0  # bit mask of the phases and collectives' names passed so far
+        self.num_steps = 0  # begun so far
         self.order: list[str] = []  # names of this step's collectives, in order
-        self.order_before: list[str] = []
-        self.way = 0  # checksum over the order
+        self.previous_order: list[str] = []
+        self.order_crc = 0  # checksum over the order
         self.spent_ns = [0] * (len(PHASES) + 1)  # nanoseconds in each phase so far, up to the last mark
         self.since_ns = monotonic_ns()
         self.kind = 0  # index in `spent_ns` to which the time now counts
@@ -90,169 +91,176 @@ class Place:
     ) -> None:  # fmt: skip
         """Set this thread's phase. The step stays unchanged unless `step` is given; micro-batch and stage are reset."""
         self.count_time(_INDEX[phase])
-        self.seen |= 1 << _INDEX[self.phase]
-        self.phase, self.what = phase, b""
+        self.seen_bits |= 1 << _INDEX[self.phase]
+        self.phase, self.packed_name = phase, b""
         self.microbatch = -1 if microbatch is None else microbatch
         self.stage = -1 if stage is None else stage
         if step is not None and step != self.step:
-            self.order_before = self.order if self.steps else []  # because: the first step has nothing to compare with
+            # because: the first step has nothing to compare with
+            self.previous_order = self.order if self.num_steps else []
             if _memory is not None and self is main:
-                _WAY.pack_into(_memory, _WAY_AT, step, self.way if self.steps else 0)
-            self.order, self.way = [], 0
+                _ORDER.pack_into(_memory, _ORDER_AT, step, self.order_crc if self.num_steps else 0)
+            self.order, self.order_crc = [], 0
             self.step = step
-            self.steps += 1
+            self.num_steps += 1
             if _on_step is not None and self is main:
                 _on_step(step)
         if _memory is not None:
-            self.write()
-        if _spans is not None and self is main:
-            _spans.enter(phase, half, self.microbatch, self.stage)
+            self.write_mark()
+        if _recorder is not None and self is main:
+            _recorder.enter(phase, half, self.microbatch, self.stage)
 
     def count_time(self, kind: int) -> int:
         """Add the time since the last mark to the current kind; then make `kind` current, and return the old one."""
-        now, was = monotonic_ns(), self.kind
-        self.spent_ns[was] += now - self.since_ns
+        now, old_kind = monotonic_ns(), self.kind
+        self.spent_ns[old_kind] += now - self.since_ns
         self.since_ns, self.kind = now, kind
-        return was
+        return old_kind
 
-    def has_waited(self, since_ns: int) -> None:
+    def count_wait(self, since_ns: int) -> None:
         """Move the time since `since_ns` to the collectives, for a wait in a collective that has no mark of its own."""
-        waited = monotonic_ns() - since_ns
-        self.spent_ns[self.kind] -= waited
-        self.spent_ns[_INDEX[COLLECTIVE]] += waited
+        wait_ns = monotonic_ns() - since_ns
+        self.spent_ns[self.kind] -= wait_ns
+        self.spent_ns[_INDEX[COLLECTIVE]] += wait_ns
 
-    def write(self) -> None:
+    def write_mark(self) -> None:
+        """Pack this position into the shared memory that the companion process reads."""
         assert _memory is not None
-        self.number = number = self.number + 1
+        self.num_marks = mark = self.num_marks + 1
         _MARK.pack_into(
-            _memory, self.at, number, _INDEX[self.phase], self.microbatch, self.stage, self.step, self.count, self.seen,
-            self.what, number,
+            _memory, self.offset, mark, _INDEX[self.phase], self.microbatch, self.stage, self.step,
+            self.num_collectives, self.seen_bits, self.packed_name, mark,
         )  # fmt: skip
 
-    def note_order(self, what: str) -> None:
+    def note_collective(self, name: str) -> None:
         """Record a collective in the step's order.
 
-        A name that differs from the previous step's name at the same position is stored as odd; so a collective that is
-        left out shows at the next collective.
+        A name that differs from the previous step's name at the same position is stored as misordered; so a collective
+        that is left out shows at the next collective.
         """
-        order, before = self.order, self.order_before
-        if len(order) < len(before) and before[len(order)] != what and _memory is not None:
-            _ODD.pack_into(_memory, _ODD_AT, self.step, _packed(before[len(order)])[0], _packed(what)[0])
-        order.append(what)
-        self.way = crc32(_packed(what)[0], self.way)
+        order, previous_order = self.order, self.previous_order
+        if len(order) < len(previous_order) and previous_order[len(order)] != name and _memory is not None:
+            expected = previous_order[len(order)]
+            _MISORDERED.pack_into(_memory, _MISORDERED_AT, self.step, _pack_name(expected)[0], _pack_name(name)[0])
+        order.append(name)
+        self.order_crc = crc32(_pack_name(name)[0], self.order_crc)
         if _memory is not None:
-            at = _WAY_AT + _WAY.size + len(order) % _NUM_STOPS * _STOP.size
-            _STOP.pack_into(_memory, at, self.step, len(order), self.way)
+            offset = _ORDER_AT + _ORDER.size + len(order) % _NUM_ORDER_ENTRIES * _ORDER_ENTRY.size
+            _ORDER_ENTRY.pack_into(_memory, offset, self.step, len(order), self.order_crc)
 
 
 class within:  # because: lower case, since it reads as a word: `with within("save"):`
     """Context manager that sets this thread's phase for its block. An exception leaves the phase as it is."""
 
     __slots__ = (
-        "axis", "began", "bit", "early", "kind", "kind_was", "packed", "phase", "place", "tensor", "was", "what",
+        "axis", "began", "bit", "early", "kind", "kind_before", "name", "packed_name", "phase", "phase_before",
+        "tensor", "thread",
     )  # fmt: skip
 
     def __init__(
-        self, phase: str, what: str = "", place: Place | None = None, axis: Named | None = None, tensor: Any = None,
-        *, early: bool = False,
+        self, phase: str, name: str = "", thread: ThreadPosition | None = None, axis: NamedAxis | None = None,
+        tensor: Any = None, *, early: bool = False,
     ) -> None:  # fmt: skip
-        """Store the phase, and for a collective its axis and the whole tensor that is summed or gathered.
+        """Store the phase, and for a collective its name, its axis and the whole tensor that is summed or gathered.
 
-        `early` marks the wait for a collective that was started before.
+        `early` marks the wait for a collective that was started before. `thread` is the training thread by default.
         """
-        self.phase, self.what, self.place = phase, what, place or main
+        self.phase, self.name, self.thread = phase, name, thread or main
         self.axis, self.tensor, self.early, self.began = axis, tensor, early, None
-        self.packed, self.bit = _packed(what) if what else (b"", 0)
-        self.kind = MESSAGES if what.startswith(MESSAGE) else _INDEX[phase]
+        self.packed_name, self.bit = _pack_name(name) if name else (b"", 0)
+        self.kind = MESSAGES if name.startswith(MESSAGE) else _INDEX[phase]
 
     def __enter__(self) -> None:
-        place = self.place
-        self.kind_was = place.count_time(self.kind)
-        self.was = place.phase, place.what
-        place.phase, place.what = self.phase, self.packed
-        if self.what:
-            place.count += 1
-            if place is main:
-                place.note_order(self.what)
+        thread = self.thread
+        self.kind_before = thread.count_time(self.kind)
+        self.phase_before = thread.phase, thread.packed_name
+        thread.phase, thread.packed_name = self.phase, self.packed_name
+        if self.name:
+            thread.num_collectives += 1
+            if thread is main:
+                thread.note_collective(self.name)
         if _memory is not None:
-            place.write()
-        if _spans is not None and place is main:
-            self.began = _spans.begin(self)
+            thread.write_mark()
+        if _recorder is not None and thread is main:
+            self.began = _recorder.begin(self)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
-            return  # because: the place of the failure is what the watchdog reports
-        place = self.place
-        place.count_time(self.kind_was)
-        if _spans is not None and self.began is not None:
-            _spans.end(self, self.began)
-        place.seen |= self.bit or 1 << _INDEX[self.phase]
-        place.phase, place.what = self.was
+            return  # because: the watchdog reports the place of the failure
+        thread = self.thread
+        thread.count_time(self.kind_before)
+        if _recorder is not None and self.began is not None:
+            _recorder.end(self, self.began)
+        thread.seen_bits |= self.bit or 1 << _INDEX[self.phase]
+        thread.phase, thread.packed_name = self.phase_before
         if _memory is not None:
-            place.write()
+            thread.write_mark()
 
 
-main, saver = Place(0), Place(_SAVER_AT)
+main, saver = ThreadPosition(0), ThreadPosition(_SAVER_AT)
 saver.phase, saver.kind = SAVE, _INDEX[SAVE]
 enter = main.enter
 
 
-def record(spans: Spans | None) -> None:
+def set_recorder(recorder: SpanRecorder | None) -> None:
     """Pass the marks of the main thread to this recorder from now on, or to none."""
-    global _spans
-    _spans = spans
+    global _recorder
+    _recorder = recorder
 
 
-def tell_steps(told: Callable[[int], None] | None) -> None:
+def set_step_callback(on_step: Callable[[int], None] | None) -> None:
     """Set a callback that receives the number of each step that begins, before its first span is recorded."""
     global _on_step
-    _on_step = told
+    _on_step = on_step
 
 
 def leave() -> None:
     """End the current phase's span, so that the time up to the next `enter` has none. The mark stays unchanged."""
-    if _spans is not None:
-        _spans.leave()
+    if _recorder is not None:
+        _recorder.leave()
 
 
-def now(tensor: Any = None) -> Any:
+def span_start(tensor: Any = None) -> Any:
     """Return the start time of a message or collective of this tensor, or None if nothing is recorded."""
-    return None if _spans is None else _spans.now(tensor)
+    return None if _recorder is None else _recorder.current_time(tensor)
 
 
-def message(began: Any, kind: str, peer: int, tensor: Any, letter: Any = None) -> None:
-    """Record a message's span: it was sent ("send"), has arrived ("receive"), or was taken by the peer ("taken")."""
-    if _spans is not None and began is not None:
-        _spans.message(began, kind, peer, tensor, letter)
+def record_message(began: Any, kind: str, peer: int, tensor: Any, key: Any = None) -> None:
+    """Record a message's span, which began at `began`; does nothing if that is None.
+
+    `kind`: the message was sent ("send"), has arrived ("receive"), or was taken by the peer ("taken"). `key` has its
+    direction, micro-batch and stage.
+    """
+    if _recorder is not None and began is not None:
+        _recorder.record_message(began, kind, peer, tensor, key)
 
 
-def exchange(
-    began: Any, what: str, axis: Named, tensor: Any, peer: int = -1, *, early: bool = False
+def record_collective(
+    began: Any, name: str, axis: NamedAxis, tensor: Any, peer: int = -1, *, early: bool = False
 ) -> None:
     """Record a collective that has just ended, for code that `within` cannot enclose.
 
-    With `peer` the collective is an exchange of two ranks. With `early` it was started before, and the span is the wait
-    for it.
+    With `peer` two ranks exchange data. With `early` the collective was started before; the span is the wait for it.
     """
-    if _spans is not None and began is not None:
-        _spans.exchange(began, what, axis, tensor, peer, early)
+    if _recorder is not None and began is not None:
+        _recorder.record_collective(began, name, axis, tensor, peer, early)
 
 
-def _packed(what: str) -> tuple[bytes, int]:
-    found = _names.get(what)
-    if found is None:
-        bit = 1 << (len(PHASES) + len(_names)) if len(_names) < _MOST_NAMES else 0
-        found = _names[what] = what.encode()[:_NAME_BYTES], bit
+def _pack_name(name: str) -> tuple[bytes, int]:
+    packed = _names.get(name)
+    if packed is None:
+        bit = 1 << (len(PHASES) + len(_names)) if len(_names) < _MAX_NAMES else 0
+        packed = _names[name] = name.encode()[:_NAME_BYTES], bit
         if _memory is not None:
             _write_names()
-    return found
+    return packed
 
 
 def _write_names() -> None:
     assert _memory is not None
-    for number, (name, bit) in enumerate(_names.values()):
+    for number, (packed_name, bit) in enumerate(_names.values()):
         if bit:
-            struct.pack_into(f"{_NAME_BYTES}s", _memory, _NAMES_AT + number * _NAME_BYTES, name)
+            struct.pack_into(f"{_NAME_BYTES}s", _memory, _NAMES_AT + number * _NAME_BYTES, packed_name)
 
 
 def open_memory() -> int:
@@ -268,7 +276,7 @@ def open_memory() -> int:
     os.ftruncate(fd, NUM_BYTES)
     _memory = mmap.mmap(fd, NUM_BYTES)
     _write_names()
-    main.write()
+    main.write_mark()
     return fd
 
 
@@ -282,46 +290,50 @@ def close_memory() -> None:
 class Mark:
     """The last mark that a process has written, as another process reads it."""
 
-    def __init__(self, memory: mmap.mmap, at: int = 0) -> None:
+    def __init__(self, memory: mmap.mmap, offset: int = 0) -> None:
         for _ in range(100):
-            first, phase, microbatch, stage, step, count, seen, what, last = _MARK.unpack_from(memory, at)
+            first, phase, microbatch, stage, step, num_collectives, seen_bits, packed_name, last = (
+                _MARK.unpack_from(memory, offset)
+            )
             if first == last:  # because: a process stopped in mid-write never becomes consistent
                 break
-        self.number, self.phase, self.step, self.microbatch, self.stage = first, PHASES[phase], step, microbatch, stage
-        self.count, self.seen, self.what = count, seen, _text(what)
+        self.num_marks, self.phase, self.step = first, PHASES[phase], step
+        self.microbatch, self.stage = microbatch, stage
+        self.num_collectives, self.seen_bits, self.name = num_collectives, seen_bits, _text(packed_name)
 
 
 def read_mark(memory: mmap.mmap) -> Mark:
     """Return the main thread's mark, or the saving thread's mark while the main thread waits for it."""
     mark, saving = Mark(memory), Mark(memory, _SAVER_AT)
-    if mark.phase != SAVE or saving.number == 0 or saving.step < 0:
+    if mark.phase != SAVE or saving.num_marks == 0 or saving.step < 0:
         return mark
-    saving.number += mark.number
-    saving.count += mark.count
-    saving.seen |= mark.seen
+    saving.num_marks += mark.num_marks
+    saving.num_collectives += mark.num_collectives
+    saving.seen_bits |= mark.seen_bits
     return saving
 
 
-def read_seen(memory: mmap.mmap, seen: int) -> list[str]:
-    """Return the phases and names of collectives whose bits are set in `seen`."""
-    names_at = (_NAMES_AT + n * _NAME_BYTES for n in range(_MOST_NAMES) if seen >> len(PHASES) + n & 1)
-    return [phase for index, phase in enumerate(PHASES) if seen >> index & 1] + [
-        _text(memory[at : at + _NAME_BYTES]) for at in names_at
+def read_seen_names(memory: mmap.mmap, seen_bits: int) -> list[str]:
+    """Return the phases and names of collectives whose bits are set in `seen_bits`."""
+    offsets = (_NAMES_AT + n * _NAME_BYTES for n in range(_MAX_NAMES) if seen_bits >> len(PHASES) + n & 1)
+    return [phase for index, phase in enumerate(PHASES) if seen_bits >> index & 1] + [
+        _text(memory[offset : offset + _NAME_BYTES]) for offset in offsets
     ]
 
 
-def read_odd(memory: mmap.mmap) -> tuple[int, str, str]:
+def read_misordered(memory: mmap.mmap) -> tuple[int, str, str]:
     """Return (step, expected name, actual name) of the newest collective that came out of order."""
-    step, expected, came = _ODD.unpack_from(memory, _ODD_AT)
-    return step, _text(expected), _text(came)
+    step, expected, actual = _MISORDERED.unpack_from(memory, _MISORDERED_AT)
+    return step, _text(expected), _text(actual)
 
 
-def read_way(memory: mmap.mmap) -> tuple[int, int, list[tuple[int, int]]]:
+def read_order(memory: mmap.mmap) -> tuple[int, int, list[tuple[int, int]]]:
     """Return (step, checksum of the step before or 0, [(number of collectives so far, checksum)])."""
-    step, before = _WAY.unpack_from(memory, _WAY_AT)
-    at = _WAY_AT + _WAY.size
-    stops = _STOP.iter_unpack(memory[at : at + _NUM_STOPS * _STOP.size])
-    return step, before, [(number, total) for of, number, total in stops if of == step and number]
+    step, previous = _ORDER.unpack_from(memory, _ORDER_AT)
+    offset = _ORDER_AT + _ORDER.size
+    entries = _ORDER_ENTRY.iter_unpack(memory[offset : offset + _NUM_ORDER_ENTRIES * _ORDER_ENTRY.size])
+    own = [(number, checksum) for entry_step, number, checksum in entries if entry_step == step and number]
+    return step, previous, own
 
 
 def _text(packed: bytes) -> str:

@@ -1,7 +1,8 @@
 """A table of kernels by class, from a Chrome JSON trace written by torch.profiler. Torch-free.
 
 Used by a run that has written a trace; `lmtrain report` reads the table. With a GPU the table counts device kernels;
-without a GPU, the operators' own CPU time. Operators called inside an operator of a class in WHOLE count in that class.
+without a GPU, the operators' own CPU time. Operators called inside an operator of a class in ENCLOSING_CLASSES count in
+that class.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lmtrain.runtime.files.files import read_json, write_json
 CLASSES = ("products", "attention", "elementwise", "norms", "collectives", "copies", "optimizer", "other")
 
 # the first pattern that matches counts; because: an optimizer multiplies, attention does too, and NCCL copies
-_PATTERNS = [
+_CLASS_PATTERNS = [
     ("optimizer", r"Optimizer\.(step|zero_grad)|_fused_adam|adamw_step|multi_tensor_apply|aten::_foreach|_fused_sgd"),
     ("collectives", r"nccl|c10d|gloo|all_?reduce|all_?gather|reduce_?scatter|barrier|record_param_comms"
                     r"|_(send|recv)\b|fsdp::"),
@@ -37,15 +38,17 @@ _PATTERNS = [
                     r"|masked_fill|sin|cos|clamp|maximum|gt|lt|eq|isfinite|sum|mean)_?(_backward)?\b"
                     r"|(Add|Sub|Mul|Div|Gelu|Silu|Sigmoid|Tanh|Pow|Sum|Mean)Backward|CompiledFunction|CompiledFxGraph"),
 ]  # fmt: skip
-_COMPILED = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _PATTERNS]
-WHOLE = frozenset(("optimizer", "collectives", "attention", "norms", "products"))  # with all operators they call
+_COMPILED = [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _CLASS_PATTERNS]
+# operators called inside an operator of these classes count in its class
+ENCLOSING_CLASSES = frozenset(("optimizer", "collectives", "attention", "norms", "products"))
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_MOST_KERNELS = 50  # rows in the table; the others count only in their class
-ENDING = ".kernels.json"
+_MAX_KERNELS = 50  # rows in the table; the others count only in their class
+TABLE_SUFFIX = ".kernels.json"
 
 
-def class_of(name: str) -> str:
-    return next((one for one, pattern in _COMPILED if pattern.search(name)), "other")
+def kernel_class(name: str) -> str:
+    """Return the class, one of CLASSES, of a kernel or operator by its name."""
+    return next((kind for kind, pattern in _COMPILED if pattern.search(name)), "other")
 
 
 @dataclass(frozen=True)
@@ -86,24 +89,36 @@ def write_table(path: Path, table: KernelTable) -> None:
 
 def read_tables(folder: Path) -> list[KernelTable]:
     """Return all tables in a run's `profile` folder, in order of step and rank."""
-    tables = map(read_json, sorted(folder.glob(f"*{ENDING}")))
-    return [KernelTable(**told | {"kernels": tuple(Kernel(**one) for one in told["kernels"])}) for told in tables]
+    tables = map(read_json, sorted(folder.glob(f"*{TABLE_SUFFIX}")))
+    return [
+        KernelTable(**table | {"kernels": tuple(Kernel(**kernel) for kernel in table["kernels"])}) for table in tables
+    ]
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
+    """Return the events of a gzipped trace of torch.profiler."""
     with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
     return events
 
 
-def table_of(events: Iterable[Mapping[str, Any]], steps: tuple[int, int], rank: int, window_s: float) -> KernelTable:
+def build_table(events: Iterable[Mapping[str, Any]], steps: tuple[int, int], rank: int, window_s: float) -> KernelTable:
+    """Build the table of a rank from the events of its trace.
+
+    `steps` are the first and the last step traced, `window_s` the seconds they took.
+    """
     spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
     on_device = [event for event in spans if event.get("cat") in _ON_DEVICE]
-    operators = _nested(event for event in spans if event.get("cat") in ("cpu_op", "user_annotation"))
+    operators = _build_operators(event for event in spans if event.get("cat") in ("cpu_op", "user_annotation"))
     if on_device:
-        timed = _device_times(on_device, spans, operators)
+        timed = _kernel_times(on_device, spans, operators)
     else:
-        timed = [(one.name, one.kind, one.own_us) for ops in operators.values() for one in ops if one.counts]
+        timed = [
+            (operator.name, operator.kind, operator.own_us)
+            for of_thread in operators.values()
+            for operator in of_thread
+            if operator.counts
+        ]
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     calls: dict[tuple[str, str], int] = defaultdict(int)
     for name, kind, micros in timed:
@@ -112,7 +127,7 @@ def table_of(events: Iterable[Mapping[str, Any]], steps: tuple[int, int], rank: 
     classes = dict.fromkeys(CLASSES, 0.0)
     for (_, kind), spent in seconds.items():
         classes[kind] += spent
-    longest = sorted(seconds, key=lambda key: (-seconds[key], key))[:_MOST_KERNELS]
+    longest = sorted(seconds, key=lambda key: (-seconds[key], key))[:_MAX_KERNELS]
     kernels = tuple(Kernel(name, kind, seconds[name, kind], calls[name, kind]) for name, kind in longest)
     return KernelTable(*steps, rank, "cuda" if on_device else "cpu", window_s, classes, kernels)
 
@@ -125,63 +140,63 @@ class _Operator:
     end: float
     own_us: float  # microseconds, without the operators it called
     counts: bool  # False for an annotation, which is no work by itself
-    inside: _Operator | None
+    parent: _Operator | None
 
 
-def _nested(spans: Iterable[Mapping[str, Any]]) -> dict[Any, list[_Operator]]:
+def _build_operators(spans: Iterable[Mapping[str, Any]]) -> dict[Any, list[_Operator]]:
     """Return the operators by thread, in order of their beginnings.
 
-    An operator inside another operator of a class in WHOLE takes that class.
+    An operator inside another operator of a class in ENCLOSING_CLASSES takes that class.
     """
-    found: dict[Any, list[_Operator]] = defaultdict(list)
+    operators: dict[Any, list[_Operator]] = defaultdict(list)
     threads: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for span in spans:
         threads[span["tid"]].append(span)
-    for thread, inside in threads.items():
-        inside.sort(key=lambda span: (span["ts"], -span["dur"]))
+    for thread, thread_spans in threads.items():
+        thread_spans.sort(key=lambda span: (span["ts"], -span["dur"]))
         open_: list[_Operator] = []
-        for span in inside:
+        for span in thread_spans:
             begin, end = float(span["ts"]), float(span["ts"]) + float(span["dur"])
             while open_ and open_[-1].end <= begin:
                 open_.pop()
-            above = open_[-1] if open_ else None
-            kind = above.kind if above and above.kind in WHOLE else class_of(span["name"])
-            one = _Operator(span["name"], kind, begin, end, end - begin, span["cat"] == "cpu_op", above)
-            if above:
-                above.own_us = max(0.0, above.own_us - (end - begin))
-            open_.append(one)
-            found[thread].append(one)
-    return found
+            parent = open_[-1] if open_ else None
+            kind = parent.kind if parent and parent.kind in ENCLOSING_CLASSES else kernel_class(span["name"])
+            operator = _Operator(span["name"], kind, begin, end, end - begin, span["cat"] == "cpu_op", parent)
+            if parent:
+                parent.own_us = max(0.0, parent.own_us - (end - begin))
+            open_.append(operator)
+            operators[thread].append(operator)
+    return operators
 
 
-def _device_times(
+def _kernel_times(
     on_device: Sequence[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]], operators: Mapping[Any, list[_Operator]]
 ) -> list[tuple[str, str, float]]:
     """Return (name, class, microseconds) per kernel.
 
-    A kernel takes the class of the operator that launched it if that class is in WHOLE.
+    A kernel takes the class of the operator that launched it if that class is in ENCLOSING_CLASSES.
     """
     launched = {  # correlation id -> thread and time of the CPU call that launched the kernel
         span.get("args", {}).get("correlation"): (span["tid"], float(span["ts"]))
         for span in spans
         if span.get("cat") in ("cuda_runtime", "cuda_driver")
     }
-    begins = {thread: [one.begin for one in ops] for thread, ops in operators.items()}
-    found = []
+    begins = {thread: [operator.begin for operator in of_thread] for thread, of_thread in operators.items()}
+    times = []
     for kernel in on_device:
-        kind = class_of(kernel["name"])
+        kind = kernel_class(kernel["name"])
         thread, at = launched.get(kernel.get("args", {}).get("correlation"), (None, 0.0))
         if kind != "collectives" and thread in begins:
-            around = _around(operators[thread], begins[thread], at)
-            kind = around if around in WHOLE else kind
-        found.append((kernel["name"], kind, float(kernel["dur"])))
-    return found
+            enclosing = _enclosing_class(operators[thread], begins[thread], at)
+            kind = enclosing if enclosing in ENCLOSING_CLASSES else kind
+        times.append((kernel["name"], kind, float(kernel["dur"])))
+    return times
 
 
-def _around(operators: Sequence[_Operator], begins: Sequence[float], at: float) -> str | None:
+def _enclosing_class(operators: Sequence[_Operator], begins: Sequence[float], at: float) -> str | None:
     """Return the class of the innermost operator that runs at this time, or None if none does."""
     place = bisect.bisect_right(begins, at) - 1
-    one = operators[place] if place >= 0 else None
-    while one is not None and one.end < at:
-        one = one.inside
-    return one.kind if one else None
+    operator = operators[place] if place >= 0 else None
+    while operator is not None and operator.end < at:
+        operator = operator.parent
+    return operator.kind if operator else None

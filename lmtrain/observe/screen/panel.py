@@ -29,7 +29,7 @@ from lmtrain.observe.screen.row_text import (
     ticking,
 )
 from lmtrain.observe.screen.verb_progress import drawn
-from lmtrain.observe.stragglers.judge import slow_link, slow_rank
+from lmtrain.observe.stragglers.judge import slow_link_line, slow_rank_line
 
 _KEPT_LOSSES = 512
 _TWO_COLUMNS = 70  # terminal width below which the figures stand in one column
@@ -175,7 +175,7 @@ class RunPanel:
         """Return a full-width line per slow rank or slow link, since the user should act on it."""
         return [
             Text.assemble((f"{name:13} ", "dim"), (words, "red"), overflow="fold")
-            for name, words in (("slow rank", slow_rank(self.row)), ("slow link", slow_link(self.row)))
+            for name, words in (("slow rank", slow_rank_line(self.row)), ("slow link", slow_link_line(self.row)))
             if words
         ]
 

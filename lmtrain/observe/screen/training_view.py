@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.text import Text
 
 from lmtrain.observe.metrics import GrowingFile
-from lmtrain.observe.safe_text import plain, warn, wrapped
+from lmtrain.observe.safe_text import plain_text, warn, wrap_text
 from lmtrain.observe.screen.panel import RunPanel, Saves
 from lmtrain.observe.screen.row_text import Row, eval_line, step_line, valid_line
 from lmtrain.observe.screen.verb_progress import is_live
@@ -36,9 +36,10 @@ class RunLog:
 
     def line(self, text: str) -> None:
         """Append the text with one time stamp; its further lines are indented below the first."""
-        gap = f"{self._file.lost} lines are missing here, which could not be written\n" if self._file.lost else ""
+        num_lost = self._file.num_lost
+        lost_note = f"{num_lost} lines are missing here, which could not be written\n" if num_lost else ""
         stamp = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
-        lines = plain(gap + text).rstrip().replace("\n", "\n" + " " * (len(stamp) + 2))
+        lines = plain_text(lost_note + text).rstrip().replace("\n", "\n" + " " * (len(stamp) + 2))
         self._file.append(f"{stamp}  {lines}\n".encode())
 
     def warn(self, text: str) -> None:
@@ -69,8 +70,8 @@ def print_line(console: Console, text: str) -> None:
     A failed write is ignored, because a full disk or a closed pipe is no reason to end a run, whose log has the line
     too.
     """
-    text = plain(text)
-    text = wrapped(text, console.width) if console.file.isatty() else text
+    text = plain_text(text)
+    text = wrap_text(text, console.width) if console.file.isatty() else text
     data = f"{text}\n".encode(console.encoding, "backslashreplace")
     if console.quiet:
         return
@@ -170,7 +171,7 @@ class LiveView(RunView):
     def note(self, text: str) -> None:
         super().note(text)
         with suppress(OSError):  # because: the terminal can disappear while its run goes on
-            self.console.print(Text(plain(text), overflow="fold"))
+            self.console.print(Text(plain_text(text), overflow="fold"))
 
     def doing(self, text: str) -> None:
         self.panel.now = text

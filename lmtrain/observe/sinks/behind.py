@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from lmtrain.observe.measure.named_measures import Histogram, measures_of
+from lmtrain.observe.measure.named_measures import Histogram, row_measures
 from lmtrain.observe.safe_text import warn
 
 Histograms = Mapping[str, Histogram]
@@ -39,7 +39,7 @@ CHARTS = {
 def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a row that make curves, by the curve's name; missing and unknown values are left out."""
     if row["event"] in ("valid", "eval"):
-        return measures_of(row)
+        return row_measures(row)
     names = {"step": _STEP, "save": _SAVE}.get(row["event"], {})
     found: dict[str, Any] = {name: row.get(key) for key, name in names.items()}
     if row["event"] == "step":

@@ -33,12 +33,12 @@ _MAGIC = b"LMSPANS\n"
 # the fields known when the file is opened; their CRC-32 follows them
 _FIXED = struct.Struct("<8s7Iqq4I5I64s32s")
 _SUM = struct.Struct("<I")
-WRITTEN, WRITTEN_AT = struct.Struct("<Q"), 512  # number of records so far
+COUNTER, COUNTER_AT = struct.Struct("<Q"), 512  # number of records so far
 _NUM_NAMES, _NUM_NAMES_AT = struct.Struct("<I"), 520
 _NAMES_AT = 1024
-MOST_NAMES = (HEADER_BYTES - _NAMES_AT) // NAME_BYTES
-MOST_RECORDS = 1 << 20
-_FIRST_ROOM = 4096  # records; enough for a few steps of most layouts
+MAX_NAMES = (HEADER_BYTES - _NAMES_AT) // NAME_BYTES
+MAX_RECORDS = 1 << 20
+_FIRST_ALLOCATION = 4096  # records; enough for a few steps of most layouts
 
 
 class Kind(IntEnum):
@@ -127,32 +127,36 @@ class RankSpans:
     path: Path | None = None
 
 
-def place_of(number: int, capacity: int) -> tuple[int, int]:
+def record_position(number: int, capacity: int) -> tuple[int, int]:
     """Return the file offset of the record with this number, counted from the file's opening, and its lap."""
-    lap, place = divmod(number, capacity)
-    return HEADER_BYTES + place * RECORD.size, lap % 255 + 1
+    lap, slot = divmod(number, capacity)
+    return HEADER_BYTES + slot * RECORD.size, lap % 255 + 1
 
 
 def write_name(memory: Any, number: int, name: str) -> None:
+    """Write a name into the header's table at index `number`, which is the last one so far."""
     struct.pack_into(f"{NAME_BYTES}s", memory, _NAMES_AT + number * NAME_BYTES, name.encode())
     _NUM_NAMES.pack_into(memory, _NUM_NAMES_AT, number + 1)
 
 
 class SpanFile:
+    """Writer of the trace file of this process."""
+
     def __init__(self, path: Path, header: Header) -> None:
         """Create the file. Raise OutputError if it exists, or StorageError if the disk cannot hold it."""
         self.path, self.capacity = path, header.capacity
         self.problem: str | None = None  # a sentence; once set, nothing more is written
-        self.num_written, self._room = 0, 0
-        self._at, self._lap, self._left = HEADER_BYTES, 1, 0  # offset of the next record; records that fit behind it
-        self.names: dict[str, int] = {"": 0}
+        self.num_written, self._num_allocated = 0, 0
+        self._offset, self._lap = HEADER_BYTES, 1  # of the next record
+        self._num_free = 0  # records that fit behind it
+        self.name_indices: dict[str, int] = {"": 0}
         with storage_errors(path, "Opening"):
             path.parent.mkdir(exist_ok=True)
             self._fd = open_output(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             with storage_errors(path, "Writing"):
                 os.ftruncate(self._fd, HEADER_BYTES + self.capacity * RECORD.size)
-                self._make_room(min(_FIRST_ROOM, self.capacity))
+                self._allocate(min(_FIRST_ALLOCATION, self.capacity))
                 self._memory = mmap.mmap(self._fd, HEADER_BYTES + self.capacity * RECORD.size)
         except Exception:
             os.close(self._fd)
@@ -160,7 +164,7 @@ class SpanFile:
                 path.unlink()
             raise
         self._memory[:HEADER_BYTES] = header.pack()
-        self._counted = memoryview(self._memory)[WRITTEN_AT : WRITTEN_AT + 8].cast("Q")
+        self._counter = memoryview(self._memory)[COUNTER_AT : COUNTER_AT + 8].cast("Q")
 
     def write(
         self, begin_ns: int, end_ns: int, num_bytes: int, step: int, number: int, microbatch: int, peer: int,
@@ -170,110 +174,111 @@ class SpanFile:
 
         Never raises: a full disk sets `problem`, and nothing more is written.
         """
-        if not self._left:
-            self._find_place()
+        if not self._num_free:
+            self._advance()
         if self.problem is None:
             # because: passing a tuple instead would make a span a fifth more expensive
             RECORD.pack_into(
-                self._memory, self._at, begin_ns, end_ns, num_bytes, step, number, microbatch, peer, stage, name, kind,
-                axis, flags, self._lap,
+                self._memory, self._offset, begin_ns, end_ns, num_bytes, step, number, microbatch, peer, stage, name,
+                kind, axis, flags, self._lap,
             )  # fmt: skip
-            self.num_written = self._counted[0] = self.num_written + 1  # because: a record in the count is complete
-            self._at += RECORD.size
-            self._left -= 1
+            self.num_written = self._counter[0] = self.num_written + 1  # because: a record in the count is complete
+            self._offset += RECORD.size
+            self._num_free -= 1
 
-    def number_of(self, name: str) -> int:
+    def name_index(self, name: str) -> int:
         """Return the index of a name in the header's table, adding it if new; 0 if the table is full."""
-        found = self.names.get(name)
-        if found is None:
-            found = self.names[name] = len(self.names) if len(self.names) < MOST_NAMES else 0
-            if found:
-                write_name(self._memory, found, name[:NAME_BYTES])
-        return found
+        index = self.name_indices.get(name)
+        if index is None:
+            index = self.name_indices[name] = len(self.name_indices) if len(self.name_indices) < MAX_NAMES else 0
+            if index:
+                write_name(self._memory, index, name[:NAME_BYTES])
+        return index
 
     def close(self) -> None:
         """Close the file, and return allocated but unused disk space."""
-        self._counted.release()
+        self._counter.release()
         self._memory.close()
         with suppress(OSError):
             os.ftruncate(self._fd, HEADER_BYTES + min(self.num_written, self.capacity) * RECORD.size)
         with suppress(OSError):
             os.close(self._fd)
 
-    def _find_place(self) -> None:
+    def _advance(self) -> None:
         """Set the place of the next record: in newly allocated space, or at the beginning of the ring again."""
-        if self.num_written == self._room < self.capacity and self.problem is None:
+        if self.num_written == self._num_allocated < self.capacity and self.problem is None:
             try:
                 with storage_errors(self.path, "Writing"):
-                    self._make_room(min(2 * self._room, self.capacity))
+                    self._allocate(min(2 * self._num_allocated, self.capacity))
             except LmtrainError as error:
                 self.problem = str(error)
-        self._at, self._lap = place_of(self.num_written, self.capacity)
-        self._left = self._room - self.num_written % self.capacity
+        self._offset, self._lap = record_position(self.num_written, self.capacity)
+        self._num_free = self._num_allocated - self.num_written % self.capacity
 
-    def _make_room(self, num_records: int) -> None:
+    def _allocate(self, num_records: int) -> None:
         os.posix_fallocate(self._fd, 0, HEADER_BYTES + num_records * RECORD.size)
-        self._room = num_records
+        self._num_allocated = num_records
 
 
-def file_name(rank: int, start: int) -> str:
+def span_file_name(rank: int, start: int) -> str:
     return f"rank-{rank:05d}{f'.{start}' if start else ''}.spans"
 
 
 def read_spans(path: Path) -> RankSpans:
     """Read the complete records of a file. Raise DataError for content that even a killed process cannot have left."""
     with read_errors(path), open_fd(path) as (fd, _):
-        header = _header(path, read_range(fd, 0, HEADER_BYTES))
-        num_held = min(header.num_written, header.capacity)
-        content = read_range(fd, HEADER_BYTES, num_held * SPAN.itemsize)
+        header = _parse_header(path, read_range(fd, 0, HEADER_BYTES))
+        num_records = min(header.num_written, header.capacity)
+        content = read_range(fd, HEADER_BYTES, num_records * SPAN.itemsize)
         # because: a running process may have overwritten records meanwhile
-        newest = _header(path, read_range(fd, 0, HEADER_BYTES))
-    if len(content) < num_held * SPAN.itemsize:
-        raise _damaged(path, f"ends amid its {num_held} records")
-    numbers = np.arange(max(0, newest.num_written + 1 - header.capacity), header.num_written)
+        newest_header = _parse_header(path, read_range(fd, 0, HEADER_BYTES))
+    if len(content) < num_records * SPAN.itemsize:
+        raise _damage_error(path, f"ends amid its {num_records} records")
+    numbers = np.arange(max(0, newest_header.num_written + 1 - header.capacity), header.num_written)
     spans = np.frombuffer(content, SPAN)[numbers % header.capacity]
-    _check(path, spans, numbers // header.capacity % 255 + 1, newest)
-    return RankSpans(newest, spans[np.lexsort((-spans["end_ns"], spans["begin_ns"]))], path)
+    _check_spans(path, spans, numbers // header.capacity % 255 + 1, newest_header)
+    return RankSpans(newest_header, spans[np.lexsort((-spans["end_ns"], spans["begin_ns"]))], path)
 
 
-def _header(path: Path, head: bytes) -> Header:
+def _parse_header(path: Path, head: bytes) -> Header:
     if len(head) < HEADER_BYTES or not head.startswith(_MAGIC):
-        raise _damaged(path, f"does not begin with the {HEADER_BYTES} bytes of a header of spans")
+        raise _damage_error(path, f"does not begin with the {HEADER_BYTES}-byte header of a trace file")
     _, version, *numbers, host, schedule = _FIXED.unpack_from(head)
     if version != VERSION:
-        raise _damaged(path, f"has version {version}, and this lmtrain reads {VERSION}")
+        raise _damage_error(path, f"has version {version}, and this lmtrain reads {VERSION}")
     if _SUM.unpack_from(head, _FIXED.size) != (crc32(head[: _FIXED.size]),):
-        raise _damaged(path, "has a header whose sum does not fit")
-    rank, world, pid, start, num_microbatches, capacity, wall_ns, monotonic_ns, *at = numbers
-    (num_written,), (num_names,) = WRITTEN.unpack_from(head, WRITTEN_AT), _NUM_NAMES.unpack_from(head, _NUM_NAMES_AT)
-    if not (1 <= num_names <= MOST_NAMES and 1 <= capacity <= MOST_RECORDS and num_written < 1 << 62):
-        raise _damaged(path, f"has {num_names} names and {num_written} records, which cannot be")
+        raise _damage_error(path, "has a header whose checksum is wrong")
+    rank, world_size, pid, start, num_microbatches, capacity, wall_ns, monotonic_ns, *axes = numbers
+    (num_written,), (num_names,) = COUNTER.unpack_from(head, COUNTER_AT), _NUM_NAMES.unpack_from(head, _NUM_NAMES_AT)
+    if not (1 <= num_names <= MAX_NAMES and 1 <= capacity <= MAX_RECORDS and num_written < 1 << 62):
+        raise _damage_error(path, f"has an impossible header: {num_names} names and {num_written} records")
     names = (head[_NAMES_AT + i * NAME_BYTES :][:NAME_BYTES] for i in range(num_names))
     return Header(
-        rank, world, (at[0], at[1], at[2], at[3]), (at[4], at[5], at[6], at[7], at[8]), _text(host), pid, start,
-        wall_ns, monotonic_ns, capacity, _text(schedule), num_microbatches, num_written, tuple(map(_text, names)),
+        rank, world_size, (axes[0], axes[1], axes[2], axes[3]), (axes[4], axes[5], axes[6], axes[7], axes[8]),
+        _text(host), pid, start, wall_ns, monotonic_ns, capacity, _text(schedule), num_microbatches, num_written,
+        tuple(map(_text, names)),
     )  # fmt: skip
 
 
-def _check(path: Path, spans: NDArray[Any], laps: NDArray[Any], header: Header) -> None:
-    wrong = {
+def _check_spans(path: Path, spans: NDArray[Any], laps: NDArray[Any], header: Header) -> None:
+    problems = {
         "were not written in this order": spans["lap"] != laps,
         "end before they begin": spans["end_ns"] < spans["begin_ns"],
-        "are of a time that no clock shows": (spans["begin_ns"] < 0) | (spans["end_ns"] >> 62 != 0),
-        "are of no known kind, axis or flag": (spans["kind"] > max(Kind)) | (spans["axis"] > max(Axis))
+        "have times that no clock shows": (spans["begin_ns"] < 0) | (spans["end_ns"] >> 62 != 0),
+        "have an unknown kind, axis or flag": (spans["kind"] > max(Kind)) | (spans["axis"] > max(Axis))
         | (spans["flags"] > sum(Flag)),
-        "have a name that is not there": spans["name"] >= len(header.names),
-        "come from a rank that is not there": (spans["peer"] < -1) | (spans["peer"] >= header.world_size),
+        "have a name that the header lacks": spans["name"] >= len(header.names),
+        "have a peer rank that does not exist": (spans["peer"] < -1) | (spans["peer"] >= header.world_size),
     }  # fmt: skip
-    for words, are in wrong.items():
-        if are.any():
-            raise _damaged(path, f"has {int(are.sum())} records of {len(spans)} that {words}")
+    for problem, mask in problems.items():
+        if mask.any():
+            raise _damage_error(path, f"has {int(mask.sum())} records of {len(spans)} that {problem}")
 
 
-def _damaged(path: Path, what: str) -> DataError:
+def _damage_error(path: Path, problem: str) -> DataError:
     return DataError(
-        f"{path} {what}. A file of spans is what a run wrote into its folder trace; copy it from there again, or "
-        "delete it to read the other ranks' without it."
+        f"{path} {problem}. A run writes such files into its folder trace: copy the file from there again, or "
+        "delete it to read the other ranks' files without it."
     )
 
 

@@ -22,7 +22,7 @@ _BINS = 4  # bins of time per window; a pair of ranks has a row in each: two bin
 _FINEST_NS = 20e3  # because: waking up a process takes so long, and no pair is more exact
 _DRIFT = 200e-6  # because: a quartz clock is off by at most 100 ppm, so two clocks drift apart by at most twice that
 _MARGIN_NS = 5e3  # the least time between the sending of a message and its arrival
-_DOUBT_MOST = 3.0  # sigmas beyond which a row's weight falls with its distance
+_MAX_DOUBT = 3.0  # sigmas beyond which a row's weight falls with its distance
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ class Clocks:
     doubt_ns: Floats  # mean deviation of the rows that determine a rank's clock
 
     def correct(self, rank: int | Ints, times_ns: Floats) -> Floats:
+        """Convert times by a rank's first guess of the common clock to corrected times; `rank` may be one per time."""
         return times_ns + self.offset_ns[rank] + self.rate[rank] * (times_ns - self.middle_ns)
 
 
@@ -60,43 +61,44 @@ class _Rows:
     sigma_ns: Floats
 
 
-def solve(num_ranks: int, before: Pairs, together: Pairs) -> Clocks:
-    """Fit the clocks of all ranks; the first rank's clock is kept.
+def fit_clocks(num_ranks: int, before: Pairs, together: Pairs) -> Clocks:
+    """Fit the clocks of all ranks to the evidence; the first rank's clock is kept.
 
-    `before`: a's moment was before b's. `together`: the two moments were about the same.
+    In `before` the moment on rank a was before that on rank b; in `together` the two moments were about the same.
     """
-    anchors, linked = _islands(num_ranks, before, together)
-    found = Clocks(0.0, np.zeros(num_ranks), np.zeros(num_ranks), linked, np.zeros(num_ranks))
+    anchors, linked = _linked_sets(num_ranks, before, together)
+    clocks = Clocks(0.0, np.zeros(num_ranks), np.zeros(num_ranks), linked, np.zeros(num_ranks))
     for round_ in range(_ROUNDS if before.a.size + together.a.size else 0):
-        one = [found.correct(before.a, before.a_ns), found.correct(before.b, before.b_ns)]
-        other = [found.correct(together.a, together.a_ns), found.correct(together.b, together.b_ns)]
-        whole = np.concatenate([*one, *other])
-        middle, reach = (whole.min() + whole.max()) / 2, max((whole.max() - whole.min()) / 2, 1.0)
+        before_ns = [clocks.correct(before.a, before.a_ns), clocks.correct(before.b, before.b_ns)]
+        together_ns = [clocks.correct(together.a, together.a_ns), clocks.correct(together.b, together.b_ns)]
+        all_ns = np.concatenate([*before_ns, *together_ns])
+        middle, reach = (all_ns.min() + all_ns.max()) / 2, max((all_ns.max() - all_ns.min()) / 2, 1.0)
         # because: clocks that are seconds apart put the two ends of a pair into different bins of a short window
         bins = _BINS if round_ > 1 else 1
-        when = [_bins(times[0], middle, reach, bins) for times in (one, other)]
+        bins_of = [_time_bins(times[0], middle, reach, bins) for times in (before_ns, together_ns)]
         rows = [
-            *_from_bounds(before, num_ranks, one[0], one[1], when[0]),
-            _from_ends(together, num_ranks, other[0], other[1], when[1]),
+            *_rows_from_bounds(before, num_ranks, before_ns[0], before_ns[1], bins_of[0]),
+            _rows_from_ends(together, num_ranks, together_ns[0], together_ns[1], bins_of[1]),
         ]
         joined = _Rows(*(np.concatenate([getattr(part, name) for part in rows]) for name in _Rows.__dataclass_fields__))
-        found = _moved(_about(found, middle), joined, anchors, reach)
-    return found
+        clocks = _refit(_recentered(clocks, middle), joined, anchors, reach)
+    return clocks
 
 
-def _bins(times_ns: Floats, middle: float, reach: float, num: int) -> Ints:
-    found: Ints = np.clip((times_ns - middle + reach) / (2 * reach) * num, 0, num - 1).astype(np.int64)
-    return found
+def _time_bins(times_ns: Floats, middle: float, reach: float, num_bins: int) -> Ints:
+    """Return the bin of each time, of `num_bins` equal bins from `middle` - `reach` to `middle` + `reach`."""
+    bins: Ints = np.clip((times_ns - middle + reach) / (2 * reach) * num_bins, 0, num_bins - 1).astype(np.int64)
+    return bins
 
 
-def _about(clocks: Clocks, middle_ns: float) -> Clocks:
+def _recentered(clocks: Clocks, middle_ns: float) -> Clocks:
     """Return the same correction with another `middle_ns`."""
     return replace(
         clocks, middle_ns=middle_ns, offset_ns=clocks.offset_ns + clocks.rate * (middle_ns - clocks.middle_ns)
     )
 
 
-def _islands(num_ranks: int, *evidence: Pairs) -> tuple[Ints, NDArray[np.bool_]]:
+def _linked_sets(num_ranks: int, *evidence: Pairs) -> tuple[Ints, NDArray[np.bool_]]:
     """Return the lowest rank of each set of linked ranks, and a mask of the ranks in the first rank's set."""
     lowest = np.arange(num_ranks)
     joined = np.unique(np.concatenate([np.stack([p.a, p.b]) for p in evidence], axis=1), axis=1)
@@ -110,50 +112,51 @@ def _islands(num_ranks: int, *evidence: Pairs) -> tuple[Ints, NDArray[np.bool_]]
     return np.unique(lowest), lowest == 0
 
 
-def _from_ends(pairs: Pairs, num: int, a_ns: Floats, b_ns: Floats, bins: Ints) -> _Rows:
+def _rows_from_ends(pairs: Pairs, num_ranks: int, a_ns: Floats, b_ns: Floats, bins: Ints) -> _Rows:
     """Return a row per pair of ranks and bin: the median difference of the moments at which both ended."""
-    key = (pairs.a * num + pairs.b) * _BINS + bins
-    apart = b_ns - a_ns
-    order = np.lexsort((apart, key))
+    key = (pairs.a * num_ranks + pairs.b) * _BINS + bins
+    gap = b_ns - a_ns
+    order = np.lexsort((gap, key))
     keys, first, count = np.unique(key[order], return_index=True, return_counts=True)
-    sorted_ns = apart[order]
+    sorted_ns = gap[order]
     middle = (sorted_ns[first + (count - 1) // 2] + sorted_ns[first + count // 2]) / 2
     spread = sorted_ns[first + 3 * (count - 1) // 4] - sorted_ns[first + (count - 1) // 4]
     # because: the spread of a few samples says little, so each is taken to be uncertain by ten times the finest
     sigma = np.hypot(_FINEST_NS, np.maximum(spread, 10 * _FINEST_NS) / np.sqrt(count))
     at = np.bincount(np.searchsorted(keys, key), weights=a_ns, minlength=len(keys)) / count
     pair = keys // _BINS
-    return _Rows(pair // num, pair % num, at, -middle, sigma)
+    return _Rows(pair // num_ranks, pair % num_ranks, at, -middle, sigma)
 
 
-def _from_bounds(pairs: Pairs, num: int, a_ns: Floats, b_ns: Floats, bins: Ints) -> list[_Rows]:
+def _rows_from_bounds(pairs: Pairs, num_ranks: int, a_ns: Floats, b_ns: Floats, bins: Ints) -> list[_Rows]:
     """Return two sets of rows, for pairs of ranks and bins: the middle of two-sided bounds, and violated bounds."""
     up = pairs.a < pairs.b
-    pair = np.where(up, pairs.a * num + pairs.b, pairs.b * num + pairs.a)
+    pair = np.where(up, pairs.a * num_ranks + pairs.b, pairs.b * num_ranks + pairs.a)
     key = (pair * _BINS + bins) * 2 + up
     gap = b_ns - a_ns
     order = np.lexsort((gap, key))
     keys, first = np.unique(key[order], return_index=True)
     gap, at = gap[order][first], a_ns[order][first]
     pair, up = keys // 2 // _BINS, keys % 2 == 1
-    low_rank, high_rank = pair // num, pair % num
+    low_rank, high_rank = pair // num_ranks, pair % num_ranks
 
-    both = np.flatnonzero(keys[1:] // 2 == keys[:-1] // 2)  # down (0) comes before up (1)
-    down_gap, up_gap = gap[both], gap[both + 1]
-    off = np.flatnonzero(gap < _MARGIN_NS)
+    two_sided = np.flatnonzero(keys[1:] // 2 == keys[:-1] // 2)  # down (0) comes before up (1)
+    down_gap, up_gap = gap[two_sided], gap[two_sided + 1]
+    violated = np.flatnonzero(gap < _MARGIN_NS)
     return [
         _Rows(
-            low_rank[both], high_rank[both], (at[both] + at[both + 1]) / 2, (down_gap - up_gap) / 2,
+            low_rank[two_sided], high_rank[two_sided], (at[two_sided] + at[two_sided + 1]) / 2, (down_gap - up_gap) / 2,
             np.hypot(_FINEST_NS, np.abs(down_gap + up_gap) / 3),
         ),
         _Rows(
-            low_rank[off], high_rank[off], at[off], np.where(up[off], 1.0, -1.0) * (_MARGIN_NS - gap[off]),
-            np.full(off.size, _FINEST_NS / 4),
+            low_rank[violated], high_rank[violated], at[violated],
+            np.where(up[violated], 1.0, -1.0) * (_MARGIN_NS - gap[violated]),
+            np.full(violated.size, _FINEST_NS / 4),
         ),
     ]  # fmt: skip
 
 
-def _moved(clocks: Clocks, rows: _Rows, anchors: Ints, reach: float) -> Clocks:
+def _refit(clocks: Clocks, rows: _Rows, anchors: Ints, reach: float) -> Clocks:
     """Return the clocks after a robust fit of all rows.
 
     The unknowns are each rank's offset, and its drift over half the window.
@@ -168,25 +171,25 @@ def _moved(clocks: Clocks, rows: _Rows, anchors: Ints, reach: float) -> Clocks:
         normal, right = np.zeros((2 * num, 2 * num)), np.zeros(2 * num)
         columns = (rows.a, rows.b, rows.a + num, rows.b + num)
         factors = (-np.ones_like(u), np.ones_like(u), -u, u)
-        for one, by in zip(columns, factors, strict=True):
-            np.add.at(right, one, weight * by * rows.move_ns)
-            for other, also in zip(columns, factors, strict=True):
-                np.add.at(normal, (one, other), weight * by * also)
+        for row_index, factor in zip(columns, factors, strict=True):
+            np.add.at(right, row_index, weight * factor * rows.move_ns)
+            for column_index, other_factor in zip(columns, factors, strict=True):
+                np.add.at(normal, (row_index, column_index), weight * factor * other_factor)
         diagonal = np.arange(num, 2 * num)
         normal[diagonal, diagonal] += prior
         right[num:] -= prior * tilt  # because: the total drift is likely to be small, not the change in this round
-        heavy = max(float(normal.max()), 1.0)
-        normal[anchors, anchors] += heavy
-        normal[anchors + num, anchors + num] += heavy
-        lonely = np.flatnonzero(normal[np.arange(num), np.arange(num)] == 0)
-        normal[lonely, lonely] = heavy
-        solution = _solved(normal, right)
-        off = np.abs(_at(solution, rows, u, num) - rows.move_ns) / rows.sigma_ns
-        weight[:] = np.minimum(1.0, _DOUBT_MOST / np.maximum(off, _DOUBT_MOST)) / rows.sigma_ns**2
-    left = np.abs(_at(solution, rows, u, num) - rows.move_ns)
+        large = max(float(normal.max()), 1.0)
+        normal[anchors, anchors] += large
+        normal[anchors + num, anchors + num] += large
+        unlinked = np.flatnonzero(normal[np.arange(num), np.arange(num)] == 0)
+        normal[unlinked, unlinked] = large
+        solution = _solve(normal, right)
+        deviation = np.abs(_predicted_moves(solution, rows, u, num) - rows.move_ns) / rows.sigma_ns
+        weight[:] = np.minimum(1.0, _MAX_DOUBT / np.maximum(deviation, _MAX_DOUBT)) / rows.sigma_ns**2
+    residual = np.abs(_predicted_moves(solution, rows, u, num) - rows.move_ns)
     doubt = np.zeros(num)
     for side in (rows.a, rows.b):
-        total = np.bincount(side, weights=weight * left, minlength=num)
+        total = np.bincount(side, weights=weight * residual, minlength=num)
         doubt += total / np.maximum(np.bincount(side, weights=weight, minlength=num), 1e-30) / 2
     offset, rate = solution[:num], solution[num:] / reach
     return replace(
@@ -195,13 +198,15 @@ def _moved(clocks: Clocks, rows: _Rows, anchors: Ints, reach: float) -> Clocks:
     )  # fmt: skip
 
 
-def _solved(normal: Floats, right: Floats) -> Floats:
+def _solve(normal: Floats, right: Floats) -> Floats:
+    """Solve the normal equations; by least squares if the matrix is singular."""
     try:
-        found = np.linalg.solve(normal, right)
+        solution = np.linalg.solve(normal, right)
     except np.linalg.LinAlgError:  # because: a damaged moment, months away, leaves the drifts undetermined
-        found = np.linalg.lstsq(normal, right)[0]
-    return np.asarray(found, dtype=np.float64)
+        solution = np.linalg.lstsq(normal, right)[0]
+    return np.asarray(solution, dtype=np.float64)
 
 
-def _at(solution: Floats, rows: _Rows, u: Floats, num: int) -> Floats:
-    return solution[rows.b] - solution[rows.a] + (solution[rows.b + num] - solution[rows.a + num]) * u
+def _predicted_moves(solution: Floats, rows: _Rows, u: Floats, num_ranks: int) -> Floats:
+    """Return by how much the solution moves b's clock against a's in each row; `u` is the row's scaled time."""
+    return solution[rows.b] - solution[rows.a] + (solution[rows.b + num_ranks] - solution[rows.a + num_ranks]) * u

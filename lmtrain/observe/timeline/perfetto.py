@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.observe.spans.format import Axis, Flag, Kind
-from lmtrain.observe.timeline.merge import Segment, Timeline, messages
+from lmtrain.observe.timeline.merge import Segment, Timeline, message_pairs
 from lmtrain.runtime.files.files import atomic_file, json_bytes, storage_errors
 
 _ACTIONS = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 _NO_STAGE, _ASIDE = -1, 1 << 20  # stand-ins for a stage: none; lanes (a thread each) beside the computation
-_WORDS = {Kind.INPUT: "backward, inputs", Kind.WEIGHT: "backward, weights"}
+_KIND_NAMES = {Kind.INPUT: "backward, inputs", Kind.WEIGHT: "backward, weights"}
 
 Event = dict[str, Any]
 
@@ -31,53 +31,56 @@ class _Threads:
     def __init__(self) -> None:
         self.processes: dict[str, int] = {}
         self.threads: dict[tuple[int, int, int], int] = {}  # (start, rank, stage)
-        self.named: list[Event] = []
+        self.metadata: list[Event] = []
 
-    def of(self, segment: Segment, rank: int, stage: int) -> tuple[int, int]:
+    def thread_of(self, segment: Segment, rank: int, stage: int) -> tuple[int, int]:
+        """Return (process number, thread number) of a rank's stage, numbering and naming them if they are new."""
         host = segment.headers[rank].host
         if host not in self.processes:
             pid = self.processes[host] = len(self.processes) + 1
-            self._name(pid, 0, "process", f"host {host}", pid)
+            self._add_metadata(pid, 0, "process", f"host {host}", pid)
         pid, key = self.processes[host], (segment.start, rank, stage)
         if key not in self.threads:
             tid = self.threads[key] = len(self.threads) + 1
-            at = segment.at(rank)
-            dp = at.dp_replicate * segment.layout.dp_shard + at.dp_shard
-            what = f"(pp {at.pp}, dp {dp}, tp {at.tp})" if stage == _NO_STAGE else f"stage {stage}"
-            what = f"beside {stage - _ASIDE}" if stage >= _ASIDE else what
+            coordinate = segment.coordinate(rank)
+            dp = coordinate.dp_replicate * segment.layout.dp_shard + coordinate.dp_shard
+            label = f"(pp {coordinate.pp}, dp {dp}, tp {coordinate.tp})" if stage == _NO_STAGE else f"stage {stage}"
+            label = f"beside {stage - _ASIDE}" if stage >= _ASIDE else label
             start = f"start {segment.start}: " if segment.start > 1 else ""
             order = (segment.start << 40) + (rank << 21) + stage + 1
-            self._name(pid, tid, "thread", f"{start}rank {rank} {what}", order)
+            self._add_metadata(pid, tid, "thread", f"{start}rank {rank} {label}", order)
         return pid, self.threads[key]
 
-    def _name(self, pid: int, tid: int, what: str, name: str, order: int) -> None:
-        for word, about in (("name", {"name": name}), ("sort_index", {"sort_index": order})):
-            self.named.append({"ph": "M", "name": f"{what}_{word}", "pid": pid, "tid": tid, "ts": 0, "args": about})
+    def _add_metadata(self, pid: int, tid: int, what: str, name: str, order: int) -> None:
+        for part, args in (("name", {"name": name}), ("sort_index", {"sort_index": order})):
+            self.metadata.append({"ph": "M", "name": f"{what}_{part}", "pid": pid, "tid": tid, "ts": 0, "args": args})
 
 
 def trace_events(timeline: Timeline) -> Iterator[Event]:
+    """Yield the events of all starts: a slice per span, two ends per arrow, then the names of threads."""
     threads = _Threads()
     filled = [segment for segment in timeline.segments if segment.spans.size]
     origin = min((int(segment.spans["begin_ns"].min()) for segment in filled), default=0)
     flow = 0
     for segment in filled:
-        events = _slices(segment, threads, origin)
+        events = _slice_events(segment, threads, origin)
         yield from events.values()
-        sent, received = messages(segment.spans)
+        sent, received = message_pairs(segment.spans)
         for send, receive in zip(sent.tolist(), received.tolist(), strict=True):
-            begun, ended = events[send], events[receive]
+            send_event, receive_event = events[send], events[receive]
             flow += 1
-            both = {"cat": "message", "name": "message", "id": flow}
-            yield {"ph": "s", **both, **_where(begun), "ts": begun["ts"]}
+            arrow = {"cat": "message", "name": "message", "id": flow}
+            yield {"ph": "s", **arrow, **_thread_ids(send_event), "ts": send_event["ts"]}
             # because: a slice excludes its own end, and an arrow ends in the slice that contains it
-            late = ended["ts"] + ended["dur"] - 0.001 if ended["dur"] else ended["ts"]
-            yield {"ph": "f", "bp": "e", **both, **_where(ended), "ts": round(late, 3)}
-    yield from threads.named
+            late = receive_event["ts"] + receive_event["dur"] - 0.001 if receive_event["dur"] else receive_event["ts"]
+            yield {"ph": "f", "bp": "e", **arrow, **_thread_ids(receive_event), "ts": round(late, 3)}
+    yield from threads.metadata
 
 
 def write_trace(timeline: Timeline, path: Path) -> None:
+    """Write the timeline as a JSON file, compressed if the name ends in .gz."""
     began = min((int(s.spans["begin_ns"].min()) for s in timeline.segments if s.spans.size), default=0)
-    about = {
+    other_data = {
         "run": str(timeline.folder), "began": datetime.fromtimestamp(began / 1e9, UTC).isoformat(),
         "notes": [*timeline.notes, *(note for segment in timeline.segments for note in segment.notes)],
     }  # fmt: skip
@@ -85,21 +88,21 @@ def write_trace(timeline: Timeline, path: Path) -> None:
         plain = stack.enter_context(atomic_file(path))
         packed = stack.enter_context(gzip.GzipFile("", "wb", 6, plain, 0)) if path.suffix == ".gz" else None
         write = plain.write if packed is None else packed.write
-        write(b'{"displayTimeUnit": "ms", "otherData": ' + json_bytes(about) + b', "traceEvents": [\n')
+        write(b'{"displayTimeUnit": "ms", "otherData": ' + json_bytes(other_data) + b', "traceEvents": [\n')
         for number, event in enumerate(trace_events(timeline)):
             write((b",\n" if number else b"") + json_bytes(event))
         write(b"\n]}\n")
 
 
-def _slices(segment: Segment, threads: _Threads, origin: int) -> dict[int, Event]:
+def _slice_events(segment: Segment, threads: _Threads, origin: int) -> dict[int, Event]:
     """Return an event per span, by its index; on each thread two slices are nested or do not overlap."""
-    found: dict[int, Event] = {}
+    events: dict[int, Event] = {}
     open_: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by thread: (end, stage) of the open spans
     lanes: dict[int, list[int]] = {}  # by rank: the end of each lane's last span
     last_stage: dict[int, int] = {}
     action_end: dict[int, int] = {}
     names = segment.spans.dtype.names or ()
-    for place, values in enumerate(segment.spans.tolist()):
+    for index, values in enumerate(segment.spans.tolist()):
         span = dict(zip(names, values, strict=True))
         rank, begin, end = span["rank"], span["begin_ns"], span["end_ns"]
         stage, kind = span["stage"], span["kind"]
@@ -115,31 +118,32 @@ def _slices(segment: Segment, threads: _Threads, origin: int) -> dict[int, Event
             stage = last_stage.get(rank, _NO_STAGE)  # a message's own stage is the receiver's
         else:
             stage = _NO_STAGE
-        thread = threads.of(segment, rank, stage)
-        around = open_.setdefault(thread, [])
-        while around and around[-1][0] <= begin:
-            around.pop()
-        end = min(end, around[-1][0]) if around else end
-        around.append((end, stage))
-        found[place] = {
-            "ph": "X", "name": _name(segment, span), "cat": Kind(kind).name.lower(),
+        thread = threads.thread_of(segment, rank, stage)
+        enclosing = open_.setdefault(thread, [])
+        while enclosing and enclosing[-1][0] <= begin:
+            enclosing.pop()
+        end = min(end, enclosing[-1][0]) if enclosing else end
+        enclosing.append((end, stage))
+        events[index] = {
+            "ph": "X", "name": _span_name(segment, span), "cat": Kind(kind).name.lower(),
             "ts": (begin - origin) / 1000, "dur": (end - begin) / 1000, "pid": thread[0], "tid": thread[1],
-            "args": _about(span),
+            "args": _span_args(span),
         }  # fmt: skip
-    return found
+    return events
 
 
-def _name(segment: Segment, span: dict[str, int]) -> str:
+def _span_name(segment: Segment, span: dict[str, int]) -> str:
     kind, microbatch = Kind(span["kind"]), span["microbatch"]
     if kind == Kind.STEP:
         return f"step {span['step']}"
     if span["name"]:
         return segment.names[span["name"]]
-    word = _WORDS.get(kind, kind.name.lower())
+    word = _KIND_NAMES.get(kind, kind.name.lower())
     return f"{word} {microbatch}" if microbatch >= 0 else word
 
 
-def _about(span: dict[str, int]) -> Event:
+def _span_args(span: dict[str, int]) -> Event:
+    """Return the `args` of a span's event, which the viewers show when it is selected."""
     return {
         **{name: span[name] for name in ("step", "stage", "microbatch", "peer") if span[name] >= 0},
         **({"bytes": span["num_bytes"]} if span["num_bytes"] else {}),
@@ -147,5 +151,6 @@ def _about(span: dict[str, int]) -> Event:
     }
 
 
-def _where(event: Event) -> Event:
+def _thread_ids(event: Event) -> Event:
+    """Return the event's `pid` and `tid` alone."""
     return {"pid": event["pid"], "tid": event["tid"]}

@@ -1,8 +1,8 @@
 """The time of each rank's steps by class; the classes of a step add up to the step.
 
-Called by `lmtrain trace` and by heat. `bubble` is the time that a pipeline rank waits before its message is sent, and
-before the last rank reaches a collective over stages; `pp` is the transfer time of messages. A collective over tp or dp
-counts as a whole, and `waited` is the part of it spent waiting for a slower member.
+Called by `lmtrain trace` and by rank_heat. `bubble` is the time that a pipeline rank waits before its message is sent,
+and before the last rank reaches a collective over stages; `pp` is the transfer time of messages. A collective over tp
+or dp counts as a whole, and `waited` is the part of it spent waiting for a slower member.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from numpy.typing import NDArray
 
 from lmtrain.layout import Coordinate
 from lmtrain.observe.spans.format import Axis, Flag, Kind
-from lmtrain.observe.timeline.merge import Segment, collectives, messages
+from lmtrain.observe.timeline.merge import Segment, collective_groups, message_pairs
 
 _END = int(np.iinfo(np.int64).max)
 
 Ints = NDArray[np.int64]
 CLASSES = ("compute", "pp", "dp", "tp", "world", "bubble", "data", "optimizer", "save", "measuring", "other")
 COMPUTE, MESSAGES, BUBBLE, OPTIMIZER = (CLASSES.index(word) for word in ("compute", "pp", "bubble", "optimizer"))
-_OF_KIND = {
+_KIND_CLASS = {
     Kind.STEP: "other", Kind.DATA: "data", Kind.FORWARD: "compute", Kind.BACKWARD: "compute", Kind.INPUT: "compute",
     Kind.WEIGHT: "compute", Kind.COLLECTIVE: "world", Kind.SEND: "pp", Kind.RECEIVE: "pp", Kind.OPTIMIZER: "optimizer",
     Kind.SAVE: "save", Kind.VALIDATION: "measuring", Kind.EVALUATION: "measuring", Kind.OTHER: "other",
 }  # fmt: skip
-_OF_AXIS = {
+_AXIS_CLASS = {
     Axis.NONE: "other", Axis.PP: "pp", Axis.DP: "dp", Axis.DP_REPLICATE: "dp", Axis.DP_SHARD: "dp", Axis.TP: "tp",
     Axis.PLANE: "world", Axis.WORLD: "world",
 }  # fmt: skip
-_WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input", Kind.WEIGHT: "weight"}
-_WHOLE = np.array([Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION])  # kinds that include all spans inside them
+_BAR_NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input", Kind.WEIGHT: "weight"}
+_INCLUSIVE_KINDS = np.array([Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION])  # kinds that include all spans inside them
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Pieces:
     begin_ns: Ints
     end_ns: Ints
 
-    def some(self, chosen: Any) -> Pieces:
+    def select(self, chosen: Any) -> Pieces:
+        """Return the pieces chosen by a mask or by indices."""
         return Pieces(self.span[chosen], self.root[chosen], self.begin_ns[chosen], self.end_ns[chosen])
 
 
@@ -59,51 +60,52 @@ class Waits:
     cause: Ints
 
 
-def cut(segment: Segment) -> Pieces:
+def cut_pieces(segment: Segment) -> Pieces:
+    """Cut each rank's time into pieces at the borders of spans; spans beside the computation are left out."""
     chosen = np.flatnonzero(segment.spans["flags"] & Flag.ASIDE == 0)
-    of = segment.spans[chosen]
-    found: list[tuple[int, int, int, int]] = []
+    spans = segment.spans[chosen]
+    pieces: list[tuple[int, int, int, int]] = []
     open_: list[tuple[int, int, int]] = []  # (index, end, root) of the spans around the current time
-    here, now = -1, 0
+    current_rank, covered_ns = -1, 0
 
     def work_until(moment: int) -> None:
         """Assign the time up to `moment` to the innermost open spans."""
-        nonlocal now
-        while open_ and now < moment:
-            place, end, root = open_[-1]
+        nonlocal covered_ns
+        while open_ and covered_ns < moment:
+            index, end, root = open_[-1]
             until = min(end, moment)
-            if until > now:
-                found.append((place, root, now, until))
-                now = until
-            if end <= now:
+            if until > covered_ns:
+                pieces.append((index, root, covered_ns, until))
+                covered_ns = until
+            if end <= covered_ns:
                 open_.pop()
 
-    columns = (chosen, *(of[name] for name in ("rank", "kind", "begin_ns", "end_ns")))
-    for place, rank, kind, begin, end in zip(*(column.tolist() for column in columns), strict=True):
-        work_until(_END if rank != here else begin)
-        here, now = rank, begin
-        root = open_[-1][2] if open_ and open_[-1][2] >= 0 else -1 if kind == Kind.STEP else place
-        open_.append((place, end, root))
+    columns = (chosen, *(spans[name] for name in ("rank", "kind", "begin_ns", "end_ns")))
+    for index, rank, kind, begin, end in zip(*(column.tolist() for column in columns), strict=True):
+        work_until(_END if rank != current_rank else begin)
+        current_rank, covered_ns = rank, begin
+        root = open_[-1][2] if open_ and open_[-1][2] >= 0 else -1 if kind == Kind.STEP else index
+        open_.append((index, end, root))
     work_until(_END)
-    return Pieces(*np.array(found, np.int64).reshape(-1, 4).T)
+    return Pieces(*np.array(pieces, np.int64).reshape(-1, 4).T)
 
 
-def waits(segment: Segment) -> Waits:
+def find_waits(segment: Segment) -> Waits:
     """Return all waits: a receive waits until its message is sent, a collective until its last member begins."""
     spans = segment.spans
     until, cause = spans["begin_ns"].copy(), np.full(spans.size, -1)
     receive = spans["kind"] == Kind.RECEIVE
     until[receive] = spans["end_ns"][receive]  # because: without the sender's record all of it counts as waiting
-    sent, received = messages(spans)
+    sent, received = message_pairs(spans)
     until[received], cause[received] = spans["begin_ns"][sent], sent
 
-    place, which = collectives(spans, segment.layout)
-    if place.size:
-        begin, num = spans["begin_ns"][place], int(which.max()) + 1
-        early = np.bincount(which, spans["flags"][place] & Flag.EARLY, num) > 0
-        last = np.lexsort((begin, which))[np.cumsum(np.bincount(which, minlength=num)) - 1]  # last member of each
-        known = ~early[which] & (place != place[last][which])
-        until[place[known]], cause[place[known]] = begin[last][which[known]], place[last][which[known]]
+    member, group = collective_groups(spans, segment.layout)
+    if member.size:
+        begin, num = spans["begin_ns"][member], int(group.max()) + 1
+        early = np.bincount(group, spans["flags"][member] & Flag.EARLY, num) > 0
+        last = np.lexsort((begin, group))[np.cumsum(np.bincount(group, minlength=num)) - 1]  # last member of each
+        waits = ~early[group] & (member != member[last][group])
+        until[member[waits]], cause[member[waits]] = begin[last][group[waits]], member[last][group[waits]]
     until = np.clip(until, spans["begin_ns"], spans["end_ns"])
     cause[until <= spans["begin_ns"]] = -1
     return Waits(until, cause)
@@ -123,6 +125,7 @@ class StepTimes:
         return dict(zip(CLASSES, np.nanmean(self.seconds, axis=(0, 1)).tolist(), strict=True))
 
     def mean_waited(self) -> dict[str, float]:
+        """Return mean seconds of waiting for other ranks per class, over all steps and ranks."""
         return dict(zip(CLASSES, np.nanmean(self.waited, axis=(0, 1)).tolist(), strict=True))
 
     def by_rank(self) -> NDArray[np.float64]:
@@ -132,60 +135,63 @@ class StepTimes:
 
 
 def step_times(segment: Segment) -> StepTimes:
+    """Return the time of each whole step on each rank by class, and how much of it was waiting."""
     spans, steps, ranks = segment.spans, np.array(segment.steps), np.array(segment.ranks)
     shape = (steps.size, ranks.size, len(CLASSES))
     seconds, waited = np.zeros(shape), np.zeros(shape)
     step = spans[spans["kind"] == Kind.STEP]
     present = np.zeros(shape[:2], bool)
     present[np.searchsorted(steps, step["step"]), np.searchsorted(ranks, step["rank"])] = True
-    pieces, found = cut(segment), waits(segment)
-    inside = _within_steps(segment, pieces)
-    pieces, step_of = pieces.some(inside >= 0), inside[inside >= 0]
+    pieces, waits = cut_pieces(segment), find_waits(segment)
+    step_spans = _enclosing_steps(segment, pieces)
+    pieces, piece_step = pieces.select(step_spans >= 0), step_spans[step_spans >= 0]
     rank = np.searchsorted(ranks, spans[pieces.span]["rank"])
-    works, waiting = classes(segment, pieces)
-    at = np.searchsorted(steps, spans["step"][step_of])
-    length, lost = pieces.end_ns - pieces.begin_ns, waited_ns(pieces, found)
-    waits_as = np.where(waiting, BUBBLE, works)
-    np.add.at(seconds, (at, rank, works), (length - lost) / 1e9)
-    np.add.at(seconds, (at, rank, waits_as), lost / 1e9)
-    np.add.at(waited, (at, rank, waits_as), lost / 1e9)
+    class_numbers, waiting = piece_classes(segment, pieces)
+    step_index = np.searchsorted(steps, spans["step"][piece_step])
+    length, waited_of_piece = pieces.end_ns - pieces.begin_ns, waited_ns(pieces, waits)
+    wait_class = np.where(waiting, BUBBLE, class_numbers)
+    np.add.at(seconds, (step_index, rank, class_numbers), (length - waited_of_piece) / 1e9)
+    np.add.at(seconds, (step_index, rank, wait_class), waited_of_piece / 1e9)
+    np.add.at(waited, (step_index, rank, wait_class), waited_of_piece / 1e9)
     seconds[~present], waited[~present] = np.nan, np.nan
     return StepTimes(steps.tolist(), ranks.tolist(), seconds, waited)
 
 
-def classes(segment: Segment, pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def piece_classes(segment: Segment, pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the class of each piece, and a mask of the pieces whose waiting time counts as bubble."""
     spans = segment.spans
-    of_kind = np.array([CLASSES.index(_OF_KIND[kind]) for kind in Kind])
-    of_axis = np.array([CLASSES.index(_OF_AXIS[axis]) for axis in Axis])
-    of, root = spans[pieces.span], spans["kind"][pieces.root]
-    whole = np.isin(root, _WHOLE) & (pieces.root >= 0)
-    joint = of["kind"] == Kind.COLLECTIVE
-    late = (of["kind"] == Kind.SEND) & (of["flags"] & Flag.EARLY > 0)  # waits until the next stage has taken it
-    own = np.where(late, BUBBLE, np.where(joint, of_axis[of["axis"]], of_kind[of["kind"]]))
-    across = np.isin(of["axis"], (Axis.PP, Axis.WORLD)) & (segment.layout.pp > 1)
-    waiting: NDArray[np.bool_] = ~whole & ((of["kind"] == Kind.RECEIVE) | (joint & across))
-    return np.where(whole, of_kind[root], own), waiting
+    of_kind = np.array([CLASSES.index(_KIND_CLASS[kind]) for kind in Kind])
+    of_axis = np.array([CLASSES.index(_AXIS_CLASS[axis]) for axis in Axis])
+    piece_spans, root = spans[pieces.span], spans["kind"][pieces.root]
+    is_inclusive = np.isin(root, _INCLUSIVE_KINDS) & (pieces.root >= 0)
+    is_collective = piece_spans["kind"] == Kind.COLLECTIVE
+    # because: a send with this flag is the wait until the next stage has taken the message
+    is_send_wait = (piece_spans["kind"] == Kind.SEND) & (piece_spans["flags"] & Flag.EARLY > 0)
+    own = np.where(is_collective, of_axis[piece_spans["axis"]], of_kind[piece_spans["kind"]])
+    own = np.where(is_send_wait, BUBBLE, own)
+    across = np.isin(piece_spans["axis"], (Axis.PP, Axis.WORLD)) & (segment.layout.pp > 1)
+    waiting: NDArray[np.bool_] = ~is_inclusive & ((piece_spans["kind"] == Kind.RECEIVE) | (is_collective & across))
+    return np.where(is_inclusive, of_kind[root], own), waiting
 
 
-def waited_ns(pieces: Pieces, found: Waits) -> NDArray[np.int64]:
+def waited_ns(pieces: Pieces, waits: Waits) -> NDArray[np.int64]:
     """Return how many nanoseconds of each piece were spent waiting."""
-    return np.clip(found.until_ns[pieces.span], pieces.begin_ns, pieces.end_ns) - pieces.begin_ns
+    return np.clip(waits.until_ns[pieces.span], pieces.begin_ns, pieces.end_ns) - pieces.begin_ns
 
 
-def _within_steps(segment: Segment, pieces: Pieces) -> NDArray[np.int64]:
+def _enclosing_steps(segment: Segment, pieces: Pieces) -> NDArray[np.int64]:
     """Return for each piece the index of the enclosing step's span, or -1."""
     spans = segment.spans
     places = np.flatnonzero(spans["kind"] == Kind.STEP)
-    found = np.full(pieces.span.size, -1)
+    enclosing = np.full(pieces.span.size, -1)
     for rank in segment.ranks:
-        mine = places[spans["rank"][places] == rank]
+        own_steps = places[spans["rank"][places] == rank]
         low, high = np.searchsorted(spans["rank"][pieces.span], [rank, rank + 1])
-        if mine.size:
-            at = np.searchsorted(spans["begin_ns"][mine], pieces.begin_ns[low:high], "right") - 1
-            held = (at >= 0) & (pieces.end_ns[low:high] <= spans["end_ns"][mine[at]])
-            found[low:high] = np.where(held, mine[at], -1)
-    return found
+        if own_steps.size:
+            position = np.searchsorted(spans["begin_ns"][own_steps], pieces.begin_ns[low:high], "right") - 1
+            is_inside = (position >= 0) & (pieces.end_ns[low:high] <= spans["end_ns"][own_steps[position]])
+            enclosing[low:high] = np.where(is_inside, own_steps[position], -1)
+    return enclosing
 
 
 @dataclass(frozen=True)
@@ -207,39 +213,39 @@ class Hop:
 
 def critical_path(segment: Segment, step: int) -> list[Hop]:
     """Return the critical path of a step in order of time; empty if no rank has the step."""
-    segment = segment.only(step)
+    segment = segment.select_step(step)
     spans = segment.spans
     steps = np.flatnonzero(spans["kind"] == Kind.STEP)
     if not steps.size:
         return []
-    pieces, found = cut(segment), waits(segment)
-    works, _ = classes(segment, pieces)
+    pieces, waits = cut_pieces(segment), find_waits(segment)
+    class_numbers, _ = piece_classes(segment, pieces)
     ranks = spans["rank"][pieces.span]
     last = steps[np.argmax(spans["end_ns"][steps])]
-    rank, now = int(spans["rank"][last]), int(spans["end_ns"][last])
-    back: list[tuple[int, int, int]] = []  # piece, begin, end
+    rank, time_ns = int(spans["rank"][last]), int(spans["end_ns"][last])
+    reversed_path: list[tuple[int, int, int]] = []  # piece, begin, end
     while True:
         low, high = np.searchsorted(ranks, [rank, rank + 1])
-        at = int(low) + int(np.searchsorted(pieces.begin_ns[low:high], now)) - 1
-        if at < low:
+        piece = int(low) + int(np.searchsorted(pieces.begin_ns[low:high], time_ns)) - 1
+        if piece < low:
             break
-        now = min(now, int(pieces.end_ns[at]))
-        place = int(pieces.span[at])
-        cause, until = int(found.cause[place]), int(found.until_ns[place])
-        waited = cause >= 0 and pieces.begin_ns[at] < until < now
-        begin = until if waited else int(pieces.begin_ns[at])
-        back.append((at, begin, now))
-        now = begin
+        time_ns = min(time_ns, int(pieces.end_ns[piece]))
+        span_index = int(pieces.span[piece])
+        cause, until = int(waits.cause[span_index]), int(waits.until_ns[span_index])
+        waited = cause >= 0 and pieces.begin_ns[piece] < until < time_ns
+        begin = until if waited else int(pieces.begin_ns[piece])
+        reversed_path.append((piece, begin, time_ns))
+        time_ns = begin
         if waited:
             rank = int(spans["rank"][cause])
-    start = back[-1][1]
+    start = reversed_path[-1][1]
     return [
         Hop(
             int(span["rank"]), int(span["stage"]), int(span["microbatch"]), Kind(span["kind"]).name.lower(),
-            CLASSES[works[at]], (begin - start) / 1e9, (end - start) / 1e9,
+            CLASSES[class_numbers[piece]], (begin - start) / 1e9, (end - start) / 1e9,
         )
-        for at, begin, end in reversed(back)
-        for span in (spans[pieces.span[at]],)
+        for piece, begin, end in reversed(reversed_path)
+        for span in (spans[pieces.span[piece]],)
     ]  # fmt: skip
 
 
@@ -260,26 +266,26 @@ class TimelineRow:
 
 def timeline_rows(segment: Segment, step: int) -> list[TimelineRow]:
     """Return the bars of a step by rank and stage; a rank that lost the step has no row."""
-    segment = segment.only(step)
-    spans, pieces, found = segment.spans, cut(segment), waits(segment)
-    works, waiting = classes(segment, pieces)
-    lost = waited_ns(pieces, found)
+    segment = segment.select_step(step)
+    spans, pieces, waits = segment.spans, cut_pieces(segment), find_waits(segment)
+    class_numbers, waiting = piece_classes(segment, pieces)
+    waited = waited_ns(pieces, waits)
     began = int(pieces.begin_ns.min()) if pieces.span.size else 0
     rows: dict[tuple[int, int], list[Bar]] = {}
-    for i, place in enumerate(pieces.span.tolist()):
-        span, root = spans[place], spans[pieces.root[i]] if pieces.root[i] >= 0 else spans[place]
-        stage = int(root["stage"] if root["kind"] in _WORDS or span["stage"] < 0 else span["stage"])
+    for i, span_index in enumerate(pieces.span.tolist()):
+        span, root = spans[span_index], spans[pieces.root[i]] if pieces.root[i] >= 0 else spans[span_index]
+        stage = int(root["stage"] if root["kind"] in _BAR_NAMES or span["stage"] < 0 else span["stage"])
         if root["kind"] == Kind.SEND:  # because: a send has the receiver's stage
             stage = -1
         begin, end = int(pieces.begin_ns[i]) - began, int(pieces.end_ns[i]) - began
-        middle = begin + int(lost[i])
-        what = CLASSES[works[i]]
+        middle = begin + int(waited[i])
+        class_name = CLASSES[class_numbers[i]]
         bars = rows.setdefault((int(span["rank"]), stage), [])
         microbatch = int(span["microbatch"] if span["microbatch"] >= 0 else root["microbatch"])
         if middle > begin:
-            bars.append(Bar(begin / 1e9, middle / 1e9, "bubble" if waiting[i] else what, microbatch))
+            bars.append(Bar(begin / 1e9, middle / 1e9, "bubble" if waiting[i] else class_name, microbatch))
         if end > middle:
-            bars.append(Bar(middle / 1e9, end / 1e9, _WORDS.get(Kind(span["kind"]), what), microbatch))
+            bars.append(Bar(middle / 1e9, end / 1e9, _BAR_NAMES.get(Kind(span["kind"]), class_name), microbatch))
     return [TimelineRow(rank, stage, tuple(bars)) for (rank, stage), bars in sorted(rows.items())]
 
 
@@ -292,26 +298,29 @@ class Heat:
     ratio: float  # to the median over the ranks with the same pp coordinate, which hold the same stages
 
 
-def heat(segment: Segment, times: StepTimes) -> list[Heat]:
+def rank_heat(segment: Segment, times: StepTimes) -> list[Heat]:
     """Return each rank's own work (compute and optimizer) and its ratio to the rank's peers, in order of ranks."""
     own = np.nansum(times.seconds[:, :, [COMPUTE, OPTIMIZER]], axis=2)
     own[np.isnan(times.seconds[:, :, COMPUTE])] = np.nan
-    seen = ~np.isnan(own).all(axis=0) if own.size else np.zeros(len(times.ranks), bool)
+    has_work = ~np.isnan(own).all(axis=0) if own.size else np.zeros(len(times.ranks), bool)
     work = np.full(len(times.ranks), np.nan)
-    work[seen] = np.nanmedian(own[:, seen], axis=0)
-    stage = np.array([segment.at(rank).pp for rank in times.ranks])
-    usual = {pp: np.median(work[seen & (stage == pp)]) for pp in set(stage[seen].tolist())}
+    work[has_work] = np.nanmedian(own[:, has_work], axis=0)
+    stage = np.array([segment.coordinate(rank).pp for rank in times.ranks])
+    usual_s = {pp: np.median(work[has_work & (stage == pp)]) for pp in set(stage[has_work].tolist())}
     return [
-        Heat(rank, segment.at(rank), segment.headers[rank].host, float(one), float(one / usual.get(int(pp), np.nan)))
-        for rank, one, pp in zip(times.ranks, work, stage, strict=True)
+        Heat(
+            rank, segment.coordinate(rank), segment.headers[rank].host, float(seconds),
+            float(seconds / usual_s.get(int(pp), np.nan)),
+        )
+        for rank, seconds, pp in zip(times.ranks, work, stage, strict=True)
     ]
 
 
-def by_host(found: list[Heat]) -> dict[str, tuple[int, float, float]]:
+def heat_by_host(heats: list[Heat]) -> dict[str, tuple[int, float, float]]:
     """Return (number of ranks, median ratio, largest ratio) per host, the largest median first."""
     hosts: dict[str, list[float]] = {}
-    for one in found:
-        if not np.isnan(one.ratio):
-            hosts.setdefault(one.host, []).append(one.ratio)
+    for heat in heats:
+        if not np.isnan(heat.ratio):
+            hosts.setdefault(heat.host, []).append(heat.ratio)
     rows = {host: (len(ratios), float(np.median(ratios)), max(ratios)) for host, ratios in hosts.items()}
     return dict(sorted(rows.items(), key=lambda row: -row[1][1]))

@@ -18,7 +18,7 @@ import sys
 import time
 from contextlib import suppress
 
-from lmtrain.observe.measure.phases import NUM_BYTES, Mark, read_mark, read_odd, read_seen, read_way
+from lmtrain.observe.measure.phases import NUM_BYTES, Mark, read_mark, read_misordered, read_order, read_seen_names
 from lmtrain.observe.watch.hub import Hub, Lines, explained, write_file, write_stop
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, SILENT_S, STOPPED
 
@@ -108,8 +108,8 @@ class Companion:
         self.looked_at = now
         if self.link is not None and self.verdict is None:
             self.listen_for_hub(now, since)
-        if mark.number != self.mark.number:
-            key = self.mark.what or self.mark.phase
+        if mark.num_marks != self.mark.num_marks:
+            key = self.mark.name or self.mark.phase
             self.longest[key] = max(self.longest.get(key, 0.0), self.stood_s)
             self.mark, self.stood_s = mark, 0.0
         else:
@@ -130,13 +130,13 @@ class Companion:
             write_stop(self.folder, {"verdict": silent, "ranks": [0]})  # because: rank 0 may not exist any more
 
     def beat(self, mark: Mark) -> None:
-        odd, stood_s = read_odd(self.marks), self.stood_s if mark.number == self.mark.number else 0.0
+        odd, stood_s = read_misordered(self.marks), self.stood_s if mark.num_marks == self.mark.num_marks else 0.0
         self.to_hub({"beat": {
             "host": self.host, "phase": mark.phase, "step": mark.step, "microbatch": mark.microbatch,
-            "stage": mark.stage, "what": mark.what, "stood_s": stood_s, "state": self.state, "count": mark.count,
-            "cpu_s": self.cpu_s, "odd": odd if odd[0] > 0 else None,
-            "way": read_way(self.marks) if stood_s > _WAY_S else None,
-            "longest": {name: self.longest.get(name, 0.0) for name in read_seen(self.marks, mark.seen)},
+            "stage": mark.stage, "what": mark.name, "stood_s": stood_s, "state": self.state,
+            "count": mark.num_collectives, "cpu_s": self.cpu_s, "odd": odd if odd[0] > 0 else None,
+            "way": read_order(self.marks) if stood_s > _WAY_S else None,
+            "longest": {name: self.longest.get(name, 0.0) for name in read_seen_names(self.marks, mark.seen_bits)},
         }})  # fmt: skip
 
     def hear_rank(self) -> None:
@@ -218,7 +218,7 @@ class Companion:
         stacks = os.pread(self.stacks, size - before, before) or b"(it did not answer: the system itself holds it)\n"
         place = (
             f"rank {self.rank} on {self.host}, process {self.pid}, {self.state}, for {self.stood_s:.1f} s in "
-            + f"{self.mark.phase} {self.mark.what}".strip() + f" of step {self.mark.step}\n\n"
+            + f"{self.mark.phase} {self.mark.name}".strip() + f" of step {self.mark.step}\n\n"
         )  # fmt: skip
         write_file(folder, f"rank_{self.rank:05d}.txt", place.encode() + stacks)
 

@@ -143,7 +143,7 @@ class Watch:
         os._exit(error.exit_code)
 
     def error_of(self, verdict: dict[str, Any]) -> LmtrainError:
-        if self.told_stop and phases.main.steps <= 1:
+        if self.told_stop and phases.main.num_steps <= 1:
             return StoppedEarly(f"{self.told_stop} came before the first step was done.")
         return PeerLostError(explained(verdict), rank=verdict["ranks"][0], stacks=verdict.get("folder"))
 

@@ -157,21 +157,21 @@ class Inbox:
             self._check_header(self.header_receive)
         while key not in self.arrived:
             arrived_key, tensor, work = self.posted.popleft()
-            began, since_ns = phases.now(tensor), monotonic_ns()
+            began, since_ns = phases.span_start(tensor), monotonic_ns()
             _wait(work)
             if self.is_first:
                 self.is_first = False
-                links.came(self.sender, since_ns)
-            phases.message(began, "receive", self.sender, tensor, arrived_key)
+                links.record_arrival(self.sender, since_ns)
+            phases.record_message(began, "receive", self.sender, tensor, arrived_key)
             self.arrived[arrived_key] = tensor
             self._post_receives()
         return self.arrived.pop(key)
 
     def _check_header(self, header_receive: dist.Work) -> None:
         """Wait for the sender's header; raise LayoutError if it differs from this rank's."""
-        began = phases.now(self.header_tensor)
+        began = phases.span_start(self.header_tensor)
         _wait(header_receive)
-        phases.message(began, "receive", self.sender, self.header_tensor)
+        phases.record_message(began, "receive", self.sender, self.header_tensor)
         self.header_receive, received = None, Header.of(self.header_tensor)
         if received != self.header:
             raise LayoutError(
@@ -203,15 +203,15 @@ class Outbox:
         """Start sending. `needed_at` is the index, in the receiver's row, of the action that waits for the message."""
         if self.is_first:
             self.is_first = False
-            links.sent(self.receiver)
+            links.record_send(self.receiver)
         self._send(needed_at, tensor, 0, key)
         while self.in_flight and self.in_flight[0][1].is_completed():
             self.in_flight.popleft()
 
     def _send(self, needed_at: int, tensor: Tensor, tag: int, key: MessageKey | None = None) -> None:
-        began = phases.now(tensor)
+        began = phases.span_start(tensor)
         work = dist.isend(tensor, self.receiver, group=self.group, tag=tag)
-        phases.message(began, "send", self.receiver, tensor, key)
+        phases.record_message(began, "send", self.receiver, tensor, key)
         assert work is not None
         self.in_flight.append((needed_at, work, tensor))
 
@@ -222,9 +222,9 @@ class Outbox:
         """
         while self.in_flight and self.in_flight[0][0] < done:
             _, work, tensor = self.in_flight.popleft()
-            began = phases.now(tensor)
+            began = phases.span_start(tensor)
             _wait(work, "a message to another stage")
-            phases.message(began, "taken", self.receiver, tensor)
+            phases.record_message(began, "taken", self.receiver, tensor)
 
 
 @dataclass(frozen=True)

@@ -99,10 +99,10 @@ class TiedSums:
     def wait(self) -> None:
         """Wait for the sums that have been started."""
         for work, gradient in self.in_flight:
-            began = phases.now(gradient)
+            began = phases.span_start(gradient)
             with phases.within("collective", "the gradient of a tied weight"):
                 work.wait()
-            phases.exchange(began, "the gradient of a tied weight", self.pp, gradient, self.peer, early=True)
+            phases.record_collective(began, "the gradient of a tied weight", self.pp, gradient, self.peer, early=True)
         self.in_flight.clear()
 
 

@@ -249,20 +249,20 @@ class _ReduceScatter(_TracedCollective):
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         buffer = super().allocate(size, dtype=dtype, device=device)
-        self.began, self.since_ns = phases.now(buffer), monotonic_ns()
+        self.began, self.since_ns = phases.span_start(buffer), monotonic_ns()
         return buffer
 
     def trace_replica_sum(self, gradients: Tensor) -> None:
         """Mark in the trace the all-reduce over replicas, which FSDP has run since this reduce-scatter."""
-        phases.main.has_waited(self.since_ns)
-        phases.exchange(self.began, "the gradients of a block, over copies", self.mesh.dp_replicate, gradients)
+        phases.main.count_wait(self.since_ns)
+        phases.record_collective(self.began, "the gradients of a block, over copies", self.mesh.dp_replicate, gradients)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> dist.Work | None:
         with phases.within("collective", "the gradients of a block", None, self.mesh.dp_shard, input_tensor):
             work: dist.Work | None = reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
-        self.began, self.since_ns = phases.now(output_tensor), monotonic_ns()
+        self.began, self.since_ns = phases.span_start(output_tensor), monotonic_ns()
         return work
 
 

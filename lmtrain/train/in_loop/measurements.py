@@ -19,7 +19,7 @@ import torch
 from lmtrain.batch import Batch
 from lmtrain.data.dataset import Dataset, labels_per_term
 from lmtrain.observe.measure import phases
-from lmtrain.observe.measure.named_measures import validation_terms
+from lmtrain.observe.measure.named_measures import term_measure_names
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.train.durations import EVALUATION, VALIDATION
@@ -100,7 +100,7 @@ def _row_values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_sam
     means, hits = ([total / num for total, num in zip(row, counts, strict=True)] for row in sums)
     values = {"loss": math.fsum(means), "ppl": math.exp(min(means[0], _MAX_NATS)), "accuracy": hits[0]}
     values |= {"samples": num_samples, "tokens": counts[0]}
-    return values | dict(zip(validation_terms(terms), (means if len(means) > 1 else []) + hits[1:], strict=True))
+    return values | dict(zip(term_measure_names(terms), (means if len(means) > 1 else []) + hits[1:], strict=True))
 
 
 def valid_batches(

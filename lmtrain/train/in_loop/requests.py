@@ -157,13 +157,13 @@ class FullestMemory(RequestSource):
             self._next_check_s = (
                 self._clock() + _CHECK_INTERVAL_S
             )  # because: reading the memory in use takes as long as a short step
-            num_bytes, rank = self._memory.now()
+            num_bytes, rank = self._memory.measure()
             self._number = (num_bytes // 1024 << _RANK_BITS | rank) << _REQUEST_BITS
         return self._number
 
     def receive_maximum(self, maximum: int) -> None:
         kib, rank = divmod(maximum >> _REQUEST_BITS, 1 << _RANK_BITS)
-        self._memory.hear((kib * 1024, rank))
+        self._memory.set_fullest((kib * 1024, rank))
 
 
 class Vote:

@@ -29,7 +29,7 @@ from lmtrain.errors import OutputError, StorageError, error_from_peer
 from lmtrain.models.model_settings import unpadded_shapes
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import device_peak_bytes
-from lmtrain.observe.measure.named_measures import EDGES, Histogram, worth_by_step
+from lmtrain.observe.measure.named_measures import EDGES, Histogram, score_by_step
 from lmtrain.observe.metrics import MetricsLog
 from lmtrain.observe.screen.panel import Saves
 from lmtrain.observe.screen.training_view import RunLog, RunView, build_view
@@ -123,7 +123,7 @@ def _open_sinks(
 def scores_before_resume(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
     """Return step -> `best_by` value for measurements up to the resume point; empty unless `keep_best` is set."""
     rows = read_metrics(folder / METRICS) if config.checkpoint.keep_best else []
-    scores = worth_by_step(rows, config.checkpoint.best_by)
+    scores = score_by_step(rows, config.checkpoint.best_by)
     return {step_measured: score for step_measured, score in scores.items() if step_measured <= step}
 
 
@@ -333,7 +333,7 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
         },
     )  # fmt: skip
     run.view.step(row)
-    if (peaks := run.memory.grown()) is not None:
+    if (peaks := run.memory.grown_peaks()) is not None:
         record(run, "memory", {"peak_bytes": peaks})
 
 
@@ -372,7 +372,7 @@ def report_forecast(run: Run) -> None:
 
 def report_measures(run: Run, row: dict[str, Any]) -> None:
     """Pass a row's measured values to the writer, which chooses the best checkpoints."""
-    run.writer.worth = {**run.writer.worth, **worth_by_step([row], run.config.checkpoint.best_by)}
+    run.writer.worth = {**run.writer.worth, **score_by_step([row], run.config.checkpoint.best_by)}
 
 
 def report_save(run: Run) -> None:

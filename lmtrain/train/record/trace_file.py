@@ -19,9 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from lmtrain.batch import StepBatches
 from lmtrain.observe.measure import phases
-from lmtrain.observe.profile.kernels import ENDING, read_trace, table_of, write_table
-from lmtrain.observe.spans.format import Header, SpanFile, file_name
-from lmtrain.observe.spans.recorder import ALL, DeviceClock, Recorder, Tracer
+from lmtrain.observe.profile.kernels import TABLE_SUFFIX, build_table, read_trace, write_table
+from lmtrain.observe.spans.format import Header, SpanFile, span_file_name
+from lmtrain.observe.spans.recorder import TRACE_ALL, DeviceClock, Recorder, Tracer
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.runfolder.names import TRACES
 from lmtrain.train.state import Run
@@ -29,7 +29,7 @@ from lmtrain.units import format_bytes
 
 PROFILE_FOLDER = "profile"  # within the run's folder
 _FILE = re.compile(r"rank-\d{5,}(?:\.(\d{1,9}))?\.spans")
-_CAPACITY = {ALL: 1 << 17}  # records, of 48 bytes each
+_CAPACITY = {TRACE_ALL: 1 << 17}  # records, of 48 bytes each
 _SAMPLED_CAPACITY = 1 << 15
 
 
@@ -42,11 +42,11 @@ def open_tracer(run: Run) -> Iterator[Tracer]:
     number = int(all_reduce(start, mesh.world, dist.ReduceOp.MAX, "the number of a start"))
 
     def open_recorder() -> Recorder:
-        file = SpanFile(run.folder / TRACES / file_name(mesh.rank, number), _header(run, number))
+        file = SpanFile(run.folder / TRACES / span_file_name(mesh.rank, number), _header(run, number))
         return Recorder(file, DeviceClock(torch.cuda) if run.model.device.type == "cuda" else None)
 
     tracer = Tracer(trace_mode, open_recorder, run.view.note)
-    phases.tell_steps(tracer.begin_step)
+    phases.set_step_callback(tracer.begin_step)
     try:
         yield tracer
     finally:
@@ -134,7 +134,7 @@ class ProfileWindow:
         trace, partial = folder / f"{name}.json.gz", folder / f".{name}.json.gz"
         self._profile.export_chrome_trace(str(partial))
         os.replace(partial, trace)
-        table = table_of(read_trace(trace), (self._first, last), rank, seconds)
-        write_table(folder / f"{name}{ENDING}", table)
+        table = build_table(read_trace(trace), (self._first, last), rank, seconds)
+        write_table(folder / f"{name}{TABLE_SUFFIX}", table)
         note = f"  {trace} ({format_bytes(trace.stat().st_size)}) opens in https://ui.perfetto.dev"
         self._run.view.note("\n".join([*table.lines(), note]))

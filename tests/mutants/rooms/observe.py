@@ -16,7 +16,7 @@ MUTANTS = [
     Mutant(
         name="size_kept_after_a_cut",
         file="lmtrain/observe/metrics.py",
-        function="GrowingFile.cut_back",
+        function="GrowingFile.truncate_end",
         old="            os.ftruncate(self._fd, self._size - num_bytes)\n        self._size -= num_bytes\n",
         new="            os.ftruncate(self._fd, self._size - num_bytes)\n",
         breaks="When a later row cannot be written, the file is not cut back to its whole rows but filled up with zero "
@@ -26,9 +26,9 @@ MUTANTS = [
     Mutant(
         name="only_the_next_start_takes_rows_away",
         file="lmtrain/observe/history/record.py",
-        function="_Reader._events",
-        old="again = min(begun[before:], default=row_step(row))",
-        new="again = begun[before] if before < len(begun) else row_step(row)",
+        function="_Reader._events_in_force",
+        old="resumed_step = min(start_steps[before:], default=row_step(row))",
+        new="resumed_step = start_steps[before] if before < len(start_steps) else row_step(row)",
         breaks="Validations, evaluations and saves of steps that were undone by a later start still stand in the "
         "report beside those that replaced them.",
         only_for="runs of three or more starts of which a later one went back further than the one before it",
@@ -36,9 +36,9 @@ MUTANTS = [
     Mutant(
         name="replaced_start_still_counts",
         file="lmtrain/observe/history/record.py",
-        function="starts_that_count",
-        old='one["step"] < row["step"]',
-        new='one["step"] <= row["step"]',
+        function="starts_in_force",
+        old='earlier["step"] < row["step"]',
+        new='earlier["step"] <= row["step"]',
         breaks="`lmtrain runs diff` compares settings, data and first weights of a start of which nothing is left, and "
         "names a cause that is none.",
         only_for="runs that began twice at the same step, as after a kill before the first save",
@@ -46,9 +46,9 @@ MUTANTS = [
     Mutant(
         name="memory_told_once_all_have_grown",
         file="lmtrain/observe/measure/memory.py",
-        function="Memory.grown",
-        old="if not any(now > _GROWN * was for now, was in zip(self._peaks, before, strict=True)):",
-        new="if not self._peaks or not all(now > _GROWN * was for now, was in zip(self._peaks, before, strict=True)):",
+        function="Memory.grown_peaks",
+        old="if not any(new > _GROWN * old for new, old in zip(self._peaks, before, strict=True)):",
+        new="if not self._peaks or not all(new > _GROWN * old for new, old in zip(self._peaks, before, strict=True)):",
         breaks="No row of memory tells that one rank is filling up, and the report shows its old peak until it is "
         "killed.",
         only_for="several ranks of which some hold clearly more than before and others do not",
@@ -113,8 +113,8 @@ MUTANTS = [
         name="half_overwritten_span_is_read",
         file="lmtrain/observe/spans/format.py",
         function="read_spans",
-        old="newest.num_written + 1 - header.capacity",
-        new="newest.num_written - header.capacity",
+        old="newest_header.num_written + 1 - header.capacity",
+        new="newest_header.num_written - header.capacity",
         breaks="The oldest record of a full ring is read, which the writer may be overwriting: spans of the wrong "
         "time, or the rank's whole file is left out as damaged.",
         only_for="traces with as many records as fit, or more, above all of runs that go on",
@@ -122,9 +122,9 @@ MUTANTS = [
     Mutant(
         name="heat_beside_all_stages",
         file="lmtrain/observe/timeline/step_time.py",
-        function="heat",
-        old="np.median(work[seen & (stage == pp)])",
-        new="np.median(work[seen])",
+        function="rank_heat",
+        old="np.median(work[has_work & (stage == pp)])",
+        new="np.median(work[has_work])",
         breaks="Each rank is held against all ranks and not against those of its stage, so the stage with the head or "
         "the embedding looks hot though nothing is wrong with it.",
         only_for="pipelines whose stages have unlike work",
@@ -133,17 +133,17 @@ MUTANTS = [
         name="middle_rank_counts_among_its_own_peers",
         file="lmtrain/observe/stragglers/judge.py",
         function="medians_of_others",
-        old="known[high + (place <= high)][0]",
-        new="known[high + (place < high)][0]",
+        old="ordered[high + (place <= high)][0]",
+        new="ordered[high + (place < high)][0]",
         breaks="The rank in the middle is compared with itself as well, and so is the quicker one of two.",
         only_for="the rank just above the middle of its peers, such as the quicker of two",
     ),
     Mutant(
         name="link_timed_by_some_of_its_messages",
         file="lmtrain/observe/stragglers/judge.py",
-        function="Links.take",
-        old="came if num_came == steps else 0",
-        new="came if num_came else 0",
+        function="LinkTimes.pop_times",
+        old="arrived if num_arrived == steps else 0",
+        new="arrived if num_arrived else 0",
         breaks="Times of fewer arrivals are set against those of more departures, and a link is found to be hours "
         "slower or quicker than it is.",
         only_for="windows in which a message of some but not all steps had come before it was asked for",
@@ -180,7 +180,7 @@ MUTANTS = [
     Mutant(
         name="operators_back_to_back_count_as_nested",
         file="lmtrain/observe/profile/kernels.py",
-        function="_nested",
+        function="_build_operators",
         old="while open_ and open_[-1].end <= begin:",
         new="while open_ and open_[-1].end < begin:",
         breaks="The second of two operators is taken to run inside the first: its time is taken off the first one's "

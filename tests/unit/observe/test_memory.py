@@ -39,21 +39,21 @@ def test_only_a_cuda_device_has_a_peak() -> None:
 
 def test_all_ranks_are_shown_when_one_has_grown_by_a_twentieth() -> None:
     memory = Memory("cpu", 0)
-    assert memory.grown() is None
-    memory.hear_all([1000, 2000])
-    assert memory.grown() == [1000, 2000]
-    assert memory.grown() is None
-    memory.hear_all([1050, 100])  # peaks stay
-    assert memory.grown() is None
-    memory.hear_all([1051, 0])
-    assert memory.grown() == [1051, 2000]
-    memory.hear_all([1000, 2101])
-    assert memory.grown() == [1051, 2101]
+    assert memory.grown_peaks() is None
+    memory.update_peaks([1000, 2000])
+    assert memory.grown_peaks() == [1000, 2000]
+    assert memory.grown_peaks() is None
+    memory.update_peaks([1050, 100])  # peaks stay
+    assert memory.grown_peaks() is None
+    memory.update_peaks([1051, 0])
+    assert memory.grown_peaks() == [1051, 2000]
+    memory.update_peaks([1000, 2101])
+    assert memory.grown_peaks() == [1051, 2101]
 
 
 def test_a_row_of_all_ranks_is_rare_whatever_memory_does() -> None:
     memory, told = Memory("cpu", 0), 0
     for now in range(10_000):
-        memory.hear_all([1 << 30, (1 << 30) + (now << 20)])
-        told += memory.grown() is not None
+        memory.update_peaks([1 << 30, (1 << 30) + (now << 20)])
+        told += memory.grown_peaks() is not None
     assert 10 < told < 60

@@ -7,7 +7,7 @@ import pytest
 
 from lmtrain.layout import Layout
 from lmtrain.observe.measure.memory import Memory
-from lmtrain.observe.stragglers.judge import IN_A_ROW
+from lmtrain.observe.stragglers.judge import WINDOWS_IN_A_ROW
 from lmtrain.train.straggler_watch import (
     COLUMNS,
     OWN_WORK,
@@ -46,14 +46,14 @@ def rows(layout: Layout, link_ms: dict[int, float] | None = None, **slower_ms: i
     return found
 
 
-def told(pace: StragglerWatch, table: np.ndarray, windows: int = IN_A_ROW) -> list[str]:
+def told(pace: StragglerWatch, table: np.ndarray, windows: int = WINDOWS_IN_A_ROW) -> list[str]:
     return [line for _ in range(windows) for line in pace.receive_rows(table)]
 
 
 def test_a_slow_rank_is_said_once_and_stays_in_the_rows_while_it_is() -> None:
     pace = StragglerWatch(LAYOUT, 0, HOSTS, [0, 1], MEMORY, on_host=True)
     assert pace.facts() == {}
-    lines = told(pace, rows(LAYOUT, backward_5=9, forward_5=2), 3 * IN_A_ROW)
+    lines = told(pace, rows(LAYOUT, backward_5=9, forward_5=2), 3 * WINDOWS_IN_A_ROW)
     assert lines == [
         "rank 5 on n1 (pp 1, dp_shard 0, tp 1) is slow: its own work takes 11.0% longer than that of 3 other ranks "
         "with this work, most of all backward with 69.0 ms a step beside 60.0 ms"
@@ -72,11 +72,11 @@ def test_a_slow_rank_is_said_once_and_stays_in_the_rows_while_it_is() -> None:
 def test_what_each_rank_holds_comes_with_its_row() -> None:
     memory = Memory("cpu", 0)
     pace, table = StragglerWatch(Layout(tp=2), 0, ["n"] * 2, [0], memory, on_host=True), rows(Layout(tp=2))
-    assert memory.grown() is None
+    assert memory.grown_peaks() is None
     table[:, len(COLUMNS)] = 5000, 4000
     pace.receive_rows(table)
-    assert memory.grown() == [5000, 4000]
-    held = memory.now()[0]
+    assert memory.grown_peaks() == [5000, 4000]
+    held = memory.measure()[0]
     for _ in range(2 + STEPS):  # of which the first two are not counted
         pace.work.begin_step()
         pace.work.end_step(0.0)

@@ -40,7 +40,7 @@ def test_what_counts_is_what_read_metrics_says(tmp_path: Path) -> None:
     assert record.columns["loss"].tolist() == [one["loss"] for one in steps]
     assert record.steps.tolist() == [1, 2, 3, 4, 5, 6]
     assert record.columns["seconds"].tolist() == [1, 2, 3, 4, 8, 9]  # because: the lost steps took their time
-    assert record.lost == [(4, 7)]
+    assert record.rewinds == [(4, 7)]
     assert "valid" not in record.rows
     assert [one["step"] for one in record.rows["start"]] == [0, 4]
     assert record.problems == []
@@ -75,7 +75,7 @@ def test_damage_is_left_out_and_said(tmp_path: Path) -> None:
     assert record.steps.tolist() == [1, 2, 3, 4]
     places, values = record.column("loss")
     assert (places.tolist(), values.tolist()) == ([1, 4], [2.0, 1.5])
-    assert [(step, key) for step, key, _ in record.broken] == [(2, "loss"), (2, "grad_norm")]
+    assert [(step, key) for step, key, _ in record.non_finite] == [(2, "loss"), (2, "grad_norm")]
     assert record.problems == [
         "metrics.jsonl: line 3, 5 more of 12 are no rows and are left out",
         "metrics.jsonl: its last line is cut off, as when its writer was killed or is writing",
@@ -86,10 +86,10 @@ def test_no_file_and_no_row(tmp_path: Path) -> None:
     assert "is not there" in read_record(tmp_path / "metrics.jsonl").problems[0]
     record = read_record(written(tmp_path, row("start", 0)))
     assert record.problems == ["metrics.jsonl has no row of a step yet"]
-    assert math.isnan(record.at("tokens", np.array([3.0]))[0])
+    assert math.isnan(record.interpolate("tokens", np.array([3.0]))[0])
 
 
 def test_numbers_between_rows(tmp_path: Path) -> None:
     rows = [row("step", step, tokens=step * 100) for step in (10, 20)]
     record = read_record(written(tmp_path, *rows))
-    assert record.at("tokens", np.array([0.0, 5.0, 15.0, 20.0])).tolist() == [0, 500, 1500, 2000]
+    assert record.interpolate("tokens", np.array([0.0, 5.0, 15.0, 20.0])).tolist() == [0, 500, 1500, 2000]

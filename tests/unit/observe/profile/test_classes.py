@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.observe.profile.kernels import CLASSES, class_of
+from lmtrain.observe.profile.kernels import CLASSES, kernel_class
 
 NAMES = {
     "products": [
@@ -40,7 +40,7 @@ NAMES = {
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
 def test_a_name_is_of_its_class(kind: str, name: str) -> None:
-    assert class_of(name) == kind
+    assert kernel_class(name) == kind
 
 
 def test_every_class_is_tried() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.profile.kernels import ENDING, Kernel, KernelTable, read_tables, table_of, write_table
+from lmtrain.observe.profile.kernels import TABLE_SUFFIX, Kernel, KernelTable, build_table, read_tables, write_table
 
 
 def span(name: str, at: float, micros: float, cat: str = "cpu_op", thread: int = 1, **more: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ ON_CPU = [
 
 
 def test_on_a_cpu_operators_count_without_what_they_call() -> None:
-    table = table_of(ON_CPU, (3, 4), 0, 0.5)
+    table = build_table(ON_CPU, (3, 4), 0, 0.5)
     assert (table.first_step, table.last_step, table.device, table.window_s) == (3, 4, "cpu", 0.5)
     used = {kind: round(seconds * 1e6) for kind, seconds in table.classes.items() if seconds}
     assert used == {"products": 100, "elementwise": 30, "optimizer": 40, "copies": 25, "other": 5}
@@ -46,7 +46,7 @@ def test_on_a_gpu_kernels_count_and_belong_to_who_launched_them() -> None:
         span("ncclDevKernel_AllGather", 2500, 50, "kernel", 98, correlation=10),
         span("Memcpy HtoD", 3000, 100, "gpu_memcpy", 99),
     ]
-    table = table_of(events, (1, 1), 2, 1.0)
+    table = build_table(events, (1, 1), 2, 1.0)
     used = {kind: round(seconds * 1e6) for kind, seconds in table.classes.items() if seconds}
     assert table.device == "cuda"
     assert used == {"optimizer": 400, "elementwise": 300, "collectives": 250, "copies": 100}
@@ -55,15 +55,15 @@ def test_on_a_gpu_kernels_count_and_belong_to_who_launched_them() -> None:
 
 
 def test_a_table_is_read_back(tmp_path: Path) -> None:
-    tables = [table_of(ON_CPU, (3, 4), rank, 0.5) for rank in (0, 1)]
+    tables = [build_table(ON_CPU, (3, 4), rank, 0.5) for rank in (0, 1)]
     for table in tables:
-        write_table(tmp_path / f"steps.rank-{table.rank}{ENDING}", table)
+        write_table(tmp_path / f"steps.rank-{table.rank}{TABLE_SUFFIX}", table)
     assert read_tables(tmp_path) == tables
     assert read_tables(tmp_path / "none") == []
 
 
 def test_a_trace_without_work_is_a_table_of_nothing() -> None:
-    table = table_of([], (1, 1), 0, 1.0)
+    table = build_table([], (1, 1), 0, 1.0)
     assert isinstance(table, KernelTable)
     assert sum(table.classes.values()) == 0
     assert len(table.lines()) == 1

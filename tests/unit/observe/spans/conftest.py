@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.observe.measure import phases
-from lmtrain.observe.measure.phases import Place
+from lmtrain.observe.measure.phases import ThreadPosition
 from lmtrain.observe.spans.format import Header, SpanFile
 
 Open = Callable[[int], SpanFile]
@@ -31,9 +31,9 @@ def open_file(tmp_path: Path) -> Iterator[Open]:
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Marks as of a process that begins, and nothing that records them afterwards."""
-    main = Place(0)
+    main = ThreadPosition(0)
     monkeypatch.setattr(phases, "main", main)
     monkeypatch.setattr(phases, "enter", main.enter)
     yield
-    phases.record(None)
-    phases.tell_steps(None)
+    phases.set_recorder(None)
+    phases.set_step_callback(None)

@@ -50,50 +50,50 @@ class Event:
 
 def test_spans_stand_on_the_hosts_clock_around_when_the_device_was_idle() -> None:
     clock = DeviceClock(device := Device())
-    before = clock.now(), clock.now()
-    clock.set()
-    after = clock.now(), clock.now()
-    clock.add(*before, (7, 0))
-    clock.add(*after, (8, 0))
-    assert list(clock.read()) == [], "nobody waits for the device"
+    before = clock.record_event(), clock.record_event()
+    clock.set_reference()
+    after = clock.record_event(), clock.record_event()
+    clock.add_span(*before, (7, 0))
+    clock.add_span(*after, (8, 0))
+    assert list(clock.finished_spans()) == [], "nobody waits for the device"
     device.done = device.recorded
-    (first, second) = clock.read()
+    (first, second) = clock.finished_spans()
     assert (first[1] - first[0], second[0] - first[1], second[1] - second[0]) == (10**6, 2 * 10**6, 10**6)
     assert [first[2:], second[2:]] == [(7, Flag.DEVICE), (8, Flag.DEVICE)]
-    assert list(clock.read()) == []
+    assert list(clock.finished_spans()) == []
 
 
 def test_steps_are_read_as_far_as_the_device_has_come() -> None:
     clock = DeviceClock(device := Device())
     for step in (1, 2):
-        clock.add(clock.now(), clock.now(), (step, 0))
-        clock.set()
+        clock.add_span(clock.record_event(), clock.record_event(), (step, 0))
+        clock.set_reference()
         clock.next_step()
     device.done = 3
-    assert [rest[2] for rest in clock.read()] == [1]
+    assert [rest[2] for rest in clock.finished_spans()] == [1]
     device.done = 99
-    assert [rest[2] for rest in clock.read()] == [2]
+    assert [rest[2] for rest in clock.finished_spans()] == [2]
 
 
 def test_another_stream_runs_beside_the_computation() -> None:
     clock = DeviceClock(device := Device())
     device.stream = "gradients"
-    clock.add(clock.now(), clock.now(), (0, Flag.EARLY))
+    clock.add_span(clock.record_event(), clock.record_event(), (0, Flag.EARLY))
     device.stream = "compute"
-    clock.set()
+    clock.set_reference()
     device.done = 99
-    assert [rest[-1] for rest in clock.read()] == [Flag.DEVICE | Flag.ASIDE | Flag.EARLY]
+    assert [rest[-1] for rest in clock.finished_spans()] == [Flag.DEVICE | Flag.ASIDE | Flag.EARLY]
 
 
 def test_events_are_used_again_and_not_before_the_step_after_theirs_is_read() -> None:
     clock, device = DeviceClock(device := Device()), device
     for step in range(20):
-        began = clock.now()
-        clock.set()
+        began = clock.record_event()
+        clock.set_reference()
         clock.next_step()
-        clock.add(began, clock.now(), (step, 0))  # ends in the next step, as a step does
+        clock.add_span(began, clock.record_event(), (step, 0))  # ends in the next step, as a step does
         device.done = device.recorded
-        found = [rest[2] for rest in clock.read()]
+        found = [rest[2] for rest in clock.finished_spans()]
         assert found == ([step] if step else [0])
     assert device.made < 20
 
@@ -101,12 +101,12 @@ def test_events_are_used_again_and_not_before_the_step_after_theirs_is_read() ->
 def test_a_step_whose_time_is_not_known_takes_that_of_the_one_before() -> None:
     clock = DeviceClock(device := Device())
     device.done = 99
-    clock.add(clock.now(), clock.now(), (1, 0))
-    assert list(clock.read()) == [], "and the first is left out"
-    clock.set()
+    clock.add_span(clock.record_event(), clock.record_event(), (1, 0))
+    assert list(clock.finished_spans()) == [], "and the first is left out"
+    clock.set_reference()
     clock.next_step()
-    clock.add(clock.now(), clock.now(), (2, 0))
-    assert [rest[2] for rest in clock.read()] == [2]
+    clock.add_span(clock.record_event(), clock.record_event(), (2, 0))
+    assert [rest[2] for rest in clock.finished_spans()] == [2]
 
 
 @pytest.mark.parametrize("kind", ["receive", "taken"])
@@ -120,9 +120,9 @@ def test_a_message_on_the_host_within_a_forward_leaves_its_end_on_the_device(kin
     spans, told = Recorder(file, DeviceClock(device)), SimpleNamespace(is_cuda=False, nbytes=48)
     spans.begin_step(1)
     spans.enter("forward", "", 0, 0)
-    spans.message(spans.now(told), kind, 1, told, None)
+    spans.record_message(spans.current_time(told), kind, 1, told, None)
     spans.leave()
-    spans.device.set()  # type: ignore[union-attr]
+    spans.device.set_reference()  # type: ignore[union-attr]
     device.done = 99
     spans.close()
     found = read_spans(file.path).spans

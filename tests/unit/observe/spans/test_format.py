@@ -9,18 +9,18 @@ import pytest
 
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.observe.spans.format import (
+    COUNTER,
+    COUNTER_AT,
     HEADER_BYTES,
     RECORD,
     SPAN,
-    WRITTEN,
-    WRITTEN_AT,
     Axis,
     Flag,
     Header,
     Kind,
-    file_name,
-    place_of,
     read_spans,
+    record_position,
+    span_file_name,
     write_name,
 )  # fmt: skip
 
@@ -33,9 +33,9 @@ def header(capacity: int = 8) -> Header:
 
 
 def write_record(memory: bytearray, number: int, capacity: int, values: tuple[int, ...]) -> None:
-    at, lap = place_of(number, capacity)
+    at, lap = record_position(number, capacity)
     RECORD.pack_into(memory, at, *values, lap)
-    WRITTEN.pack_into(memory, WRITTEN_AT, number + 1)
+    COUNTER.pack_into(memory, COUNTER_AT, number + 1)
 
 
 def values(begin_ns: int, end_ns: int, number: int = 0, name: int = 0, kind: int = Kind.SEND) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ def test_what_is_packed_is_what_is_read() -> None:
 
 
 def test_a_file_tells_what_was_written(tmp_path: Path) -> None:
-    path = written(tmp_path / file_name(3, 2), 3)
+    path = written(tmp_path / span_file_name(3, 2), 3)
     found = read_spans(path)
     told = (found.header.rank, found.header.host, found.header.coordinate, found.header.sizes, found.header.schedule)
     assert told == (3, "node7", (1, 0, 0, 1), (2, 1, 1, 1, 2), "1f1b")
@@ -82,7 +82,7 @@ def test_a_full_ring_holds_the_newest(tmp_path: Path, count: int, first: int) ->
 
 
 def test_names_of_files() -> None:
-    assert (file_name(0, 0), file_name(12, 3)) == ("rank-00000.spans", "rank-00012.3.spans")
+    assert (span_file_name(0, 0), span_file_name(12, 3)) == ("rank-00000.spans", "rank-00012.3.spans")
 
 
 def test_a_file_may_be_shorter_than_its_ring(tmp_path: Path) -> None:
@@ -103,15 +103,15 @@ def changed(path: Path, at: int, data: bytes) -> Path:
     [
         (0, b"x", "does not begin with"),
         (8, b"\2", "has version 2"),
-        (12, b"\4", "sum does not fit"),
-        (28, b"\7", "sum does not fit"),
+        (12, b"\4", "checksum is wrong"),
+        (28, b"\7", "checksum is wrong"),
         (512, struct.pack("<Q", 4), "1 records of 4 that were not written in this order"),
-        (520, struct.pack("<I", 1), "1 records of 3 that have a name that is not there"),
+        (520, struct.pack("<I", 1), "1 records of 3 that have a name that the header lacks"),
         (520, struct.pack("<I", 65), "65 names"),
         (HEADER_BYTES, struct.pack("<q", 51), "end before they begin"),
-        (HEADER_BYTES + 44, b"\x50", "no known kind"),
-        (HEADER_BYTES + 45, b"\x50", "no known kind, axis"),
-        (HEADER_BYTES + 36, struct.pack("<i", 4), "come from a rank"),
+        (HEADER_BYTES + 44, b"\x50", "an unknown kind"),
+        (HEADER_BYTES + 45, b"\x50", "an unknown kind, axis"),
+        (HEADER_BYTES + 36, struct.pack("<i", 4), "peer rank that does not exist"),
     ],
 )
 def test_damage_is_refused_in_words(tmp_path: Path, at: int, data: bytes, says: str) -> None:

@@ -44,8 +44,8 @@ HELD, TP, WORLD = np.zeros(3, np.float32), Over("tp"), Over("world")
 def recorder(open_file: Open, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setattr(module, "time", Told())
     recorder = Recorder(open_file(1000))
-    phases.tell_steps(recorder.begin_step)
-    phases.record(recorder)
+    phases.set_step_callback(recorder.begin_step)
+    phases.set_recorder(recorder)
     return recorder
 
 
@@ -103,9 +103,9 @@ def test_both_ends_of_a_message_number_it_in_their_order(recorder: Recorder) -> 
     phases.enter("data", 1)
     phases.enter("forward", microbatch=1, stage=2)
     for letter in (None, MessageKey(False, 2, 1)):
-        phases.message(phases.now(), "receive", 4, HELD, letter)
-    phases.message(phases.now(), "send", 4, HELD, MessageKey(True, 1, 1))
-    phases.message(phases.now(), "send", 6, HELD, MessageKey(False, 3, 1))
+        phases.record_message(phases.span_start(), "receive", 4, HELD, letter)
+    phases.record_message(phases.span_start(), "send", 4, HELD, MessageKey(True, 1, 1))
+    phases.record_message(phases.span_start(), "send", 6, HELD, MessageKey(False, 3, 1))
     recorder.end_step()
     spans = read_spans(recorder.file.path)
     mail = [
@@ -141,8 +141,8 @@ def test_only_a_wait_for_a_message_to_be_taken_that_took_time_is_kept(
 ) -> None:
     phases.enter("data", 1)
     for _ in range(2):
-        phases.message(phases.now(), "taken", 4, HELD)
-        monkeypatch.setattr(module, "_AT_ONCE_NS", 0)
+        phases.record_message(phases.span_start(), "taken", 4, HELD)
+        monkeypatch.setattr(module, "_SHORT_WAIT_NS", 0)
     recorder.end_step()
     spans = read_spans(recorder.file.path).spans
     assert spans[spans["kind"] == Kind.SEND][["number", "flags"]].tolist() == [(1, Flag.EARLY)]
@@ -163,21 +163,21 @@ def test_what_fails_is_not_recorded_and_one_begun_before_is_not_either(recorder:
     phases.enter("data", 1)
     with pytest.raises(RuntimeError), within("collective", "a sum", axis=TP, tensor=HELD):
         raise RuntimeError("Connection closed by peer")
-    phases.record(None)
-    began, mark = phases.now(), within("collective", "a sum", axis=TP, tensor=HELD)
+    phases.set_recorder(None)
+    began, mark = phases.span_start(), within("collective", "a sum", axis=TP, tensor=HELD)
     with mark:
-        phases.record(recorder)
-    phases.exchange(began, "a sum", TP, HELD)
-    phases.message(began, "send", 1, HELD)
+        phases.set_recorder(recorder)
+    phases.record_collective(began, "a sum", TP, HELD)
+    phases.record_message(began, "send", 1, HELD)
     recorder.end_step()
     assert [kind for kind, *_ in found(recorder)] == ["STEP", "DATA"]
 
 
 def test_an_exchange_with_one_rank_counts_by_itself(recorder: Recorder) -> None:
     phases.enter("data", 1)
-    phases.exchange(phases.now(), "losses", Over("pp"), HELD)
-    phases.exchange(phases.now(), "the gradient of a tied weight", Over("pp"), HELD, 1)
-    phases.exchange(phases.now(), "losses", Over("pp"), HELD)
+    phases.record_collective(phases.span_start(), "losses", Over("pp"), HELD)
+    phases.record_collective(phases.span_start(), "the gradient of a tied weight", Over("pp"), HELD, 1)
+    phases.record_collective(phases.span_start(), "losses", Over("pp"), HELD)
     recorder.end_step()
     spans = read_spans(recorder.file.path).spans
     assert spans[spans["kind"] == Kind.COLLECTIVE][["peer", "number"]].tolist() == [(-1, 0), (1, 0), (-1, 1)]

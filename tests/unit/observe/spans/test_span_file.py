@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lmtrain.errors import OutputError, StorageError
-from lmtrain.observe.spans.format import HEADER_BYTES, MOST_NAMES, SPAN, Kind, read_spans
+from lmtrain.observe.spans.format import HEADER_BYTES, MAX_NAMES, SPAN, Kind, read_spans
 from tests.unit.observe.spans.conftest import Open
 
 VALUES = (10, 20, 0, 1, 0, -1, -1, -1, 0, Kind.OTHER, 0, 0)
@@ -38,11 +38,11 @@ def test_room_is_taken_as_it_is_needed_and_the_ring_goes_round(open_file: Open) 
 
 def test_names_are_kept_once_and_a_header_has_room_for_some(open_file: Open) -> None:
     file = open_file(10)
-    numbers = [file.number_of(f"name {i}") for i in range(MOST_NAMES + 1)]
-    assert numbers == [*range(1, MOST_NAMES), 0, 0]
-    assert file.number_of("name 3") == 4
+    numbers = [file.name_index(f"name {i}") for i in range(MAX_NAMES + 1)]
+    assert numbers == [*range(1, MAX_NAMES), 0, 0]
+    assert file.name_index("name 3") == 4
     assert read_spans(file.path).header.names[:3] == ("", "name 0", "name 1")
-    assert open_file(10).number_of("x" * 100) == 1
+    assert open_file(10).name_index("x" * 100) == 1
 
 
 def test_a_disk_without_room_leaves_no_file(open_file: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

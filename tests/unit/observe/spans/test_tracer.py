@@ -11,7 +11,7 @@ from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.phases import within
 from lmtrain.observe.spans import format as form
 from lmtrain.observe.spans.format import Kind, read_spans
-from lmtrain.observe.spans.recorder import ALL, NONE, SAMPLED, Recorder, Tracer
+from lmtrain.observe.spans.recorder import TRACE_ALL, TRACE_NONE, TRACE_SAMPLED, Recorder, Tracer
 from tests.unit.observe.spans.conftest import Open
 
 SPANS = str(Path(form.__file__).parent / "*")
@@ -34,7 +34,7 @@ def traced(path: Path) -> list[int]:
 
 def tracer(which: str, open_file: Open, said: list[str] | None = None) -> Tracer:
     made = Tracer(which, lambda: Recorder(open_file(100_000)), print if said is None else said.append)
-    phases.tell_steps(made.begin_step)
+    phases.set_step_callback(made.begin_step)
     return made
 
 
@@ -46,10 +46,10 @@ def file_of(tracer: Tracer) -> Path:
 @pytest.mark.parametrize(
     ("which", "first", "last", "steps"),
     [
-        (SAMPLED, 1, 30, [*range(10, 16)]),
-        (SAMPLED, 501, 530, [*range(510, 516)]),
-        (SAMPLED, 1, 3003, [*range(10, 16), 333, 334, 1333, 1334, 2333, 2334]),
-        (ALL, 5, 20, [*range(5, 21)]),
+        (TRACE_SAMPLED, 1, 30, [*range(10, 16)]),
+        (TRACE_SAMPLED, 501, 530, [*range(510, 516)]),
+        (TRACE_SAMPLED, 1, 3003, [*range(10, 16), 333, 334, 1333, 1334, 2333, 2334]),
+        (TRACE_ALL, 5, 20, [*range(5, 21)]),
     ],
 )
 def test_these_steps_are_traced(open_file: Open, which: str, first: int, last: int, steps: list[int]) -> None:
@@ -61,7 +61,7 @@ def test_these_steps_are_traced(open_file: Open, which: str, first: int, last: i
 
 
 def test_sampled_steps_do_not_save_or_validate(open_file: Open) -> None:
-    made = tracer(SAMPLED, open_file)
+    made = tracer(TRACE_SAMPLED, open_file)
     train(1, 20_000)
     sampled = [step for step in traced(file_of(made)) if step > 15]
     assert len(sampled) == 40
@@ -70,20 +70,20 @@ def test_sampled_steps_do_not_save_or_validate(open_file: Open) -> None:
 
 
 def test_six_steps_are_traced_when_somebody_asks(open_file: Open) -> None:
-    made = tracer(NONE, open_file)
-    train(1, 50, lambda step: made.ask() if step in (20, 23, 40) else None)
+    made = tracer(TRACE_NONE, open_file)
+    train(1, 50, lambda step: made.request_steps() if step in (20, 23, 40) else None)
     assert traced(file_of(made)) == [*range(21, 30), *range(41, 47)]
 
 
 def test_none_leaves_no_file(open_file: Open, tmp_path: Path) -> None:
-    made = tracer(NONE, open_file)
+    made = tracer(TRACE_NONE, open_file)
     train(1, 1100)
     made.close()
     assert not (tmp_path / "trace").exists()
     assert made.recorder is None
 
 
-@pytest.mark.parametrize("which", [NONE, SAMPLED])
+@pytest.mark.parametrize("which", [TRACE_NONE, TRACE_SAMPLED])
 def test_a_step_that_is_not_traced_makes_nothing(open_file: Open, which: str) -> None:
     """No memory is taken by any line that records, and no span is counted."""
     made = tracer(which, open_file)
@@ -107,11 +107,11 @@ def test_a_disk_without_room_is_said_once_and_a_question_tries_again(tmp_path: P
         tried[0] += 1
         raise StorageError("Writing x failed: the disk is full.")
 
-    made = Tracer(ALL, refuse, said.append)
-    phases.tell_steps(made.begin_step)
+    made = Tracer(TRACE_ALL, refuse, said.append)
+    phases.set_step_callback(made.begin_step)
     train(1, 9)
     assert (tried, len(said)) == ([1], 1)
-    made.ask()
+    made.request_steps()
     train(10, 19)
     assert (tried, len(said)) == ([2], 2)
     assert "training goes on" in said[0]
@@ -119,7 +119,7 @@ def test_a_disk_without_room_is_said_once_and_a_question_tries_again(tmp_path: P
 
 def test_a_disk_that_fills_ends_the_trace_and_not_the_run(open_file: Open) -> None:
     said = list[str]()
-    made = tracer(ALL, open_file, said)
+    made = tracer(TRACE_ALL, open_file, said)
     train(1, 3)
     assert made.recorder is not None
     path, made.recorder.file.problem = file_of(made), "Writing x failed: the disk is full."
@@ -130,7 +130,7 @@ def test_a_disk_that_fills_ends_the_trace_and_not_the_run(open_file: Open) -> No
 
 
 def test_the_step_that_a_run_ends_with_is_whole(open_file: Open) -> None:
-    made = tracer(ALL, open_file)
+    made = tracer(TRACE_ALL, open_file)
     train(1, 4)
     path = file_of(made)
     made.close()

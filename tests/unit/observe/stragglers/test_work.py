@@ -8,7 +8,7 @@ import pytest
 
 from lmtrain.observe.measure import phases
 from lmtrain.observe.stragglers import judge as links_module
-from lmtrain.observe.stragglers.judge import Links
+from lmtrain.observe.stragglers.judge import LinkTimes
 from lmtrain.train import straggler_watch as work_module
 from lmtrain.train.straggler_watch import COLUMNS, STEPS, WorkTimes
 
@@ -32,7 +32,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in (phases, links_module):
         monkeypatch.setattr(module, "monotonic_ns", clock)
-    place = phases.Place(0)
+    place = phases.ThreadPosition(0)
     monkeypatch.setattr(phases, "main", place)
     monkeypatch.setattr(work_module, "main", place)
     return clock
@@ -53,7 +53,7 @@ def step(work: WorkTimes, clock: Clock, backward_ms: float = 20.0, waited_ms: fl
     clock.passes(backward_ms)
     since = clock.now
     clock.passes(2)
-    phases.main.has_waited(since)
+    phases.main.count_wait(since)
     phases.main.enter("optimizer")
     clock.passes(4)
     work.end_step(waited_ms / 1000)
@@ -80,21 +80,21 @@ def test_a_step_that_was_held_up_does_not_count(clock: Clock) -> None:
 
 
 def test_a_link_is_seen_in_each_step_or_not_at_all(clock: Clock) -> None:
-    links = Links()
-    links.sent(3)
-    assert links.take(3, 1) == (0, 0)  # outside of a step
-    links.open = True
+    links = LinkTimes()
+    links.record_send(3)
+    assert links.pop_times(3, 1) == (0, 0)  # outside of a step
+    links.in_step = True
     for _ in range(4):
-        links.sent(3)
+        links.record_send(3)
         since = clock.now
         clock.passes(2)
-        links.came(3, since)
-    assert links.take(3, 4) == (4 * 10**15 + (0 + 2 + 4 + 6) * MS, 4 * 10**15 + (2 + 4 + 6 + 8) * MS)
-    links.came(3, clock.now - 1000)  # was there before it was asked for
-    links.sent(3)
-    assert links.take(3, 1)[1] == 0
-    links.sent(3)
-    links.sent(3)
-    links.came(3, clock.now - MS)
-    assert links.take(3, 2)[1] == 0  # one of two steps tells nothing
-    assert links.take(3, 1) == (0, 0)
+        links.record_arrival(3, since)
+    assert links.pop_times(3, 4) == (4 * 10**15 + (0 + 2 + 4 + 6) * MS, 4 * 10**15 + (2 + 4 + 6 + 8) * MS)
+    links.record_arrival(3, clock.now - 1000)  # was there before it was asked for
+    links.record_send(3)
+    assert links.pop_times(3, 1)[1] == 0
+    links.record_send(3)
+    links.record_send(3)
+    links.record_arrival(3, clock.now - MS)
+    assert links.pop_times(3, 2)[1] == 0  # one of two steps tells nothing
+    assert links.pop_times(3, 1) == (0, 0)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.layout import Layout
-from lmtrain.observe.spans.format import SPAN, Axis, Header, Kind, SpanFile, file_name
+from lmtrain.observe.spans.format import SPAN, Axis, Header, Kind, SpanFile, span_file_name
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import Costs, simulate
 from lmtrain.schedules.table import Action, needs
@@ -159,7 +159,7 @@ class Made:
             wall_ns=WALL_NS, monotonic_ns=0, capacity=len(rows) + 1, schedule=self.schedule,
             num_microbatches=self.num_microbatches, names=NAMES,
         )  # fmt: skip
-        write_spans(folder / "trace" / file_name(rank, self.start), header, skewed)
+        write_spans(folder / "trace" / span_file_name(rank, self.start), header, skewed)
 
 
 def write_spans(path: Path, header: Header, spans: NDArray[Any]) -> None:

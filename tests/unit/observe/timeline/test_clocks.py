@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.observe.timeline.clocks import Clocks, Pairs, solve
+from lmtrain.observe.timeline.clocks import Clocks, Pairs, fit_clocks
 
 NONE = Pairs(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
 
@@ -33,7 +33,7 @@ def test_messages_both_ways_along_a_chain() -> None:
     sent = rng.uniform(0, 10e9, 600)
     came = sent + 60e3 + np.where(rng.random(600) < 0.2, rng.exponential(10e3, 600), rng.exponential(5e6, 600))
     pairs = Pairs(a, sent * (1 + drifts[a]) + offsets[a], b, came * (1 + drifts[b]) + offsets[b])
-    found = solve(6, pairs, NONE)
+    found = fit_clocks(6, pairs, NONE)
     assert np.abs(errors(found, offsets, drifts)).max() < 100e3
     assert found.linked.all()
     assert np.abs(found.rate + drifts).max() < 2e-5
@@ -47,19 +47,19 @@ def test_ends_of_collectives_of_which_some_are_late() -> None:
     shown = ends * (1 + drifts[:, None]) + offsets[:, None]
     a = np.concatenate([np.full(200, rank) for rank in range(7)])
     pairs = Pairs(a, shown[:-1].ravel(), a + 1, shown[1:].ravel())
-    assert np.abs(errors(solve(8, NONE, pairs), offsets, drifts)).max() < 100e3
+    assert np.abs(errors(fit_clocks(8, NONE, pairs), offsets, drifts)).max() < 100e3
 
 
 def test_a_rank_that_nothing_joins_keeps_the_first_guess() -> None:
     ranks = np.array([0, 0])
     pairs = Pairs(ranks, np.array([0.0, 1e9]), ranks + 1, np.array([5e6, 1e9 + 5e6]))
-    found = solve(3, NONE, pairs)
+    found = fit_clocks(3, NONE, pairs)
     assert found.linked.tolist() == [True, True, False]
     assert (found.offset_ns[2], found.rate[2]) == (0.0, 0.0)
     assert found.correct(1, np.array([5e6, 1e9 + 5e6])) == pytest.approx([0.0, 1e9], abs=1e3)
 
 
 def test_without_any_evidence_nothing_is_moved() -> None:
-    found = solve(2, NONE, NONE)
+    found = fit_clocks(2, NONE, NONE)
     assert (found.offset_ns == 0).all()
     assert found.linked.tolist() == [True, False]

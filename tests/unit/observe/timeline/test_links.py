@@ -6,7 +6,7 @@ import numpy as np
 
 from lmtrain.layout import Layout
 from lmtrain.observe.spans.format import Axis, Flag, Kind
-from lmtrain.observe.timeline.merge import MERGED, collectives, first_ranks, messages
+from lmtrain.observe.timeline.merge import MERGED, collective_groups, lowest_ranks, message_pairs
 
 
 def spans(*rows: tuple[int, Kind, int, int, int, Axis, int]) -> np.ndarray:
@@ -25,14 +25,14 @@ def test_a_message_is_known_by_both_ranks_its_step_and_its_number() -> None:
         (0, send, 1, 5, 0, pp, Flag.EARLY), (1, receive, 0, 6, 0, pp, 0), (1, receive, 0, 5, 1, pp, 0),
         (0, receive, 1, 5, 0, pp, 0), (1, receive, 0, 7, 0, pp, 0),
     )  # fmt: skip
-    sent, received = messages(found)
+    sent, received = message_pairs(found)
     assert sorted(zip(sent.tolist(), received.tolist(), strict=True)) == [(1, 6), (2, 5), (3, 7)]
-    assert [part.size for part in messages(found[:2])] == [0, 0]
+    assert [part.size for part in message_pairs(found[:2])] == [0, 0]
 
 
 def test_groups_of_every_axis() -> None:
     layout = Layout(pp=2, dp_replicate=2, dp_shard=2, tp=2)
-    first = first_ranks(layout)
+    first = lowest_ranks(layout)
     for axis, size in ((Axis.PP, 2), (Axis.DP, 4), (Axis.DP_REPLICATE, 2), (Axis.DP_SHARD, 2), (Axis.TP, 2),
                        (Axis.PLANE, 8), (Axis.WORLD, 16)):  # fmt: skip
         assert np.bincount(first[axis])[np.unique(first[axis])].tolist() == [size] * (16 // size)
@@ -46,6 +46,6 @@ def test_members_of_a_collective() -> None:
         (1, one, -1, 1, 0, Axis.TP, 0), (2, one, -1, 1, 0, Axis.DP, 0), (2, one, -1, 1, 0, Axis.TP, 0),
         (3, one, 0, 1, 0, Axis.DP, 0), (3, one, -1, 1, 0, Axis.NONE, 0), (3, one, -1, 1, 0, Axis.TP, Flag.ASIDE),
     )  # fmt: skip
-    place, which = collectives(found, layout)
+    place, which = collective_groups(found, layout)
     groups = {tuple(place[which == number].tolist()) for number in np.unique(which)}
     assert groups == {(0, 3), (1, 4), (2, 6), (5,)}

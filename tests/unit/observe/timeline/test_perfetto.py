@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from lmtrain.layout import Layout
-from lmtrain.observe.timeline.merge import merged
+from lmtrain.observe.timeline.merge import merge_traces
 from lmtrain.observe.timeline.perfetto import write_trace
 from tests.unit.observe.timeline.made_up import Made
 from tests.unit.observe.timeline.trace_event_format import problems
 
 
 def written(folder: Path, name: str = "trace.json") -> dict[str, Any]:
-    write_trace(merged(folder), folder / name)
+    write_trace(merge_traces(folder), folder / name)
     content = (folder / name).read_bytes()
     return dict(json.loads(gzip.decompress(content) if name.endswith(".gz") else content))
 

@@ -52,7 +52,7 @@ def test_its_errors_stay_what_they_are(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_was_told_to_stop_before_the_first_step_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(phases, "main", phases.Place(0))
+    monkeypatch.setattr(phases, "main", phases.ThreadPosition(0))
     one = watch()
     lost = one.error_of(VERDICT)
     assert isinstance(lost, PeerLostError)
