@@ -140,8 +140,8 @@ class StragglerWatch:
         numbers = rows.tolist()
         for watch in self.link_watches:
             watch.add([[_round_trip_s(numbers, self.layout, *self.pairs[pair])] for pair in watch.members])
-        slow_ranks = {("rank", member): slow for group in self.rank_watches for member, slow in group.stragglers.items()}
-        slow_links = {("link", member): slow for group in self.link_watches for member, slow in group.stragglers.items()}
+        slow_ranks = {("rank", key): slow for peers in self.rank_watches for key, slow in peers.stragglers.items()}
+        slow_links = {("link", key): slow for peers in self.link_watches for key, slow in peers.stragglers.items()}
         lines = []
         for key, slow in (slow_ranks | slow_links).items():
             if key not in self._reported:
