@@ -189,6 +189,7 @@ def load_modules(package: str, ending: str = "") -> Iterator[ModuleType]:
 
 @cache
 def _package_modules(package: str, ending: str) -> list[ModuleType]:
+    """Import the modules of a package whose names end with `ending`."""
     infos = pkgutil.iter_modules(importlib.import_module(package).__path__)
     return [importlib.import_module(f"{package}.{info.name}") for info in infos if info.name.endswith(ending)]
 

@@ -124,16 +124,16 @@ class _Builder:
             return None
         return classes[kind]
 
-    def _build_field(self, field: dataclasses.Field[Any], hint: Any, value: Any, where: str) -> Any:
+    def _build_field(self, field: dataclasses.Field[Any], hint: Any, value: Any, path: str) -> Any:
         """Convert the value of a dataclass field, parsing human sizes if the field has a unit."""
         if isinstance(value, str) and (unit := field.metadata.get("unit")):
             try:
                 value = _PARSERS[unit](value)
             except ValueError as error:
-                return self._record(f"{where}={value} {error}. Write {where}={_SIZE_EXAMPLES[unit]}.")
+                return self._record(f"{path}={value} {error}. Write {path}={_SIZE_EXAMPLES[unit]}.")
         default = field.default
         has_example = default not in (dataclasses.MISSING, None) and not isinstance(default, Settings)
-        return self._build_value(hint, value, where, show(default) if has_example else "")
+        return self._build_value(hint, value, path, show(default) if has_example else "")
 
     def _build_value(self, hint: Any, value: Any, path: str, example: str = "") -> Any:
         """Convert a value to the type `hint`. `example` is a valid value for the message if the value is wrong."""
@@ -185,7 +185,7 @@ class _Builder:
         return scalar
 
     def _build_tuple(self, hint: Any, value: Any, path: str, example: str) -> Any:
-        """Convert a list to tuple[X, ...]."""
+        """Convert a list to tuple[X, ...]; `hint` is that type."""
         inner = get_args(hint)[0]
         if not isinstance(value, (list, tuple)):
             return self._refuse_type(_type_words(hint), value, path, example or "[]")
@@ -202,6 +202,7 @@ class _Builder:
         return self._record(f"{path}={show(value)} is not {type_words}. Write {path}={example}.")
 
     def _record(self, problem: str) -> Any:
+        """Record a problem and return _INVALID."""
         self.problems.append(problem)
         return _INVALID
 
@@ -237,4 +238,5 @@ def _type_words(hint: Any) -> str:
 
 
 def _join_key(path: str, name: str) -> str:
+    """Return the dotted key of `name` in the group at `path`; "" is the root."""
     return f"{path}.{name}" if path else name

@@ -101,7 +101,7 @@ def prepare_composition(
 ) -> tuple[list[Path], CompositionRequest, list[str], list[Any]]:
     """Return the folders to search, the composition request, the overrides that choose files and those that set values.
 
-    Raise WrongWords if any override is malformed or names an unknown choice.
+    Raise RefusedOverrides if any override is malformed or names an unknown choice.
     """
     # because: hydra is slow to import
     from lmtrain.config.source import CompositionRequest

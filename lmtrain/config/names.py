@@ -95,9 +95,9 @@ UNSUPPORTED_SETTINGS = {
             "num_experts num_local_experts num_moe_experts moe_router_topk expert_model_parallel_size "
             "expert_parallel_size expert_parallel_degree ep",
         "There is no float8 here; precision=bf16 is the fastest.": "fp8 fp8_format float8 enable_fp8_linear",
-        "A run counts steps or tokens: train.steps, or train.tokens. The first screen says how often the data is read.":
+        "A run counts steps or tokens: train.steps, or train.tokens. The first screen shows the number of epochs.":
             "num_train_epochs epochs num_epochs max_epochs",
-        "The dataset has its tokenizer beside it; `lmtrain preprocess --tokenizer` decides which.":
+        "The tokenizer is stored with the dataset; `lmtrain preprocess --tokenizer` chooses it.":
             "tokenizer_type vocab_file merge_file tokenizer",
         "The schedule ends where the run does, with train.steps.":
             "lr_decay_iters lr_decay_samples lr_wsd_decay_iters",
@@ -111,11 +111,11 @@ UNSUPPORTED_SETTINGS = {
         "Everything is kept in run.dir.": "tensorboard_dir logging_first_step log_throughput log_on_each_node",
         "Saving, validating and logging count steps: checkpoint.interval_steps, train.valid_interval_steps, "
         "observe.log_interval_steps.": "save_strategy eval_strategy evaluation_strategy logging_strategy",
-        "It is what the command does; leave it out.":
+        "lmtrain has no such switch; leave it out.":
             "do_train do_eval no_load_optim no_load_rng use_checkpoint_args always_save_checkpoint "
             "remove_unused_columns num_workers dataloader_num_workers dataloader_type dataset_impl",
-        "A run goes on where its run.dir stopped; another run.dir begins a new one.": "overwrite_output_dir",
-        "parallel.zero says what is sharded.": "deepspeed ds_config fsdp_config",
+        "A run resumes where its run.dir stopped; another run.dir starts a new run.": "overwrite_output_dir",
+        "parallel.zero decides what is sharded.": "deepspeed ds_config fsdp_config",
     }.items()
     for name in names.split()
 }  # fmt: skip
@@ -170,7 +170,7 @@ class SettingNames:
             return sentence
         if path in types_by_key(self.root):  # the key belongs to another kind of its group
             group = path.partition(".")[0]
-            return f"Leave it out, or choose another {group}; `lmtrain config explain {path}` says which have it."
+            return f"Leave it out, or choose another {group}; `lmtrain config explain {path}` lists those that have it."
         words = self.suggest_overrides(path, value)
         return f"Did you mean {' or '.join(words)}?" if words else spelling_hint(path.rpartition(".")[2], known_keys)
 

@@ -50,7 +50,10 @@ def override_key(override: str) -> str:
 
 
 def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any]:
-    """Return Hydra's override objects for these words. Raise WrongWords with the problems of all malformed words."""
+    """Return Hydra's override objects for these command-line words; `groups` maps each group to its choices.
+
+    Raise RefusedOverrides with the problems of all malformed words.
+    """
     # because: hydra is slow to import
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -188,7 +191,7 @@ def _limit_problem(text: str) -> str | None:
 
 
 def _pair_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequence[str]]) -> str | None:
-    """Return the message for a word without a key or a value; None if the word is fine.
+    """Return the message if `words[index]` has no key or no value; None if the word is fine.
 
     Return "" if the message about the previous word covers this one.
     """
@@ -203,7 +206,7 @@ def _pair_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
     if not bare:
         return f"{text!r} is not an override, since it names no key. Write key=value."
     if bare != bare.strip() and _KEY.fullmatch(bare.strip()):
-        return f"{text!r} has a space beside its key. Type {shell_quoted(f'{key.strip()}={value.strip()}')}."
+        return f"{text!r} has a space next to its key. Type {shell_quoted(f'{key.strip()}={value.strip()}')}."
     if "@" in bare:
         return f"{text!r} is not an override, since @ has no meaning here. Write key=value or group=choice."
     if match := re.match(r"([\w.]+)\[", bare):

@@ -196,7 +196,7 @@ def _package_header(file: YamlFile) -> tuple[str | None, list[str]]:
         words = line.split()
         if len(words) == 2 and words[0] == "package":
             return words[1], []
-        problem = f"{file.path} has the line `# @{line.strip()}`, which says nothing here"
+        problem = f"{file.path} has the line `# @{line.strip()}`, which has no meaning here"
         return None, [f"{problem}. Write `# @package _global_`."]
     return None, []
 
@@ -221,7 +221,7 @@ def _file_problems(
         if entry.override:
             seen_override = entry.text
         elif seen_override:
-            yield f"{entry.location} has {entry.text} after {seen_override}. Move it up: overrides stand last."
+            yield f"{entry.location} has {entry.text} after {seen_override}. Move it up: overrides come last."
         yield from _entry_problems(entry, config_path == request.name, request, root_groups)
     for path, value in references.iter_values(file.data):
         if path[0] != "defaults" and isinstance(value, str) and (problem := references.reference_problem(value)):
@@ -309,11 +309,11 @@ def _explain_failure(error: Exception, request: CompositionRequest, files_read: 
         if group in groups and word.startswith("+"):
             problems.append(f"{word} adds {group}, which is chosen already. Write {word.lstrip('+')}.")
         elif group not in groups and word.startswith("~"):
-            problems.append(f"{word} takes away {group}, which nothing has chosen. Leave it out.")
+            problems.append(f"{word} takes away {group}, which is not chosen. Leave it out.")
         elif group not in groups and not word.startswith("+"):
             problems.append(f"{word} changes {group}, which no defaults list names. Write +{word}.")
     problems += [
-        f"{entry.location} has {entry.text}, and nothing chose {entry.group} before. Leave out override."
+        f"{entry.location} has {entry.text}, and {entry.group} is not chosen before it. Leave out override."
         for entries in lists for entry in entries if entry.override and entry.group not in groups
     ]  # fmt: skip
     first: dict[str, Entry] = {}
@@ -325,6 +325,6 @@ def _explain_failure(error: Exception, request: CompositionRequest, files_read: 
             )
     files = join_few(str(file.path) for file in files_read.values() if file.data)
     if isinstance(error, RecursionError) and not problems:
-        return [f"The defaults lists of {files} lead back to themselves. Take one of the entries out."]
+        return [f"The defaults lists of {files} form a cycle. Take one of the entries out."]
     at = f" at {key}" if (key := getattr(error, "full_key", None)) else ""
     return problems or [f"{files} do not fit together{at}. Look at their defaults lists; --debug shows more."]

@@ -34,6 +34,8 @@ _FLOAT = re.compile(
 
 @dataclass(frozen=True)
 class YamlFile:
+    """A parsed config file, with the line of each value."""
+
     path: Path
     data: dict[str, Any]
     header: str  # the comment lines at the top of the file
@@ -254,5 +256,6 @@ def _explain(error: Exception, text: str, last_read_line: int) -> tuple[int, str
 
 
 def _shortened(line: str) -> str:
+    """Return a line for a message, cut to 60 characters."""
     line = line.strip()
     return line if len(line) <= 60 else f"{line[:57]}..."

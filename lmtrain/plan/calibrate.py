@@ -45,6 +45,8 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class Calibration:
+    """A machine fitted to runs, and the errors of its predictions before and after."""
+
     hardware: Hardware
     before: list[float]  # relative error of each run's prediction before the fit; 0.1 is 10% too long
     after: list[float]  # the same after a fit to the other runs only (leave-one-out)

@@ -96,7 +96,7 @@ class RunConfig(Settings):
         if "parallel" in parts and parts["parallel"].auto:
             yield from problem_if(
                 parts.get("hardware") is None, "parallel.auto", True,
-                "leaves the layout to the planner, which has to know the machine, and hardware=null names none",
+                "leaves the layout to the planner, which needs a machine, and hardware=null names none",
                 "Add hardware=h100 or another; `lmtrain config list hardware` has them.",
             )  # fmt: skip
             parts = {name: part for name, part in parts.items() if name != "parallel"}  # not chosen yet
@@ -105,7 +105,7 @@ class RunConfig(Settings):
             kind = parts["precision"].kind
             yield from problem_if(
                 hardware.peak(kind) == 0, "hardware.peak_tflops", hardware.peak_tflops,
-                f"does not say how fast precision={kind} is",
+                f"has no figure for precision={kind} is",
                 f"Add hardware.peak_tflops.{kind}=TFLOPS, or use another precision.",
             )  # fmt: skip
         if hardware is not None and "compute" in parts:
@@ -124,7 +124,7 @@ class RunConfig(Settings):
             kind = parts["precision"].kind
             yield from problem_if(
                 parts["compute"].tf32 and kind != "fp32", "compute.tf32", True,
-                f"is about products of fp32 numbers, and precision={kind} makes none",
+                f"applies to products of fp32 numbers, and precision={kind} makes none",
                 "Use compute.tf32=false, or precision=fp32.",
             )  # fmt: skip
         if "model" in parts:
@@ -141,8 +141,8 @@ class RunConfig(Settings):
             yield from problem_if(
                 bool(parts["eval"].tasks) and not parts["model"].shape.causal, "eval.tasks",
                 [task.measure_name for task in parts["eval"].tasks],
-                f"score what a text goes on with, and model={parts['model'].kind} sees both sides of a word",
-                "Leave it out; validation says how well masked words are found.",
+                f"score the continuation of a text, and model={parts['model'].kind} sees both sides of a word",
+                "Leave it out; validation measures how well masked words are predicted.",
             )  # fmt: skip
         if {"train", "data"} <= parts.keys() and parts["train"].valid_interval_steps == 0:
             yield from parts["data"].problems_without_validation()

@@ -55,6 +55,7 @@ class Durations:
         self._newest.setdefault(kind, deque(maxlen=_NUM_KEPT)).append(seconds)
 
     def begin_step(self) -> None:
+        """Mark the begin of a step."""
         self._step_began_s = self._clock()
         if self.stragglers is not None:
             self.stragglers.work.begin_step()
@@ -86,7 +87,7 @@ class Durations:
 
     @property
     def step_s(self) -> float:
-        """Longest of the newest steps, in seconds; before the second step the first one, and 0 before any."""
+        """Longest of the newest steps, in seconds; else of earlier attempts, else this attempt's first step, else 0."""
         return self.longest(_STEP) or self._first_s or 0.0
 
     def newest_steps_s(self) -> list[float]:
@@ -95,12 +96,12 @@ class Durations:
 
     @property
     def save_s(self) -> float:
-        """Longest of the newest saves, in seconds; before the first save an estimate from the parameters' size."""
+        """Longest of the newest saves, in seconds; else of earlier attempts, else an estimate from the parameters."""
         return self.longest(_SAVE) or self._assumed_save_s
 
     @property
     def stall_s(self) -> float | None:
-        """Seconds for which a save blocks training; None before the first save."""
+        """Longest time for which a save blocked training, in seconds; None if no save was measured."""
         return self.longest(_STALL) or None
 
     def add_save(self, write_s: float, stall_s: float) -> None:
@@ -109,7 +110,7 @@ class Durations:
         self.add(_STALL, stall_s)
 
     def longest(self, kind: str) -> float:
-        """Return the longest of the newest durations of this kind, in seconds; 0 if there is none."""
+        """Return the longest of the newest durations of this kind, in seconds; else of earlier attempts, else 0."""
         return max(self._newest.get(kind, ()), default=self._earlier.get(kind, 0.0))
 
 
@@ -141,6 +142,7 @@ def _durations_from_rows(rows: Iterable[dict[str, Any]]) -> dict[str, list[float
 
 
 def _are_numbers(row: dict[str, Any], *keys: str) -> bool:
+    """Return whether all these values of the row are finite numbers."""
     values = [row.get(key) for key in keys]
     return all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in values)
 

@@ -189,12 +189,15 @@ class StragglerWatch:
         return facts
 
     def _rank_text(self, rank: int) -> str:
+        """Return a rank as text, with its host and coordinate."""
         return rank_label(rank, self._host_of(rank), self._coordinate_of(rank))
 
     def _host_of(self, rank: int) -> str:
+        """Return the rank's host, or "" if hosts are unknown."""
         return self.hosts[rank] if self.hosts else ""
 
     def _coordinate_of(self, rank: int) -> dict[str, int]:
+        """Return the rank's index on each axis of the layout that is cut."""
         at = vars(self.layout.coordinate(rank))
         return {axis: index for axis, index in at.items() if getattr(self.layout, axis) > 1}
 

@@ -95,7 +95,7 @@ class ObserveSettings(Settings):
             (steps is not None and (len(steps) != 2 or not 1 <= steps[0] <= steps[-1]), "profile_steps",
              "is not the first and the last step of a window, counted from 1", "Use observe.profile_steps=[100,103]."),
             (ranks is not None and steps is None, "profile_ranks",
-             "says who is profiled, and observe.profile_steps=null that nobody is",
+             "selects ranks to profile, and observe.profile_steps=null profiles none",
              "Add observe.profile_steps=[100,103], or leave it out."),
             (ranks is not None and (not ranks or min(ranks) < 0 or len(set(ranks)) < len(ranks)), "profile_ranks",
              "is not a list of ranks", "Use observe.profile_ranks=[0]."),

@@ -46,6 +46,8 @@ class Overlap(IntEnum):
 
 
 class Schedule(IntEnum):
+    """Pipeline schedules."""
+
     ONE_F_ONE_B = 0  # interleaved if vp > 1
     ZB_1 = 1  # zero bubble: deferred weight gradients, memory as 1F1B
     ZB_2 = 2  # zero bubble: twice the memory of 1F1B
@@ -55,6 +57,8 @@ class Schedule(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
+    """Properties of a training program that decide its time and memory."""
+
     attention: Attention = Attention.FLASH2
     pointwise: Pointwise = Pointwise.COMPILED
     fused_rotary: bool = False  # rotary embedding is a single kernel, even if `pointwise` is eager
@@ -92,6 +96,8 @@ class RecomputedShares:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
+    """A run to be priced: model, machine, layout and program."""
+
     hardware: Hardware
     program: Program = Program()
     # the model
@@ -133,7 +139,7 @@ class Case:
 
 
 class Columns:
-    """Arrays with an entry per case, as attributes named by `columns`: `c.tp`, `c.peak`."""
+    """Arrays with an entry per case, as attributes, built by `build_columns`: `c.tp`, `c.peak`."""
 
     def __init__(self, arrays: Mapping[str, Column]) -> None:
         self.arrays = arrays

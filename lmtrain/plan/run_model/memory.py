@@ -21,6 +21,8 @@ FIRST, MIDDLE, LAST = range(3)  # stages; MIDDLE is the second stage, which hold
 
 @dataclass(frozen=True)
 class RankMemory:
+    """Bytes of a rank by purpose."""
+
     weights: Column  # in compute precision
     gradients: Column
     optimizer: Column  # master weights and moments

@@ -92,7 +92,7 @@ def _state_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinat
 
 @dataclass(frozen=True)
 class NumbersByPart:
-    """Numbers of each part of a model on a rank."""
+    """How many weights, gradients and optimizer values a rank holds of each part of a model."""
 
     blocks: tuple[Numbers, ...]
     first_stage_rest: Numbers  # parts of the first stage other than blocks

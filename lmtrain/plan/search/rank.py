@@ -43,12 +43,16 @@ FAMILY_COLUMNS = ("pp", "tp", "zero", "shard")  # columns: layouts of a family d
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
+    """Limits on layouts that do not come from the settings."""
+
     margin: float = 0.08  # share of the memory to leave free
     switch: int = 0  # devices below a switch, within which ranks that share weights must stay; 0: no limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
+    """Fitted factors of time and memory, and the half-width of the 80% interval."""
+
     time: Factors = field(default_factory=fitted_time_factors)
     memory: Factors = field(default_factory=fitted_memory_factors)
     interval: float = field(default_factory=fitted_interval)
@@ -100,7 +104,7 @@ class RankedLayouts:
 
     @cached_property
     def fastest(self) -> Rows:
-        """Places of layouts that may fit, fastest first; `fitting` tells which of them do."""
+        """Places of layouts that may fit, fastest first; `iter_fitting` selects those that do."""
         return self._sorted_places(self.seconds, self._may_fit)
 
     @cached_property

@@ -49,10 +49,12 @@ class LayoutResult:
 
     @property
     def gpus(self) -> int:
+        """Number of devices."""
         return self.run.parallel.layout.world_size
 
     @property
     def seconds(self) -> float:
+        """Predicted seconds of a step."""
         return sum(self.parts.values())
 
     @property
@@ -175,6 +177,7 @@ def why_slower(layout: LayoutResult, best: LayoutResult) -> str:
 
 
 def _signed(seconds: float) -> str:
+    """Return a difference in seconds as text with its sign."""
     return f"{seconds:+.3g} s" if abs(seconds) >= 1 else f"{1000 * seconds:+.3g} ms"
 
 
@@ -211,6 +214,7 @@ class CurvePoint:
     gain: float | None = None  # ratio of tokens/s to the previous point; 2 is the ideal for twice the devices
 
     def facts(self) -> dict[str, Any]:
+        """Return the point as plain data for --json."""
         return {
             "gpus": self.gpus, "gain": self.gain, "best": self.best and self.best.facts(),
             "plain": self.zero3_only and self.zero3_only.facts(), "kept": self.same_cut and self.same_cut.facts(),
@@ -241,12 +245,12 @@ class CurveInputs:
         return ranked.most_frugal if self.objective == "joules" else ranked.fastest
 
 
-def scaling_curve(study: CurveInputs, first: RankedLayouts, gpus: Sequence[int]) -> Iterator[CurvePoint]:
+def scaling_curve(inputs: CurveInputs, first: RankedLayouts, gpus: Sequence[int]) -> Iterator[CurvePoint]:
     """Yield a CurvePoint for each number of devices in `gpus`, in order; `first` is the ranking at the first number."""
     previous: LayoutResult | None = None
     for index, num_gpus in enumerate(gpus):
-        ranked = study.rank_layouts(num_gpus) if index else first
-        places = study.best_first(ranked)
+        ranked = inputs.rank_layouts(num_gpus) if index else first
+        places = inputs.best_first(ranked)
         best = _best_among(ranked, places, {})
         cuts = {"pp": previous.run.parallel.pp, "tp": previous.run.parallel.tp} if previous else {}
         has_other_cut = best is not None and any(getattr(best.run.parallel, key) != size for key, size in cuts.items())

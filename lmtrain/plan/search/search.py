@@ -63,7 +63,7 @@ class Axis:
     def add_group(
         self, key: tuple[Any, ...], rows: Iterable[LayoutSettings], other_settings: LayoutSettings
     ) -> list[int]:
-        """Add rows for these settings, unless the key's group exists, and return the group's row numbers.
+        """Add a row for each of `rows`, unless the key's group exists, and return the group's row numbers.
 
         `other_settings` holds the settings of other axes for these cases; alone, with this axis's defaults, they give
         the case that the first axis uses.
@@ -83,10 +83,12 @@ class Axis:
         return len(self.settings) - 1
 
     def _case(self, settings: LayoutSettings) -> Case:
+        """Return the run as a case with these settings, and defaults for all others."""
         return case_of(with_settings(self._run, {"micro_batch": 1} | settings), self._hardware)
 
     @cached_property
     def columns(self) -> Columns:
+        """The numbers of all rows' cases."""
         return build_columns(self._cases)
 
     @cached_property
@@ -165,6 +167,8 @@ def legal_layouts(run: PlannedRun, world_size: int, hardware: Hardware, fixed: F
 
 
 class _Search:
+    """The enumeration of legal layouts. Each rule is evaluated for the few settings that it concerns."""
+
     def __init__(self, run: PlannedRun, world_size: int, hardware: Hardware, fixed: FixedSettings) -> None:
         self._run, self._size, self._fixed = run, world_size, fixed
         self._is_accepted_cached, self._has_legal_manifest_cached = (
@@ -174,6 +178,7 @@ class _Search:
         self._axes = {name: Axis(run, hardware) for name in ("stages", "copies", "cut", "micro", "again")}
 
     def space(self) -> Space:
+        """Return the space of all legal layouts."""
         blocks = []
         for pipeline, tp in product(self._pipeline_settings(), self._fixed_or_all("tp", self._divisors)):
             pp = pipeline["pp"]
@@ -182,7 +187,7 @@ class _Search:
         return Space(self._run, list(self._axes.values()), blocks)
 
     def _block(self, pipeline: LayoutSettings, tp: int, dp: int) -> list[list[int]]:
-        """Return rows for each axis; any combination of rows is legal."""
+        """Return rows for each axis with this pipeline, tp and dp; any combination of these rows is legal."""
         schedule, pp, vp = pipeline["schedule"], pipeline["pp"], pipeline["vp"]
         layout, all_copies = Layout(pp, vp, dp, 1, tp), {"dp_replicate": 1, "dp_shard": dp, "zero": 1}
         stages, replicas, cut, micro, recompute = self._axes.values()

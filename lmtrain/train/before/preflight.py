@@ -99,7 +99,7 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
     """Return the inputs of a run; raise if it cannot work.
 
     Called on every process of a run: one process per node builds a missing data index while the others wait for its
-    lock. Without `starting`, a single process may check a run of many.
+    lock. `starting` is False if no run begins afterwards; then a single process may check a run of many.
     """
     _check_processes(config, env, starting)
     # else a single process checks a run of many
@@ -130,7 +130,10 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
 def load_data(
     config: RunConfig, *, validate: bool = True, shares: str = TOKEN_SHARES
 ) -> tuple[Tokenizer, ModelSettings, TrainingData]:
-    """Return the tokenizer, the model with its final vocabulary size, and the data of a run."""
+    """Return the tokenizer, the model with its final vocabulary size, and the data of a run.
+
+    `validate`: also open the validation data. `shares` is one of SHARES: how data is split for training and validation.
+    """
     opened = open_datasets(config.data)
     tokenizer = _load_tokenizer(config.data, opened)
     model = _model_with_vocab(config, opened, tokenizer)
@@ -162,7 +165,7 @@ def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None
 def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | None = None) -> Iterator[str]:
     """Yield a message if the number of processes does not match the layout.
 
-    `train` adds the batch settings that have to change to the way out.
+    With `train`, the way out also names the batch settings that have to change.
     """
     if env.world_size != layout.world_size:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "tp")}
@@ -203,6 +206,7 @@ def _layout_warnings(layout: Layout, env: ProcessEnv) -> Iterator[str]:
 
 
 def _process_count_text(count: int) -> str:
+    """Return "1 process" or "N processes"."""
     return "1 process" if count == 1 else f"{count} processes"
 
 
@@ -213,7 +217,7 @@ def _load_tokenizer(settings: DataChoice, opened: OpenDatasets) -> Tokenizer:
         first = opened.train[0]
         raise SettingsError(
             [
-                f"data.tokenizer=null does not say who made {first.prefix}, "
+                f"data.tokenizer=null does not name the tokenizer of {first.prefix}, "
                 f"and no {_tokenizer_path(first).name} is beside it. "
                 "Add data.tokenizer=PATH of the tokenizer that wrote it."
             ]
@@ -307,8 +311,9 @@ def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Token
     fingerprint = saved_tokenizer.get("fingerprint") if isinstance(saved_tokenizer, dict) else None
     if fingerprint != tokenizer.fingerprint:
         raise SettingsError([
-            f"checkpoint.init_from={path} knows the ids of the tokenizer {str(fingerprint)[:12]} and the data has "
-            f"those of {tokenizer.fingerprint[:12]}. Preprocess the text with --tokenizer {path / 'tokenizer.json'}."
+            f"checkpoint.init_from={path} was trained with the tokenizer {str(fingerprint)[:12]} and the data was "
+            f"written with {tokenizer.fingerprint[:12]}. "
+            f"Preprocess the text with --tokenizer {path / 'tokenizer.json'}."
         ])  # fmt: skip
     _check_model(path, model, saved_model)
     return path
@@ -404,7 +409,10 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
             "or set checkpoint.interval_steps=null to save none."
         )
     keys = ", ".join(f"checkpoint.{key}={show(getattr(settings, key))}" for key in settings.keeping())
-    return [f"{lack}, for {room}. So many may come to lie there ({keys}); what finds no room is not saved."]
+    return [
+        f"{lack}, for {room}. The run may keep more of them at once ({keys}); "
+        "a checkpoint that finds no room is not saved."
+    ]
 
 
 def _fewer_checkpoints_hint(config: RunConfig, num_possible: int, num_there: int) -> str:

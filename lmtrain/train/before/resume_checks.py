@@ -42,9 +42,9 @@ def open_resume_checkpoint(config: RunConfig, path: Path | None) -> Contents | N
 
 
 def newest_readable(path: Path | None) -> Path | None:
-    """Return this checkpoint, or the newest readable one before it if its manifest is unreadable.
+    """Return this checkpoint if its manifest is readable, else the newest readable one before it.
 
-    Used with checkpoint.fallback only.
+    Return `path` itself if there is none. Used with checkpoint.fallback only.
     """
     return path if path is None or manifest_problem(path) is None else before(path) or path
 
@@ -69,11 +69,11 @@ def set_aside_damaged(path: Path, own_folder: Path, error: LmtrainError) -> None
         set_aside(path)
 
 
-def data_shares_of(resumed: Contents | None) -> str:
-    """Return how data was split into shares when the run began, one of SHARES; None means a new run."""
-    if resumed is None:
+def data_shares_of(checkpoint: Contents | None) -> str:
+    """Return how data was split into shares when the run began: one of SHARES. `checkpoint` is None for a new run."""
+    if checkpoint is None:
         return TOKEN_SHARES
-    data = resumed.manifest.state.get("data")
+    data = checkpoint.manifest.state.get("data")
     # because: checkpoints without this entry are from versions that cut all shares
     return str(data.get("shares", ALL_SHARES)) if isinstance(data, dict) else TOKEN_SHARES
 
@@ -93,7 +93,7 @@ def check_same_run(
     state = manifest.state
     if "data" not in state or "optimizer" not in state:
         raise CheckpointError(
-            f"{path} holds the weights of another program and no run to go on with. "
+            f"{path} holds weights imported from another program and no run to resume. "
             f"Begin one from them: checkpoint.init_from={path}."
         )
     type_problems = list(_type_problems(manifest))
@@ -197,6 +197,7 @@ def _type_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def _is_scale(value: Any) -> bool:
+    """Return whether a value can be a loss scale: a finite number above 0."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 

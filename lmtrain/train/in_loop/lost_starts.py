@@ -30,7 +30,7 @@ from lmtrain.train.config import RunConfig
 from lmtrain.train.ranks.run_facts import program_facts
 
 MAX_LOST = 3  # lost starts at the same step, after which the run is refused
-_NO_CAUSE = "killed without a word"
+_NO_CAUSE = "killed without a message"
 _MAX_CAUSE_CHARACTERS = 300  # characters of a cause
 
 
@@ -59,7 +59,7 @@ class LostStarts:
         return self
 
     def check_limit(self, config: RunConfig) -> None:
-        """Raise NoProgressError if MAX_LOST starts were lost at this step."""
+        """Raise NoProgressError, after recording the end in stop.json, if MAX_LOST starts were lost at this step."""
         if len(self.lost) < MAX_LOST:
             return
         self.write()
@@ -68,7 +68,7 @@ class LostStarts:
         error = NoProgressError(
             f"run.dir={config.run.dir} was started {len(self.lost)} times from "
             f"{f'step {self.step}' if self.step else 'the beginning'}, and lost each time before the "
-            f"next checkpoint: {lost_by}. Mend the cause, or save sooner (checkpoint.interval_steps); other settings, "
+            f"next checkpoint: {lost_by}. Fix the cause, or save sooner (checkpoint.interval_steps); other settings, "
             f"code or libraries begin a new count, and so does removing {self.folder / FAILED_STARTS}."
         )
         write_stop(self.folder, str(error), error.exit_code, step=self.step)

@@ -32,6 +32,8 @@ Sums = list[list[float]]  # row 0: loss sum of each term; row 1: number of corre
 
 
 class Evaluation(Protocol):
+    """The evaluation tasks of a run, as a function that scores a model."""
+
     def __call__(
         self, model: ParallelModel, before_each: Callable[[], None], doing: Callable[[str], None]
     ) -> Iterator[dict[str, Any]]:
@@ -93,9 +95,10 @@ def _sum_losses(run: Run, name: str, valid: Dataset, requests: Requests) -> tupl
 
 
 def _row_values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_samples: int) -> dict[str, Any]:
-    """Return the values of a validation row; the first of `terms` is that of tokens.
+    """Return the values of a validation row from sums over samples and the number of labels of each term.
 
-    With several terms, the loss is the sum of their means; perplexity and accuracy are the first term's.
+    The first of `terms` is that of tokens. With several terms, the loss is the sum of their means; perplexity and
+    accuracy are the first term's.
     """
     means, hits = ([total / num for total, num in zip(row, counts, strict=True)] for row in sums)
     values = {"loss": math.fsum(means), "ppl": math.exp(min(means[0], _MAX_NATS)), "accuracy": hits[0]}
@@ -106,7 +109,7 @@ def _row_values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_sam
 def valid_batches(
     valid: Dataset, ids: np.ndarray[Any, np.dtype[np.int64]], size: int, dp_index: int, dp_size: int
 ) -> Iterator[Batch]:
-    """Yield every dp_size-th batch.
+    """Yield this rank's share of the batches of the samples `ids`: every dp_size-th, each of `size` samples.
 
     Each rank gets equally many, because ranks compute together: a rank with one batch too few ends with a batch without
     labels.

@@ -246,7 +246,7 @@ class Requests:
             self._report_done(TRACE)
 
     def vote_now(self) -> None:
-        """Vote within a measurement, on all ranks equally often. Raise CutOff on all ranks if the run must stop."""
+        """Vote within a measurement, on all ranks equally often. Raise MeasurementCutOff if the run must stop."""
         self.start_vote()
         self.finish_vote()
         if self.stopped_by is not None:
@@ -277,10 +277,12 @@ class Requests:
         self._report_done(SAVE)
 
     def _report_done(self, request: int) -> None:
+        """Report to all sources that this request was carried out."""
         for source in self._sources:
             source.on_done(request)
 
     def _own_requests(self) -> list[int]:
+        """Return the numbers that this rank's sources request now."""
         return [source.requested() for source in self._sources]
 
     def _first_cause(self, request: int) -> str | None:
@@ -362,6 +364,7 @@ class Allocation:
         self._closed.set()
 
     def left_s(self) -> float | None:
+        """Return the seconds until the job ends, or None if no end is known."""
         return None if self._deadline_s is None else self._deadline_s - self._clock()
 
     def refresh(self, number: str) -> None:
@@ -370,6 +373,7 @@ class Allocation:
             self._set_end(end)
 
     def _set_end(self, end: float) -> None:
+        """Take the job's end, as Unix time, and convert it to this process's clock."""
         if self._reported_end is None or self._deadline_s is None:
             seconds_left = end - self._wall_clock()
             if self._job is not None and self._job.began is not None:

@@ -193,13 +193,13 @@ def _measurement_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
         facts["validation"] = inputs.data.validation_note
     elif config.data.valid_paths:
         facts["validation"] = ", ".join(
-            f"{min(config.train.valid_samples, one.num_samples):,} samples of {name}"
-            for name, one in inputs.data.valid.items()
+            f"{min(config.train.valid_samples, entry.num_samples):,} samples of {name}"
+            for name, entry in inputs.data.valid.items()
         )
     if inputs.evaluations:
         interval = config.eval.interval_steps
         when = f"every {interval:,} steps and at the end" if interval else "at the end"
-        each = [f"{one.name}, {one.num_targets:,} targets of {one.data}" for one in inputs.evaluations]
+        each = [f"{entry.name}, {entry.num_targets:,} targets of {entry.data}" for entry in inputs.evaluations]
         facts["evaluation"] = f"{when}: {'; '.join(each)}"
     return facts
 

@@ -86,11 +86,11 @@ def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Place]) -> R
 def merge_rows(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with equal sizes merged; a merged row names all its ranks."""
 
-    def held(row: Row) -> tuple[Any, ...]:
+    def sizes(row: Row) -> tuple[Any, ...]:
         return tuple(value for key, value in row.items() if key not in _IDENTITY_KEYS)
 
     result = []
-    for _, equal_rows in groupby(sorted(rows, key=lambda row: (held(row), row["rank"])), held):
+    for _, equal_rows in groupby(sorted(rows, key=lambda row: (sizes(row), row["rank"])), sizes):
         group = list(equal_rows)
         identity: Row = {
             key: range_text(sorted({row[key] for row in group})) for key in _IDENTITY_KEYS if key != "host"

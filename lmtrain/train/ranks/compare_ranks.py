@@ -53,7 +53,7 @@ def check_facts_agree(find_facts: Callable[[], Mapping[str, Fact]], hosts: Seque
     ignore_stops()  # because: a launcher stops all ranks once the first has ended, and rank 0 must report first
     if peers.rank > 0:
         wait_for_rank0_exit()
-        raise RanksDifferError("The ranks of this run differ, and rank 0 has said in what.")
+        raise RanksDifferError("The ranks of this run differ; rank 0 has reported the differences.")
     raise RanksDifferError(difference_message([decode_facts(row) for row in rows], hosts))
 
 
@@ -63,6 +63,7 @@ def encode_facts(facts: Mapping[str, Fact]) -> bytes:
 
 
 def decode_facts(row: bytes) -> dict[str, Fact]:
+    """Return the facts that `encode_facts` encoded."""
     return {key: Fact(value, text) for key, (value, text) in json.loads(row).items()}
 
 
@@ -70,8 +71,8 @@ def difference_message(facts_by_rank: Sequence[Mapping[str, Fact]], hosts: Seque
     """Return the message on the differences between ranks: a line for each fact, and a way out."""
     lines = list(_difference_lines(facts_by_rank, hosts))
     way_out = (
-        "Start all ranks with the same settings, data, tokenizer, checkpoint, code and libraries; only the places at "
-        "which data, tokenizer and first weights lie may differ."
+        "Start all ranks with the same settings, data, tokenizer, checkpoint, code and libraries; only the places of "
+        "data, tokenizer and first weights may differ."
     )
     if len(lines) == 1:
         return f"The ranks of this run differ: {lines[0]}. {way_out}"

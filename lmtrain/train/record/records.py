@@ -329,7 +329,7 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
             "batch_digest": batch_digest(batches) if run.metrics is not None else None,
             "tokens_per_s": rates.tokens_per_s, "flops_per_s": rates.flops_per_s, "mfu": rates.mfu,
             "data_wait_s": run.loader.data_wait_s, "memory_bytes": memory, "memory_rank": rank,
-            "elapsed_s": elapsed_s, "eta_s": rates.eta_s, **_straggler_values(run),
+            "elapsed_s": elapsed_s, "eta_s": rates.eta_s, **_optional_step_values(run),
         },
     )  # fmt: skip
     run.view.step(row)
@@ -347,7 +347,7 @@ def report_occasional(run: Run) -> None:
             sink.histograms(run.progress.step, histograms)
 
 
-def _straggler_values(run: Run) -> dict[str, Any]:
+def _optional_step_values(run: Run) -> dict[str, Any]:
     """Return values on stragglers and on the seconds left; unknown values are left out."""
     left_s = run.durations.left_s()
     values = {} if left_s is None else {"limit_left_s": round(left_s, 1)}
@@ -396,7 +396,7 @@ def report_save(run: Run) -> None:
 def save(run: Run) -> int:
     """Begin a checkpoint of this step and return the step.
 
-    A failure is shown and survived; the MOST_FAILED-th failure in a row is raised.
+    A failure is shown and survived; the MAX_FAILED_SAVES-th failure in a row is raised.
     """
     try:
         run.writer.wait()

@@ -128,6 +128,7 @@ class ProfileWindow:
             self._run.view.note(f"warning: the profile of steps {self._first} to {last} is lost: {error}")
 
     def _write(self, last: int, seconds: float) -> None:
+        """Write the trace and the table of kernels of the window."""
         rank, folder = self._run.mesh.rank, self._run.folder / PROFILE_FOLDER
         folder.mkdir(exist_ok=True)
         name = f"steps-{self._first:08}-{last:08}.rank-{rank:05}"
