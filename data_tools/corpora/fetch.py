@@ -125,6 +125,7 @@ def check_address(url: str) -> None:
 
 
 def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
     with storage_errors(path, "Reading"), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

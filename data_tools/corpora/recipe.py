@@ -60,6 +60,8 @@ class PublishedTexts:
 
 @dataclass
 class _SearchResult:
+    """Texts found in local files, and files that were refused."""
+
     texts: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # name -> (content, where it was found)
     refused: list[str] = field(default_factory=list)  # files that look like a text and are not, with the reason
 

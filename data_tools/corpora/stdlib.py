@@ -44,6 +44,8 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Document:
+    """A text of the library."""
+
     source: str  # path inside the library, with forward slashes; for a pydoc topic, path/topic
     text: str
 
@@ -197,6 +199,7 @@ def overlaps(sets: Sequence[Hashes], subjects: Sequence[int]) -> list[float]:
 
 
 def write_jsonl(path: Path, documents: Sequence[Document]) -> None:
+    """Write documents as JSON lines with the keys text and source."""
     with atomic_file(path, "w") as file:
         file.writelines(
             json.dumps({"text": document.text, "source": document.source}, ensure_ascii=False) + "\n"

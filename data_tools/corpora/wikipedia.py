@@ -138,6 +138,8 @@ def _clean_lines(text: str) -> list[str]:
 
 @dataclass
 class Page:
+    """A page of a dump: the parts of its XML that are used."""
+
     title: str = ""
     ns: str = ""
     id: str = ""

@@ -55,6 +55,8 @@ DOCUMENTS = "documents.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class CleanSettings(Settings):
+    """Settings of the step `clean`."""
+
     rules: tuple[str, ...] = ("gopher", "lines_ending_in_punctuation")  # groups, rules, limits (min_words=20)
     scripts: tuple[str, ...] = ()  # allowed scripts, such as latin; empty: all
     min_script_share: float = 0.5  # share of letters in the allowed scripts, 0 to 1
@@ -67,6 +69,8 @@ class CleanSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DedupeSettings(Settings):
+    """Settings of the step `dedupe`."""
+
     near: bool = True  # drop near copies too, not only exact copies
     threshold: float = 0.8  # minimal Jaccard similarity of five-word runs at which two texts are copies
     keep: Literal["first", "longest"] = "first"
@@ -77,6 +81,8 @@ class DedupeSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DecontaminateSettings(Settings):
+    """Settings of the step `decontaminate`."""
+
     against: tuple[str, ...]  # paths of files with evaluation texts
     action: Literal["cut", "drop"] = "cut"
 
@@ -86,6 +92,8 @@ class DecontaminateSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SplitSettings(Settings):
+    """Settings of the step `split`."""
+
     ratios: tuple[float, ...] = (0.98, 0.01, 0.01)  # shares of train, valid, test; their sum is 1
     by: Literal["id", "text"] = "text"
 
@@ -96,6 +104,8 @@ class SplitSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSettings(Settings):
+    """Settings of `lmtrain corpus build`, the content of its YAML file; a step that is None is skipped."""
+
     inputs: tuple[str, ...]  # paths of files or folders, or globs
     output: str  # path of a folder
     key: str = "text"
@@ -118,6 +128,8 @@ def read_recipe(path: Path) -> BuildSettings:
 
 @dataclass(frozen=True)
 class _Stage:
+    """A step of the build."""
+
     name: str
     settings: dict[str, Any]
     run: Callable[[Inputs, Path], Report]  # inputs, output
@@ -128,11 +140,11 @@ def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocument
 
     The folder recipe.output receives documents.jsonl, or train, valid and test files if the recipe has a split.
     """
-    work = StepOptions(workers, ReadOptions(recipe.key, OnError(recipe.on_error)), report)
+    options = StepOptions(workers, ReadOptions(recipe.key, OnError(recipe.on_error)), report)
     folder = Path(recipe.output) / "work"
     inputs: Inputs = recipe.inputs
     reports: list[Report] = []
-    for number, stage in enumerate(_stages(recipe, work), 1):
+    for number, stage in enumerate(_stages(recipe, options), 1):
         output = folder / f"{number}-{stage.name}.jsonl"
         key = _stage_key(stage, inputs, recipe)
         done = output.with_suffix(".done.json")
@@ -142,32 +154,32 @@ def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocument
             write_json(done, {"key": key})
         reports.append(read_report(report_path(output)))
         inputs = [output]
-    reports.append(_write_output(recipe, inputs, work))
+    reports.append(_write_output(recipe, inputs, options))
     write_json(Path(recipe.output) / "report.json", [report.to_dict() for report in reports])
     return reports
 
 
-def _stages(recipe: BuildSettings, work: StepOptions) -> list[_Stage]:
+def _stages(recipe: BuildSettings, options: StepOptions) -> list[_Stage]:
     """Return the steps that the recipe names, in order."""
     stages: list[_Stage] = []
     if (clean := recipe.clean) is not None:
-        run = _step_runner(build_clean(clean.rules, clean.scripts, clean.min_script_share), work)
+        run = _step_runner(build_clean(clean.rules, clean.scripts, clean.min_script_share), options)
         stages.append(_Stage("clean", clean.to_dict(), run))
     if (dedupe := recipe.dedupe) is not None:
-        stages.append(_Stage("dedupe", dedupe.to_dict(), lambda i, o: dedupe_documents(i, o, dedupe, work)))
+        stages.append(_Stage("dedupe", dedupe.to_dict(), lambda i, o: dedupe_documents(i, o, dedupe, options)))
     if (decontaminate := recipe.decontaminate) is not None:
         files = [Path(name) for name in decontaminate.against]
         facts = decontaminate.to_dict() | {"files": _identity(files)}
-        run = _step_runner(DecontaminateStep(read_passages(files), decontaminate.action), work)
+        run = _step_runner(DecontaminateStep(read_passages(files), decontaminate.action), options)
         stages.append(_Stage("decontaminate", facts, run))
     if recipe.shuffle:
-        stages.append(_Stage("shuffle", {}, lambda i, o: shuffle(i, o, work, report_path(o), recipe.seed)))
+        stages.append(_Stage("shuffle", {}, lambda i, o: shuffle(i, o, options, report_path(o), recipe.seed)))
     return stages
 
 
-def _step_runner(step: Step, work: StepOptions) -> Callable[[Inputs, Path], Report]:
+def _step_runner(step: Step, options: StepOptions) -> Callable[[Inputs, Path], Report]:
     """Return a function of inputs and output that runs a step with one output file."""
-    return lambda inputs, output: run_step(step, inputs, {"documents": output}, work, report_path(output))
+    return lambda inputs, output: run_step(step, inputs, {"documents": output}, options, report_path(output))
 
 
 def _stage_key(stage: _Stage, inputs: Inputs, recipe: BuildSettings) -> str:
@@ -183,17 +195,17 @@ def _identity(files: Sequence[Path]) -> list[list[Any]]:
     return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in states]
 
 
-def dedupe_documents(inputs: Inputs, output: Path, settings: DedupeSettings, work: StepOptions) -> Report:
+def dedupe_documents(inputs: Inputs, output: Path, settings: DedupeSettings, options: StepOptions) -> Report:
     """Write the documents without copies, in one call: sign, find copies, drop them. The work folder is temporary."""
     folder = output.with_name(f"{output.name}.work")
     clear_folder(folder)
     try:
-        sign_documents(inputs, folder, MinHash() if settings.near else None, work)
+        sign_documents(inputs, folder, MinHash() if settings.near else None, options)
         mark_exact(folder)
         if settings.near:
             find_pairs(folder, settings.threshold)
             mark_near(folder, settings.keep)
-        return drop_copies(inputs, folder, output, work)
+        return drop_copies(inputs, folder, output, options)
     finally:
         clear_folder(folder)
 
@@ -205,26 +217,26 @@ def clear_folder(folder: Path) -> None:
             shutil.rmtree(folder)
 
 
-def sign_documents(inputs: Inputs, folder: Path, minhash: MinHash | None, work: StepOptions) -> Report:
+def sign_documents(inputs: Inputs, folder: Path, minhash: MinHash | None, options: StepOptions) -> Report:
     """Write every document's hash, and its MinHash signature if `minhash` is given, to the work folder."""
     record_inputs(folder, inputs, minhash)
     outputs = {"rows": folder / "rows.u64", "signatures": folder / "signatures.u16"}
-    return run_step(SignStep(minhash), inputs, outputs, work, folder / "sign.report.json")
+    return run_step(SignStep(minhash), inputs, outputs, options, folder / "sign.report.json")
 
 
-def drop_copies(inputs: Inputs, folder: Path, output: Path, work: StepOptions) -> Report:
+def drop_copies(inputs: Inputs, folder: Path, output: Path, options: StepOptions) -> Report:
     """Write the documents that are not marked as copies in the work folder."""
     check_inputs(folder, inputs)
     marks = (("exact copy", folder / EXACT_FILE), ("near copy", folder / NEAR_FILE))
-    return _step_runner(DropStep(tuple(mark for mark in marks if mark[1].exists())), work)(inputs, output)
+    return _step_runner(DropStep(tuple(mark for mark in marks if mark[1].exists())), options)(inputs, output)
 
 
-def _write_output(recipe: BuildSettings, inputs: Inputs, work: StepOptions) -> Report:
+def _write_output(recipe: BuildSettings, inputs: Inputs, options: StepOptions) -> Report:
     """Write the last step's documents to the output folder, split if the recipe has a split."""
     output = Path(recipe.output)
     if recipe.split is not None:
         return run_step(
-            SplitStep(recipe.split.ratios, recipe.seed, recipe.split.by), inputs, split_outputs(output), work,
+            SplitStep(recipe.split.ratios, recipe.seed, recipe.split.by), inputs, split_outputs(output), options,
             output / "split.report.json",
         )  # fmt: skip
-    return _step_runner(CollectStep(), work)(inputs, output / DOCUMENTS)
+    return _step_runner(CollectStep(), options)(inputs, output / DOCUMENTS)

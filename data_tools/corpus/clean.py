@@ -132,6 +132,7 @@ def _repeated_runs_share(length: int, facts: TextFacts) -> float:
 
 
 def _mean_word_chars(facts: TextFacts) -> float:
+    """Return the mean number of characters in a word."""
     return facts.num_word_chars / max(len(facts.words), 1)
 
 

@@ -120,7 +120,7 @@ class _DrawStep:
 
 
 def sample_limit(
-    inputs: Inputs, work: StepOptions, folder: Path, *, fraction: float | None, count: int | None, seed: int
+    inputs: Inputs, options: StepOptions, folder: Path, *, fraction: float | None, count: int | None, seed: int
 ) -> int:
     """Return the limit for `SampleStep` that samples a fraction of the documents, or exactly `count` documents.
 
@@ -132,7 +132,7 @@ def sample_limit(
         if not 0 <= fraction <= 1:
             raise UsageError(f"--fraction={fraction} is not a share. Give a number from 0 to 1.")
         return int(fraction * 2.0**64) - 1
-    if not work.reading.part.is_whole:
+    if not options.reading.part.is_whole:
         raise UsageError("--count needs all documents, not a part of them. Use --fraction, or leave --part out.")
     assert count is not None
     find_step_sources(inputs)  # because: the inputs are read twice (limit, then sample), which standard input cannot be
@@ -140,7 +140,7 @@ def sample_limit(
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sample-", dir=folder) as temporary:
         draws = Path(temporary) / "draws"
-        run_step(_DrawStep(seed), inputs, {"draws": draws}, work, Path(temporary) / "report")
+        run_step(_DrawStep(seed), inputs, {"draws": draws}, options, Path(temporary) / "report")
         return _kth_smallest(draws, count, Path(temporary))
 
 
@@ -159,12 +159,12 @@ def _kth_smallest(draws: Path, count: int, folder: Path) -> int:
 
 
 def shuffle(
-    inputs: Inputs, output: Path, work: StepOptions, report_file: Path, seed: int,
+    inputs: Inputs, output: Path, options: StepOptions, report_file: Path, seed: int,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Report:  # fmt: skip
     """Write all documents in an order decided by the seed and their positions. A part is a range of that order."""
-    part = work.reading.part
-    key = work.reading.key or "text"
+    part = options.reading.part
+    key = options.reading.key or "text"
     sources = find_step_sources(inputs, read_once=part.is_whole)
     refuse_overwriting(sources, [output])
     tally = Tally()
@@ -180,7 +180,7 @@ def shuffle(
         buckets = [stack.enter_context(open(name, "wb", buffering=1 << 16)) for name in names]
         # because: every part reads all documents, and a bad line must be counted once
         drop_bad = tally.drop_bad if part.number == 0 else lambda bad: None
-        for position, document in read_documents(sources, replace(work.reading, part=WHOLE_PART), drop_bad):
+        for position, document in read_documents(sources, replace(options.reading, part=WHOLE_PART), drop_bad):
             number = draw_number(seed, "shuffle", _position_bytes(position))
             if first <= number < stop:
                 text, line = document[key], to_line(document)
@@ -189,19 +189,19 @@ def shuffle(
                 tally.keep(text)
                 bucket = buckets[(number - first) * num_buckets // (stop - first)]
                 bucket.write(_HEAD.pack(number, len(line)) + line)
-                if work.report is not None and tally.num_in % 1024 == 0:
-                    work.report("shuffle", tally.num_in)
+                if options.report is not None and tally.num_in % 1024 == 0:
+                    options.report("shuffle", tally.num_in)
         tally.num_in += tally.dropped.total()
         if part.is_whole:
             require_documents("shuffle", tally)
         for bucket in buckets:
             bucket.close()
-        with atomic_file(work.output_path(output)) as target:
+        with atomic_file(options.output_path(output)) as target:
             for name in names:
                 with open(name, "rb") as bucket:
                     target.writelines(line for _, line in sorted(_read_entries(bucket)))
                 name.unlink()
-    return Report("shuffle", tally).write(work.output_path(report_file))
+    return Report("shuffle", tally).write(options.output_path(report_file))
 
 
 def _read_entries(bucket: IO[bytes]) -> Iterator[tuple[int, bytes]]:

@@ -97,6 +97,7 @@ class Journal:
             self._file = open_without_links(self._path, "ab")
 
     def append(self, tree: dict[str, Any]) -> None:
+        """Write a line for a portion, and flush it to the operating system."""
         assert self._file is not None, "start comes first"
         with files.storage_errors(self._path, "Writing"):
             fault_point("data.journal")
@@ -108,6 +109,7 @@ class Journal:
             self._file.close()
 
     def _line(self, tree: dict[str, Any]) -> bytes:
+        """Return a line with its hash, which follows that of the line before it."""
         self._last_hash = _chained_hash(tree, self._last_hash)
         return json.dumps(tree | {_HASH_KEY: self._last_hash}, separators=(",", ":")).encode() + b"\n"
 
@@ -136,6 +138,7 @@ class Totals:
 
     @classmethod
     def from_dict(cls, tree: dict[str, Any]) -> Totals:
+        """Return the totals that a journal line records."""
         tree = dict(tree)
         return cls(
             place=Place(*tree.pop("place")),
@@ -423,6 +426,7 @@ class Outputs:
     # ---- shards
 
     def _next_shard(self) -> None:
+        """Finish the current shard and start another."""
         self._finished.append(self._finish_shard())
         self._shard += 1
         self._spools = self._new_spools()

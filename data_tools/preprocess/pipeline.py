@@ -248,7 +248,10 @@ def preprocess(
     report: Callable[[Progress], None] | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> Summary:
-    """Tokenize the inputs into the dataset `output`, or several with keys or shards. `notify` receives notices."""
+    """Tokenize the inputs into the dataset with the prefix `output`, or into several with keys or shards.
+
+    `report` receives the progress after each portion, `notify` notices for the user.
+    """
     began = time.perf_counter()
     options = options or Options()
     if options.append_eod is None:

@@ -108,7 +108,7 @@ def split_sentences_twin(text: str, newlines: bool = False) -> list[str]:
 
 
 def _boundary_at_line_end(match: re.Match[str], newlines: bool) -> tuple[int, int] | None:
-    """Return the span of these line ends if they end a sentence, else None: blank lines do, and single ends may."""
+    """Return the span of line ends if they end a sentence: blank lines, or with `newlines` any; else None."""
     gap = match[0]
     ends = newlines or "\f" in gap or "\u2029" in gap or gap.count("\n") > 1
     return match.span() if ends else None

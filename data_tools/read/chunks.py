@@ -334,7 +334,7 @@ def _read_lines(
 
 
 def _find_line_end(fd: int, offset: int, stop: int) -> int | None:
-    """Return the offset after the next newline in at..stop, or None."""
+    """Return the offset after the next newline in offset..stop, or None."""
     while offset < stop:
         data = os.pread(fd, min(_SCAN_BYTES, stop - offset), offset)
         if not data:

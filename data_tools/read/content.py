@@ -76,13 +76,16 @@ class LineList:
 
     @cached_property
     def num_lines(self) -> int:
+        """The number of lines, including blank ones."""
         data = self._data
         return _count_newlines(data, 0, len(data)) + (len(data) > 0 and data[-1] != 10)
 
     def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> EncodedDocuments:
+        """Encode the texts under `key`, which is the key with this number."""
         return encoder.encode_jsonl(self._data, key, append_eod=append_eod)  # type: ignore[arg-type]
 
     def texts(self, number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
+        """Yield (item, text under the key) of every document, or (item, Reject) of a bad line, in order."""
         result = read_jsonl(self._data, key)  # type: ignore[arg-type]
         rejects = iter([*result.rejects, None])
         reject = next(rejects)
@@ -94,6 +97,7 @@ class LineList:
         yield from ((remaining.item, remaining) for remaining in (reject, *rejects) if remaining is not None)
 
     def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
+        """Yield (item, JSON object) of every line, or (item, Reject); with a key, its value must be a text."""
         for start, line in split_lines(bytes(self._data)):
             try:
                 yield start, parse_document(line, key)
@@ -105,6 +109,7 @@ class LineList:
         return self._start + item if item else self._first
 
     def items(self) -> Iterable[int]:
+        """Return the items of all documents, in order."""
         return (start for start, _ in split_lines(bytes(self._data)))
 
     def drop(self, items: Iterable[int]) -> None:
@@ -167,7 +172,7 @@ def _count_newlines(data: Buffer, start: int, stop: int) -> int:
 
 
 class TextList:
-    """Texts in rows, one per key; an item is a document's number."""
+    """Texts in rows, one per key; an item is a document's number. The methods are as in `LineList`."""
 
     def __init__(self, rows: Iterable[tuple[Any, ...]], start: int = 0, is_table: bool = False) -> None:
         self.rows, self._start, self._is_table = dict(enumerate(rows)), start, is_table
@@ -272,7 +277,7 @@ def _num_utf8_bytes(text: str | bytes) -> int:
 def collect_bad_lines(chunk: Chunk, content: Content, bad: list[BadLine]) -> ChunkBadLines:
     """Sort a chunk's bad lines by line; return them with its number of lines, 0 for a plain file (counted on demand).
 
-    Raise DataError if there are more than MOST_BAD.
+    Raise DataError if there are more than MAX_BAD_LINES.
     """
     if len(bad) > MAX_BAD_LINES:
         raise DataError(
@@ -286,6 +291,8 @@ def collect_bad_lines(chunk: Chunk, content: Content, bad: list[BadLine]) -> Chu
 
 
 class OnError(StrEnum):
+    """Action at a bad line."""
+
     STOP = "stop"
     SKIP = "skip"
     QUARANTINE = "quarantine"

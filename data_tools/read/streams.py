@@ -368,6 +368,7 @@ def _column_texts(column: Any) -> Iterator[Text]:
 
 
 def _decode_or_bytes(data: bytes | None) -> Text:
+    """Return the text, or the bytes themselves if they are not UTF-8."""
     try:
         return None if data is None else data.decode()
     except UnicodeDecodeError:

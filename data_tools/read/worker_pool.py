@@ -75,6 +75,7 @@ def process_portions(
 
 
 def _results(queue: SimpleQueue[Item[R] | BaseException | None], budget: Budget) -> Iterator[tuple[Portion, R]]:
+    """Yield (portion, result) in order; release the bytes of each when the consumer asks for the next."""
     while (item := queue.get()) is not None:
         if isinstance(item, BaseException):
             raise item
@@ -97,6 +98,7 @@ _worker: PortionWorker[Any] | None = None  # the worker of this process
 def _pool(
     build: Callable[[], PortionWorker[R]], workers: int, processes: bool
 ) -> Iterator[tuple[Executor, Callable[[Portion], R]]]:
+    """Context manager that yields a pool of threads or processes, and the function to submit to it."""
     if not processes:
         threads = ThreadPoolExecutor(workers, "worker")
         try:
@@ -115,6 +117,7 @@ def _pool(
 
 
 def _start_process(build: Callable[[], PortionWorker[Any]]) -> None:
+    """Set up a worker process: ignore Ctrl-C, exit with the parent, build the worker."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # because: the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -122,6 +125,7 @@ def _start_process(build: Callable[[], PortionWorker[Any]]) -> None:
 
 
 def _run_in_process(portion: Portion) -> Any:
+    """Run this process's worker."""
     assert _worker is not None, "_start_process runs first"
     return _worker.run(portion)
 

@@ -40,7 +40,7 @@ def mix(value: int) -> int:
 
 
 def permute(ids: Int64s, n: int, seed: int) -> Int64s:
-    """Return the position of each id under a random permutation of 0..n-1 that is determined by the seed."""
+    """Apply a pseudorandom permutation of 0..n-1, determined by the seed, to each id in 0..n-1."""
     return native.compiled("permute", permute_twin)(np.ascontiguousarray(ids, np.int64), n, seed & _MASK)
 
 
@@ -105,6 +105,8 @@ class Counts(NamedTuple):
 
 
 class Dataset(Protocol):
+    """Interface of a dataset of numbered samples, 0 to num_samples - 1."""
+
     @property
     def num_samples(self) -> int: ...
 
@@ -124,6 +126,8 @@ def labels_per_term(num_labels: int, num_samples: int, example: Batch) -> tuple[
 
 
 class SampleOrder(Protocol):
+    """Interface of an order in which a run reads the samples."""
+
     def ids(self, first: int, count: int) -> Int64s:
         """Return the sample ids at positions first to first + count - 1 of the run: a pure function of the position."""
 
@@ -154,6 +158,7 @@ class OrderedDataset:
         return self.dataset.batch(self._ids(sample_ids))
 
     def _ids(self, positions: Int64s) -> Int64s:
+        """Return the sample ids at these positions of the order."""
         if len(positions) == 0:
             return positions
         first = int(positions.min())

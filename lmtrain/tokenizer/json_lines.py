@@ -72,6 +72,7 @@ def read_jsonl(data: bytes, key: str) -> JsonLines:
 
 
 def read_jsonl_twin(data: bytes, key: str) -> JsonLines:
+    """Compute `read_jsonl` in Python."""
     result = JsonLines([], [], [])
     for start, line in split_lines(bytes(data)):
         try:
@@ -171,10 +172,12 @@ def _values(pairs: Pairs) -> list[Any]:
 
 
 def _raise_constant(name: str) -> None:
+    """Raise ValueError for NaN or Infinity."""
     raise ValueError(f"{name} is no JSON")
 
 
 def _parse_int(digits: str) -> int:
+    """Parse an integer. Raise ValueError if it has more than MAX_DIGITS digits."""
     if len(digits.removeprefix("-")) > MAX_DIGITS:
         raise ValueError(f"a number has more than {MAX_DIGITS} digits")
     return int(digits)

@@ -86,6 +86,7 @@ def read_passages(files: Sequence[Path]) -> Passages:
 
 
 def _sort_runs(length: int, runs: list[tuple[Hashes, int]]) -> tuple[int, Hashes, npt.NDArray[np.int32]]:
+    """Return (length, sorted distinct hashes, source number of each) of runs with this many words."""
     hashes = np.concatenate([h for h, _ in runs])
     sources = np.concatenate([np.full(h.size, number, np.int32) for h, number in runs])
     distinct, first = np.unique(hashes, return_index=True)
@@ -148,6 +149,7 @@ class DecontaminateStep(SelectionStep):
             yield from (document | {key: piece, "piece": number} for number, piece in enumerate(pieces))
 
     def _pieces(self, text: str, hits: list[tuple[int, int, int]]) -> list[str]:
+        """Return the pieces of a text to keep: what is left after the hits are cut out; none if the text is dropped."""
         if self.action == "drop":
             return []
         spans = [match.span() for match in _WORD.finditer(text)]

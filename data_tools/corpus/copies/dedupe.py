@@ -168,21 +168,22 @@ def load_array(path: Path, dtype: type) -> npt.NDArray[Any]:
     return np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
 
 
-def record_inputs(work: Path, inputs: Inputs, minhash: MinHash | None) -> None:
+def record_inputs(folder: Path, inputs: Inputs, minhash: MinHash | None) -> None:
     """Record the input files and the signature's shape in the work folder. All tasks of an array write the same."""
-    write_json(work / "inputs.json", _input_facts(inputs, minhash))
+    write_json(folder / "inputs.json", _input_facts(inputs, minhash))
 
 
-def check_inputs(work: Path, inputs: Inputs) -> None:
+def check_inputs(folder: Path, inputs: Inputs) -> None:
     """Raise unless these are the signed input files: recorded positions are valid only for the same files."""
-    path = work / "inputs.json"
+    path = folder / "inputs.json"
     if not path.exists():
         raise MissingInputError(f"{path} does not exist. Run `lmtrain corpus sign` first, with the same --work.")
     if read_json(path)["files"] != _input_facts(inputs, None)["files"]:
-        raise DataError(f"{work} was made from other files than these. Give the same inputs, or sign them again.")
+        raise DataError(f"{folder} was made from other files than these. Give the same inputs, or sign them again.")
 
 
 def _input_facts(inputs: Inputs, minhash: MinHash | None) -> dict[str, object]:
+    """Return the content of inputs.json: the input files' identities and the signature's shape."""
     files = [[str(source.path.resolve()), source.num_bytes, source.mtime_ns] for source in find_step_sources(inputs)]
     return {"files": files, "minhash": vars(minhash) if minhash else None}
 
@@ -190,24 +191,24 @@ def _input_facts(inputs: Inputs, minhash: MinHash | None) -> dict[str, object]:
 class SignedDocuments:
     """Output of `SignStep` in a work folder: the rows and signatures of all parts as one table on disk."""
 
-    def __init__(self, work: Path) -> None:
-        row_files = sorted(name for name in (os.listdir(work) if work.is_dir() else []) if _PART.fullmatch(name))
+    def __init__(self, folder: Path) -> None:
+        row_files = sorted(name for name in (os.listdir(folder) if folder.is_dir() else []) if _PART.fullmatch(name))
         if not row_files:
-            raise MissingInputError(f"{work} holds no signatures. Run `lmtrain corpus sign` first, with this --work.")
+            raise MissingInputError(f"{folder} has no signatures. Run `lmtrain corpus sign` first, with this --work.")
         counts = {int(match[2] or 1) for name in row_files if (match := _PART.fullmatch(name))}
         if len(counts) > 1 or len(row_files) < max(counts):
             raise MissingInputError(
-                f"{work} holds {len(row_files)} of {max(counts)} parts. Run the missing parts of `lmtrain corpus sign`."
+                f"{folder} has {len(row_files)} of {max(counts)} parts. Run the missing parts of `lmtrain corpus sign`."
             )
-        shape = read_json(work / "inputs.json")["minhash"]
+        shape = read_json(folder / "inputs.json")["minhash"]
         self.minhash = MinHash(**shape) if shape else None
-        self._rows = [load_array(work / name, np.uint64).reshape(-1, len(ROW_COLUMNS)) for name in row_files]
+        self._rows = [load_array(folder / name, np.uint64).reshape(-1, len(ROW_COLUMNS)) for name in row_files]
         width = self.minhash.num_hashes if self.minhash else 1
-        signature_files = [work / name.replace("rows", "signatures").replace(".u64", ".u16") for name in row_files]
+        signature_files = [folder / name.replace("rows", "signatures").replace(".u64", ".u16") for name in row_files]
         self._signatures = [load_array(path, np.uint16).reshape(-1, width) for path in signature_files if self.minhash]
         self._starts = np.cumsum([0, *(len(rows) for rows in self._rows)])
         if not len(self):
-            raise DataError(f"{work}: no document was signed in any part. Check the files that were signed.")
+            raise DataError(f"{folder}: no document was signed in any part. Check the files that were signed.")
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -225,9 +226,11 @@ class SignedDocuments:
                 yield int(base) + start, np.asarray(part[start : start + chunk])
 
     def rows_at(self, indices: npt.NDArray[np.int64]) -> Rows:
+        """Return the rows with these indices."""
         return self._gather(self._rows, indices, np.uint64)
 
     def signatures_at(self, indices: npt.NDArray[np.int64]) -> Signature:
+        """Return the signatures with these indices."""
         return self._gather(self._signatures, indices, np.uint16)
 
     def _gather(self, parts: list[npt.NDArray[Any]], indices: npt.NDArray[np.int64], dtype: type) -> npt.NDArray[Any]:
@@ -239,11 +242,11 @@ class SignedDocuments:
         return result
 
 
-def mark_exact(work: Path, memory_bytes: int = MEMORY_BYTES) -> int:
+def mark_exact(folder: Path, memory_bytes: int = MEMORY_BYTES) -> int:
     """Mark exact copies: write the positions of all but the first document of each group; return their number."""
-    signed = SignedDocuments(work)
-    (work / NEAR_FILE).unlink(missing_ok=True)  # because: near copies were found relative to earlier exact copies
-    with Sorter(3, work, memory_bytes) as by_hash, Sorter(1, work, memory_bytes) as copies:
+    signed = SignedDocuments(folder)
+    (folder / NEAR_FILE).unlink(missing_ok=True)  # because: near copies were found relative to earlier exact copies
+    with Sorter(3, folder, memory_bytes) as by_hash, Sorter(1, folder, memory_bytes) as copies:
         for rows in signed.rows():
             by_hash.add(rows[:, [1, 2, 0]])
         last = np.empty((0, 2), np.uint64)
@@ -254,7 +257,7 @@ def mark_exact(work: Path, memory_bytes: int = MEMORY_BYTES) -> int:
                 repeats = np.concatenate([[False], repeats])
             copies.add(batch[repeats, 2:])
             last = batch[-1:, :2]
-        return _write_positions(work / EXACT_FILE, copies.batches())
+        return _write_positions(folder / EXACT_FILE, copies.batches())
 
 
 def _write_positions(path: Path, batches: Iterator[Rows]) -> int:
@@ -267,23 +270,23 @@ def _write_positions(path: Path, batches: Iterator[Rows]) -> int:
     return count
 
 
-def find_pairs(work: Path, threshold: float, part: Part = WHOLE_PART, memory_bytes: int = MEMORY_BYTES) -> int:
+def find_pairs(folder: Path, threshold: float, part: Part = WHOLE_PART, memory_bytes: int = MEMORY_BYTES) -> int:
     """Write the pairs of documents that share a band of this part and are similar enough; return their number.
 
     Bands are divided among the parts. `threshold` is the least Jaccard similarity of a pair.
     """
     if not 0 < threshold <= 1:
         raise UsageError(f"--threshold={threshold} is not a similarity. Give a number above 0, up to 1, such as 0.8.")
-    signed = SignedDocuments(work)
+    signed = SignedDocuments(folder)
     if signed.minhash is None:
-        raise UsageError(f"{work} was signed with --exact-only. Sign it again without it to find near copies.")
-    is_candidate = _can_be_near_copies(work, signed)
+        raise UsageError(f"{folder} was signed with --exact-only. Sign it again without it to find near copies.")
+    is_candidate = _can_be_near_copies(folder, signed)
     count = 0
-    with Sorter(2, work, memory_bytes) as candidates:
+    with Sorter(2, folder, memory_bytes) as candidates:
         for band in range(*part.share_of(signed.minhash.bands)):
-            for pairs in _pairs_sharing_band(signed, band, is_candidate, work, memory_bytes):
+            for pairs in _pairs_sharing_band(signed, band, is_candidate, folder, memory_bytes):
                 candidates.add(pairs)
-        with atomic_file(work / part.output_path(PAIRS_FILE)) as file:
+        with atomic_file(folder / part.output_path(PAIRS_FILE)) as file:
             for pairs in candidates.distinct():
                 for similar in _similar_pairs(signed, pairs, threshold):
                     file.write(similar.tobytes())
@@ -291,9 +294,9 @@ def find_pairs(work: Path, threshold: float, part: Part = WHOLE_PART, memory_byt
     return count
 
 
-def _can_be_near_copies(work: Path, signed: SignedDocuments) -> npt.NDArray[np.bool_]:
+def _can_be_near_copies(folder: Path, signed: SignedDocuments) -> npt.NDArray[np.bool_]:
     """Return a mask of the documents that can be near copies: they have words and are no exact copies."""
-    exact = load_array(work / EXACT_FILE, np.uint64)
+    exact = load_array(folder / EXACT_FILE, np.uint64)
     result = np.empty(len(signed), bool)
     start = 0
     for rows in signed.rows():
@@ -306,14 +309,14 @@ def _can_be_near_copies(work: Path, signed: SignedDocuments) -> npt.NDArray[np.b
 
 
 def _pairs_sharing_band(
-    signed: SignedDocuments, band: int, is_candidate: npt.NDArray[np.bool_], work: Path, memory_bytes: int
+    signed: SignedDocuments, band: int, is_candidate: npt.NDArray[np.bool_], folder: Path, memory_bytes: int
 ) -> Iterator[Rows]:
     """Yield pairs of indices (smaller, larger) of candidates with equal keys in a band.
 
     Each document is paired with the first and the previous document of its group.
     """
     assert signed.minhash is not None
-    with Sorter(2, work, memory_bytes // 2) as by_key:
+    with Sorter(2, folder, memory_bytes // 2) as by_key:
         for base, signatures in signed.signatures():
             indices = np.flatnonzero(is_candidate[base : base + len(signatures)])
             keys = signed.minhash.band_keys(signatures[indices], band)
@@ -340,30 +343,30 @@ def _similar_pairs(signed: SignedDocuments, pairs: Rows, threshold: float) -> It
         yield chunk[similarity(first, second) >= threshold]
 
 
-def mark_near(work: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEMORY_BYTES) -> int:
+def mark_near(folder: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEMORY_BYTES) -> int:
     """Mark near copies: join the pairs of all parts into groups; write the positions of all but one document per group.
 
     Return their number. `keep` decides which document of a group stays: "first" or "longest".
     """
     if keep not in KEEP:
         raise UsageError(f"--keep={keep} is no rule. Use {' or '.join(KEEP)}.")
-    signed = SignedDocuments(work)
-    paths = [work / Part(number, num_parts).output_path(PAIRS_FILE) for number in range(num_parts)]
+    signed = SignedDocuments(folder)
+    paths = [folder / Part(number, num_parts).output_path(PAIRS_FILE) for number in range(num_parts)]
     missing = [path.name for path in paths if not path.exists()]
     if missing:
-        raise MissingInputError(f"{work} lacks {', '.join(missing)}. Run those parts of `lmtrain corpus match` first.")
-    parent = _create_parents(work / ".groups.i64", len(signed))
+        raise MissingInputError(f"{folder} lacks {', '.join(missing)}. Run them with `lmtrain corpus match` first.")
+    parent = _create_parents(folder / ".groups.i64", len(signed))
     try:
         for pairs in _read_pairs(paths):
             join_groups(parent, pairs[:, 0], pairs[:, 1])
-        with Sorter(3, work, memory_bytes) as members, Sorter(1, work, memory_bytes) as copies:
+        with Sorter(3, folder, memory_bytes) as members, Sorter(1, folder, memory_bytes) as copies:
             for pairs in _read_pairs(paths):
                 members.add(_group_members(signed, parent, np.unique(pairs), keep))
             _add_copies(members, signed, copies)
-            return _write_positions(work / NEAR_FILE, copies.distinct())
+            return _write_positions(folder / NEAR_FILE, copies.distinct())
     finally:
         del parent
-        (work / ".groups.i64").unlink(missing_ok=True)
+        (folder / ".groups.i64").unlink(missing_ok=True)
 
 
 def _create_parents(path: Path, length: int) -> Indices:

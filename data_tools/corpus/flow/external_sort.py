@@ -105,6 +105,7 @@ class _Run:
         self._fill()
 
     def _fill(self) -> None:
+        """Load the next block of the run."""
         self.rows = np.fromfile(self._file, np.uint64, self._block * self._columns).reshape(-1, self._columns)
         self.has_more = len(self.rows) == self._block
 

@@ -46,7 +46,8 @@ class Step(Protocol):
     @property
     def files(self) -> Sequence[str]: ...  # names of the outputs of `run`; the caller chooses their paths
 
-    def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]: ...
+    def run(self, documents: Documents, key: str, tally: Tally) -> dict[str, bytes]:
+        """Return output name -> bytes for these documents, whose text is under `key`; count them in the tally."""
 
 
 class SelectionStep(ABC):
@@ -85,7 +86,8 @@ class ReadOptions:
     limits: Limits = field(default_factory=Limits)
     part: Part = WHOLE_PART
 
-    def cut(self, sources: Sequence[Source], budget: Budget) -> Iterator[Portion]:
+    def cut_portions(self, sources: Sequence[Source], budget: Budget) -> Iterator[Portion]:
+        """Yield the portions of the part to read."""
         return cut_portions(sources, START, self.limits, (self.key or "text",), budget, self.part)
 
 
@@ -103,29 +105,29 @@ class StepOptions:
 
 
 def run_step(
-    step: Step, inputs: Inputs, outputs: dict[str, Path], work: StepOptions, report_file: Path
+    step: Step, inputs: Inputs, outputs: dict[str, Path], options: StepOptions, report_file: Path
 ) -> Report:
     """Run the step and write its files, then the report: if the report exists, the step is complete."""
-    if work.workers < 1:
-        raise UsageError(f"--workers={work.workers} must be at least 1. Leave it out to use every core.")
-    sources = find_step_sources(inputs, read_once=work.reading.part.is_whole)
+    if options.workers < 1:
+        raise UsageError(f"--workers={options.workers} must be at least 1. Leave it out to use every core.")
+    sources = find_step_sources(inputs, read_once=options.reading.part.is_whole)
     refuse_overwriting(sources, outputs.values())
-    tally, bad_lines = Tally(), BadLines(work.reading.on_error)
-    budget = build_budget(work.workers, work.reading.limits)
-    portions, build = work.reading.cut(sources, budget), partial(StepWorker, step, work.reading)
+    tally, bad_lines = Tally(), BadLines(options.reading.on_error)
+    budget = build_budget(options.workers, options.reading.limits)
+    portions, build = options.reading.cut_portions(sources, budget), partial(StepWorker, step, options.reading)
     with ExitStack() as stack:
-        targets = {name: stack.enter_context(atomic_file(work.output_path(outputs[name]))) for name in step.files}
-        results = process_portions(portions, build, work.workers, budget, processes=work.workers > 1)
+        targets = {name: stack.enter_context(atomic_file(options.output_path(outputs[name]))) for name in step.files}
+        results = process_portions(portions, build, options.workers, budget, processes=options.workers > 1)
         for portion, result in stack.enter_context(results):
             count_bad_lines(portion, result, bad_lines)
             for name, data in result.files.items():
                 targets[name].write(data)
             tally.add(result.tally)
-            if work.report is not None:
-                work.report(step.name, tally.num_in)
-        if work.reading.part.is_whole:
+            if options.report is not None:
+                options.report(step.name, tally.num_in)
+        if options.reading.part.is_whole:
             require_documents(step.name, tally)
-    return Report(step.name, tally).write(work.output_path(report_file))
+    return Report(step.name, tally).write(options.output_path(report_file))
 
 
 def require_documents(step: str, tally: Tally) -> None:
@@ -226,7 +228,7 @@ def read_documents(
 ) -> Documents:
     """Yield all documents in this process, in order; `drop_bad` receives the bad lines that are skipped."""
     bad_lines = BadLines(reading.on_error)
-    for portion in reading.cut(sources, Budget(2**62)):
+    for portion in reading.cut_portions(sources, Budget(2**62)):
         reader = PortionReader(portion, reading, RLock())
         yield from reader
         count_bad_lines(portion, reader, bad_lines)
@@ -268,6 +270,7 @@ class Tally:
         self.bytes_out += len(text.encode())
 
     def drop(self, cause: str) -> None:
+        """Count a dropped document under its cause."""
         self.dropped[cause] += 1
 
     def drop_bad(self, bad: Sequence[BadLine]) -> None:

@@ -54,6 +54,7 @@ def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size
 def read_rows_twin(
     tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
+    """Compute `read_rows` in numpy. Raise IndexError if a sample is outside the tokens."""
     num_rows = max(len(tokens) - 1, 0) // seq_len
     if not all(0 <= sample_id < num_rows for sample_id in sample_ids.tolist()):
         raise IndexError("a sample lies outside the tokens")
@@ -73,6 +74,7 @@ def read_runs(
 def read_runs_twin(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, num_rows: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
+    """Compute `read_runs` in numpy. Raise ValueError if a run is outside the tokens or the sizes do not add up."""
     if ((starts < 0) | (sizes < 0) | (sizes > len(tokens) - starts)).any() or sizes.sum() != num_rows * (seq_len + 1):
         raise ValueError("a run lies outside the tokens or the rows")
     return _to_tokens_and_labels(tokens[expand_runs(starts, sizes)[1]].reshape(num_rows, seq_len + 1), vocab_size)
@@ -116,10 +118,10 @@ def document_positions_twin(firsts: Int64s, num_rows: int, seq_len: int) -> tupl
 
 
 class SampleIndex:
-    """Samples of consecutive documents, counted in tokens from the first document's first token.
+    """Positions of samples in concatenated documents: sample k begins k * seq_len tokens after the first token.
 
-    `tokens` restricts the samples to this range of the dataset's tokens, for documents cut between training and
-    validation.
+    `tokens` restricts the samples to this range of the dataset's tokens, for documents that are split between training
+    and validation.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class SampleIndex:
         return max(self.num_tokens - 1, 0) // self.seq_len
 
     def document_starts(self, sample_ids: Int64s) -> tuple[Int64s, Int64s]:
-        """Return (rows, columns) of the tokens that begin a document, with one row per sample, except in column 0."""
+        """Return (rows, columns) of the tokens that begin a document, except in column 0; row i is the i-th sample."""
         first = sample_ids * np.int64(self.seq_len) + self.first_token
         low, high = np.split(self.map.find(np.concatenate([first, first + self.seq_len])), 2)
         rows, documents = expand_runs(low + 1, high - low)

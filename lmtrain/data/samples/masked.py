@@ -53,6 +53,7 @@ class MaskVocabulary:
 
     @classmethod
     def of(cls, tokenizer: MaskingTokenizer) -> MaskVocabulary:
+        """Read a tokenizer's vocabulary. Raise DataError if it lacks [CLS], [SEP], [MASK] or [PAD]."""
         missing = [role for role in ("cls", "sep", "mask", "pad") if role not in tokenizer.special]
         if missing:
             names = ", ".join(f"[{role.upper()}]" for role in missing)

@@ -224,6 +224,7 @@ class MaskedSamplerTwin(Sentences):
         return self._sentence_run(first, last)
 
     def _read_tokens(self, run: Run) -> list[int]:
+        """Return the ids of a token run. Raise IndexError if an id is outside the vocabulary."""
         tokens: list[int] = self.tokens[run[0] : run[0] + run[1]].tolist()
         for i, token in enumerate(tokens, run[0]):
             if not 0 <= token < len(self.kinds):

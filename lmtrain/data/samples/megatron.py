@@ -54,6 +54,7 @@ class Epochs:
 
     @classmethod
     def of(cls, tokens: int, num_samples: int, seq_len: int) -> Epochs:
+        """Return the fewest epochs, of `tokens` tokens each, that give num_samples samples."""
         return cls(max(-(-(num_samples * seq_len + 1) // tokens), 1), tokens, seq_len)
 
     @property
@@ -250,11 +251,13 @@ def blend_index(weights: Sequence[float], count: int) -> tuple[NDArray[np.int16]
 
 
 def _normalize(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weights divided by their sum."""
     array = np.array(weights, np.float64)
     return array / np.sum(array)
 
 
 def blend_index_twin(weights: NDArray[np.float64], count: int) -> tuple[NDArray[np.int16], Int64s]:
+    """Compute `blend_index` in numpy from weights whose sum is 1."""
     counts = np.zeros(len(weights), np.int64)
     datasets, samples = np.empty(count, np.int16), np.empty(count, np.int64)
     for i in range(count):

@@ -55,6 +55,7 @@ class Packing:
         cls, map_: DocumentMap, documents: range, seq_len: int, kind: str,
         cache: IndexCache | None = None, inputs: Callable[[], dict[str, Any]] = dict,
     ) -> Packing:  # fmt: skip
+        """Return the packing of documents given by a DocumentMap; `inputs` describes them for the cache."""
         index = cache_if(True, cache).get(
             kind, inputs, lambda build: _pack(build, map_, documents, seq_len, kind),
             lambda index: _in_range(index, map_.num_tokens, seq_len),
@@ -217,6 +218,7 @@ def copy_rows(
 def copy_rows_twin(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, num_rows: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
+    """Compute `copy_rows` in numpy."""
     ids, labels = np.zeros(num_rows * seq_len, np.int64), np.full(num_rows * seq_len, IGNORED, np.int64)
     source, target = expand_runs(starts, sizes)[1], expand_runs(targets, sizes)[1]
     ids[target], labels[target] = tokens[source], tokens[source + 1]

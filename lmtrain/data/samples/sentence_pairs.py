@@ -48,6 +48,7 @@ class Draws:
         self._key, self._i = key, 0
 
     def next(self) -> int:
+        """Return the next 64 random bits."""
         self._i += 1
         return draw_at(self._key, self._i - 1)
 
@@ -92,6 +93,7 @@ def build_megatron_map(
 def build_map_twin(
     lengths: Ints, bounds: Ints, max_tokens: int, short_threshold: int, min_sentences: int, seed: int
 ) -> Ints:
+    """Compute `build_map` in Python; `short_threshold` is short_share times 2**32."""
     def target_of(first: int) -> int:
         draws = Draws(stream_key(seed, first))
         return max_tokens if draws.next() >> 32 >= short_threshold else 2 + draws.below(max_tokens - 1)
@@ -112,6 +114,8 @@ def build_megatron_map_twin(
     min_sentences: int,
     seed: int,
 ) -> Ints:
+    """Compute `build_megatron_map` in Python: epochs until max_samples; one target in `short_ratio` is short (0: none).
+    """
     random = _mersenne_32(seed)
 
     def target_of(_: int) -> int:

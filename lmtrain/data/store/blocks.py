@@ -117,6 +117,7 @@ class BlockSums:
         self._crc = self._filled = 0
 
     def add(self, data: memoryview) -> None:
+        """Add the file's next bytes."""
         view = np.frombuffer(data, np.uint8)
         complete, self._crc, self._filled = block_sums(view, self._block_bytes, self._crc, self._filled)
         if len(complete):
@@ -267,6 +268,7 @@ def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int)
 
 
 def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
+    """Compute `block_sums` in Python."""
     sums, offset = [], 0
     while offset < len(data):
         piece = data[offset : offset + block_bytes - filled]
@@ -305,7 +307,7 @@ class BlockCheckTwin:
         return -2 if self.fd >= 0 and os.fstat(self.fd).st_size < len(self.data) else -1
 
     def _compare(self, block: int) -> bool:
-        """Return False if the block's checksum is wrong; otherwise mark it as checked and record a new one."""
+        """Return False if the block's checksum is wrong; otherwise mark it as checked and record a new sum."""
         crc = crc32c(self.data[block * self.block_bytes : (block + 1) * self.block_bytes])
         if self.state[block] == _UNCHECKED and crc != self.sums[block]:
             return False

@@ -76,6 +76,7 @@ class DocumentMap:
         return starts
 
     def start(self, document: int) -> int:
+        """Return the first token of a document."""
         return int(self.starts(np.array([document]))[0])
 
     def lengths(self, first: int, last: int) -> Int64s:
@@ -147,6 +148,7 @@ def index_folder(dataset: IndexedDataset, chosen: str | None = None) -> Path:
 
 
 def _index_facts(dataset: IndexedDataset) -> dict[str, Any]:
+    """Return the .idx's modification time, counts and dtype."""
     return {
         "idx_mtime_ns": os.stat(dataset_file(dataset.prefix, ".idx")).st_mtime_ns,
         "num_sequences": dataset.num_sequences,
@@ -208,6 +210,7 @@ def are_contiguous(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int)
 
 
 def are_contiguous_twin(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
+    """Compute `are_contiguous` in numpy."""
     sizes = lengths.astype(np.int64) * itemsize
     return bool((sizes >= 0).all() and (np.diff(pointers) == sizes).all())
 
@@ -218,6 +221,7 @@ def classify_bounds(bounds: NDArray[Any]) -> int:
 
 
 def classify_bounds_twin(bounds: NDArray[Any]) -> int:
+    """Compute `classify_bounds` in numpy."""
     lower, upper = bounds[:-1], bounds[1:]
     if not (upper >= lower).all():
         return 0

@@ -91,6 +91,7 @@ class IndexBuild:
         return self.arrays[name]
 
     def append(self, name: str, dtype: str, values: Array) -> None:
+        """Append values to an array of this dtype, which the first call creates."""
         values = np.ascontiguousarray(values, dtype)
         self._dtypes[name] = np.dtype(dtype)
         if self.folder is None:
@@ -120,6 +121,7 @@ class IndexBuild:
 
 
 def _crc_of(file: MappedFile) -> int:
+    """Return the CRC-32C of a whole file. Raise if it was truncated or could not be read."""
     crc = 0
     for first in range(0, file.num_bytes, _CRC_BYTES):
         crc = crc32c(file.bytes[first : first + _CRC_BYTES], crc)
@@ -169,6 +171,7 @@ class _UnwritableFolder(Exception):
 
 
 def _build_in_memory(build: Callable[[IndexBuild], dict[str, Any]]) -> Index:
+    """Build an index without files."""
     arrays = IndexBuild(None)
     facts = build(arrays)
     arrays.finish({})
@@ -208,7 +211,7 @@ def _build_on_disk(
 def _build_lock(folder: Path, name: str) -> Iterator[bool]:
     """Hold the lock on building this index, waiting for other processes; yield False if the file system has no locks.
 
-    Raise _Unwritable if the folder is not writable.
+    Raise _UnwritableFolder if the folder is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

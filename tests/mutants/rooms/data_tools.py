@@ -16,8 +16,8 @@ MUTANTS = [
         name="old_near_copies_stay_marked",
         file="data_tools/corpus/copies/dedupe.py",
         function="mark_exact",
-        old="(work / NEAR_FILE).unlink(missing_ok=True)",
-        new="(work / PAIRS).unlink(missing_ok=True)",
+        old="(folder / NEAR_FILE).unlink(missing_ok=True)",
+        new="(folder / PAIRS).unlink(missing_ok=True)",
         breaks="The near copies that an earlier pass had marked are still left out, though they were marked beside "
         "other exact copies or for other files.",
         only_for="a --work folder that is used a second time, when `drop` follows before `join` has run again",
