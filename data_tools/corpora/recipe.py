@@ -231,10 +231,10 @@ def published_hashes() -> dict[str, str]:
 
 def find_recipe(name: str) -> Recipe | PublishedTexts:
     """Return the recipe with this name. Raise UsageError if there is none."""
-    known = recipes()
-    if name not in known:
-        raise UsageError(f"{name} is no corpus that has a recipe. {spelling_hint(name, known)}")
-    return known[name]
+    all_recipes = recipes()
+    if name not in all_recipes:
+        raise UsageError(f"{name} is no corpus that has a recipe. {spelling_hint(name, all_recipes)}")
+    return all_recipes[name]
 
 
 def get_corpus(

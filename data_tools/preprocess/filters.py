@@ -73,8 +73,8 @@ class Filters:
 
     def identity(self) -> list[Any]:
         """Return everything that decides which documents are kept, with versions of installed filters, for resuming."""
-        found = map(_find_entry_point, self.entry_points)
-        installed = [(p.name, p.value, p.dist.version if p.dist else "") for p in found]
+        points = map(_find_entry_point, self.entry_points)
+        installed = [(p.name, p.value, p.dist.version if p.dist else "") for p in points]
         return [[self.min_chars, self.max_chars, self.min_tokens, self.max_tokens], list(self.scripts), installed]
 
 

@@ -236,7 +236,7 @@ def _stream_chunks(number: int, source: Source, start: int, limits: Limits, budg
 
 def _line_spans(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_ContentSpan]:
     """Yield spans of whole lines, about a slice each; a line that is too long, or damage, is a span without bytes."""
-    held, start, num_complete = bytearray(), 0, 0  # held bytes, their offset, and how many of them are whole lines
+    pending, start, num_complete = bytearray(), 0, 0  # held bytes, their offset, and how many of them are whole lines
     long_from, damage = -1, ""  # start of an overlong line that is being skipped; why the stream ended early
     for data, cause in _catch_damage(stream):
         damage = cause
@@ -249,39 +249,39 @@ def _line_spans(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iter
             long_from, data = -1, data[end:]
         budget.acquire(len(data))
         end = data.rfind(b"\n") + 1
-        num_complete = len(held) + end if end else num_complete
-        held += data
-        is_overlong = len(held) - num_complete >= limits.overlong_bytes
+        num_complete = len(pending) + end if end else num_complete
+        pending += data
+        is_overlong = len(pending) - num_complete >= limits.overlong_bytes
         if num_complete >= limits.slice_bytes or (num_complete and is_overlong):
-            rest = held[num_complete:]
-            yield start, start + num_complete, memoryview(held)[:num_complete], ""
-            held, start, num_complete = rest, start + num_complete, 0
+            rest = pending[num_complete:]
+            yield start, start + num_complete, memoryview(pending)[:num_complete], ""
+            pending, start, num_complete = rest, start + num_complete, 0
         if is_overlong:
-            budget.release(len(held))
-            long_from, held, start = start, bytearray(), start + len(held)
+            budget.release(len(pending))
+            long_from, pending, start = start, bytearray(), start + len(pending)
     if long_from >= 0:
         yield long_from, start, None, limits.too_long_cause
     if damage:  # the last line is incomplete
-        budget.release(len(held) - num_complete)
-        held = held[:num_complete]
-    if held:
-        yield start, start + len(held), held, ""
+        budget.release(len(pending) - num_complete)
+        pending = pending[:num_complete]
+    if pending:
+        yield start, start + len(pending), pending, ""
     if damage:
-        yield start + len(held), start + len(held) + 1, None, damage
+        yield start + len(pending), start + len(pending) + 1, None, damage
 
 
 def _text_span(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_ContentSpan]:
     """Yield the whole text as one span, without bytes if it is too long or damaged."""
-    held, problem = bytearray(), ""
+    text, problem = bytearray(), ""
     for data, problem in _catch_damage(stream):
         budget.acquire(len(data))
-        held += data
-        if len(held) >= limits.overlong_bytes:
+        text += data
+        if len(text) >= limits.overlong_bytes:
             problem = limits.too_long_cause
             break
     if problem:
-        budget.release(len(held))
-    yield 0, len(held) + 1, None if problem else held, problem
+        budget.release(len(text))
+    yield 0, len(text) + 1, None if problem else text, problem
 
 
 def _catch_damage(stream: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:

@@ -87,9 +87,9 @@ def find_sources(inputs: Inputs) -> list[Source]:
     """
     if not inputs:
         raise UsageError(f"No input was given. Give files ({READABLE}), folders, globs, or - for standard input.")
-    paths = [path for given in inputs for path in _expand(given if isinstance(given, Source) else Path(given))]
-    _refuse_repeated(path.path if isinstance(path, Source) else path for path in paths)
-    return [path if isinstance(path, Source) else _build_source(path) for path in paths]
+    files = [file for entry in inputs for file in _expand(entry if isinstance(entry, Source) else Path(entry))]
+    _refuse_repeated(file.path if isinstance(file, Source) else file for file in files)
+    return [file if isinstance(file, Source) else _build_source(file) for file in files]
 
 
 def _refuse_repeated(paths: Iterable[Path]) -> list[Path]:

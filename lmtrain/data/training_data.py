@@ -344,14 +344,14 @@ def _cut_tail(builder: _DatasetBuilder, opened: OpenDatasets) -> _HeldOutTail | 
         return None
     map_ = DocumentMap.of(indexed, builder.cache(indexed))
     first, last, min_tokens = map_.start(documents.start), map_.start(documents.stop), builder.requirements.seq_len + 1
-    cut = last - max(round((last - first) * builder.share), min_tokens)
-    if cut - first < min_tokens:
+    cut_token = last - max(round((last - first) * builder.share), min_tokens)
+    if cut_token - first < min_tokens:
         raise DataError(
             f"{indexed.prefix} has {last - first} tokens, which are not two samples of "
             f"{builder.requirements.seq_len}: one to train on and one to validate on. Use more text, a smaller "
             "model.seq_len, data.valid_path=PREFIX, or train.valid_interval_steps=0."
         )
-    return _HeldOutTail(range(first, cut), range(cut, last))
+    return _HeldOutTail(range(first, cut_token), range(cut_token, last))
 
 
 def _describe_held_out(builder: _DatasetBuilder, opened: Sequence[IndexedDataset]) -> tuple[str | None, str | None]:
@@ -367,7 +367,7 @@ def _describe_held_out(builder: _DatasetBuilder, opened: Sequence[IndexedDataset
     name = str(opened[0].prefix) if len(opened) == 1 else f"{len(opened)} datasets"
     note = f"{held_out:,} of {tokens:,} tokens of {name} ({held_out / tokens:.1%}), which are not trained on"
     if without := [str(indexed.prefix) for indexed, documents in parts if not _has_sample(builder, indexed, documents)]:
-        note += f"; {join_few(without)} {'has' if len(without) == 1 else 'have'} nothing to spare for it"
+        note += f"; {join_few(without)} {'has' if len(without) == 1 else 'have'} no document to hold out"
     warnings = (_excess_warning(builder, indexed, num_tokens) for indexed, num_tokens in held_out_of.items())
     return note, next(filter(None, warnings), None)
 

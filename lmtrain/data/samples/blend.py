@@ -105,23 +105,23 @@ def advance(shares: Int64s, counts: Int64s, start: int, count: int, *, keep: boo
 
 def advance_twin(shares: Int64s, counts: Int64s, start: int, count: int, keep: bool) -> ScheduleRun:
     """Compute `advance` with two heaps: datasets that are not due yet, and due datasets by deadline."""
-    parts, taken = [int(share) for share in shares], [int(c) for c in counts]
+    parts, num_taken = [int(share) for share in shares], [int(c) for c in counts]
     total = sum(parts)
-    waiting = [(taken[d] * total // parts[d], d) for d in range(len(parts))]
+    waiting = [(num_taken[d] * total // parts[d], d) for d in range(len(parts))]
     ready: list[tuple[int, int]] = []
     heapq.heapify(waiting)
     datasets, samples = [], []
     for position in range(start, start + count):
         while waiting and waiting[0][0] <= position:
             d = heapq.heappop(waiting)[1]
-            heapq.heappush(ready, (((taken[d] + 1) * total - 1) // parts[d], d))
+            heapq.heappush(ready, (((num_taken[d] + 1) * total - 1) // parts[d], d))
         d = heapq.heappop(ready)[1]
         datasets.append(d)
-        samples.append(taken[d])
-        taken[d] += 1
-        heapq.heappush(waiting, (taken[d] * total // parts[d], d))
+        samples.append(num_taken[d])
+        num_taken[d] += 1
+        heapq.heappush(waiting, (num_taken[d] * total // parts[d], d))
     assignments = (datasets, samples) if keep else ([], [])
-    return np.array(assignments[0], np.int32), np.array(assignments[1], np.int64), np.array(taken, np.int64)
+    return np.array(assignments[0], np.int32), np.array(assignments[1], np.int64), np.array(num_taken, np.int64)
 
 
 class BlendedDataset:

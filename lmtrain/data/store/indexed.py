@@ -246,19 +246,19 @@ def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
         header = files.read_range(fd, 0, HEADER.size)
     if len(header) < HEADER.size:
         raise DataError(f"{path} has {num_bytes} bytes, fewer than the {HEADER.size} of its header. It is cut short.")
-    magic, version, code, num, num_bounds = HEADER.unpack(header)
+    magic, version, code, num_sequences, num_bounds = HEADER.unpack(header)
     if magic != MAGIC:
         raise _damage_error(path, 0, "it does not begin with MMIDIDX")
     if version != 1:
         raise _damage_error(path, 9, f"version {version}, and only 1 is known")
     if code not in DTYPES:
         raise _damage_error(path, 17, f"dtype code {code} is no type of whole numbers")
-    needed = HEADER.size + 12 * num + 8 * num_bounds
-    if num_bounds < 1 or num_bytes != needed:
-        hint = " (a multimodal dataset?)" if num_bytes == needed + num > needed else ""
-        counts = f"{num} sequences and {num_bounds} document bounds"
-        raise _damage_error(path, 18, f"{counts} need {needed} bytes, the file has {num_bytes}{hint}")
-    return np.dtype(DTYPES[code]), num, num_bounds
+    num_expected = HEADER.size + 12 * num_sequences + 8 * num_bounds
+    if num_bounds < 1 or num_bytes != num_expected:
+        hint = " (a multimodal dataset?)" if num_bytes == num_expected + num_sequences > num_expected else ""
+        counts = f"{num_sequences} sequences and {num_bounds} document bounds"
+        raise _damage_error(path, 18, f"{counts} need {num_expected} bytes, the file has {num_bytes}{hint}")
+    return np.dtype(DTYPES[code]), num_sequences, num_bounds
 
 
 def _raise_at_first(bad: NDArray[np.bool_], path: Path, base: int, width: int, problem: str) -> None:

@@ -278,7 +278,7 @@ def test_a_blend_says_which_dataset_validation_does_not_read(make: Make) -> None
     data = build(BlendSettings(datasets=tuple(BlendPart(path=path, weight=1.0) for path in made), split=(0.9, 0.1)))
     note = data.validation_note or ""
     assert note.startswith("100 of 1,900 tokens of 2 datasets (5.3%), which are not trained on; ")
-    assert (data.validation_note or "").endswith("/one has nothing to spare for it")
+    assert (data.validation_note or "").endswith("/one has no document to hold out")
     with pytest.raises(SettingsError, match=r"is one document, which leaves none to validate on\. Preprocess text"):
         build(DataSettings(path=made[0], packing="document"))
 
