@@ -33,7 +33,7 @@ def cross_entropy_plain(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def hit_sum(logits: Tensor, labels: Tensor) -> Tensor:
+def count_hits(logits: Tensor, labels: Tensor) -> Tensor:
     """Return, as an fp32 scalar, the number of labels, IGNORED ones excluded, with the highest logit of their row."""
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     label_N = logits_NV.gather(-1, labels_N.clamp(min=0).unsqueeze(-1)).squeeze(-1)

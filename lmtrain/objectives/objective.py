@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum, hit_sum
+from lmtrain.objectives.cross_entropy import count_hits, cross_entropy_plain, cross_entropy_sum
 from lmtrain.spec import LanguageModel, PairModel
 
 
@@ -27,13 +27,13 @@ class CausalLM:
 
     def __init__(self) -> None:
         # attributes, so that `parallel` can replace them by compiled or vocabulary-parallel functions
-        self.cross_entropy, self.hits = cross_entropy_sum, hit_sum
+        self.cross_entropy, self.hits = cross_entropy_sum, count_hits
 
-    def prepared(self, batch: Batch) -> Batch:
-        """Return the batch for the last stage, computed on the host so that no device synchronization is needed."""
+    def prepare_batch(self, batch: Batch) -> Batch:
+        """Return the batch with what the loss needs, computed on the host to avoid device synchronization."""
         return batch
 
-    def scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def select_scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the hidden states that need logits, and their labels: here those of all positions."""
         return hidden_BTD, batch.labels_BT
 
@@ -42,20 +42,20 @@ class CausalLM:
 
         `model` is the last pipeline stage, which computed the hidden states.
         """
-        hidden, labels = self.scored(hidden_BTD, batch)
+        hidden, labels = self.select_scored(hidden_BTD, batch)
         return self.cross_entropy(model.logits(hidden), labels).unsqueeze(0)
 
-    def valid_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-        """Return [2, terms]: row 0 as `loss_sums`, row 1 the number of labels with the highest logit."""
-        hidden, labels = self.scored(hidden_BTD, batch)
+    def validation_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        """Return [2, terms] for a validation: row 0 as `loss_sums`, row 1 how many labels have the highest logit."""
+        hidden, labels = self.select_scored(hidden_BTD, batch)
         logits = model.logits(hidden)
-        return torch.stack([of(logits, labels) for of in (self.cross_entropy, self.hits)]).unsqueeze(1)
+        return torch.stack([function(logits, labels) for function in (self.cross_entropy, self.hits)]).unsqueeze(1)
 
 
 class MaskedLM(CausalLM):
     """BERT's objective: masked-token loss, plus the sentence-pair loss if `pair` is among the terms.
 
-    If ranks shard the sequence, `num_cuts` is the number of shards and `cut` the index of this rank's shard.
+    If ranks shard the sequence, `num_shards` is the number of shards and `shard_index` the index of this rank's shard.
     """
 
     rows_vary = True
@@ -63,28 +63,29 @@ class MaskedLM(CausalLM):
     def __init__(self, terms: tuple[str, ...]) -> None:
         super().__init__()
         self.terms = terms
-        self.num_cuts, self.cut = 1, 0
+        self.num_shards, self.shard_index = 1, 0
 
-    def prepared(self, batch: Batch) -> Batch:
+    def prepare_batch(self, batch: Batch) -> Batch:
         """Return the batch with indices and labels of scored positions, padded to an equal number per sequence shard.
 
         Padding repeats the shard's position 0 with the label IGNORED.
         """
-        cuts = [labels.flatten() for labels in batch.labels_BT.chunk(self.num_cuts, dim=1)]
-        kept = [labels[labels != IGNORED] for labels in cuts]
-        most = max(1, *map(len, kept))  # because: not every kernel accepts an input without rows
-        mine = (cuts[self.cut] != IGNORED).nonzero().squeeze(1)
-        labels_K = torch.cat([F.pad(labels, (0, most - len(labels)), value=IGNORED) for labels in kept])
-        return replace(batch, scored_positions_K=F.pad(mine, (0, most - len(mine))), scored_labels_K=labels_K)
+        label_shards = [labels.flatten() for labels in batch.labels_BT.chunk(self.num_shards, dim=1)]
+        labels_by_shard = [labels[labels != IGNORED] for labels in label_shards]
+        num_scored = max(1, *map(len, labels_by_shard))  # because: not every kernel accepts an input without rows
+        positions_K = (label_shards[self.shard_index] != IGNORED).nonzero().squeeze(1)
+        padded = [F.pad(labels, (0, num_scored - len(labels)), value=IGNORED) for labels in labels_by_shard]
+        positions_K = F.pad(positions_K, (0, num_scored - len(positions_K)))
+        return replace(batch, scored_positions_K=positions_K, scored_labels_K=torch.cat(padded))
 
-    def scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    def select_scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return scored hidden states [1, K, D] and labels [1, K].
 
         With sequence shards the labels are those of all shards in order, as a head that gathers the sequence needs
         them.
         """
         if batch.scored_positions_K is None:
-            return super().scored(hidden_BTD, batch)
+            return super().select_scored(hidden_BTD, batch)
         hidden_KD = hidden_BTD.flatten(0, 1).index_select(0, batch.scored_positions_K)
         return hidden_KD.unsqueeze(0), batch.scored_labels_K.unsqueeze(0)
 
@@ -95,12 +96,12 @@ class MaskedLM(CausalLM):
         pair = cross_entropy_plain(cast(PairModel, model).pair_logits(hidden_BTD), batch.pair_labels_B)
         return torch.cat([sums, pair.unsqueeze(0)])
 
-    def valid_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-        sums = super().valid_sums(model, hidden_BTD, batch)
+    def validation_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        sums = super().validation_sums(model, hidden_BTD, batch)
         if "pair" not in self.terms:
             return sums
         logits_B2 = cast(PairModel, model).pair_logits(hidden_BTD)
-        pair = torch.stack([of(logits_B2, batch.pair_labels_B) for of in (cross_entropy_plain, hit_sum)])
+        pair = torch.stack([function(logits_B2, batch.pair_labels_B) for function in (cross_entropy_plain, count_hits)])
         return torch.cat([sums, pair.unsqueeze(1)], dim=1)
 
 

@@ -32,8 +32,8 @@ from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.pipeline.executor import Pipeline, SingleStage
 from lmtrain.parallel.products import apply_summing_linears, can_sum_products, summing_modules
-from lmtrain.parallel.shards import fill
-from lmtrain.parallel.tensor import apply_tensor_parallel, cross_entropy_sum, hit_sum
+from lmtrain.parallel.shards import draw_initial_values
+from lmtrain.parallel.tensor import apply_tensor_parallel, count_hits, cross_entropy_sum
 from lmtrain.parallel.weights.grads import TiedSums, tied_copies
 from lmtrain.parallel.weights.precision import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
 from lmtrain.placement.parallel_settings import ParallelSettings
@@ -113,17 +113,17 @@ def build_parallel(
     places = places_of_rank(settings, parallel, mesh.coordinate)
     places |= tied_copies(settings.ties(), weights.master, places)
     places = {name: places[name] for name in weights.master}
-    fill(weights.master, places, starts if seed is not None else None, seed or 0)
+    draw_initial_values(weights.master, places, starts if seed is not None else None, seed or 0)
     weights.publish()
     applied.append(f"weights: {len(places)} tensors, computed in {precision.kind}, master weights in fp32")
     split_over_tp = mesh.tp.size > 1 and not sequence_parallel
     runner: SingleStage | Pipeline = SingleStage()
     if mesh.pp.size > 1:
         runner = Pipeline(parallel.pipeline, mesh, dtype, device, split_over_tp=split_over_tp)
-    tied = TiedSums(settings.ties() if training else (), mesh, runner.end_ranks, weights, device)
+    tied_sums = TiedSums(settings.ties() if training else (), mesh, runner.end_ranks, weights, device)
     return ParallelModel(
         stages, runner, settings, device, mesh,
-        sequence_parallel=noise.splits_all, objective=objective, masters=weights, tied=tied,
+        sequence_parallel=noise.splits_all, objective=objective, masters=weights, tied_sums=tied_sums,
         loss_scale=LossScale(precision), places=places, noise=noise, applied=applied, compiled=compiled,
     )  # fmt: skip
 
@@ -132,9 +132,9 @@ def _objective(settings: ModelSettings, mesh: Mesh, *, sequence_parallel: bool) 
     objective = build_objective(settings.terms)
     if mesh.tp.size > 1:
         objective.cross_entropy = partial(cross_entropy_sum, axis=mesh.tp)
-        objective.hits = partial(hit_sum, axis=mesh.tp)
+        objective.hits = partial(count_hits, axis=mesh.tp)
     if isinstance(objective, MaskedLM) and sequence_parallel:
-        objective.num_cuts, objective.cut = mesh.tp.size, mesh.tp.index
+        objective.num_shards, objective.shard_index = mesh.tp.size, mesh.tp.index
     return objective
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lmtrain.batch import IGNORED, Batch
 from lmtrain.errors import RanksDifferError
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.parallel.blocks.masks import masks_of_positions
+from lmtrain.parallel.blocks.masks import use_dense_masks
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis, Mesh, peers_before_mesh
 from lmtrain.parallel.pipeline.executor import Pipeline, SingleStage
@@ -26,7 +26,7 @@ from lmtrain.parallel.tensor import label_scores, whole_sequences
 from lmtrain.runtime.processes.agreement import all_equal
 from lmtrain.spec import LanguageModel, PairModel
 
-Answer = Callable[[LanguageModel, Tensor, int], Tensor]  # (model, hidden states, index of the batch) -> result
+ComputeResult = Callable[[LanguageModel, Tensor, int], Tensor]  # (last stage, hidden states, batch index) -> result
 
 
 @dataclass(eq=False)
@@ -42,6 +42,7 @@ class Inference:
 
     @property
     def last_stage(self) -> int:
+        """The number of the model's last stage."""
         return self.mesh.layout.pp * self.mesh.layout.vp - 1
 
     @property
@@ -63,15 +64,16 @@ class Inference:
         results.
         """
         dp = self.mesh.dp
-        for some in chunks(batches, self.scored_at_once):
-            mine = some[dp.index :: dp.size]
+        for chunk in split_into_chunks(batches, self.scored_at_once):
+            own_batches = chunk[dp.index :: dp.size]
             # because: dp ranks that share weights take part in each other's gathers, so each needs equally many batches
-            found = self._labels(mine + [some[0].without_labels()] * (-(-len(some) // dp.size) - len(mine)))
-            counts = [int((_asked(batch) != IGNORED).sum()) for batch in some]
+            num_missing = -(-len(chunk) // dp.size) - len(own_batches)
+            results = self._score_labels(own_batches + [chunk[0].without_labels()] * num_missing)
+            counts = [int((_scored_labels(batch) != IGNORED).sum()) for batch in chunk]
             all_2K = torch.zeros(2, sum(counts), dtype=torch.float64, device=self.device)
             for index, place_2K in enumerate(torch.split(all_2K, counts, 1)[dp.index :: dp.size]):
-                if index in found:
-                    place_2K.copy_(found[index])
+                if index in results:
+                    place_2K.copy_(results[index])
             # collective: sums each batch's result with the other ranks' zeros, over dp, then over pp
             all_reduce(all_reduce(all_2K, dp), self.mesh.pp)
             self.runner.wait_for_sends()
@@ -89,11 +91,11 @@ class Inference:
             return gather_columns(logits, self.mesh.tp) if self.mesh.tp.size > 1 else logits
 
         keep_BT = None if keep_BT is None else keep_BT.to(self.device)
-        found = self._infer([batch], [keep_BT], columns).get(0)
+        result = self._compute_results([batch], [keep_BT], columns).get(0)
         shape = batch.tokens_BT.shape if keep_BT is None else (int(keep_BT.sum()),)
         vocab_size = self.settings.shape.vocab_size
         logits = (
-            torch.zeros(*shape, vocab_size, device=self.device) if found is None else found[..., :vocab_size].float()
+            torch.zeros(*shape, vocab_size, device=self.device) if result is None else result[..., :vocab_size].float()
         )
         # collective: sums the last stage's logits with the other stages' zeros, over pp
         logits = all_reduce(logits.contiguous(), self.mesh.pp)
@@ -104,34 +106,41 @@ class Inference:
         """Raise on every rank if the checksums of the ranks differ, so that no rank waits forever in a collective."""
         if not all_equal(peers_before_mesh("the agreement on texts"), checksum):
             raise RanksDifferError(
-                f"Rank {self.mesh.rank} is to score other texts than another rank. Give all processes the same "
+                f"Rank {self.mesh.rank} has other texts to score than another rank. Give all processes the same "
                 "command, the same files and the same tokenizer."
             )
 
-    def _labels(self, batches: Sequence[Batch]) -> dict[int, Tensor]:
-        labels = [_asked(batch).to(self.device) for batch in batches]
-        kept = [label != IGNORED for label in labels]
+    def _score_labels(self, batches: Sequence[Batch]) -> dict[int, Tensor]:
+        """Return [2, labels] of each batch by its index, as in `scores`, on the ranks of the last stage."""
+        labels = [_scored_labels(batch).to(self.device) for batch in batches]
+        is_labelled = [label != IGNORED for label in labels]
         of_pairs = [batch.pair_labels_B is not None for batch in batches]
 
-        def answer(model: LanguageModel, hidden: Tensor, index: int) -> Tensor:
-            asked_K = labels[index][kept[index]]
+        def compute_result(model: LanguageModel, hidden: Tensor, index: int) -> Tensor:
+            labels_K = labels[index][is_labelled[index]]
             if of_pairs[index]:
-                logits_K2 = cast(PairModel, model).pair_logits(hidden)[kept[index]]
-                return label_scores(lambda rows: rows, logits_K2, asked_K, Axis())  # every tp rank holds both columns
-            return label_scores(model.logits, hidden, asked_K, self.mesh.tp)
+                logits_K2 = cast(PairModel, model).pair_logits(hidden)[is_labelled[index]]
+                return label_scores(lambda rows: rows, logits_K2, labels_K, Axis())  # every tp rank holds both columns
+            return label_scores(model.logits, hidden, labels_K, self.mesh.tp)
 
-        places = [None if pair else places_BT for pair, places_BT in zip(of_pairs, kept, strict=True)]
-        return self._infer(batches, places, answer)
+        places = [None if pair else places_BT for pair, places_BT in zip(of_pairs, is_labelled, strict=True)]
+        return self._compute_results(batches, places, compute_result)
 
-    def _infer(self, batches: Sequence[Batch], kept: Sequence[Tensor | None], answer: Answer) -> dict[int, Tensor]:
-        """Return, on the last stage, each batch's result from its hidden states, limited to `kept` positions."""
-        self.turn(training=False)
-        given = [batch.map(lambda array: array.to(self.device, non_blocking=True)) for batch in batches]
-        given = [_padded(batch, self.mesh.tp.size) if self.sequence_parallel else batch for batch in given]
+    def _compute_results(
+        self, batches: Sequence[Batch], keep_masks: Sequence[Tensor | None], compute_result: ComputeResult
+    ) -> dict[int, Tensor]:
+        """Return each batch's result by its index, on the ranks of the last stage; elsewhere an empty dict.
+
+        `compute_result` receives a batch's hidden states, limited to the positions of its mask in `keep_masks`.
+        """
+        self.set_training_mode(False)
+        device_batches = [batch.map(lambda array: array.to(self.device, non_blocking=True)) for batch in batches]
+        if self.sequence_parallel:
+            device_batches = [_pad_to_multiple(batch, self.mesh.tp.size) for batch in device_batches]
 
         def compute(stage: int, index: int, hidden_BTD: Tensor | None) -> Tensor:
-            model, length, keep_BT = self.stages[stage], batches[index].tokens_BT.shape[1], kept[index]
-            hidden_BTD = model(given[index], hidden_BTD)
+            model, length, keep_BT = self.stages[stage], batches[index].tokens_BT.shape[1], keep_masks[index]
+            hidden_BTD = model(device_batches[index], hidden_BTD)
             if stage < self.last_stage:
                 return hidden_BTD
             if self.sequence_parallel:
@@ -139,12 +148,13 @@ class Inference:
             hidden_BTD = hidden_BTD[:, :length]
             assert isinstance(model, nn.Module)
             with whole_sequences(model):
-                return answer(model, hidden_BTD if keep_BT is None else hidden_BTD[keep_BT], index)
+                return compute_result(model, hidden_BTD if keep_BT is None else hidden_BTD[keep_BT], index)
 
-        with masks_of_positions(self.stages.values()):
-            return self.runner.forward(compute, [self.hidden_shape(batch) for batch in given])
+        with use_dense_masks(self.stages.values()):
+            return self.runner.forward(compute, [self.hidden_shape(batch) for batch in device_batches])
 
-    def turn(self, *, training: bool) -> None:
+    def set_training_mode(self, training: bool) -> None:
+        """Switch all stages to training, with dropout, or to evaluation."""
         for stage in self.stages.values():
             stage.train(training)
 
@@ -154,19 +164,21 @@ class Inference:
         return rows, length // self.mesh.tp.size if self.sequence_parallel else length, self.settings.shape.width
 
 
-def _asked(batch: Batch) -> Tensor:
-    asked: Tensor = batch.labels_BT if batch.pair_labels_B is None else batch.pair_labels_B
-    return asked
+def _scored_labels(batch: Batch) -> Tensor:
+    """Return the labels that `scores` scores: the pair labels if the batch has them, else those of tokens."""
+    labels: Tensor = batch.labels_BT if batch.pair_labels_B is None else batch.pair_labels_B
+    return labels
 
 
-def chunks(batches: Iterable[Batch], most: int) -> Iterator[list[Batch]]:
+def split_into_chunks(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Yield the batches in lists of `size`; the last list may be shorter."""
     stream = iter(batches)
-    while some := list(islice(stream, most)):
-        yield some
+    while chunk := list(islice(stream, size)):
+        yield chunk
 
 
-def _padded(batch: Batch, multiple: int) -> Batch:
-    """Pad the batch to a length that tp ranks can divide evenly. Padding is not real, so no token attends to it."""
+def _pad_to_multiple(batch: Batch, multiple: int) -> Batch:
+    """Return the batch padded to a length that is a multiple of `multiple`. No token attends to the padding."""
     missing = -batch.tokens_BT.shape[1] % multiple
     if not missing:
         return batch

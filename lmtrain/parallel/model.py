@@ -16,9 +16,9 @@ from lmtrain.optim.adamw import OnePassAdamW
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
 from lmtrain.parallel.blocks.dropout import Noise
 from lmtrain.parallel.collectives import all_reduce
-from lmtrain.parallel.inference import Inference, chunks
+from lmtrain.parallel.inference import Inference, split_into_chunks
 from lmtrain.parallel.pipeline.executor import TrainingObserver
-from lmtrain.parallel.shards import owned, pieces_of
+from lmtrain.parallel.shards import owned_pieces, pieces_of
 from lmtrain.parallel.weights.gathered_weights import ShardedTensors
 from lmtrain.parallel.weights.grads import (
     TiedSums,
@@ -36,14 +36,14 @@ from lmtrain.spec import LanguageModel
 
 @dataclass(eq=False)
 class ParallelModel(Inference):
-    """A model on a mesh. No caller depends on which axes exist.
+    """A model on a mesh of ranks, with its objective: gradients, updates, validation and checkpoint pieces.
 
     Collective: all ranks call the same methods in the same order; the ranks of a dp index pass the same batches.
     """
 
     objective: CausalLM
     masters: Weights
-    tied: TiedSums
+    tied_sums: TiedSums
     loss_scale: LossScale
     places: Mapping[str, Place]
     noise: Noise
@@ -59,7 +59,7 @@ class ParallelModel(Inference):
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The fp32 weights, or this rank's shards of them, that the optimizer updates; tied weights once."""
+        """The fp32 weights that the optimizer updates, or this rank's shards of them, by name; tied weights once."""
         return self.masters.master
 
     @property
@@ -84,25 +84,26 @@ class ParallelModel(Inference):
 
         The division by the global counts happens here, before backward, so that gradients need no rescaling.
         """
-        self.turn(training=True)
-        self.tied.wait()  # because: the previous step may have ended without finish_gradients
-        count = len(batches.microbatches)
-        self.masters.clear_gradients(count)
+        self.set_training_mode(True)
+        self.tied_sums.wait()  # because: the previous step may have ended without finish_gradients
+        num_microbatches = len(batches.microbatches)
+        self.masters.clear_gradients(num_microbatches)
 
         def compute(stage: int, index: int, hidden_BTD: Tensor | None) -> Tensor:
             self.noise.enter(batches.step, index, stage)
-            batch = self._given(batches.microbatches[index], stage)
+            batch = self._to_stage_input(batches.microbatches[index], stage)
             hidden_BTD = self.stages[stage](batch, hidden_BTD)
             if stage < self.last_stage:
                 return hidden_BTD
             sums = self.objective.loss_sums(self.stages[stage], hidden_BTD, batch)
             # because: dividing by Python numbers needs no copy to the device
-            return torch.stack([one / num for one, num in zip(sums.unbind(), batches.counts, strict=True)])
+            return torch.stack([total / count for total, count in zip(sums.unbind(), batches.counts, strict=True)])
 
         shape = self.hidden_shape(batches.microbatches[0])
-        shares = self.runner.train(count, compute, shape, self.loss_scale.value, TrainingObserver(self.masters, count))
+        observer = TrainingObserver(self.masters, num_microbatches)
+        shares = self.runner.train(num_microbatches, compute, shape, self.loss_scale.value, observer)
         self.masters.collect_gradients()
-        return self._to_all(shares, count, (len(self.terms),))
+        return self._share_results(shares, num_microbatches, (len(self.terms),))
 
     def finish_gradients(self, clip_norm: float | None) -> Tensor:
         """Sum partial gradients and clip, now or in the update; return the norm before clipping, on the device."""
@@ -110,7 +111,7 @@ class ParallelModel(Inference):
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         if self.sequence_parallel:
             sum_partial_gradients(gradients, self.places, self.mesh.tp)
-        sum_tied_gradients(gradients, self.settings.ties(), self.tied)
+        sum_tied_gradients(gradients, self.settings.ties(), self.tied_sums)
         norm = gradient_norm(gradients, self.places, self.mesh.world, self.device)
         if self.one_pass_optimizer is None:
             apply_clip(list(gradients.values()), norm, clip_norm, self.loss_scale.value)
@@ -128,56 +129,60 @@ class ParallelModel(Inference):
         optimizer.step()
         self.masters.publish(already_written=optimizer is self.one_pass_optimizer)
 
-    def load(self, fill: Callable[[list[Piece]], None], also: Sequence[Piece] = ()) -> None:
-        """Call `fill` with the weights' pieces and those of `also`, then publish the new weights to the model."""
-        fill([*self.pieces(), *also])
+    def load(self, fill: Callable[[list[Piece]], None], extra_pieces: Sequence[Piece] = ()) -> None:
+        """Call `fill` with the weights' pieces and `extra_pieces`, then publish the new weights to the model."""
+        fill([*self.pieces(), *extra_pieces])
         self.masters.publish()
 
     @torch.no_grad()
-    def valid_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+    def validation_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
         """Yield, for each batch, [2, terms]: summed losses and hit counts, without gradients, over all dp ranks."""
-        self.turn(training=False)
-        for some in chunks(batches, self.runner.batches_at_once):
+        self.set_training_mode(False)
+        for chunk in split_into_chunks(batches, self.runner.batches_at_once):
 
-            def compute(stage: int, index: int, hidden_BTD: Tensor | None, some: list[Batch] = some) -> Tensor:
-                batch = self._given(some[index], stage)
+            def compute(stage: int, index: int, hidden_BTD: Tensor | None, chunk: list[Batch] = chunk) -> Tensor:
+                batch = self._to_stage_input(chunk[index], stage)
                 hidden_BTD = self.stages[stage](batch, hidden_BTD)
                 if stage < self.last_stage:
                     return hidden_BTD
-                return self.objective.valid_sums(self.stages[stage], hidden_BTD, batch)
+                return self.objective.validation_sums(self.stages[stage], hidden_BTD, batch)
 
-            sums = self.runner.forward(compute, [self.hidden_shape(batch) for batch in some])
-            yield from self._to_all(sums, len(some), (2, len(self.terms)))
-        self.turn(training=True)
+            sums = self.runner.forward(compute, [self.hidden_shape(batch) for batch in chunk])
+            yield from self._share_results(sums, len(chunk), (2, len(self.terms)))
+        self.set_training_mode(True)
 
     def pieces(self) -> list[Piece]:
-        return self.place(self.parameters, "model")
+        """Return every region that this rank holds of the weights."""
+        return self.pieces_of(self.parameters, "model")
 
-    def place(self, tensors: Mapping[str, Tensor], prefix: str) -> list[Piece]:
-        """Return all regions that this rank holds of tensors shaped like its parameters, as pieces for loading.
+    def pieces_of(self, tensors: Mapping[str, Tensor], prefix: str) -> list[Piece]:
+        """Return every region that this rank holds of tensors shaped like its parameters, named `prefix.NAME`.
 
         Each key is, or ends in, a parameter's name. Vocabulary padding depends on the layout and is in no region.
         """
         return pieces_of(tensors, self.places, prefix)
 
-    def owned(self, pieces: Iterable[Piece]) -> list[Piece]:
+    def owned_pieces(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Return the pieces that this rank saves. Every element of every tensor is saved by exactly one rank."""
-        return owned(pieces, self.places)
+        return owned_pieces(pieces, self.places)
 
-    def _given(self, batch: Batch, stage: int) -> Batch:
-        """Return a stage's input batch on the device."""
-        return (self.objective.prepared(batch) if stage == self.last_stage else batch).map(self._to_device)
+    def _to_stage_input(self, batch: Batch, stage: int) -> Batch:
+        """Return the batch on the device; for the last stage with what the loss needs."""
+        return (self.objective.prepare_batch(batch) if stage == self.last_stage else batch).map(self._to_device)
 
     def _to_device(self, array: Tensor) -> Tensor:
         # because: a copy from unpinned memory waits for the device; for memory pinned by the loader this does nothing
         pinned = array.pin_memory() if self.device.type == "cuda" and array.device.type == "cpu" else array
         return pinned.to(self.device, non_blocking=True)
 
-    def _to_all(self, found: Mapping[int, Tensor], count: int, shape: tuple[int, ...]) -> Tensor:
-        """Sum results [count, *shape] over dp and distribute them from the last stage to every rank."""
-        none = torch.zeros(shape, device=self.device)
-        mine = torch.stack([found.get(index, none) for index in range(count)])
+    def _share_results(self, results: Mapping[int, Tensor], count: int, shape: tuple[int, ...]) -> Tensor:
+        """Return [count, *shape] on every rank: each index's result, summed over dp, from the ranks of the last stage.
+
+        `results` holds this rank's results by index; an index that is missing counts as 0.
+        """
+        zeros = torch.zeros(shape, device=self.device)
+        totals = torch.stack([results.get(index, zeros) for index in range(count)])
         # collective: sums loss shares or validation sums over dp, then the last stage's with the others' zeros over pp
-        all_reduce(all_reduce(mine, self.mesh.dp, what="losses"), self.mesh.pp, what="losses of the last stage")
+        all_reduce(all_reduce(totals, self.mesh.dp, what="losses"), self.mesh.pp, what="losses of the last stage")
         self.runner.wait_for_sends()
-        return mine
+        return totals

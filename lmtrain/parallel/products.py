@@ -150,7 +150,7 @@ def apply_summing_linears(model: nn.Module) -> str:
     linears = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     for path, module in linears:
         model.set_submodule(path, SummingLinear(module))
-    return f"linears that can sum or defer weight gradients: {len(linears)}, besides tensor-parallel ones"
+    return f"products: {len(linears)} linears that can sum or defer weight gradients, besides tensor-parallel ones"
 
 
 def reset_gradient_totals(modules: Iterable[SummingModule], num_microbatches: int) -> None:

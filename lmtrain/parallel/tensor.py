@@ -215,7 +215,7 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
 
 
 @torch.no_grad()
-def hit_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
+def count_hits(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
     """Return how many labels, IGNORED ones excluded, have the highest logit of their row over all ranks, in fp32."""
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     column_N, mine_N = _find(labels_N, logits_NV.shape[-1], axis)

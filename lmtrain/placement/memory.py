@@ -138,7 +138,7 @@ def needs_mask(model: ModelSettings, *, document_mask: bool) -> bool:
     return document_mask or not shape.causal or (shape.window is not None and shape.window < shape.seq_len)
 
 
-def of_blocks(model: ModelSettings, *, on_gpu: bool) -> bool:
+def uses_block_masks(model: ModelSettings, *, on_gpu: bool) -> bool:
     """Return True if an attention mask, if present, is a block mask, whose kernels skip fully masked blocks.
 
     because: on a CPU the block-mask kernels have no backward, and on no device do they support dropout

@@ -79,7 +79,7 @@ def open_run(
             peers=saver_thread_peers(mesh), verify_after_save=config.checkpoint.verify_after_save,
         ))  # fmt: skip
         if config.checkpoint.saves_on_the_way:  # because: a save at the end can allocate buffers then
-            writer.reserve(model.owned(held_pieces(model, optimizer)))
+            writer.reserve(model.owned_pieces(held_pieces(model, optimizer)))
 
         changed = changed_settings(config, inputs) if is_rank_0 else {}
         with collective_phase(peers):

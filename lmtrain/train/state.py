@@ -67,7 +67,7 @@ def held_pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[
 
 def optimizer_pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
     """Return the pieces of the optimizer's state that this process holds."""
-    return model.place(state_tensors(optimizer, model.parameters), "optim")
+    return model.pieces_of(state_tensors(optimizer, model.parameters), "optim")
 
 
 def checkpoint_state(
@@ -102,7 +102,7 @@ def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.opt
     """
     fault_point("start.load")
     state = reader.state
-    model.load(reader.load_into, also=optimizer_pieces(model, optimizer))
+    model.load(reader.load_into, extra_pieces=optimizer_pieces(model, optimizer))
     apply_num_updates(optimizer, state["optimizer"]["num_updates"])
     model.loss_scale.load(state["precision"])
     return Progress(

@@ -52,7 +52,7 @@ class State:
         self.optimizer.zero_grad(set_to_none=True)
 
     def pieces(self) -> list[Piece]:
-        return self.model.owned(state.held_pieces(self.model, self.optimizer))
+        return self.model.owned_pieces(state.held_pieces(self.model, self.optimizer))
 
 
 def settle() -> None:

@@ -65,7 +65,7 @@ def by_lmtrain(case: Case, device: torch.device, *, always_shard: bool = False) 
     )  # fmt: skip
     model.forward_backward(loader_of(case, 0).read(0))
     whole: Gradients = {}
-    for piece in model.place({n: p.grad for n, p in model.parameters.items() if p.grad is not None}, "grad"):
+    for piece in model.pieces_of({n: p.grad for n, p in model.parameters.items() if p.grad is not None}, "grad"):
         name = piece.name.removeprefix("grad.")
         target = whole.setdefault(name, torch.full(piece.global_shape, math.nan, dtype=torch.float64))
         at = zip(piece.offset, piece.block.shape, strict=True)

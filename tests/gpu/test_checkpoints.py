@@ -12,7 +12,7 @@ import torch
 
 from lmtrain.layout import Layout
 from lmtrain.models.init import draw_parameter
-from lmtrain.parallel.shards import fill
+from lmtrain.parallel.shards import draw_initial_values
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import places_of_rank
 from tests.cli.harness import lmtrain
@@ -66,7 +66,7 @@ def test_first_weights_are_the_same_bits(device: torch.device) -> None:
     with torch.device("meta"):
         starts = settings.build().starts()
     held = {name: torch.empty(place.local_shape, device=device) for name, place in places.items()}
-    fill(held, places, starts, 7)
+    draw_initial_values(held, places, starts, 7)
     for name, place in places.items():
         expected = torch.cat([block for _, block in draw_parameter(name, place.global_shape, starts[name], 7)])
         true_rows = held[name][: len(expected)].cpu()

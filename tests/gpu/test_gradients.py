@@ -15,7 +15,7 @@ from lmtrain.models.layers.attention import Rotation
 from lmtrain.objectives import cross_entropy
 from lmtrain.parallel import products
 from lmtrain.parallel.weights import precision as precision_room
-from lmtrain.placement.memory import of_blocks
+from lmtrain.placement.memory import uses_block_masks
 from tests.gpu.gradients import CPU, Limits, by_lmtrain
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import ALL_MODELS, FACTORS, HEADED_MODELS, MODELS, Case
@@ -75,7 +75,7 @@ def test_a_compiled_one_too_on_a_gpu(name: str, gpu: torch.device, limits: Limit
 
 def test_some_have_heads_that_kernels_take() -> None:
     """On a GPU cuDNN's or flash attention, and masks of blocks."""
-    assert [name for name in ALL_MODELS if of_blocks(ALL_MODELS[name], on_gpu=True)] == [*HEADED_MODELS]
+    assert [name for name in ALL_MODELS if uses_block_masks(ALL_MODELS[name], on_gpu=True)] == [*HEADED_MODELS]
 
 
 @pytest.mark.parametrize("name", [*wide("gqa-full-bf16-micro4-compile"), *slow("postnorm-fp32-micro4-compile")])

@@ -214,13 +214,13 @@ def _positions_of_the_first_cut() -> Iterator[Patch]:
 
 def _every_rank_scores_the_first_cut() -> Iterator[Patch]:
     """The positions of its own cut have other labels."""
-    right = MaskedLM.prepared
+    right = MaskedLM.prepare_batch
 
-    def prepared(self: MaskedLM, batch: Batch) -> Batch:
-        with replaced(self, "cut", 0):
+    def prepare_batch(self: MaskedLM, batch: Batch) -> Batch:
+        with replaced(self, "shard_index", 0):
             return right(self, batch)
 
-    yield MaskedLM, "prepared", prepared
+    yield MaskedLM, "prepare_batch", prepare_batch
 
 
 def _sum_of_products_overwritten() -> Iterator[Patch]:

@@ -42,7 +42,7 @@ def train(
             state = {"precision": model.loss_scale.state(), "num_updates": num_updates(optimizer)}
             peers = saver_thread_peers(model.mesh)
             writer = CheckpointWriter(Path(folder), keep_last=1, asynchronous=False, peers=peers)
-            writer.save(save_step, model.owned(held_pieces(model, optimizer)), state, {})
+            writer.save(save_step, model.owned_pieces(held_pieces(model, optimizer)), state, {})
             writer.wait()
     return rows
 
@@ -52,7 +52,7 @@ def resume(name: str, folder: str, start: int, stop: int) -> list[list[Any]]:
     model = build(case)
     optimizer = build_optimizer(OPTIM, model)
     reader = CheckpointReader(resolve(Path(folder)))
-    model.load(reader.load_into, also=optimizer_pieces(model, optimizer))
+    model.load(reader.load_into, extra_pieces=optimizer_pieces(model, optimizer))
     apply_num_updates(optimizer, reader.state["num_updates"])
     model.loss_scale.load(reader.state["precision"])
     return [_step(case, model, optimizer, step) for step in range(start, stop)]

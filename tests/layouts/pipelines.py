@@ -121,5 +121,5 @@ def vary(name: str) -> dict[str, Any]:
         some = replace(batches, microbatches=batches.microbatches[:count])
         losses.append(train_step(model, optimizer, some, OPTIM.lr, OPTIM.clip_norm).loss)
     last = loader.read(3).microbatches
-    sums = [sums.tolist() for sums in model.valid_sums(last)]
+    sums = [sums.tolist() for sums in model.validation_sums(last)]
     return {"losses": losses, "valid": sums, "logits": model.logits(last[0])[:2, :5].tolist()}

@@ -35,7 +35,7 @@ def measure(name: str) -> dict[str, int]:
     (stage,) = model.stages.values()
     assert isinstance(stage, nn.Module)
     read = loader_of(case, dp_index(case), EvenlyMasked).read(0).microbatches[0].map(torch.as_tensor)
-    batch = model.objective.prepared(read)
+    batch = model.objective.prepare_batch(read)
     owned = sizes_of([*stage.parameters(), *(part for part in vars(read).values() if part is not None)])
     saved: dict[int, Tensor] = {}
     logits: Sizes = {}

@@ -84,7 +84,7 @@ def train(name: str, folder: str, steps: int, optim: OptimSettings = OPTIM, bug:
         "norms": [result.grad_norm for result in done],
         "skipped": [result.skipped for result in done],
         "held_bytes": held_bytes,
-        "pieces": write_pieces(model.place(first, "grad"), Path(folder)),
+        "pieces": write_pieces(model.pieces_of(first, "grad"), Path(folder)),
     }
 
 
@@ -93,7 +93,7 @@ def sample_losses(name: str) -> list[float]:
     case = replace(Case.named(name), microbatches=GLOBAL_BATCH)
     step = loader_of(case, 0).read(0)
     counts = torch.tensor(step.counts, device=device())
-    shares: list[float] = [float((sums[0] / counts).sum()) for sums in build(case).valid_sums(step.microbatches)]
+    shares: list[float] = [float((sums[0] / counts).sum()) for sums in build(case).validation_sums(step.microbatches)]
     return shares
 
 

@@ -34,7 +34,7 @@ def update(name: str, optim: str, before: str, after: str) -> list[list[dict[str
         for parameter in model.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
         gradients = {n: p.grad for n, p in model.parameters.items() if p.grad is not None}
-        for piece in model.place(gradients, "grad"):
+        for piece in model.pieces_of(gradients, "grad"):
             gradient = whole(f"{step}:{piece.name}", piece.global_shape, Start(std=1.0), seed=1)
             at = zip(piece.offset, piece.block.shape, strict=True)
             piece.block.copy_(gradient[tuple(slice(start, start + size) for start, size in at)])

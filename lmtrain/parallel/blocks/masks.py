@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from lmtrain.models.stack import Stack
-from lmtrain.placement.memory import of_blocks
+from lmtrain.placement.memory import uses_block_masks
 from lmtrain.spec import LanguageModel
 
 
@@ -18,7 +18,7 @@ def apply_block_masks(model: LanguageModel, *, on_gpu: bool) -> str | None:
 
     A model that is no Stack builds its own masks. `on_gpu` means a GPU with a compiler for its kernels.
     """
-    if not (isinstance(model, Stack) and of_blocks(model.settings, on_gpu=on_gpu)):
+    if not (isinstance(model, Stack) and uses_block_masks(model.settings, on_gpu=on_gpu)):
         return None
     # because: the import takes a second, and a CPU has no kernel for flex_attention's backward
     from lmtrain.models.layers.block_masks import build_block_mask
@@ -28,7 +28,7 @@ def apply_block_masks(model: LanguageModel, *, on_gpu: bool) -> str | None:
 
 
 @contextmanager
-def masks_of_positions(models: Iterable[LanguageModel]) -> Iterator[None]:
+def use_dense_masks(models: Iterable[LanguageModel]) -> Iterator[None]:
     """Switch models to dense masks within the context, for texts of any length.
 
     because: flex_attention would be compiled for each length, and the compiler caches eight; uncompiled, as in an

@@ -21,7 +21,7 @@ from lmtrain.parallel.compute_settings import (
     RecomputeSettings,
     SomeRecomputeSettings,
 )
-from lmtrain.placement.memory import FP32_BYTES, Layers, needs_mask, of_blocks
+from lmtrain.placement.memory import FP32_BYTES, Layers, needs_mask, uses_block_masks
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Stage, stages_of_rank
 from lmtrain.plan.price.hardware import Hardware
@@ -110,7 +110,7 @@ class PlannedRun:
     @cached_property
     def has_mask(self) -> bool:
         """True if attention needs an explicit mask matrix, which only the slower kernels support."""
-        return needs_mask(self.model, document_mask=self.document_mask) and not of_blocks(
+        return needs_mask(self.model, document_mask=self.document_mask) and not uses_block_masks(
             self.model, on_gpu=not self.on_cpu
         )
 

@@ -89,7 +89,7 @@ def _sum_losses(run: Run, name: str, valid: Dataset, requests: Requests) -> tupl
     ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
     run.view.doing(f"validating on {len(ids)} samples" + (f" of {name}" if name else ""))
     batches = valid_batches(valid, ids, run.config.train.micro_batch, dp.index, dp.size)
-    loss_sums = list(run.model.valid_sums(requests.batches_until_stop(batches)))
+    loss_sums = list(run.model.validation_sums(requests.batches_until_stop(batches)))
     sums: Sums = torch.stack(loss_sums).sum(0).tolist()  # sync: validation ends
     return sums, labels_per_term(valid.counts(ids).labels, len(ids), valid.batch(ids[:1])), len(ids)
 

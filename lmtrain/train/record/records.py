@@ -187,7 +187,7 @@ def weights_digest(model: ParallelModel) -> str:
     ranks take part, in an all-reduce over the world.
     """
     total = torch.zeros((), dtype=torch.int64, device=model.device)
-    for piece in model.owned(model.pieces()):
+    for piece in model.owned_pieces(model.pieces()):
         bits = piece.block.detach().view(_INTEGERS[piece.block.element_size()])
         total += bits.sum(dtype=torch.int64) * (2 * crc32(piece.name.encode()) + 1)
     if model.mesh.world.size > 1:
@@ -227,7 +227,7 @@ def build_histograms(model: ParallelModel) -> dict[str, Histogram]:
     # the update's factor on the gradients
     clipped = None if model.one_pass_optimizer is None else model.one_pass_optimizer.gradient_factor
     for what, tensors, factor in ((WEIGHTS, model.parameters, None), (GRADIENTS, gradients, clipped)):
-        for piece in model.owned(model.place(tensors, what)):
+        for piece in model.owned_pieces(model.pieces_of(tensors, what)):
             row = row_of[piece.name.replace(".", "/", 1)]
             for chunk in piece.block.flatten().split(_CHUNK):
                 numbers = chunk if factor is None else chunk * factor
@@ -407,7 +407,7 @@ def save(run: Run) -> int:
         with phases.within("save"):
             run.writer.save(
                 run.progress.step,
-                run.model.owned(held_pieces(run.model, run.optimizer)),
+                run.model.owned_pieces(held_pieces(run.model, run.optimizer)),
                 checkpoint_state(run.config, run.inputs, run.model, run.optimizer, run.progress),
                 {"tokenizer.json": run.inputs.tokenizer.to_bytes()},
             )

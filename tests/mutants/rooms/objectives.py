@@ -6,9 +6,9 @@ MUTANTS = [
     Mutant(
         name="missing_masked_labels_are_token_0",
         file="lmtrain/objectives/objective.py",
-        function="MaskedLM.prepared",
-        old="F.pad(labels, (0, most - len(labels)), value=IGNORED)",
-        new="F.pad(labels, (0, most - len(labels)))",
+        function="MaskedLM.prepare_batch",
+        old="F.pad(labels, (0, num_scored - len(labels)), value=IGNORED)",
+        new="F.pad(labels, (0, num_scored - len(labels)))",
         breaks="Places that fill up the shorter cuts are scored as if token 0 had been masked there, which changes "
         "loss and gradients.",
         only_for="masked models whose sequence is cut over tp into parts with unequally many labels, or batches without"
@@ -17,16 +17,16 @@ MUTANTS = [
     Mutant(
         name="labels_are_cut_by_rows_and_not_by_sequence",
         file="lmtrain/objectives/objective.py",
-        function="MaskedLM.prepared",
-        old="cuts = [labels.flatten() for labels in batch.labels_BT.chunk(self.num_cuts, dim=1)]",
-        new="cuts = list(batch.labels_BT.flatten().chunk(self.num_cuts))",
+        function="MaskedLM.prepare_batch",
+        old="label_shards = [labels.flatten() for labels in batch.labels_BT.chunk(self.num_shards, dim=1)]",
+        new="label_shards = list(batch.labels_BT.flatten().chunk(self.num_shards))",
         breaks="A rank scores hidden states of its cut of the sequence against labels of other rows and positions.",
         only_for="masked models whose sequence is cut over tp, with more than one sample in a microbatch",
     ),
     Mutant(
         name="ignored_labels_can_be_hits",
         file="lmtrain/objectives/cross_entropy.py",
-        function="hit_sum",
+        function="count_hits",
         old="((label_N == logits_NV.amax(-1)) & (labels_N != IGNORED)).sum()",
         new="(label_N == logits_NV.amax(-1)).sum()",
         breaks="Where token 0 is the most likely one a position without a label counts as a hit, so the accuracy of "

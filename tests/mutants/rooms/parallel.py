@@ -95,7 +95,7 @@ MUTANTS = [
     Mutant(
         name="copy_of_a_tied_weight_is_drawn_by_its_own_name",
         file="lmtrain/parallel/shards.py",
-        function="fill",
+        function="draw_initial_values",
         old="draw_parameter(places[n].name, places[n].global_shape, starts[n], seed)",
         new="draw_parameter(n, places[n].global_shape, starts[n], seed)",
         breaks="The head's copy of a tied weight starts with other numbers than the embedding, and as both move alike "
@@ -155,9 +155,9 @@ MUTANTS = [
         file="lmtrain/parallel/model.py",
         function="ParallelModel.forward_backward",
         old="""\
-        self.turn(training=True)
-        self.tied.wait()""",
-        new="        self.tied.wait()",
+        self.set_training_mode(training=True)
+        self.tied_sums.wait()""",
+        new="        self.tied_sums.wait()",
         breaks="After the first evaluation on tasks the model stays in evaluation mode, so the rest of the run trains "
         "without dropout.",
         only_for="runs with dropout that evaluate on tasks while they train",

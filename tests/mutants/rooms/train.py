@@ -139,7 +139,7 @@ MUTANTS = [
         name="digest_of_weights_counts_copies",
         file="lmtrain/train/record/records.py",
         function="weights_digest",
-        old="for piece in model.owned(model.pieces()):",
+        old="for piece in model.owned_pieces(model.pieces()):",
         new="for piece in model.pieces():",
         breaks="The same first weights have another weights_digest at another layout, so two runs that are alike look "
         "different.",

@@ -9,7 +9,7 @@ from lmtrain.layout import Coordinate
 from lmtrain.models.bert import Bert
 from lmtrain.models.gpt import GPT
 from lmtrain.models.init import draw_parameter
-from lmtrain.parallel.shards import fill
+from lmtrain.parallel.shards import draw_initial_values
 from lmtrain.parallel.weights.grads import tied_copies
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import places_of_rank
@@ -19,7 +19,7 @@ from lmtrain.spec import Start
 def start(model: GPT | Bert, seed: int) -> None:
     held = dict(model.named_parameters())
     places = places_of_rank(model.settings, ParallelSettings(), Coordinate(0, 0, 0, 0))
-    fill(held, places | tied_copies(model.ties(), held, places), model.starts(), seed)
+    draw_initial_values(held, places | tied_copies(model.ties(), held, places), model.starts(), seed)
 
 
 def whole(name: str, shape: tuple[int, ...], how: Start, seed: int) -> Tensor:

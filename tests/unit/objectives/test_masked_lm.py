@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lmtrain.batch import IGNORED, Batch, StepBatches
 from lmtrain.models.bert_settings import BertSettings
-from lmtrain.objectives.cross_entropy import hit_sum
+from lmtrain.objectives.cross_entropy import count_hits
 from lmtrain.objectives.objective import CausalLM, MaskedLM, build_objective
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
@@ -86,13 +86,13 @@ def test_scoring_the_labelled_positions_alone_changes_nothing(pair_head: bool, w
     """Sums, hits and every gradient are those of scoring all; also where a microbatch has no label at all."""
     model = model_of(replace(SETTINGS, pair_head=pair_head))
     objective, batch = model.objective, batch_of().without_labels() if without_labels else batch_of()
-    few = objective.prepared(batch)
+    few = objective.prepare_batch(batch)
     assert few.scored_positions_K.numel() == max(1, int((batch.labels_BT != IGNORED).sum()))
     sums, valid, gradients = [], [], []
     for given in (batch, few):
         hidden_BTD = model.model(given)
         sums.append(objective.loss_sums(model.model, hidden_BTD, given))
-        valid.append(objective.valid_sums(model.model, hidden_BTD.detach(), given))
+        valid.append(objective.validation_sums(model.model, hidden_BTD.detach(), given))
         gradients.append(_gradients(model, sums[-1]))
     torch.testing.assert_close(sums[1], sums[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(valid[1], valid[0], rtol=1e-6, atol=0)
@@ -107,7 +107,7 @@ def test_the_head_is_given_no_more_than_has_labels() -> None:
     head: Any = model.model.head  # type: ignore[attr-defined]
     head.decoder.register_forward_hook(lambda module, given, made: rows.append(made.shape[:-1].numel()))
     model.forward_backward(step)
-    next(model.valid_sums(step.microbatches[:1]))
+    next(model.validation_sums(step.microbatches[:1]))
     counts = [int((batch.labels_BT != IGNORED).sum()) for batch in step.microbatches]
     assert rows == [*counts, counts[0]]
     assert max(rows) < step.microbatches[0].labels_BT.numel()
@@ -119,8 +119,8 @@ def test_cuts_of_a_sequence_give_equally_many_positions() -> None:
     found, of_rank = [], []
     for cut in range(4):
         objective = MaskedLM(("mlm", "pair"))
-        objective.num_cuts, objective.cut = 4, cut
-        few = objective.prepared(batch)
+        objective.num_shards, objective.shard_index = 4, cut
+        few = objective.prepare_batch(batch)
         found.append(few.scored_labels_K.view(4, -1))
         mine = batch.labels_BT.chunk(4, dim=1)[cut].flatten()
         at, labels = few.scored_positions_K, few.scored_labels_K.view(4, -1)[cut]
@@ -136,7 +136,7 @@ def test_cuts_of_a_sequence_give_equally_many_positions() -> None:
 def test_a_planted_bug_is_noticed() -> None:
     """Positions that are off by one have other labels."""
     model, batch = model_of(), batch_of()
-    few = model.objective.prepared(batch)
+    few = model.objective.prepare_batch(batch)
     wrong = replace(few, scored_positions_K=few.scored_positions_K.roll(1))
     hidden_BTD = model.model(batch)
     right, found = (model.objective.loss_sums(model.model, hidden_BTD, given)[0] for given in (batch, wrong))
@@ -155,14 +155,14 @@ def test_without_pairs_there_is_one_term() -> None:
     hidden_BTD = model(batch)
     sums = objective.loss_sums(model, hidden_BTD, batch)
     assert sums.shape == (1,)
-    assert objective.valid_sums(model, hidden_BTD, batch).shape == (2, 1)
+    assert objective.validation_sums(model, hidden_BTD, batch).shape == (2, 1)
     assert sums[0] == CausalLM().loss_sums(model, hidden_BTD, batch)[0]
 
 
 def test_hits_are_labels_with_the_highest_score() -> None:
     model = model_of()
     batch = batch_of()
-    (losses, hits) = next(model.valid_sums([batch]))
+    (losses, hits) = next(model.validation_sums([batch]))
     with torch.no_grad():
         bert: Any = model.model.train(False)
         hidden = bert(batch)
@@ -177,13 +177,13 @@ def test_hits_are_labels_with_the_highest_score() -> None:
 
 def test_ignored_labels_hit_nothing() -> None:
     logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [5.0, 1.0]])
-    assert hit_sum(logits, torch.tensor([0, 0, IGNORED])).item() == 1
-    assert hit_sum(logits, torch.tensor([1, 1, 0])).item() == 2
+    assert count_hits(logits, torch.tensor([0, 0, IGNORED])).item() == 1
+    assert count_hits(logits, torch.tensor([1, 1, 0])).item() == 2
 
 
 def test_a_batch_without_labels_adds_nothing() -> None:
     model = model_of()
-    assert next(model.valid_sums([batch_of().without_labels()])).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert next(model.validation_sums([batch_of().without_labels()])).tolist() == [[0.0, 0.0], [0.0, 0.0]]
 
 
 def test_what_a_model_learns_names_its_objective() -> None:

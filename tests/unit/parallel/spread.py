@@ -112,7 +112,7 @@ def to_infinity(module: nn.Module, above: Any, below: Any) -> Any:
 def told(built: ParallelModel, tensors: dict[str, Any]) -> dict[str, Any]:
     """The blocks that this rank saves: name -> whole shape, and where each block stands in it."""
     result: dict[str, Any] = {}
-    for piece in built.owned(built.place(tensors, "told")):
+    for piece in built.owned_pieces(built.pieces_of(tensors, "told")):
         entry = result.setdefault(piece.name.removeprefix("told."), {"shape": piece.global_shape, "blocks": []})
         entry["blocks"].append((piece.offset, piece.block.tolist()))
     return result

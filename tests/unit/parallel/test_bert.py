@@ -46,7 +46,7 @@ def told(sequence: bool, tp: int = 2) -> dict[str, Any]:
     batch = batch_of(8, True)
     # because: what stands at the head of each cut is another token, and only the first may judge
     swapped = replace(batch, tokens_BT=batch.tokens_BT.roll(4, 1))
-    sums = [next(iter(model.valid_sums([one]))) for one in (batch, swapped)]
+    sums = [next(iter(model.validation_sums([one]))) for one in (batch, swapped)]
     return {"logits": [x.tolist() for x in logits], "sums": [x.tolist() for x in sums]}
 
 

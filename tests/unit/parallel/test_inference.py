@@ -146,12 +146,12 @@ def test_texts_of_any_length_are_scored_without_masks_of_blocks(monkeypatch: pyt
     right = block_masks.attend_with_block_mask
     monkeypatch.setattr(block_masks, "attend_with_block_mask", attend_with_block_mask)
     with block_masks_everywhere():
-        of_blocks = build({}, window=3)
-        of_blocks.forward_backward(step_of(0, Layout(), 1, 0))
+        uses_block_masks = build({}, window=3)
+        uses_block_masks.forward_backward(step_of(0, Layout(), 1, 0))
         assert lengths == [8, 8]
-        found = list(Scorer(of_blocks, batch_size=7).score(requests()))
+        found = list(Scorer(uses_block_masks, batch_size=7).score(requests()))
         assert lengths == [8, 8]
-        list(of_blocks.valid_sums(step_of(0, Layout(), 1, 0).microbatches))
+        list(uses_block_masks.validation_sums(step_of(0, Layout(), 1, 0).microbatches))
         assert lengths == [8, 8, 8, 8]
     expected = list(Scorer(build({}, window=3), batch_size=7).score(requests()))
     for one, other in zip(found, expected, strict=True):

@@ -25,7 +25,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers.attention import DotProduct, Rotation, build_mask, build_rotation, rotate
 from lmtrain.models.layers.block import build_norm
 from lmtrain.objectives import cross_entropy as loss_room
-from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum, hit_sum
+from lmtrain.objectives.cross_entropy import count_hits, cross_entropy_plain, cross_entropy_sum
 from lmtrain.parallel import tensor as tensor_room
 from lmtrain.parallel.mesh import Axis, build_mesh
 from lmtrain.parallel.weights import precision as precision_room
@@ -212,7 +212,7 @@ def test_loss(loss: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) ->
 def test_hits(dtype: torch.dtype) -> None:
     """More than half precision can count to."""
     logits = F.one_hot(torch.arange(3001) % 8, 8).to(dtype)
-    assert hit_sum(logits, torch.arange(3001) % 8) == 3001
+    assert count_hits(logits, torch.arange(3001) % 8) == 3001
 
 
 # gradients of many microbatches

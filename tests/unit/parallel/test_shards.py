@@ -12,7 +12,7 @@ from torch import Tensor
 from lmtrain.layout import Layout
 from lmtrain.models import init
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.parallel.shards import fill
+from lmtrain.parallel.shards import draw_initial_values
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import places_of_rank
 from lmtrain.spec import Start
@@ -36,7 +36,7 @@ def filled(layout: Layout, rank: int, num_threads: int = 1) -> dict[str, Tensor]
         model: Any = MODEL.build()
     parameters = {name: torch.full(place.local_shape, 9.0) for name, place in places.items()}
     torch.set_num_threads(num_threads)
-    fill(parameters, places, model.starts(), 7)
+    draw_initial_values(parameters, places, model.starts(), 7)
     return parameters
 
 
@@ -75,7 +75,7 @@ def test_what_goes_wrong_in_a_thread_is_raised() -> None:
     places = places_of_rank(MODEL, ParallelSettings(), Layout().coordinate(0))
     torch.set_num_threads(3)
     with pytest.raises(TypeError):
-        fill({name: torch.zeros(place.local_shape) for name, place in places.items()}, places, WRONG, 7)
+        draw_initial_values({name: torch.zeros(place.local_shape) for name, place in places.items()}, places, WRONG, 7)
 
 
 class Wrong(dict[str, Any]):

@@ -115,14 +115,14 @@ def load_and_look(parallel: dict[str, Any]) -> dict[str, Any]:
     empty = built.logits(Batch(tokens, tokens))
     starts = built.model.starts()
 
-    def fill(pieces: list[Piece]) -> None:
+    def draw_initial_values(pieces: list[Piece]) -> None:
         for piece in pieces:
             name = piece.name.removeprefix("model.")
             weight = whole(name, piece.global_shape, starts[name], 5)
             at = zip(piece.offset, piece.block.shape, strict=True)
             piece.block.copy_(weight[tuple(slice(o, o + n) for o, n in at)])
 
-    built.load(fill)
+    built.load(draw_initial_values)
     logits = built.logits(Batch(tokens, tokens))
     # because: a product of fewer rows may sum in another order, on some processors
     torch.testing.assert_close(built.logits(Batch(tokens, tokens), keep), logits[keep], rtol=1e-6, atol=1e-6)

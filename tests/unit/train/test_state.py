@@ -44,7 +44,7 @@ def test_a_run_that_skipped_steps_goes_on_as_if_it_had_not_stopped(tmp_path: Pat
     assert 0 < progress.skipped < 22
     facts = state.checkpoint_state(CONFIG, inputs_of(tmp_path), model, optimizer, progress)
     with CheckpointWriter(tmp_path, keep_last=1, asynchronous=False) as writer:
-        writer.save(progress.step, model.owned(state.held_pieces(model, optimizer)), facts, {})
+        writer.save(progress.step, model.owned_pieces(state.held_pieces(model, optimizer)), facts, {})
     expected = go_on(model, optimizer, progress, 27)
     again, its_optimizer = make()
     found = state.restore(CheckpointReader(tmp_path / "step_00000024"), again, its_optimizer)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from lmtrain.batch import IGNORED
 from lmtrain.kernels import cross_entropy
-from lmtrain.objectives.cross_entropy import hit_sum as whole_hit_sum
-from lmtrain.parallel.tensor import cross_entropy_sum, hit_sum, label_scores, rows_per_rank
+from lmtrain.objectives.cross_entropy import count_hits as whole_hit_sum
+from lmtrain.parallel.tensor import count_hits, cross_entropy_sum, label_scores, rows_per_rank
 from tests.layouts.workers import Pool
 from tests.unit.parallel.cut_models import Record, distance, world_axis
 
@@ -81,7 +81,7 @@ def hits(vocab_size: int) -> list[float]:
     labels = torch.where(kept & (torch.arange(6) % 2 == 0), whole.argmax(-1), labels)
     here = whole[..., axis.index * rows : (axis.index + 1) * rows]
     expected = ((whole.argmax(-1) == labels) & kept).sum().item()
-    return [hit_sum(here, labels, axis).item(), whole_hit_sum(whole, labels).item(), expected]
+    return [count_hits(here, labels, axis).item(), whole_hit_sum(whole, labels).item(), expected]
 
 
 @pytest.mark.parametrize(("num_ranks", "vocab_size"), [(2, 13), (4, 5)])
