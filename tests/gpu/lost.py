@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from lmtrain.errors import LmtrainError
-from lmtrain.observe.watch.guard import watched
+from lmtrain.observe.watch.guard import watch_run
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup, peer_errors
 from tests.layouts.worker import one_gpu
@@ -28,8 +28,8 @@ def main(rank: int, folder: Path, device: torch.device) -> None:
         os.environ |= {**one_gpu(), "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_device else "gloo", store=store, rank=rank, world_size=2)
     env, met = ProcessEnv(rank, 2, host="here"), RunGroup(("here", "here"), store)
-    with peer_errors(env, 60.0), watched(
-        env, met, folder, 60.0, ending=say, on_device=on_device
+    with peer_errors(env, 60.0), watch_run(
+        env, met, folder, 60.0, on_end=say, on_device=on_device
     ):
         total, count = torch.ones(1 << 16, device=device), 0
         while True:

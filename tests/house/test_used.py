@@ -20,7 +20,7 @@ ALLOWED = {
     "lmtrain.cli.verbs.get_command": "called by typer",
     "lmtrain.cli.verbs.list_commands": "called by typer",
     "lmtrain.cli.verbs.resolve_command": "called by typer",
-    "lmtrain.observe.watch.guard.tell_stop": "handed by the command line to what hears signals",
+    "lmtrain.observe.watch.guard.send_stop": "passed by the command line to the signal handlers",
     "lmtrain.config.source.load_config": "called by hydra",
     "lmtrain.config.source.is_group": "called by hydra",
     "lmtrain.config.source.is_config": "called by hydra",

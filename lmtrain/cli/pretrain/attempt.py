@@ -121,7 +121,7 @@ class Attempt:
         Yield the device and, on rank 0, the host of each rank.
         """
         from lmtrain.observe.measure import phases
-        from lmtrain.observe.watch.guard import watched
+        from lmtrain.observe.watch.guard import watch_run
         from lmtrain.runtime.machine.device import memory_errors, pick_device
         from lmtrain.runtime.processes.process_group import open_process_group
 
@@ -137,11 +137,11 @@ class Attempt:
             phases.enter("rendezvous")
             with (
                 open_process_group(env, device, timeout_s) as peers,
-                watched(
-                    env, peers, folder, timeout_s, self.stop.stop_with_peer, ending=report,
+                watch_run(
+                    env, peers, folder, timeout_s, self.stop.stop_with_peer, on_end=report,
                     on_device=device.type == "cuda",
                 ) as watch,
-                self._report_stop_to_peers(watch.tell_stop),
+                self._report_stop_to_peers(watch.send_stop),
             ):
                 yield device, peers.hosts
 

@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 from lmtrain.errors import LmtrainError, PeerLostError, StoppedEarly
 from lmtrain.observe.measure import phases
 from lmtrain.observe.safe_text import warn
-from lmtrain.observe.watch.companion import DEVICE_POLITE_S, POLITE_S, STACKS_SIGNAL
-from lmtrain.observe.watch.hub import explained
+from lmtrain.observe.watch.companion import DEVICE_GRACE_S, GRACE_S, STACKS_SIGNAL
+from lmtrain.observe.watch.hub import verdict_text
 from lmtrain.observe.watch.judge import HANG_KIND
 from lmtrain.runtime.processes.process import ProcessEnv, Rendezvous, take_companion
 from lmtrain.runtime.processes.process_group import RunGroup, is_peer_error
@@ -37,70 +37,75 @@ _ROOT = Path(__file__).resolve().parents[3]
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from lmtrain.observe.watch.companion import main; main()"
 _KEY = "watch"  # key of the run's store: the hub's host, port and secret
 _ANSWER_S = 5.0
-_LEAVE_S = 5.0
+_COMPANION_END_S = 5.0
 _POLL_S = 0.005
-_LOST_S = 0.5  # because: srun ends all tasks once one is gone, and its signal may arrive before the watchdog's verdict
-_NUM_ROWS = 30
-_MOST_S = 1.0  # because: the dump takes locks that a hung process may hold
+_VERDICT_S = 0.5  # because: srun ends all tasks once one is gone, and its signal may come before the verdict
+_MAX_ROWS = 30
+_DUMP_S = 1.0  # because: the dump takes locks that a hung process may hold
 
 
 class Watch:
     """Messages between the processes of a run, beside their collectives. Does nothing in a run of one process."""
 
     def __init__(
-        self, process: ProcessEnv, heard: Callable[[str], None], ending: Callable[[LmtrainError], None],
+        self, process: ProcessEnv, on_stop: Callable[[str], None], on_end: Callable[[LmtrainError], None],
         *, on_device: bool = False,
     ) -> None:  # fmt: skip
-        """Create an unopened watch. With `on_device`, collectives wait on a device and do not raise if a peer fails."""
-        self.process, self._heard, self._ending = process, heard, ending
-        self.polite_s = DEVICE_POLITE_S if on_device else POLITE_S
-        self.told_stop: str | None = None  # name of the signal that another process received
+        """Create an unopened watch.
+
+        `on_stop` receives the name of the signal that another process was sent; `on_end` the error for which this
+        process is ended from outside its main thread, on rank 0. With `on_device`, collectives wait on a device and do
+        not raise if a peer fails.
+        """
+        self.process, self._on_stop, self._on_end = process, on_stop, on_end
+        self.grace_s = DEVICE_GRACE_S if on_device else GRACE_S
+        self.stop_signal: str | None = None  # name of the signal that another process received
         self._verdict: dict[str, Any] | None = None
-        self._answered, self._left = threading.Event(), threading.Event()
+        self._is_answered, self._is_leaving = threading.Event(), threading.Event()
         self._control: socket.socket | None = None
         self._sending = threading.Lock()
-        self._companion: subprocess.Popen[bytes] | _Forked | None = None
+        self._companion: subprocess.Popen[bytes] | _ForkedCompanion | None = None
 
-    def tell_stop(self, name: str) -> None:
+    def send_stop(self, signal_name: str) -> None:
         """Report to all other processes that this one was asked to stop."""
-        self._send({"stop": name})
+        self._send({"stop": signal_name})
 
-    def open(self, met: RunGroup, folder: Path, timeout_s: float) -> None:
-        leads, where, secret = self.process.rank == 0, None, secrets.token_hex(16)
-        on_node = len(set(met.hosts)) == 1
-        if not leads:
-            found = json.loads(met.store.get(_KEY))
-            if not found:
+    def open(self, group: RunGroup, folder: Path, timeout_s: float) -> None:
+        is_leader, address, secret = self.process.rank == 0, None, secrets.token_hex(16)
+        single_node = len(set(group.hosts)) == 1
+        if not is_leader:
+            hub_entry = json.loads(group.store.get(_KEY))
+            if not hub_entry:
                 return
-            *where, secret = found
-        told = {
+            *address, secret = hub_entry
+        config = {
             "rank": self.process.rank, "host": self.process.host, "pid": os.getpid(), "folder": str(folder.absolute()),
-            "timeout_s": timeout_s, "world_size": self.process.world_size, "on_node": on_node, "secret": secret,
-            "address": where, "polite_s": self.polite_s,
+            "timeout_s": timeout_s, "world_size": self.process.world_size, "on_node": single_node, "secret": secret,
+            "address": address, "polite_s": self.grace_s,
         }  # fmt: skip
         try:
-            port = self._start(told, leads)
+            port = self._start(config, is_leader)
         except (OSError, ValueError) as error:
             warn(f"{self.process.label} is not watched, as its companion could not be started ({error}).")
             port = None
-        if leads:
-            host = "127.0.0.1" if on_node else Rendezvous.detect(self.process).host
-            met.store.set(_KEY, json.dumps([host, port, secret] if port else None))
+        if is_leader:
+            host = "127.0.0.1" if single_node else Rendezvous.detect(self.process).host
+            group.store.set(_KEY, json.dumps([host, port, secret] if port else None))
 
-    def _start(self, told: dict[str, Any], leads: bool) -> int | None:
+    def _start(self, config: dict[str, Any], is_leader: bool) -> int | None:
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115  # because: it stays open until the process ends
         faulthandler.register(STACKS_SIGNAL, file=self._stacks, all_threads=True, chain=False)
         marks = phases.open_memory()
         fds = {"marks": marks, "stacks": self._stacks.fileno()}
         waiting = take_companion()
         if waiting is None:
-            self._control, self._companion = _start_companion(told, fds, speaks=leads)
+            self._control, self._companion = _start_companion(config, fds, may_print=is_leader)
         else:
-            self._control, self._companion = socket.socket(fileno=waiting[0]), _Forked(waiting[1])
-            socket.send_fds(self._control, [json.dumps(told).encode()], list(fds.values()))
+            self._control, self._companion = socket.socket(fileno=waiting[0]), _ForkedCompanion(waiting[1])
+            socket.send_fds(self._control, [json.dumps(config).encode()], list(fds.values()))
         os.close(marks)
         port = None
-        if leads:
+        if is_leader:
             self._control.settimeout(60.0)
             port = json.loads(self._control.recv(100))["port"]
             self._control.settimeout(None)
@@ -115,62 +120,62 @@ class Watch:
                 message = json.loads(line)
                 if "stop" in message:
                     if self._verdict is None:  # because: a rank that leaves after a loss leaves because of the loss
-                        self.told_stop = self.told_stop or message["stop"]
-                    self._heard(message["stop"])
+                        self.stop_signal = self.stop_signal or message["stop"]
+                    self._on_stop(message["stop"])
                 elif message.get("end"):
                     self._verdict = message
-                    self._answered.set()
+                    self._is_answered.set()
                     self._end(message)
                 elif message.get("over"):
                     is_over = True
                 else:
-                    self._answered.set()
-        self._answered.set()
-        if not (self._left.is_set() or self._verdict or is_over):
+                    self._is_answered.set()
+        self._is_answered.set()
+        if not (self._is_leaving.is_set() or self._verdict or is_over):
             warn(f"{self.process.label} is not watched any more, as its companion is gone.")
 
     def _end(self, verdict: dict[str, Any]) -> None:
         """End this process unless the main thread leaves by itself in time."""
-        if verdict["kind"] == HANG_KIND and (rows := newest_rows()):
+        if verdict["kind"] == HANG_KIND and (rows := flight_recorder_rows()):
             with suppress(OSError):
                 (Path(verdict["folder"]) / f"rank_{self.process.rank:05d}.flight_recorder.txt").write_text(rows)
-        if self._left.wait(self.polite_s[verdict["kind"]]):
+        if self._is_leaving.wait(self.grace_s[verdict["kind"]]):
             return
-        error = self.error_of(verdict)
+        error = self.verdict_error(verdict)
         if self.process.rank == 0:
             self._send({"said": True})
-            self._ending(error)
+            self._on_end(error)
         os._exit(error.exit_code)
 
-    def error_of(self, verdict: dict[str, Any]) -> LmtrainError:
-        if self.told_stop and phases.main.num_steps <= 1:
-            return StoppedEarly(f"{self.told_stop} came before the first step was done.")
-        return PeerLostError(explained(verdict), rank=verdict["ranks"][0], stacks=verdict.get("folder"))
+    def verdict_error(self, verdict: dict[str, Any]) -> LmtrainError:
+        if self.stop_signal and phases.main.num_steps <= 1:
+            return StoppedEarly(f"{self.stop_signal} came before the first step was done.")
+        return PeerLostError(verdict_text(verdict), rank=verdict["ranks"][0], stacks=verdict.get("folder"))
 
-    def culprit(self, error: BaseException) -> LmtrainError | None:
+    def find_culprit(self, error: BaseException) -> LmtrainError | None:
         """Return the error that names the culprit of a collective that failed here, or None if the hub knows none."""
-        if not self._answered.is_set():
+        if not self._is_answered.is_set():
             self._send({"asks": str(error)[:500]})
-            self._answered.wait(_ANSWER_S)
-        self._left.set()
-        return self.error_of(self._verdict) if self._verdict else None
+            self._is_answered.wait(_ANSWER_S)
+        self._is_leaving.set()
+        return self.verdict_error(self._verdict) if self._verdict else None
 
-    def lost(self) -> LmtrainError | None:
+    def earlier_error(self) -> LmtrainError | None:
         """Return the error that had ended the run before this process was asked to stop, or None if there was none."""
-        if self._companion is not None and self.told_stop is None:
-            self._answered.wait(_LOST_S)
-        if self._verdict is None or self.told_stop is not None:
+        if self._companion is not None and self.stop_signal is None:
+            self._is_answered.wait(_VERDICT_S)
+        if self._verdict is None or self.stop_signal is not None:
             return None
-        self._left.set()
-        return self.error_of(self._verdict)
+        self._is_leaving.set()
+        return self.verdict_error(self._verdict)
 
-    def leave(self, message: dict[str, Any]) -> None:
+    def report_end(self, message: dict[str, Any]) -> None:
         """Report how the main thread ended. After a success, also wait for the companion and free its resources."""
-        self._left.set()
+        self._is_leaving.set()
         self._send(message)
         if self._companion is not None and "done" in message:
             with suppress(subprocess.TimeoutExpired):
-                self._companion.wait(_LEAVE_S)
+                self._companion.wait(_COMPANION_END_S)
             with suppress(ProcessLookupError):
                 self._companion.kill()
             self._companion.wait()
@@ -182,7 +187,7 @@ class Watch:
                 self._control.sendall(json.dumps(message).encode() + b"\n")
 
 
-class _Forked:
+class _ForkedCompanion:
     """A companion that was forked by this process, with the `wait` and `kill` of subprocess.Popen."""
 
     def __init__(self, pid: int) -> None:
@@ -206,82 +211,83 @@ class _Forked:
 
 
 def _start_companion(
-    told: dict[str, Any], fds: dict[str, int], *, speaks: bool
+    config: dict[str, Any], fds: dict[str, int], *, may_print: bool
 ) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        fds = fds | {"control": theirs.fileno()}
-        return ours, subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _CODE, str(_ROOT), json.dumps(told | fds)],
+    own_end, companion_end = socket.socketpair()
+    with companion_end:
+        fds = fds | {"control": companion_end.fileno()}
+        return own_end, subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _CODE, str(_ROOT), json.dumps(config | fds)],
             pass_fds=list(fds.values()), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=None if speaks else subprocess.DEVNULL,
+            stderr=None if may_print else subprocess.DEVNULL,
         )  # fmt: skip
 
 
-def _end_as(found: LmtrainError, process: ProcessEnv, error: BaseException) -> NoReturn:
+def _raise_verdict(verdict_error: LmtrainError, process: ProcessEnv, error: BaseException) -> NoReturn:
     if process.rank > 0:
-        raise SystemExit(found.exit_code) from error  # because: rank 0 or its companion prints the error for all ranks
-    raise found from error
+        # because: rank 0 or its companion prints the error for all ranks
+        raise SystemExit(verdict_error.exit_code) from error
+    raise verdict_error from error
 
 
 @contextmanager
-def watched(
-    process: ProcessEnv, met: RunGroup, folder: Path, timeout_s: float,
-    heard: Callable[[str], None] = lambda name: None, ending: Callable[[LmtrainError], None] = lambda error: None,
+def watch_run(
+    process: ProcessEnv, group: RunGroup, folder: Path, timeout_s: float,
+    on_stop: Callable[[str], None] = lambda name: None, on_end: Callable[[LmtrainError], None] = lambda error: None,
     *, on_device: bool = False,
 ) -> Iterator[Watch]:  # fmt: skip
     """Open the watchdog for the enclosed run, and report to it how the run ends.
 
     If a peer caused the end, raise the verdict that names it; on ranks other than 0 raise SystemExit with the same exit
-    code, because rank 0 prints the error. `heard` receives the name of a signal that another process was sent; `ending`
-    reports and records, on rank 0, why this process is ended from outside its main thread. Both are called from another
-    thread.
+    code, because rank 0 prints the error. `on_stop` receives the name of a signal that another process was sent.
+    `on_end` reports and records, on rank 0, why this process is ended from outside its main thread. Both are called
+    from another thread.
     """
-    watch = Watch(process, heard, ending, on_device=on_device)
+    watch = Watch(process, on_stop, on_end, on_device=on_device)
     phases.enter("build")
     if process.world_size > 1:
-        watch.open(met, folder, timeout_s)
+        watch.open(group, folder, timeout_s)
     try:
         yield watch
     except LmtrainError as error:
-        watch.leave({"failed": str(error)[:2000], "code": error.exit_code})
+        watch.report_end({"failed": str(error)[:2000], "code": error.exit_code})
         raise
     except Stopped as stopped:
         ignore_stops()  # because: other ranks that leave report it, too, and this rank already has its reason
-        if (lost := watch.lost()) is None:
-            watch.leave({"left": True})  # because: the report makes the other ranks stop as well
+        if (earlier_error := watch.earlier_error()) is None:
+            watch.report_end({"left": True})  # because: the report makes the other ranks stop as well
             raise
-        watch.leave({"failed": str(stopped), "code": lost.exit_code})
-        _end_as(lost, process, stopped)
+        watch.report_end({"failed": str(stopped), "code": earlier_error.exit_code})
+        _raise_verdict(earlier_error, process, stopped)
     except BaseException as error:
         of_peers = is_peer_error(error)
-        found = watch.culprit(error) if of_peers else None
-        code = found.exit_code if found else 76 if of_peers else 1
-        watch.leave({"failed": f"{type(error).__name__}: {error}"[:2000], "code": code})
-        if found is None:
+        culprit = watch.find_culprit(error) if of_peers else None
+        code = culprit.exit_code if culprit else 76 if of_peers else 1
+        watch.report_end({"failed": f"{type(error).__name__}: {error}"[:2000], "code": code})
+        if culprit is None:
             raise
-        _end_as(found, process, error)
-    watch.leave({"done": True})
+        _raise_verdict(culprit, process, error)
+    watch.report_end({"done": True})
 
 
-def newest_rows() -> str:
+def flight_recorder_rows() -> str:
     """Return the newest rows of torch's flight recorder, one JSON object per line.
 
     Empty if this torch has none, it was switched off, or it does not answer in time.
     """
     answer: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answer.put(_rows()), name="flight recorder", daemon=True).start()
+    threading.Thread(target=lambda: answer.put(_read_flight_recorder()), name="flight recorder", daemon=True).start()
     try:
-        return answer.get(timeout=_MOST_S)
+        return answer.get(timeout=_DUMP_S)
     except queue.Empty:
         return ""
 
 
-def _rows() -> str:
+def _read_flight_recorder() -> str:
     try:
         from torch._C import _distributed_c10d  # because: there is no public API, and not every build has this one
 
         dump: Any = vars(_distributed_c10d)["_dump_fr_trace_json"]
-        return "".join(f"{json.dumps(entry)}\n" for entry in json.loads(dump()).get("entries", [])[-_NUM_ROWS:])
+        return "".join(f"{json.dumps(entry)}\n" for entry in json.loads(dump()).get("entries", [])[-_MAX_ROWS:])
     except Exception:  # because: whatever is wrong with the recorder, the run is ending anyway
         return ""

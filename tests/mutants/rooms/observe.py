@@ -151,9 +151,9 @@ MUTANTS = [
     Mutant(
         name="watch_forgets_what_earlier_starts_took",
         file="lmtrain/observe/watch/judge.py",
-        function="Limits.learn",
-        old="max(seconds, self.longest.get(key, 0.0), self.before.get(key, 0.0))",
-        new="max(seconds, self.longest.get(key, 0.0))",
+        function="Limits.record_times",
+        old="max(seconds, self.longest_s.get(key, 0.0), self.earlier_s.get(key, 0.0))",
+        new="max(seconds, self.longest_s.get(key, 0.0))",
         breaks="A run that is going well is ended as hung, because a save or a validation takes as long as it did "
         "before the restart and not as short as in this start.",
         only_for="starts after the first, and phases that once took more than ten times what this start has seen",
@@ -162,8 +162,8 @@ MUTANTS = [
         name="lost_node_noticed_at_the_later_time",
         file="lmtrain/observe/watch/companion.py",
         function="Companion.__init__",
-        old='min(told["timeout_s"], SILENT_S)',
-        new='max(told["timeout_s"], SILENT_S)',
+        old='min(config["timeout_s"], SILENT_S)',
+        new='max(config["timeout_s"], SILENT_S)',
         breaks="Ranks wait for parallel.timeout_s, ten minutes by default, where they were to notice within half a "
         "minute that the node of rank 0 is gone.",
         only_for="a node of rank 0 that loses its power or its network without closing connections",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from lmtrain.observe.watch.guard import newest_rows
+from lmtrain.observe.watch.guard import flight_recorder_rows
 
 
 def test_a_process_without_collectives_has_no_rows() -> None:
-    assert newest_rows() == ""
+    assert flight_recorder_rows() == ""

@@ -22,12 +22,12 @@ import pytest
 from lmtrain.observe.measure.phases import NUM_BYTES
 from lmtrain.observe.watch.companion import (
     _TICK_S,
-    DEVICE_POLITE_S,
-    POLITE_S,
+    DEVICE_GRACE_S,
+    GRACE_S,
     Companion,
-    how_ended,
+    describe_exit,
     main_of_fork,
-    state_of,
+    process_state,
 )
 from lmtrain.observe.watch.guard import _CODE, _ROOT
 from lmtrain.observe.watch.hub import Hub
@@ -40,23 +40,23 @@ PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc
 @PROC
 def test_a_process_that_is_stopped_and_one_that_is_killed() -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
-        assert state_of(process.pid)[0] == "running"
+        assert process_state(process.pid)[0] == "running"
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        assert state_of(process.pid)[0] == "stopped"
+        assert process_state(process.pid)[0] == "stopped"
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert how_ended(process.pid) == "was ended by SIGKILL"
-    assert how_ended(process.pid) == "ended without a word, as one that is killed"
-    assert state_of(process.pid) == ("running", 0.0)
-    assert state_of(os.getpid())[1] > 0
+        assert describe_exit(process.pid) == "was ended by SIGKILL"
+    assert describe_exit(process.pid) == "ended without a word, as if killed"
+    assert process_state(process.pid) == ("running", 0.0)
+    assert process_state(os.getpid())[1] > 0
 
 
 def told_of(folder: Path, control: int, marks: int, stacks: int) -> dict[str, Any]:
     return {
         "rank": 0, "host": "n1", "pid": os.getpid(), "folder": str(folder), "timeout_s": 60.0, "world_size": 2,
         "on_node": True, "secret": "secret", "address": None, "control": control, "marks": marks, "stacks": stacks,
-        "polite_s": POLITE_S,
+        "polite_s": GRACE_S,
     }  # fmt: skip
 
 
@@ -66,18 +66,18 @@ def test_a_rank_that_is_leaving_has_no_less_time_where_another_one_has_failed(tm
         marks.truncate(NUM_BYTES)
         companion = Companion(told_of(tmp_path, theirs.detach(), marks.fileno(), stacks.fileno()))
         ours.sendall(b'{"failed": "the ranks of this run differ", "code": 2}\n')
-        companion.hear_rank()
+        companion.receive_from_rank()
         due = companion.deadline
         assert due is not None
-        companion.obey({"verdict": "rank 1 ended with exit code 2.", "kind": LOST_KIND, "ranks": [1]})
+        companion.handle_message({"verdict": "rank 1 ended with exit code 2.", "kind": LOST_KIND, "ranks": [1]})
         assert companion.deadline == due
         companion.selector.close()
-        companion.control.close()
+        companion.rank_connection.close()
         assert companion.hub is not None
         companion.hub.listener.close()
 
 
-@pytest.mark.parametrize(("polite_s", "in_time"), [(DEVICE_POLITE_S, True), (POLITE_S, False)])
+@pytest.mark.parametrize(("polite_s", "in_time"), [(DEVICE_GRACE_S, True), (GRACE_S, False)])
 def test_a_rank_that_waits_on_its_device_is_given_less_time(
     tmp_path: Path, polite_s: dict[str, float], in_time: bool
 ) -> None:
@@ -90,11 +90,11 @@ def test_a_rank_that_waits_on_its_device_is_given_less_time(
         marks.truncate(NUM_BYTES)
         told = told_of(tmp_path, theirs.detach(), marks.fileno(), stacks.fileno()) | {"polite_s": polite_s}
         companion = Companion(told)
-        companion.obey({"verdict": "rank 1 was ended by SIGKILL.", "kind": LOST_KIND, "ranks": [1]})
+        companion.handle_message({"verdict": "rank 1 was ended by SIGKILL.", "kind": LOST_KIND, "ranks": [1]})
         assert companion.deadline is not None
         assert (companion.deadline - time.monotonic() + 2 * _TICK_S < 5.0) is in_time
         companion.selector.close()
-        companion.control.close()
+        companion.rank_connection.close()
         assert companion.hub is not None
         companion.hub.listener.close()
 
@@ -109,38 +109,38 @@ def of_rank_1(folder: Path, address: tuple[str, int]) -> Iterator[tuple[Companio
         companion = Companion(told)
         yield companion, ours
         companion.selector.close()
-        companion.control.close()
-        assert companion.link is not None
-        companion.link.close()
+        companion.rank_connection.close()
+        assert companion.hub_connection is not None
+        companion.hub_connection.close()
 
 
 def test_a_hub_that_falls_silent_is_noticed_unless_this_process_has_slept(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as hub, of_rank_1(tmp_path, hub.getsockname()) as (companion, ours):
-        companion.heard_at -= 100.0
-        companion.looked_at -= 100.0
-        companion.look()
+        companion.hub_message_at -= 100.0
+        companion.checked_at -= 100.0
+        companion.check_rank()
         assert companion.verdict is None
-        companion.heard_at -= 40.0  # which is long enough, however long the ranks wait for each other
-        companion.look()
+        companion.hub_message_at -= 40.0  # which is long enough, however long the ranks wait for each other
+        companion.check_rank()
         assert companion.verdict is not None
         told = json.loads(ours.makefile().readline())
         assert (told["kind"], told["ranks"], told["end"]) == (LOST_KIND, [0], True)
-        assert told["verdict"].startswith("rank 0, met at 127.0.0.1, is not heard of any more")
+        assert told["verdict"].startswith("rank 0 at 127.0.0.1 and its companion send no heartbeats any more")
     assert json.loads((tmp_path / "stop.json").read_text())["lost"] == 0
 
 
 def test_a_hub_that_is_there_says_so(tmp_path: Path) -> None:
-    hub = Hub(0, "secret", str(tmp_path), 60.0, 2, on_node=True)
+    hub = Hub(0, "secret", str(tmp_path), 60.0, 2, single_node=True)
     hub.register(selectors.DefaultSelector())
     with of_rank_1(tmp_path, ("127.0.0.1", hub.port)) as (companion, _):
         peer = met(hub)
         hub.tick()
-        companion.heard_at -= 100.0
+        companion.hub_message_at -= 100.0
         assert companion.selector.select(60.0)
-        companion.hear_hub()
-        companion.look()
+        companion.receive_from_hub()
+        companion.check_rank()
         assert companion.verdict is None
-    hub.forget(peer)
+    hub.drop_peer(peer)
     hub.listener.close()
     hub.selector.close()
 

@@ -14,7 +14,7 @@ import pytest
 
 from lmtrain.errors import PeerLostError, StoppedEarly
 from lmtrain.observe.measure import phases
-from lmtrain.observe.watch.guard import Watch, _Forked, watched
+from lmtrain.observe.watch.guard import Watch, _ForkedCompanion, watch_run
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup
 
@@ -26,15 +26,15 @@ def watch() -> Watch:
 
 
 def test_a_process_alone_has_nobody_to_watch(tmp_path: Path) -> None:
-    with watched(ProcessEnv(host="n1"), RunGroup(("n1",)), tmp_path, 60.0) as alone:
-        alone.tell_stop("SIGTERM")
+    with watch_run(ProcessEnv(host="n1"), RunGroup(("n1",)), tmp_path, 60.0) as alone:
+        alone.send_stop("SIGTERM")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_companion_that_was_forked_is_waited_for_and_killed() -> None:
     """On systems without pidfd_open too."""
     with subprocess.Popen(["sleep", "60"]) as process:
-        companion = _Forked(process.pid)
+        companion = _ForkedCompanion(process.pid)
         with pytest.raises(subprocess.TimeoutExpired):
             companion.wait(0.05)
         companion.kill()
@@ -47,21 +47,21 @@ def test_a_companion_that_was_forked_is_waited_for_and_killed() -> None:
 
 
 def test_its_errors_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), watched(ProcessEnv(host="n1"), RunGroup(("n1",)), tmp_path, 60.0):
+    with pytest.raises(KeyError), watch_run(ProcessEnv(host="n1"), RunGroup(("n1",)), tmp_path, 60.0):
         raise KeyError("x")
 
 
 def test_a_peer_that_was_told_to_stop_before_the_first_step_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(phases, "main", phases.ThreadPosition(0))
     one = watch()
-    lost = one.error_of(VERDICT)
+    lost = one.verdict_error(VERDICT)
     assert isinstance(lost, PeerLostError)
     assert (str(lost), lost.rank) == ("rank 1 on n1 is gone. Start the same command again to go on.", 1)
-    one.told_stop = "SIGTERM"
+    one.stop_signal = "SIGTERM"
     phases.main.enter("data", 1)
-    assert isinstance(one.error_of(VERDICT), StoppedEarly)
+    assert isinstance(one.verdict_error(VERDICT), StoppedEarly)
     phases.main.enter("data", 2)
-    assert isinstance(one.error_of(VERDICT), PeerLostError)
+    assert isinstance(one.verdict_error(VERDICT), PeerLostError)
 
 
 # what both of the pairs below begin with; they are forks of one process, since it takes long to import torch
@@ -71,7 +71,7 @@ from pathlib import Path
 import torch.distributed as dist
 from lmtrain.errors import PeerLostError
 from lmtrain.observe.measure import phases
-from lmtrain.observe.watch.guard import watched
+from lmtrain.observe.watch.guard import watch_run
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.runtime.processes.process_group import RunGroup
 
@@ -88,9 +88,9 @@ met = RunGroup(("n1", "n1"), dist.FileStore(str(folder / "store"), 2))
 """
 WAITS_ON_ITS_DEVICE = """
 try:
-    with watched(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda name: heard.set(), on_device=True) as watch:
+    with watch_run(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda name: heard.set(), on_device=True) as watch:
         if rank == 1:
-            watch.tell_stop("a word by which rank 0 knows that the other's companion has come")
+            watch.send_stop("a word by which rank 0 knows that the other's companion has come")
         else:
             heard.wait()
         phases.enter("data", 1)  # because: who is asked to stop before its second step has nothing to lose
@@ -102,10 +102,10 @@ except PeerLostError as error:
     raise SystemExit(error.exit_code)
 """
 LATE = """
-with watched(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda name: heard.set()) as watch:
+with watch_run(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda name: heard.set()) as watch:
     if rank == 1:
         listens = next(thread for thread in threading.enumerate() if thread.name == "watch")
-        watch.tell_stop("a word by which rank 0 knows that the other's companion has come")
+        watch.send_stop("a word by which rank 0 knows that the other's companion has come")
         listens.join()
     else:
         heard.wait()

@@ -11,31 +11,31 @@ from typing import Any
 
 import pytest
 
-from lmtrain.observe.watch.hub import Hub, Lines
+from lmtrain.observe.watch.hub import Hub, LineConnection
 from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND
 from lmtrain.runfolder.names import PHASE_TIMES
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Hub]:
-    hub = Hub(0, "secret", str(tmp_path), 20.0, 2, on_node=True)
+    hub = Hub(0, "secret", str(tmp_path), 20.0, 2, single_node=True)
     hub.register(selectors.DefaultSelector())
     yield hub
     for peer in list(hub.peers):
-        hub.forget(peer)
+        hub.drop_peer(peer)
     hub.listener.close()
     hub.selector.close()
 
 
-def met(hub: Hub) -> Lines:
+def met(hub: Hub) -> LineConnection:
     """Who has just connected, with what it has sent."""
     hub.listener.setblocking(True)
-    hub.accept()
+    hub.accept_peer()
     (peer,) = hub.peers
     peer.connection.setblocking(True)
     peer.connection.recv(1, socket.MSG_PEEK)
     peer.connection.setblocking(False)
-    hub.hear_from(peer)
+    hub.receive_from(peer)
     return peer
 
 
@@ -45,14 +45,14 @@ def beat(phase: str = "backward", stood_s: float = 0.0, **more: Any) -> dict[str
 
 
 def test_a_hang_is_told_to_all_and_written_down(hub: Hub, tmp_path: Path) -> None:
-    hub.hear(0, beat("collective", 21.0, what="losses"))
-    hub.hear(1, beat("backward", 19.0))
+    hub.handle_message(0, beat("collective", 21.0, what="losses"))
+    hub.handle_message(1, beat("backward", 19.0))
     hub.tick()
-    assert hub.told == []
-    hub.hear(1, beat("backward", 21.0))
+    assert hub.own_messages == []
+    hub.handle_message(1, beat("backward", 21.0))
     hub.tick()
     hub.tick()
-    (told,) = hub.told
+    (told,) = hub.own_messages
     assert (told["kind"], told["ranks"]) == (HANG_KIND, [1])
     assert Path(told["folder"]).parent == tmp_path / "hangs"
     summary = (Path(told["folder"]) / "summary.txt").read_text()
@@ -61,27 +61,27 @@ def test_a_hang_is_told_to_all_and_written_down(hub: Hub, tmp_path: Path) -> Non
 
 
 def test_one_that_is_gone_and_one_that_failed(hub: Hub) -> None:
-    hub.hear(1, beat())
-    hub.hear(1, {"failed": "no room", "code": 74})
-    hub.hear(1, {"lost": "ended with exit code 74"})
+    hub.handle_message(1, beat())
+    hub.handle_message(1, {"failed": "no room", "code": 74})
+    hub.handle_message(1, {"lost": "ended with exit code 74"})
     hub.tick()
-    (told,) = hub.told
+    (told,) = hub.own_messages
     assert (told["kind"], told["verdict"]) == (FAILED_KIND, "rank 1 on n1 ended in backward of step 7: no room.")
 
 
 def test_one_that_is_done_may_leave(hub: Hub) -> None:
-    hub.hear(0, beat())
-    hub.hear(1, {"done": True})
-    hub.lose(1, "is gone")
+    hub.handle_message(0, beat())
+    hub.handle_message(1, {"done": True})
+    hub.mark_lost(1, "is gone")
     hub.tick()
-    assert hub.told == []
+    assert hub.own_messages == []
 
 
 def test_a_stop_is_told_to_all_others(hub: Hub) -> None:
-    hub.hear(0, {"stop": "SIGTERM"})
-    assert hub.told == []
-    hub.hear(1, {"stop": "SIGTERM"})
-    assert hub.told == [{"stop": "SIGTERM", "rank": 1}]
+    hub.handle_message(0, {"stop": "SIGTERM"})
+    assert hub.own_messages == []
+    hub.handle_message(1, {"stop": "SIGTERM"})
+    assert hub.own_messages == [{"stop": "SIGTERM", "rank": 1}]
 
 
 def test_only_who_knows_the_secret_is_heard(hub: Hub) -> None:
@@ -96,42 +96,42 @@ def test_only_who_knows_the_secret_is_heard(hub: Hub) -> None:
     assert hub.verdict is None
     peer.connection.setblocking(True)
     peer.connection.recv(1, socket.MSG_PEEK)  # its end
-    hub.hear_from(peer)
+    hub.receive_from(peer)
     hub.tick()
-    (told,) = hub.told
+    (told,) = hub.own_messages
     assert (told["kind"], told["ranks"]) == (LOST_KIND, [1])
 
 
 def test_times_are_for_the_next_start_with_as_many(hub: Hub, tmp_path: Path) -> None:
-    hub.hear(1, beat(longest={"save": 41.0, "nonsense": "x", "forward": -1}))
+    hub.handle_message(1, beat(longest={"save": 41.0, "nonsense": "x", "forward": -1}))
     hub.save_times()
     assert json.loads((tmp_path / PHASE_TIMES).read_text()) == {"processes": 2, "longest_s": {"save": 41.0}}
     for world_size, known in ((2, {"save": 41.0}), (3, {})):
-        other = Hub(0, "secret", str(tmp_path), 20.0, world_size, on_node=True)
+        other = Hub(0, "secret", str(tmp_path), 20.0, world_size, single_node=True)
         other.listener.close()
-        assert (other.limits.before, other.limits.longest) == (known, {})
+        assert (other.limits.earlier_s, other.limits.longest_s) == (known, {})
         other.save_times()
         assert json.loads((tmp_path / PHASE_TIMES).read_text())["longest_s"] == known
 
 
 def test_limits_are_in_force_once_a_step_is_done(hub: Hub) -> None:
     for rank, phase, step in ((0, "collective", -1), (1, "load", -1), (0, "collective", 7), (1, "forward", 7)):
-        hub.hear(rank, beat(phase, step=step, longest={"load": 0.2}))
+        hub.handle_message(rank, beat(phase, step=step, longest={"load": 0.2}))
         assert not hub.limits.in_force
-    hub.hear(0, beat("data", step=8))
+    hub.handle_message(0, beat("data", step=8))
     assert hub.limits.in_force
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"processes": 2, "longest_s": 7}', "[" * 30_000])
 def test_times_that_are_none(tmp_path: Path, text: str) -> None:
     (tmp_path / PHASE_TIMES).write_text(text)
-    hub = Hub(0, "secret", str(tmp_path), 20.0, 2, on_node=True)
+    hub = Hub(0, "secret", str(tmp_path), 20.0, 2, single_node=True)
     hub.listener.close()
-    assert hub.limits.before == {}
+    assert hub.limits.earlier_s == {}
 
 
 def test_a_beat_that_is_none_is_nothing(hub: Hub) -> None:
-    hub.hear(1, {"beat": {"host": "n1"}})
-    hub.hear(1, beat(step="x"))
+    hub.handle_message(1, {"beat": {"host": "n1"}})
+    hub.handle_message(1, beat(step="x"))
     hub.tick()
     assert hub.verdict is None

@@ -7,40 +7,40 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmtrain.observe.watch.hub import MAX_BYTES, Lines
+from lmtrain.observe.watch.hub import MAX_BYTES, LineConnection
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[Lines, socket.socket]]:
+def pair() -> Iterator[tuple[LineConnection, socket.socket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield Lines(ours), theirs
+        yield LineConnection(ours), theirs
 
 
-def test_what_comes_in_parts_and_what_comes_at_once(pair: tuple[Lines, socket.socket]) -> None:
+def test_what_comes_in_parts_and_what_comes_at_once(pair: tuple[LineConnection, socket.socket]) -> None:
     lines, theirs = pair
     theirs.sendall(b'{"a": 1}\n{"b"')
-    assert lines.read() == [{"a": 1}]
+    assert lines.receive() == [{"a": 1}]
     theirs.sendall(b": 2}\n")
-    assert lines.read() == [{"b": 2}]
-    assert not lines.ended
+    assert lines.receive() == [{"b": 2}]
+    assert not lines.has_ended
     theirs.close()
-    assert lines.read() == []
-    assert lines.ended
+    assert lines.receive() == []
+    assert lines.has_ended
 
 
-def test_strangers_are_not_understood(pair: tuple[Lines, socket.socket]) -> None:
+def test_strangers_are_not_understood(pair: tuple[LineConnection, socket.socket]) -> None:
     lines, theirs = pair
     theirs.sendall(b"GET / HTTP/1.1\n\xff\xfe\n[1]\n7\n" + b"[" * 20_000 + b"\n")
-    assert lines.read() == []
-    assert not lines.ended
+    assert lines.receive() == []
+    assert not lines.has_ended
     theirs.sendall(b"x" * (MAX_BYTES + 1))
-    lines.read()
-    assert lines.ended
+    lines.receive()
+    assert lines.has_ended
 
 
-def test_who_does_not_read_is_given_up(pair: tuple[Lines, socket.socket]) -> None:
+def test_who_does_not_read_is_given_up(pair: tuple[LineConnection, socket.socket]) -> None:
     lines, _ = pair
     for _ in range(200):
         lines.send({"text": "x" * 10_000})
-    assert lines.ended
+    assert lines.has_ended

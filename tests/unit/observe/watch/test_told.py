@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lmtrain.observe.watch.hub import explained, write_stop
+from lmtrain.observe.watch.hub import verdict_text, write_stop
 
 
 def test_a_verdict_says_where_to_look() -> None:
-    assert explained({"verdict": "x."}) == "x. Start the same command again to go on."
-    assert explained({"verdict": "x.", "folder": "/f"}) == (
+    assert verdict_text({"verdict": "x."}) == "x. Start the same command again to go on."
+    assert verdict_text({"verdict": "x.", "folder": "/f"}) == (
         "x. The stacks of all processes are in /f; start the same command again to go on."
     )
 
