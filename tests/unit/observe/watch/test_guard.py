@@ -88,7 +88,7 @@ met = RunGroup(("n1", "n1"), dist.FileStore(str(folder / "store"), 2))
 """
 WAITS_ON_ITS_DEVICE = """
 try:
-    with watch_run(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda name: heard.set(), on_device=True) as watch:
+    with watch_run(ProcessEnv(rank, 2, host="n1"), met, folder, 60.0, lambda _: heard.set(), on_device=True) as watch:
         if rank == 1:
             watch.send_stop("a word by which rank 0 knows that the other's companion has come")
         else:
