@@ -75,7 +75,8 @@ def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -
     rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if size != layout.world_size:
         raise LayoutError(
-            f"{size} processes were started, but the layout needs {layout.world_size}. Start {layout.world_size}."
+            f"{size} processes were started, but the layout needs {layout.world_size}. "
+            f"Start {layout.world_size} processes."
         )
     coordinate = layout.coordinate(rank)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}

@@ -106,8 +106,8 @@ def half_as_much_again(master: Any) -> Any:
     [
         (attention, "rotate", turned_in_half, "gqa-fp32-micro4"),
         *wide(
-            (precision_room, "_move_gradient", half_as_much_again, "tied-bf16-micro4"),
-            (precision_room, "_move_gradient", half_as_much_again, "bert-fp16-micro4"),
+            (precision_room, "_make_gradient_hook", half_as_much_again, "tied-bf16-micro4"),
+            (precision_room, "_make_gradient_hook", half_as_much_again, "bert-fp16-micro4"),
         ),
     ],
 )

@@ -234,7 +234,7 @@ def _sum_of_products_overwritten() -> Iterator[Patch]:
 
 
 def _sum_of_products_not_handed_to_fsdp() -> Iterator[Patch]:
-    yield ShardedWeights, "_hand_over", lambda self, stage: None
+    yield ShardedWeights, "_set_total_gradients", lambda self, stage: None
 
 
 _PATCHES: dict[str, Callable[[], Iterator[Patch]]] = {name: globals()[f"_{name}"] for name in CASES}

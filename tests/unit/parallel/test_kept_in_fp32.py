@@ -242,7 +242,7 @@ def added_in_half(master: nn.Parameter) -> Any:
 
 def test_gradients_of_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (accumulated(torch.bfloat16) == sum(SIZES)).all()
-    monkeypatch.setattr(precision_room, "_move_gradient", added_in_half)
+    monkeypatch.setattr(precision_room, "_make_gradient_hook", added_in_half)
     assert (accumulated(torch.bfloat16) < sum(SIZES)).all()
 
 
