@@ -1,4 +1,4 @@
-"""Data settings judge themselves, and the configs in conf/data lack nothing but what is to be read."""
+"""Data settings report their own problems; the configs in conf/data need only the paths to read."""
 
 from __future__ import annotations
 

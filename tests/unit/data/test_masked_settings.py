@@ -1,4 +1,4 @@
-"""Settings of masked data judge themselves, and conf/data/masked.yaml lacks nothing but the path."""
+"""Settings of masked data report their own problems; conf/data/masked.yaml needs only the path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked data: any step is read alone, nothing is trained and validated on, and what it lacks is said."""
+"""Masked data: any step is read alone, training and validation are disjoint, missing requirements are errors."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SEEDS = st.integers(0, 2**64 - 1)
 
 @pytest.mark.parametrize("function", [permute, permute_twin])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 15, 16, 17, 64, 255, 256, 257, 1000, 65536, 65537])
-def test_every_id_once(function: object, n: int) -> None:
+def test_an_epoch_has_every_id_once(function: object, n: int) -> None:
     assert callable(function)
     for seed in (0, 1, 2**64 - 1):
         found = function(np.arange(n), n, seed)
@@ -83,6 +83,6 @@ def test_epochs_are_complete_and_differ() -> None:
     assert ShuffledOrder(50, 4).ids(0, 50).tolist() not in epochs
 
 
-def test_no_samples_is_an_error() -> None:
+def test_a_dataset_without_samples_is_an_error() -> None:
     with pytest.raises(DataError, match="0 samples"):
         ShuffledOrder(0, 1)

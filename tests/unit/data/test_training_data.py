@@ -332,7 +332,7 @@ def test_small_datasets_may_lack_documents_to_validate_on(make: Make, paths: lis
     assert data.valid[""].batch(np.arange(data.valid[""].num_samples)).tokens_BT.max() < 5000
 
 
-def test_indexes_go_where_they_are_told(paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexes_are_written_to_index_dir(paths: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lmtrain.data.store.documents._CACHED_FROM", 0)
     build(DataSettings(path=paths[0], split=SPLIT))
     assert list((tmp_path / "d0.index").glob("documents-*"))

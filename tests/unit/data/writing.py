@@ -1,4 +1,4 @@
-"""One document at a time into a DatasetWriter, which takes many at once; and a map of documents that lie nowhere."""
+"""Writing single documents with a DatasetWriter, and maps of documents that are not on disk."""
 
 from __future__ import annotations
 

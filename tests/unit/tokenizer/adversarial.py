@@ -1,4 +1,4 @@
-"""Documents made to go wrong: every kind of character in every neighbourhood, runs around the sizes of blocks."""
+"""Adversarial documents: every kind of character next to every other, and runs around the sizes of blocks."""
 
 # ruff: noqa: RUF001 - characters that look like others are what this is about
 

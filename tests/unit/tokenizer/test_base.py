@@ -1,4 +1,4 @@
-"""Tokenizers load from every form, give the ids others give, and have one fingerprint whatever the form."""
+"""Tokenizers load from every file form, give the ids of other libraries, and have one fingerprint for all forms."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_bytes_are_canonical(tokenizer: Tokenizer) -> None:
 
 
 @BOTH
-def test_one_that_is_known_is_parsed_when_it_cuts(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_lazily_loaded_tokenizer_is_parsed_at_first_use(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """And one whose file has changed is not known: what was recorded is of another."""
     path, other = tmp_path / "tokenizer.json", train_bpe(("quite other words",), 300)
     tokenizer.save(path)
@@ -235,7 +235,7 @@ def test_bert_encodes_as_transformers_does(shared_data: Path, tmp_path: Path) ->
     assert ours.special == {"pad": 0, "unk": 100, "cls": 101, "sep": 102, "mask": 103}
 
 
-def test_of_several_names_of_a_role_the_most_common_one_counts() -> None:
+def test_the_most_common_name_of_a_role_is_used() -> None:
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"</s>": 0, "a": 1, "<|endoftext|>": 2}, unk_token="a"))  # noqa: S106
     assert Tokenizer.from_bytes(inner.to_str().encode()).eod_id == 2
 

@@ -1,4 +1,4 @@
-"""The compiled encoder gives the ids of the `tokenizers` library, for every document and however it is handed over."""
+"""The compiled encoder gives the ids of the `tokenizers` library, for every document and input type."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_adversarial_documents(kind: str) -> None:
 @each_kind
 @settings(max_examples=40, deadline=None)
 @given(texts=st.lists(st.text(max_size=40) | st.sampled_from(PIECES), max_size=6))
-def test_any_text(kind: str, texts: list[str]) -> None:
+def test_any_text_is_encoded_as_by_the_library(kind: str, texts: list[str]) -> None:
     encoder, twin = pair(kind)
     assert_same(encoder.encode_documents(["".join(texts), *texts]), twin.encode_documents(["".join(texts), *texts]))
 
@@ -153,7 +153,7 @@ def test_more_words_than_are_remembered(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "uncased"])
-def test_what_is_handed_over(kind: str) -> None:
+def test_documents_may_be_str_or_bytes(kind: str) -> None:
     encoder, twin = pair(kind)
     given: list[bytes | str] = ["one", b"two", b"bad \xff", "", "\ud800", b"", "naïve", "x" * (MAX_WORD_BYTES + 1)]
     found = encoder.encode_documents(given)
@@ -216,14 +216,14 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "parts"), OTHERS)
-def test_others_are_left_to_the_library(kind: str, parts: dict[str, Any]) -> None:
+def test_unsupported_tokenizers_use_the_library(kind: str, parts: dict[str, Any]) -> None:
     tokenizer = changed(tokenizer_of(kind), **parts)
     encoder = build_encoder(tokenizer)
     assert isinstance(encoder, TwinEncoder)
     assert encoder.encode_documents(["The cat's"]).tokens.tolist() == tokenizer.encode("The cat's")
 
 
-def test_tokens_that_are_looked_for_in_the_text_are_left_to_the_library() -> None:
+def test_added_tokens_that_match_in_text_use_the_library() -> None:
     inner = tokenizers.Tokenizer.from_str(tokenizer_of("gpt2").to_bytes().decode())
     inner.add_tokens(["the cat"])
     assert isinstance(build_encoder(Tokenizer(inner)), TwinEncoder)

@@ -1,4 +1,4 @@
-"""The compiled reader of JSON lines finds what its twin finds; bad lines are named by cause and byte."""
+"""The compiled reader of JSON lines equals its twin; bad lines are reported with cause and byte."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_lines_end_at_newlines_alone_and_blank_ones_are_none() -> None:
     assert both(b"") == both(b"\n\n") == JsonLines([], [], [])
 
 
-def test_any_key() -> None:
+def test_any_key_can_hold_the_text() -> None:
     line = '{"": "empty", "a\\"b": "quoted", "ключ": "key", "\\ud83d\\ude00": "face", "\\ud800": "half"}'.encode()
     for key, text in {"": "empty", 'a"b': "quoted", "ключ": "key", "😀": "face", "\ud800": "half"}.items():
         assert both(line, key).documents == [text.encode()]
@@ -183,7 +183,7 @@ def test_damaged_lines_are_judged_as_the_twin_does() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.one_of(st.text(max_size=80), st.integers(), st.lists(st.text(max_size=5))), max_size=5))
-def test_what_json_writes_is_read(values: list[object]) -> None:
+def test_lines_written_by_json_are_read(values: list[object]) -> None:
     lines = [json.dumps({"x": values, "text": v}, ensure_ascii=bool(i % 2)).encode() for i, v in enumerate(values)]
     expected = [value.encode() for value in values if isinstance(value, str)]
     assert both(b"\n".join(lines)).documents == expected
@@ -196,13 +196,13 @@ def test_bytes_of_any_kind(data: bytes) -> None:
     both(b'{"text": "' + data + b'"}')
 
 
-def test_any_buffer_will_do() -> None:
+def test_any_buffer_object_is_accepted() -> None:
     data = GOOD[0] + b"\n" + BAD[0][0]
     for view in (bytearray(data), memoryview(b"xx" + data)[2:]):
         assert read_jsonl(view, "text") == both(data)  # type: ignore[arg-type]
 
 
-def test_a_reader_that_is_too_strict_is_found() -> None:
+def test_a_compiled_reader_that_rejects_a_good_line_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="its twin accepts"):
         build_rejects(GOOD[0], "text", np.array([0, len(GOOD[0])]))
     assert build_rejects(b"[]", "text", np.array([0, 2])) == [Reject(0, 0, "not a JSON object")]

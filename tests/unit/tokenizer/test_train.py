@@ -1,4 +1,4 @@
-"""Training gives the same bytes for the same texts, also in another process, and no more pieces than asked for."""
+"""Training gives the same bytes for the same texts, also in another process, and at most the requested pieces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_another_process_learns_the_same() -> None:
         assert output.stdout.split() == here
 
 
-def test_sizes() -> None:
+def test_a_vocabulary_has_the_requested_size() -> None:
     assert train_bpe(TEXTS, 300).vocab_size == 300
     assert train_wordpiece(TEXTS, 90, lowercase=True).vocab_size == 90
     assert train_wordpiece(TEXTS, 20, lowercase=True).vocab_size <= 20
@@ -62,7 +62,7 @@ def test_the_letters_that_are_seen_most_are_kept() -> None:
     assert tokenizer.special["unk"] not in tokenizer.encode("ab")
 
 
-def test_what_cannot_be_learned() -> None:
+def test_too_small_vocabularies_and_texts_without_words_are_refused() -> None:
     with pytest.raises(UsageError, match="257 or more"):
         train_bpe(TEXTS, 256)
     with pytest.raises(UsageError, match="7 or more"):

@@ -1,4 +1,4 @@
-"""A blend reads each of its datasets in that dataset's own order, and its order knows neither steps nor ranks."""
+"""A blend reads each dataset in that dataset's own order, independent of steps and ranks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_megatrons_blend() -> None:
         MegatronBlendOrder([0.5, 0.3, 0.2], [4, 4, 3], 10)
 
 
-def test_grouping() -> None:
+def test_rows_are_grouped_by_dataset() -> None:
     groups = [(d, rows.tolist()) for d, rows in rows_by_dataset(np.array([2, 0, 2, 1]))]
     assert groups == [(0, [1]), (1, [3]), (2, [0, 2])]
     assert list(rows_by_dataset(np.empty(0, np.int64))) == []

@@ -1,4 +1,4 @@
-"""No count of a blend is ever off by one, and any position can be asked for alone."""
+"""The counts of a blend are exact at every position, and any position can be computed alone."""
 
 from __future__ import annotations
 

@@ -9,19 +9,19 @@ import numpy as np
 from lmtrain.data.samples.sentence_pairs import Draws, draw_at, stream_key
 
 
-def test_it_is_splitmix64() -> None:
+def test_draws_equal_splitmix64() -> None:
     draws = Draws(1234567)
     assert [draws.next() for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]
     assert draw_at(1234567, 2) == 9817491932198370423
 
 
-def test_below_is_even() -> None:
+def test_draws_below_a_bound_are_even() -> None:
     draws = Draws(stream_key(7, 0))
     counts = np.bincount([draws.below(10) for _ in range(20_000)], minlength=10)
     assert ((counts - 2000) ** 2 / 2000).sum() < 28  # chi-squared with 9 degrees of freedom: 1 in 1000
 
 
-def test_ones_are_half_of_the_bits() -> None:
+def test_half_of_the_bits_are_ones() -> None:
     draws = Draws(stream_key(8, 1))
     assert abs(sum(draws.count_ones(bits) for bits in range(200)) - 9950) < 250
     assert [Draws(5).count_ones(bits) for bits in (0, 64)] == [0, draw_at(5, 0).bit_count()]

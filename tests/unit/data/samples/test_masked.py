@@ -1,4 +1,4 @@
-"""Masked samples: laid out right, masked in the promised shares, the same in any batch, in C++ and in Python."""
+"""Masked samples: the layout, the masked shares, the same in any batch, in C++ and in Python."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_shortening_takes_from_the_longer_as_if_one_by_one(a: int, b: int, targe
 # ---- what is masked
 
 
-def test_shares(indexed: IndexedDataset) -> None:
+def test_masking_has_the_promised_shares(indexed: IndexedDataset) -> None:
     dataset = made(indexed, seq_len=128)
     batch = dataset.batch(np.arange(40_000))
     masked = batch.labels_BT != IGNORED
@@ -337,7 +337,7 @@ class Words:
         return ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "un", "##do"][token]
 
 
-def test_a_vocabulary_is_told_by_its_pieces() -> None:
+def test_a_vocabulary_is_classified_by_its_pieces() -> None:
     assert MaskVocabulary.of(Words()).kinds.tolist() == [SPECIAL] * 4 + [BEGINS, CONTINUES]
     words = Words()
     words.special = {"pad": 0, "cls": 1}

@@ -125,7 +125,7 @@ def test_the_last_epoch_is_shuffled_apart_when_little_of_it_is_used() -> None:
     assert apart == [False, True, True, False, False]
 
 
-def test_splits_as_it_splits() -> None:
+def test_splits_equal_megatrons() -> None:
     assert split_sequences(1000, (969, 30, 1)) == [range(969), range(969, 999), range(999, 1000)]
     assert split_sequences(7, (1,)) == [range(7), range(7, 7), range(7, 7)]
     assert split_sequences(5, (0.5, 0.5)) == [range(2), range(2, 5), range(5, 5)]  # Python rounds 2.5 to 2

@@ -1,4 +1,4 @@
-"""Packed rows hold whole documents, waste little, and every label of the data stands in them exactly once."""
+"""Packed rows hold whole documents, waste little, and have every label of the data exactly once."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_documents_without_a_label_are_no_data(make: Make) -> None:
         PackedDataset(make("a", [1, 0, 1]), range(3), 8, "document", False)
 
 
-def test_a_large_plan_is_kept(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_packing_is_cached(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_CACHED_FROM", 0)
     indexed = make("a", [5, 9, 2, 2, 7])
     for seq_len in (8, 8, 4):

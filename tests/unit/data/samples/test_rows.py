@@ -1,4 +1,4 @@
-"""Rows into batches: the compiled helpers and their twins agree, and refuse what would read or write elsewhere."""
+"""Rows to batches: the compiled helpers equal their twins and refuse to read or write outside the arrays."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_reading_rows(dtype: type[np.integer], seq_len: int, limit: int, data: s
 
 @pytest.mark.parametrize("sample", [-1, 3, 2**62])
 @pytest.mark.parametrize("function", [read_rows, read_rows_twin])
-def test_rows_elsewhere_are_refused(function: Callable[..., object], sample: int) -> None:
+def test_samples_outside_the_tokens_are_refused(function: Callable[..., object], sample: int) -> None:
     with pytest.raises(IndexError, match="outside"):
         function(np.arange(12, dtype=np.uint16), np.array([0, sample]), 3, 100)  # the third has its last label
 
@@ -117,7 +117,7 @@ def test_reading_runs(dtype: type[np.integer], seq_len: int, limit: int, data: s
     ("start", "size", "num"),
     [(-1, 4, 1), (9, 4, 1), (0, -4, -1), (0, 4, 2), (0, 8, 1), (0, 3, 1), (2**62, 4, 1), (0, 2**62, 1), (12, 1, 0)],
 )
-def test_runs_elsewhere_are_refused(function: Callable[..., object], start: int, size: int, num: int) -> None:
+def test_runs_outside_the_tokens_are_refused(function: Callable[..., object], start: int, size: int, num: int) -> None:
     with pytest.raises(ValueError, match=r"outside|fill|size"):
         function(np.arange(12, dtype=np.uint16), np.array([start]), np.array([size]), num, 3, 100)
 
@@ -126,7 +126,7 @@ def test_runs_elsewhere_are_refused(function: Callable[..., object], start: int,
     ("start", "size", "target"),
     [(-1, 2, 0), (8, 2, 0), (9, 1, 0), (0, -1, 0), (0, 5, 6), (0, 2, -1), (2**62, 1, 0), (0, 1, 2**62), (0, 2**62, 0)],
 )
-def test_pieces_elsewhere_are_refused(start: int, size: int, target: int) -> None:
+def test_pieces_outside_the_arrays_are_refused(start: int, size: int, target: int) -> None:
     if native.lib is None:
         pytest.skip("lmtrain._native was not compiled")
     arrays = [np.array([value], np.int64) for value in (start, size, target)]
@@ -143,7 +143,7 @@ def test_pieces_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize(("firsts", "num"), [([], 1), ([1], 1), ([0, 0], 1), ([0, 4], 1), ([0, 3, 2], 1), ([0], -1)])
-def test_places_elsewhere_are_refused(firsts: list[int], num: int) -> None:
+def test_places_outside_the_rows_are_refused(firsts: list[int], num: int) -> None:
     if native.lib is None:
         pytest.skip("lmtrain._native was not compiled")
     with pytest.raises(ValueError, match=r"rise|beginning|size"):

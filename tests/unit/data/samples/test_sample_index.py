@@ -66,7 +66,7 @@ def test_known_samples() -> None:
     assert index.document_spans(5)[-1] == (4, 0, 3)
 
 
-def test_beyond_32_bits() -> None:
+def test_samples_beyond_32_bits_are_right() -> None:
     index = SampleIndex(map_of(np.full(5000, 2**31 - 1, np.int32)), range(5000), 1024)
     assert index.num_tokens == 5000 * (2**31 - 1)
     last = index.num_samples - 1

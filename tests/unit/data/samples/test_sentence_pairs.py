@@ -1,4 +1,4 @@
-"""Samples of sentences: Megatron-LM's to the bit, ours a function of the document, C++ and Python the same."""
+"""Maps of sentence samples: Megatron-LM's bit for bit, lmtrain's a function of the document, C++ equal to Python."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_samples_are_whole_documents_in_pieces(build: Any) -> None:
         assert lengths[first:end].sum() >= target or last_of_document
 
 
-def test_short_targets() -> None:
+def test_short_targets_have_their_share() -> None:
     lengths, bounds = corpus(3000)
     targets = build_map(lengths, bounds, max_tokens=100, short_share=0.1, min_sentences=2, seed=5)[:, 2]
     short = targets[targets < 100].astype(int)
@@ -140,7 +140,7 @@ def test_short_targets() -> None:
     assert (everything[:, 2] == 100).all()
 
 
-def test_a_documents_samples_hang_on_nothing_but_itself() -> None:
+def test_the_samples_of_a_document_depend_on_that_document_only() -> None:
     lengths, bounds = corpus(50)
     shape: dict[str, Any] = {"max_tokens": 60, "short_share": 0.3, "min_sentences": 2, "seed": 9}
     rows = build_map(lengths, bounds, **shape)

@@ -1,4 +1,4 @@
-"""Checksums of blocks: made while a dataset is written, compared where it is read, by whatever kind of samples."""
+"""Block checksums: computed while a dataset is written, compared whenever samples of any kind are read."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_flipped_bit_is_found_when_its_block_is_read_and_not_before(tmp_path: 
     dataset.read(0, TOKENS)
 
 
-def test_every_block_of_every_file_is_vouched_for(tmp_path: Path) -> None:
+def test_any_flipped_bit_of_any_file_is_found(tmp_path: Path) -> None:
     for suffix in (".bin", ".blocks", ".idx"):
         chance = random.Random(1)
         for _ in range(25):
@@ -152,7 +152,7 @@ def test_a_damaged_file_of_checksums(tmp_path: Path, damage: str, says: str) -> 
     assert dataset.read(0, 1).tolist() == [0]
 
 
-def test_checksums_of_another_dataset_are_not_believed(tmp_path: Path) -> None:
+def test_checksums_of_another_dataset_are_refused(tmp_path: Path) -> None:
     size = write(tmp_path / "a").token_bytes.num_bytes
     data = (tmp_path / "a.blocks").read_bytes()
     with pytest.raises(DataError, match=r"has version 1, blocks of 65536 and 200000 bytes"):
@@ -160,7 +160,7 @@ def test_checksums_of_another_dataset_are_not_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 11, 32, 33, -4, -1])
-def test_a_short_file_that_its_sidecar_vouches_for(tmp_path: Path, kept: int) -> None:
+def test_a_short_file_with_a_matching_sidecar_is_refused(tmp_path: Path, kept: int) -> None:
     size = write(tmp_path / "a").token_bytes.num_bytes
     data = (tmp_path / "a.blocks").read_bytes()[:kept]
     (tmp_path / "a.blocks").write_bytes(data)
@@ -181,7 +181,7 @@ def foreign(tmp_path: Path) -> Callable[[], IndexedDataset]:
     return watched
 
 
-def test_what_was_first_read_of_a_foreign_dataset_is_compared_from_then_on(
+def test_blocks_of_a_dataset_without_checksums_are_compared_after_their_first_read(
     foreign: Callable[[], IndexedDataset], tmp_path: Path
 ) -> None:
     foreign().read(0, BLOCK_BYTES)
@@ -196,7 +196,7 @@ def test_what_was_first_read_of_a_foreign_dataset_is_compared_from_then_on(
         foreign()
 
 
-def test_a_damaged_record_is_made_anew(tmp_path: Path) -> None:
+def test_a_damaged_record_is_written_again(tmp_path: Path) -> None:
     said: list[str] = []
     write(tmp_path / "a", described=False)
     for _ in range(2):
@@ -214,14 +214,14 @@ def test_a_damaged_record_is_made_anew(tmp_path: Path) -> None:
     assert "1 of 5 entries were damaged" in said[0]
 
 
-def test_a_record_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+def test_a_dataset_is_read_without_a_record_that_cannot_be_written(tmp_path: Path) -> None:
     write(tmp_path / "a", described=False)
     dataset = IndexedDataset.open(tmp_path / "a")
     dataset.set_verification("read", Path("/sys/lmtrain.index/record"), print)
     assert len(dataset.read(0, TOKENS)) == TOKENS
 
 
-def test_a_file_that_is_cut_short_while_it_is_open(tmp_path: Path) -> None:
+def test_truncating_an_open_file_is_found(tmp_path: Path) -> None:
     for size in (BLOCK_BYTES, 2 * TOKENS - 2, 1):
         dataset = write(tmp_path / f"a{size}")
         dataset.read(0, TOKENS)

@@ -1,4 +1,4 @@
-"""Joining and dividing keep every document, and checking finds every byte that is not as it was."""
+"""Merging and splitting keep every document; verifying finds every changed byte."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_merging_and_splitting_keep_all(tmp_path: Path, monkeypatch: pytest.Monk
     assert divided.num_bytes == dataset_operations.UNKNOWN
 
 
-def test_text_that_nobody_counted_stays_uncounted_when_it_is_merged(tmp_path: Path) -> None:
+def test_unknown_text_bytes_stay_unknown_after_merging(tmp_path: Path) -> None:
     write(tmp_path / "a", LENGTHS)
     dataset_operations.split(tmp_path / "a", (1, 1), [tmp_path / "x", tmp_path / "y"])  # unknown text bytes
     dataset_operations.merge([tmp_path / name for name in ("x", "a", "y")], tmp_path / "all")
@@ -66,7 +66,7 @@ def test_text_that_nobody_counted_stays_uncounted_when_it_is_merged(tmp_path: Pa
     assert info.num_bytes == dataset_operations.UNKNOWN
 
 
-def test_what_differs_is_not_merged(tmp_path: Path) -> None:
+def test_datasets_with_different_dtypes_or_tokenizers_are_not_merged(tmp_path: Path) -> None:
     write(tmp_path / "a", [3])
     kinds: list[tuple[str, dict[str, Any], str]] = [
         ("wide", {"dtype": np.int32}, "dtype uint16 and .*wide has int32"),
@@ -80,14 +80,14 @@ def test_what_differs_is_not_merged(tmp_path: Path) -> None:
         assert not dataset_file(tmp_path / "both", ".idx").exists()
 
 
-def test_foreign_datasets_merge_without_a_sidecar(tmp_path: Path) -> None:
+def test_datasets_of_other_tools_merge_without_a_sidecar(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / name, [3, 2], described=None)
     dataset_operations.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
     assert IndexedDataset.open(tmp_path / "both").info is None
 
 
-def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
+def test_a_dataset_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     write(tmp_path / "a", [3, 4])
     write(tmp_path / "b", [1])
     with pytest.raises(OutputError, match="--overwrite"):

@@ -1,4 +1,4 @@
-"""Documents are found as a walk over all of them finds them, whatever is kept in memory; damage is found too."""
+"""Documents are found as a walk over all of them finds them, with any memory; damage is found."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def check(found: DocumentMap, lengths: list[int]) -> None:
 
 
 @given(lengths=st.lists(st.integers(0, 9), max_size=30))
-def test_from_sizes_alone(lengths: list[int]) -> None:
+def test_a_map_from_sizes_finds_every_document(lengths: list[int]) -> None:
     check(map_of(np.array(lengths, np.int32)), lengths)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 7, 1000])
 @pytest.mark.parametrize("pieces", [1, 3])
-def test_of_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int, pieces: int) -> None:
+def test_a_dataset_map_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int, pieces: int) -> None:
     chance = np.random.default_rng(stride + pieces)
     lengths = [*np.where(chance.random(200) < 0.2, 0, chance.integers(0, 9, 200)).tolist(), 0, 0]
     with DatasetWriter(tmp_path / "a", np.uint16) as writer:
@@ -141,7 +141,7 @@ def test_rising_bounds(values: list[int], step: bool) -> None:
     lengths=st.lists(st.integers(-2, 9), max_size=8), itemsize=st.sampled_from([1, 2, 4, 8]),
     at=st.integers(0, 8), wrong=st.sampled_from([0, 0, 1, -1, 2**40, -(2**62)]),
 )  # fmt: skip
-def test_sequences_that_follow(lengths: list[int], itemsize: int, at: int, wrong: int) -> None:
+def test_contiguous_sequences_are_recognized(lengths: list[int], itemsize: int, at: int, wrong: int) -> None:
     pointers = [0, *accumulate(length * itemsize for length in lengths)]
     pointers[min(at, len(lengths))] += wrong
     expected = all(n >= 0 and b - a == n * itemsize for n, (a, b) in zip(lengths, pairwise(pointers), strict=True))

@@ -1,4 +1,4 @@
-"""An index is built once, used only for exactly what it was built from, and never seen half made."""
+"""An index is built once, used only for the inputs it was built from, and never read half built."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check(index: Index) -> None:
     assert [index.arrays[name].dtype.str for name in ("made", "grown", "none")] == ["<i8", "<i4", "<i4"]
 
 
-def test_built_once(tmp_path: Path) -> None:
+def test_an_index_is_built_once_and_then_read(tmp_path: Path) -> None:
     builder = Builder()
     for _ in range(3):
         check(IndexCache(tmp_path / "new" / "cache").get("k", lambda: {"a": [1, None]}, builder))
@@ -56,7 +56,7 @@ def test_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [("k", {"a": 2}), ("k", {"a": 1, "b": 1}), ("j", {"a": 1}), ("k", {"a": "1"})])
-def test_anything_else_is_another_index(tmp_path: Path, other: tuple[str, dict[str, Any]]) -> None:
+def test_other_inputs_make_another_index(tmp_path: Path, other: tuple[str, dict[str, Any]]) -> None:
     builder = Builder()
     IndexCache(tmp_path).get("k", lambda: {"a": 1}, builder)
     kind, about = other
@@ -112,7 +112,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_a_killed_build_are_removed(tmp_path: Path) -> None:
     builder = Builder()
     folder = IndexCache(tmp_path).get("k", dict, builder).folder
     assert folder is not None
@@ -139,7 +139,7 @@ assert index.arrays["numbers"].sum() == 300_000 * 299_999 // 2
 """
 
 
-def test_processes_that_want_it_at_once_build_it_once(tmp_path: Path) -> None:
+def test_processes_that_need_an_index_at_once_build_it_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "cache"), str(tmp_path / "log")]
     running = [subprocess.Popen(command) for _ in range(2)]
     assert [process.wait(timeout=120) for process in running] == [0] * 2

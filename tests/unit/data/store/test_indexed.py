@@ -1,4 +1,4 @@
-"""The .bin/.idx format byte for byte; damage is always found and never crashes; files appear only when whole."""
+"""The .bin/.idx format byte for byte; damage is always found and never crashes; files appear only when complete."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_empty_documents_and_documents_of_many_sequences(
     verify(dataset)
 
 
-def test_a_dataset_of_nothing(tmp_path: Path) -> None:
+def test_a_dataset_without_tokens_is_valid(tmp_path: Path) -> None:
     for num in (0, 1):
         documents: list[list[list[int]]] = [[]] * num
         write(tmp_path / "a", documents, described=True)
@@ -156,7 +156,7 @@ def test_a_sidecar_from_before_it_had_a_hash(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".idx", ".bin", ".json"])
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, suffix: str) -> None:
+def test_an_input_that_is_not_a_regular_file_is_refused_at_once(tmp_path: Path, suffix: str) -> None:
     write(tmp_path / "a", [[d] for d in DOCUMENTS], described=True)
     (tmp_path / f"a{suffix}").unlink()
     os.mkfifo(tmp_path / f"a{suffix}")
@@ -313,7 +313,7 @@ def test_one_writer_at_a_time(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx", "b.bin", "b.idx"]
 
 
-def test_what_a_killed_writer_left_is_taken_over(tmp_path: Path) -> None:
+def test_files_of_a_killed_writer_are_replaced(tmp_path: Path) -> None:
     (tmp_path / ".a.tmp").mkdir()
     (tmp_path / ".a.tmp" / "bin").write_bytes(b"half a file")
     write(tmp_path / "a", [[[1]]])
@@ -321,7 +321,7 @@ def test_what_a_killed_writer_left_is_taken_over(tmp_path: Path) -> None:
     assert not (tmp_path / ".a.tmp").exists()
 
 
-def test_a_prefix_that_names_no_dataset_is_told_what_lies_there(tmp_path: Path) -> None:
+def test_a_prefix_without_a_dataset_gets_a_suggestion(tmp_path: Path) -> None:
     for name in ("out/train.idx", "book.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()

@@ -1,4 +1,4 @@
-"""A server on this machine that can break off, redirect and lie. Called by conftest.py."""
+"""A local server that can break off, redirect and send wrong bytes. Called by conftest.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a file holds is told from its bytes, not its name; members come as streams; damage is an error that names it."""
+"""Archives are detected by their bytes, not their name; members come as streams; damage is an error with the name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetching from a server on this machine: broken transfers continue, wrong bytes are thrown away."""
+"""Fetching from a local server: broken transfers continue, wrong bytes are deleted."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_wrong_bytes_are_thrown_away(tmp_path: Path, server: tuple[str, Behaviou
     assert not list(tmp_path.iterdir())
 
 
-def test_more_than_was_promised_is_refused_at_once(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+def test_a_download_longer_than_expected_is_refused_at_once(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
     url, behaviour = server
     behaviour.content = CONTENT * 4
     with pytest.raises(DataError, match="sends more than"):

@@ -1,4 +1,4 @@
-"""Evaluation texts: any copy that is the published one to the byte is taken, whatever holds it; no other ever is."""
+"""Evaluation texts: any byte-identical copy is accepted, in any archive and under any name; no other is."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_another_file_in_its_place_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "wiki.test.tokens").read_bytes() == b"precious"
 
 
-def test_offline_nothing_is_asked_and_all_is_said(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
+def test_offline_gives_instructions_without_a_request(tmp_path: Path, server: tuple[str, Behaviour]) -> None:
     url, behaviour = server
     with pytest.raises(UsageError, match=r"(?s)--offline was given.*wiki\.valid\.tokens.*contained in.*w\.zip"):
         get_texts(words(archive=url), [], tmp_path, offline=True)

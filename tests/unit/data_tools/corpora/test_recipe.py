@@ -154,7 +154,7 @@ def _known(content: bytes) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_without_a_network_it_says_what_to_put_where(tmp_path: Path, offline: bool) -> None:
+def test_without_a_network_the_instructions_are_given(tmp_path: Path, offline: bool) -> None:
     remote = RemoteFile("t.json.gz", ("https://127.0.0.1:1/a/t.json.gz",), "a1" * 32, 12_345)
     with pytest.raises(UsageError if offline else StorageError) as refused:
         get_corpus(replace(corpus("c4"), files=(remote,)), [], tmp_path / "my out", offline=offline)
@@ -166,7 +166,7 @@ def test_without_a_network_it_says_what_to_put_where(tmp_path: Path, offline: bo
     assert all(word in str(refused.value) for word in words), refused.value
 
 
-def test_what_cannot_be_got_says_what_can(tmp_path: Path) -> None:
+def test_a_corpus_without_its_files_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no fixed release to fetch"):
         fetch_files(corpus("c4"), tmp_path, False, None)
     with pytest.raises(MissingInputError, match=r"absent\.zip is not a file"):

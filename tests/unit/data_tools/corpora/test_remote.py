@@ -1,4 +1,4 @@
-"""What is said to who has to bring a file by hand: everything that can be copied and typed."""
+"""Instructions for providing files by hand: everything that can be copied and typed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_file_in_an_archive() -> None:
     ]
 
 
-def test_a_file_by_itself() -> None:
+def test_instructions_for_a_single_file() -> None:
     assert manual_instructions("x", Path("out"), [ARCHIVE]).splitlines()[3:] == [
         "Put it into out/source and run",
         "  lmtrain corpus get x --output out",

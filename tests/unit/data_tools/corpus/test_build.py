@@ -1,4 +1,4 @@
-"""All steps from one file: what each did is reported, a second run does what changed, wrong recipes are refused."""
+"""All steps from one file: reports of each, a second run repeats only changed steps, wrong recipes are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_step_runs_and_says_what_it_did(folder: Path) -> None:
+def test_every_step_runs_and_reports(folder: Path) -> None:
     reports = build_corpus(recipe_of(folder))
     assert [report.step for report in reports] == ["clean", "dedupe", "decontaminate", "shuffle", "split"]
     assert reports[0].tally.dropped == {"min_words": 1}
@@ -65,7 +65,7 @@ def test_workers_change_nothing(folder: Path) -> None:
         assert (folder / "out" / name).read_bytes() == (folder / "two" / name).read_bytes()
 
 
-def test_a_second_run_does_what_changed(folder: Path) -> None:
+def test_a_second_run_repeats_only_changed_steps(folder: Path) -> None:
     first = build_corpus(recipe_of(folder))
     work = folder / "out" / "work"
     times = {path.name: path.stat().st_mtime_ns for path in work.glob("*.jsonl")}
@@ -93,7 +93,7 @@ def test_another_seed_is_another_order(tmp_path: Path) -> None:
     assert sorted(before) == sorted(after)
 
 
-def test_steps_that_are_not_named_do_not_run(folder: Path) -> None:
+def test_steps_without_settings_do_not_run(folder: Path) -> None:
     recipe = BuildSettings(inputs=(str(folder / "in"),), output=str(folder / "out"), shuffle=False)
     (report,) = build_corpus(recipe)
     assert report.step == "collect"

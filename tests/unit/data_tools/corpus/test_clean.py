@@ -1,4 +1,4 @@
-"""Rules of quality: each is broken by the text it is there for, kept by prose, and counted under its name."""
+"""Each quality rule drops the text it is meant for, keeps prose, and is counted under its name."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_lines_are_taken_out_and_counted(tmp_path: Path) -> None:
     assert tally.changed == {f"lines taken out: {rule}": 1 for rule in LINE_RULES}
 
 
-def test_unwelcome_scripts_are_left_out_and_named() -> None:
+def test_texts_in_other_scripts_are_dropped_and_counted() -> None:
     clean = build_clean([], ["Latin"], 0.7)
     assert clean.drop_cause("Mostly Latin words слово") is None
     assert clean.drop_cause("Почти всё кириллица word") == "script: cyrillic"

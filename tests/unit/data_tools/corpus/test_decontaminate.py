@@ -1,4 +1,4 @@
-"""Evaluation passages in training text: found in any disguise, cut out with their surroundings, the rest untouched."""
+"""Evaluation passages in training text are found in any disguise and cut out with their surroundings."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_thirteen_words_are_found_and_twelve_are_not(tmp_path: Path, against: Pa
         EVALUATION.replace(" ", ' "-- '),
     ],
 )
-def test_no_disguise_helps(tmp_path: Path, against: Path, disguise: str) -> None:
+def test_passages_are_found_in_any_disguise(tmp_path: Path, against: Path, disguise: str) -> None:
     assert cleaned(tmp_path, against, [f"{filler(1)} {disguise} {filler(2)}"], "drop") == []
 
 
@@ -98,7 +98,7 @@ def test_what_is_cut_is_the_passage_and_two_hundred_characters_on_each_side(tmp_
     assert report["changed"] == {"found: eval.txt": 1, "passages cut out": 1, "pieces added": 1}
 
 
-def test_short_rests_and_riddled_documents_go(tmp_path: Path, against: Path) -> None:
+def test_short_pieces_and_documents_with_many_hits_are_dropped(tmp_path: Path, against: Path) -> None:
     short = "a" * (MIN_CHARS + SIDE_CHARS - 30)
     assert cleaned(tmp_path, against, [f"{short} {EVALUATION} {short}"]) == []
     riddled = "".join(f"{filler(i, 120)} {EVALUATION} " for i in range(12))

@@ -26,7 +26,7 @@ def sorted_by(folder: Path, chunks: list[Rows], columns: int, memory_bytes: int)
     seed=st.integers(0, 1000), columns=st.integers(1, 3), sizes=st.lists(st.integers(0, 300), max_size=8),
     largest=st.sampled_from([2, 50, 2**64 - 1]), memory_bytes=st.integers(1, 20_000),
 )  # fmt: skip
-def test_it_is_numpys_sort(
+def test_the_order_equals_numpys(
     tmp_path_factory: pytest.TempPathFactory, seed: int, columns: int, sizes: list[int], largest: int, memory_bytes: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -44,7 +44,7 @@ def test_no_batch_is_larger_than_the_memory_allows(tmp_path: Path) -> None:
         assert max(batch.nbytes for batch in sorter.batches()) <= 64_000
 
 
-def test_what_was_added_may_change_afterwards(tmp_path: Path) -> None:
+def test_rows_may_change_after_they_were_added(tmp_path: Path) -> None:
     rows = np.arange(10, dtype=np.uint64)[:, None]
     with Sorter(1, tmp_path) as sorter:
         sorter.add(rows)

@@ -1,4 +1,4 @@
-"""Mending text: damage of each kind is undone and counted, honest text is left as it is."""
+"""Repairing text: damage of each kind is undone and counted, undamaged text is unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HONEST = [
 
 
 @pytest.mark.parametrize("text", HONEST)
-def test_honest_text_is_left_as_it_is(text: str) -> None:
+def test_undamaged_text_is_unchanged(text: str) -> None:
     assert undo_garbling(text) == text
 
 
@@ -67,7 +67,7 @@ def test_each_damage_is_mended_and_counted_by_its_name(damaged: str, mended: str
     assert counts.total() == 1
 
 
-def test_joiners_stay_where_they_shape_words() -> None:
+def test_joiners_stay_in_scripts_that_need_them() -> None:
     persian, family = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\U0001f468\u200d\U0001f469\u200d\U0001f467"
     assert repair_text(persian + family, Counter()) == persian + family
 

@@ -57,7 +57,7 @@ def chance(similarity: float) -> float:
     return float(1 - (1 - similarity ** MinHash().rows) ** MinHash().bands)
 
 
-def test_the_chance_of_a_meeting() -> None:
+def test_similar_texts_are_likely_candidates() -> None:
     assert chance(0.8) > 0.995
     assert chance(0.5) < 0.15
     assert chance(0.3) < 0.003

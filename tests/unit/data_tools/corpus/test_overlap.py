@@ -1,4 +1,4 @@
-"""Containment of planted copies: exact, lightly edited, spread over two texts, and none at all."""
+"""The overlap of planted copies: exact, lightly edited, spread over two texts, and none at all."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def shuffled(inputs: list[Path], output: Path, seed: int = 0, memory_bytes: int 
     return shuffle(inputs, output, work, report_path(output), seed, memory_bytes)
 
 
-def test_a_shuffle_keeps_every_document_and_hangs_on_the_seed_alone(tmp_path: Path, inputs: list[Path]) -> None:
+def test_a_shuffle_keeps_every_document_and_depends_on_the_seed_only(tmp_path: Path, inputs: list[Path]) -> None:
     before = [text for path in inputs for text in texts(path)]
     tally = shuffled(inputs, tmp_path / "a.jsonl").tally
     shuffled(inputs, tmp_path / "b.jsonl", memory_bytes=4000)
@@ -89,7 +89,7 @@ def test_a_split_has_the_shares_asked_for_and_keeps_equals_together(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", [0, ""])
-def test_an_id_of_nothing_is_an_id(tmp_path: Path, name: int | str) -> None:
+def test_an_empty_or_zero_id_is_an_id(tmp_path: Path, name: int | str) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {i}", "id": name} for i in range(20)])
     found = split([path], tmp_path / "out", SplitStep((0.4, 0.3, 0.3), by="id"))
     assert sorted(len(rows) for rows in found.values()) == [0, 0, 20]
@@ -133,7 +133,7 @@ def test_a_larger_sample_holds_the_smaller(tmp_path: Path, inputs: list[Path]) -
     assert len(sampled(inputs, tmp_path / "d.jsonl", fraction=1.0)) == 2000
 
 
-def test_purposes_do_not_share_their_chance() -> None:
+def test_purposes_draw_different_numbers() -> None:
     assert draw_number(1, "split", b"x") != draw_number(1, "sample", b"x")
     assert draw_number(1, "split", b"x") != draw_number(2, "split", b"x")
     assert draw_number(-1, "split", b"x") == draw_number(-1, "split", b"x")

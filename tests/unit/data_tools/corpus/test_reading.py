@@ -1,4 +1,4 @@
-"""Documents by position: each in one part, however the input is cut; bad input is judged as preprocessing judges it."""
+"""Documents by position: each in one part, however the input is cut; bad input is treated as in preprocessing."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_standard_input_cannot_be_read_again() -> None:
         find_step_sources(["-"])
 
 
-def test_what_stands_beside_a_text_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_other_keys_of_a_document_are_kept(tmp_path: Path) -> None:
     line = b'{"text": "a", "odd": "\\ud800", "n": [1.5, null, 12345678901234567890]}\n'
     (tmp_path / "a.jsonl").write_bytes(line)
     ((_, document),) = read_documents(find_step_sources([tmp_path / "a.jsonl"]), ReadOptions(), lambda bad: None)

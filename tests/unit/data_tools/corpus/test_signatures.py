@@ -1,4 +1,4 @@
-"""Deduplication: planted copies go, everything else stays; tasks, memory and workers change nothing."""
+"""Deduplication: planted copies are dropped, all else stays, with any number of tasks and workers and any memory."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_chain_of_copies_is_one_group(tmp_path: Path) -> None:
     assert dedupe(tmp_path, chain)[0] == [0]
 
 
-def test_what_shares_half_its_text_stays(tmp_path: Path) -> None:
+def test_texts_that_share_half_of_their_words_stay(tmp_path: Path) -> None:
     first, second = prose(1, 300), prose(2, 300)
     assert dedupe(tmp_path, [" ".join(first), " ".join(first[:150] + second[150:]), " ".join(second)])[0] == [0, 1, 2]
 
@@ -122,7 +122,7 @@ def test_every_copy_but_the_first_is_found_however_little_memory_there_is(tmp_pa
     assert texts(tmp_path / "out.jsonl") == ["text 0", "text 1", "text 2"]
 
 
-def test_near_copies_are_forgotten_when_exact_ones_are_marked_anew(tmp_path: Path) -> None:
+def test_marking_exact_copies_again_removes_the_near_copies(tmp_path: Path) -> None:
     words, work, output = prose(1), tmp_path / "work", tmp_path / "out.jsonl"
     documents = [" ".join(words), with_one_word_changed(words, 9)]
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": text} for text in documents])
@@ -208,7 +208,7 @@ def test_a_long_chain_is_joined_quickly() -> None:
     assert not find_roots(parent, np.arange(200_000)).any()
 
 
-def test_steps_out_of_order_say_what_is_missing(tmp_path: Path, few: list[Path]) -> None:
+def test_steps_out_of_order_name_the_missing_step(tmp_path: Path, few: list[Path]) -> None:
     work = tmp_path / "work"
     with pytest.raises(MissingInputError, match="corpus sign"):
         mark_exact(work)

@@ -81,7 +81,7 @@ def test_parts_of_a_split_merge_file_by_file(tmp_path: Path, inputs: list[Path])
         assert (tmp_path / "many" / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
 
 
-def test_no_part_goes_before_the_whole_stands(
+def test_parts_are_removed_only_after_the_merge(
     tmp_path: Path, inputs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):

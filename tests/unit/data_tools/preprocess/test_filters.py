@@ -1,4 +1,4 @@
-"""Filters say no to what they should, in any script, and only installed ones can be named."""
+"""Filters drop what they should, in any script; only installed filters can be named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def kept(filters: Filters, text: str) -> str | None:
     return next((name for name, keep in filters.build_text_filters() if not keep(text)), None)
 
 
-def test_the_first_that_says_no_is_named() -> None:
+def test_the_first_rejecting_filter_is_counted() -> None:
     filters = Filters(min_chars=2, max_chars=9, scripts=(("latin", 0.6), ("greek", 0.1)))
     texts = ["x", "x" * 10, "ab вгд", "words", "words ω", "ωω"]
     assert [kept(filters, text) for text in texts] == [

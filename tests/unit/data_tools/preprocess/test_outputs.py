@@ -1,4 +1,4 @@
-"""A preprocess that was killed goes on where it was and makes the same files; other work in its place starts over."""
+"""A killed preprocessing run resumes and writes the same files; a run with other inputs or settings starts over."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", wide("sharded", "whole"))
-def test_killed_again_and_again(folder: Path, tmp_path: Path, kind: str) -> None:
+def test_a_run_killed_many_times_gives_the_same_files(folder: Path, tmp_path: Path, kind: str) -> None:
     """By SIGKILL, at points drawn at random and at all the last ones, until there is no kill left."""
     more = SHARDED if kind == "sharded" else {}
     run(folder, tmp_path / "unbroken" / "data", **more)
@@ -102,7 +102,7 @@ def test_killed_again_and_again(folder: Path, tmp_path: Path, kind: str) -> None
 
 
 @pytest.mark.parametrize("count", [2, 5, 9, 14])
-def test_interrupted_and_gone_on_with(folder: Path, tmp_path: Path, count: int) -> None:
+def test_an_interrupted_run_resumes(folder: Path, tmp_path: Path, count: int) -> None:
     whole = run(folder, tmp_path / "unbroken" / "data")
     interrupted(folder, tmp_path / "cut" / "data", "data.slice", count)
     summary = run(folder, tmp_path / "cut" / "data", workers=1)  # how many work does not matter
@@ -113,7 +113,7 @@ def test_interrupted_and_gone_on_with(folder: Path, tmp_path: Path, count: int) 
 
 @pytest.mark.parametrize("name", ["journal.jsonl", "0-00000.bin", "0-00000.lengths", "0-00000.counts", "rejects"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
-def test_what_a_power_cut_takes_is_done_again(folder: Path, tmp_path: Path, name: str, damage: str) -> None:
+def test_data_lost_in_a_power_cut_is_written_again(folder: Path, tmp_path: Path, name: str, damage: str) -> None:
     run(folder, tmp_path / "unbroken" / "data")
     interrupted(folder, tmp_path / "cut" / "data", "data.slice", 15)
     path = tmp_path / "cut" / ".data.tmp" / name
@@ -147,7 +147,7 @@ def test_bad_rows_behind_the_place_where_work_goes_on_keep_their_numbers(folder:
 
 
 @pytest.mark.parametrize("name", ["0-00000.bin", "1-00000.bin"])
-def test_keys_go_on_where_the_shortest_of_their_files_ends(folder: Path, tmp_path: Path, name: str) -> None:
+def test_all_keys_resume_at_the_last_state_that_all_files_match(folder: Path, tmp_path: Path, name: str) -> None:
     path, tokenizer = tmp_path / "in.jsonl", Tokenizer.load(folder / "tokenizer")
     path.write_text("".join(json.dumps({"text": text, "title": f"title {i}"}) + "\n" for i, text in enumerate(TEXTS)))
     options = Options(keys=("text", "title"), limits=Limits(slice_bytes=300))
@@ -163,7 +163,7 @@ def test_keys_go_on_where_the_shortest_of_their_files_ends(folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize(("point", "count"), wide(("data.slice", 20), ("data.publish", 1), ("data.publish", 9)))
-def test_any_bit_of_what_was_left_that_changes(folder: Path, tmp_path: Path, point: str, count: int) -> None:
+def test_any_changed_bit_of_an_interrupted_run_is_found(folder: Path, tmp_path: Path, point: str, count: int) -> None:
     """In shards that are done, in the one that grows, in the journal: the result of an unbroken run, or none."""
     run(folder, tmp_path / "unbroken" / "data", **SHARDED)
     wanted, chance, refused = files(tmp_path / "unbroken"), random.Random(0), 0
@@ -203,7 +203,7 @@ def test_a_link_in_the_place_of_a_left_file_is_not_written_through(folder: Path,
 
 
 @pytest.mark.parametrize("suffix", [".tokenizer.json", ".blocks", ".json", ".idx"])
-def test_what_stands_where_a_shard_is_finished_is_replaced(folder: Path, tmp_path: Path, suffix: str) -> None:
+def test_files_in_the_place_of_a_finished_shard_are_replaced(folder: Path, tmp_path: Path, suffix: str) -> None:
     run(folder, tmp_path / "whole" / "d", **SHARDED)
     (tmp_path / "other").write_text("mine")
     for make in (os.mkfifo, lambda path: path.symlink_to(tmp_path / "other")):
@@ -216,7 +216,7 @@ def test_what_stands_where_a_shard_is_finished_is_replaced(folder: Path, tmp_pat
     assert (tmp_path / "other").read_text() == "mine"
 
 
-def test_a_later_shard_that_is_gone_begins_with_the_first_again(folder: Path, tmp_path: Path) -> None:
+def test_a_missing_later_shard_starts_over(folder: Path, tmp_path: Path) -> None:
     run(folder, tmp_path / "whole" / "d", **SHARDED)
     interrupted(folder, tmp_path / "out" / "d", "data.slice", 20, **SHARDED)
     left = tmp_path / "out" / ".d.tmp"
@@ -227,7 +227,7 @@ def test_a_later_shard_that_is_gone_begins_with_the_first_again(folder: Path, tm
     assert files(tmp_path / "out") == files(tmp_path / "whole")
 
 
-def test_other_work_starts_over_and_says_so(folder: Path, tmp_path: Path) -> None:
+def test_a_run_with_other_settings_starts_over_with_a_notice(folder: Path, tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [{"append_eod": False}, {"on_error": OnError.SKIP}, {"shard_tokens": 10_000}]
     for number, change in enumerate(changes):
         interrupted(folder, tmp_path / f"{number}/data", "data.slice", 8)

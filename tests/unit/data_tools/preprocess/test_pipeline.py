@@ -1,4 +1,4 @@
-"""The same files whatever the number of workers, shards put together, keys side by side, whole or not at all."""
+"""The same files for any number of workers; shards join to the whole; keys stay aligned; complete or no output."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_begin_token_stands_before_each_document_that_has_text(corpus: Path, t
         preprocess([corpus], tokenizer, tmp_path / "none", Options(prepend_bos=True, split_sentences=True))
 
 
-def test_a_slow_tokenizer_says_so_once(corpus: Path, tmp_path: Path) -> None:
+def test_a_slow_tokenizer_gives_one_notice(corpus: Path, tmp_path: Path) -> None:
     slow = Tokenizer.from_bytes(json.dumps(TOKENIZER.tree | {"normalizer": {"type": "NFC"}}).encode())
     said: list[str] = []
     for name, tokenizer in (("slow", slow), ("fast", TOKENIZER)):

@@ -1,4 +1,4 @@
-"""Sentences are where a reader would mark them, in full and in order, and C++ and Python find the same ones."""
+"""Sentences are split where a reader would mark them; C++ and Python give the same sentences."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_hard_cases() -> None:
     assert f1(HARD) > 0.98  # 54 ends in 85 sentences: all found, one too many
 
 
-def test_a_splitter_at_every_stop_would_fail_these() -> None:
+def test_splitting_at_every_stop_would_fail_the_marked_sentences() -> None:
     """The measure can tell: white space after a stop is not enough."""
     naive = [(ends(marked), ends(re.split(r"(?<=[.!?\u2026])\s+", " ".join(marked)))) for marked in HARD]
     right = sum(len(marked & found) for marked, found in naive)
@@ -63,7 +63,7 @@ def test_lines_and_paragraphs() -> None:
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n\f", "\u3000\x85"])
-def test_no_sentence_in_nothing(text: str) -> None:
+def test_an_empty_text_has_no_sentence(text: str) -> None:
     assert split_sentences(text) == []
     assert split_sentences_twin(text) == []
 
@@ -82,7 +82,7 @@ def test_the_twin_says_the_same_and_nothing_is_lost(text: str, newlines: bool) -
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=40) | texts.map(lambda text: text.encode("utf-8", "surrogatepass")[:-1]))
-def test_bytes_that_are_no_text_are_split_all_the_same(data: bytes) -> None:
+def test_invalid_utf8_is_split_too(data: bytes) -> None:
     if native.lib is None:
         pytest.skip("lmtrain._native was not compiled")
     spans = native.lib.sentence_spans(data).tolist()

@@ -1,4 +1,4 @@
-"""Documents become one sequence, or one for each sentence, with the end of the document behind the last."""
+"""Documents become one sequence, or one per sentence, with the end-of-document token in the last."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BPE = train_bpe(TEXTS, 300)
     ("append_eod", "workers", "slice_bytes"),
     [(True, 2, 40), (False, 1, 40), (True, 1, 1 << 20), *wide((False, 2, 1 << 20))],
 )
-def test_sentences(tmp_path: Path, append_eod: bool, workers: int, slice_bytes: int) -> None:
+def test_each_sentence_is_a_sequence(tmp_path: Path, append_eod: bool, workers: int, slice_bytes: int) -> None:
     lines = [json.dumps({"text": text}) for text in TEXTS]
     (tmp_path / "a.jsonl").write_text("\n".join([*lines[:2], "nonsense", *lines[2:]]))
     options = Options(

@@ -1,4 +1,4 @@
-"""A reader waits while others hold the memory, and passes with a long document once nobody else does."""
+"""A reader waits while bytes are in flight, and reads a long document once none are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from data_tools.read.chunks import Budget, StoppedError
 
 
-def test_within_the_budget_nobody_waits() -> None:
+def test_acquiring_within_the_budget_does_not_wait() -> None:
     budget = Budget(10)
     budget.acquire(6)
     budget.mark_in_flight(6)
@@ -23,7 +23,7 @@ def test_a_document_larger_than_the_budget_passes_alone() -> None:
     budget.mark_in_flight(35)
 
 
-def test_the_reader_waits_for_what_is_in_flight() -> None:
+def test_the_reader_waits_for_bytes_in_flight() -> None:
     budget = Budget(10)
     budget.acquire(8)
     budget.mark_in_flight(8)

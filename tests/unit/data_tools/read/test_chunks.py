@@ -93,7 +93,7 @@ def test_lines_of_a_range(tmp_path: Path, start: int, long: bool, monkeypatch: p
         assert found.start == owned[0][0]
 
 
-def test_what_is_held_asks_the_budget(tmp_path: Path) -> None:
+def test_content_in_memory_is_acquired_from_the_budget(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "0123456789"}\n' * 5000))
     taken: list[int] = []

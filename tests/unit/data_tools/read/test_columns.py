@@ -1,4 +1,4 @@
-"""Rows of .parquet files whose texts are none: each is bad by itself, as a line of JSON would be."""
+"""Rows of .parquet files whose text is null or invalid: each is a bad row, as a line of JSON would be."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _table(path: Path, values: list[bytes | None], kind: str = "string", name: s
 
 
 @pytest.mark.parametrize("kind", ["string", "large_string"])
-def test_a_text_that_is_no_utf8_comes_as_its_bytes(tmp_path: Path, kind: str) -> None:
+def test_a_text_that_is_not_utf8_is_returned_as_bytes(tmp_path: Path, kind: str) -> None:
     path = _table(tmp_path / "t.parquet", [b"one", BAD, None, "größer".encode()], kind)
     [(start, rows, num_bytes, share)] = read_rows(path, ["text"], 0, 1 << 20)
     assert rows == [("one",), (BAD,), (None,), ("größer",)]

@@ -1,4 +1,4 @@
-"""A part has its range of the input and names of its own."""
+"""A part has its range of the input and its own output names."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_lines_are_counted_in_each_file_by_itself(tmp_path: Path) -> None:
     assert [(Path(reject["file"]).name, reject["line"]) for reject in rejects] == [("a.jsonl", 4), ("b.jsonl", 5)]
 
 
-def test_too_many_are_too_many(tmp_path: Path) -> None:
+def test_more_bad_lines_than_allowed_stop_the_run(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes((GOOD + b"nonsense\n") * 5)
     assert sum(run(tmp_path / "a.jsonl", tmp_path / "out", on_error=OnError.SKIP, max_bad=5).rejects.values()) == 5
     with pytest.raises(DataError, match=r"5 bad lines are more than --max-bad 4 \(5 not valid JSON\).*a\.jsonl:10"):
@@ -137,14 +137,14 @@ def test_too_many_are_too_many(tmp_path: Path) -> None:
     assert not (tmp_path / "out2.idx").exists()
 
 
-def test_what_is_no_json_lines_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_json_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data_tools.read.content.MAX_BAD_LINES", 1000)
     (tmp_path / "a.jsonl").write_bytes(b"1\n" * 1001)
     with pytest.raises(DataError, match="not a jsonl file"):
         run(tmp_path / "a.jsonl", tmp_path / "out", on_error=OnError.SKIP)
 
 
-def test_a_dataset_without_bad_lines_takes_an_old_list_away(tmp_path: Path) -> None:
+def test_a_dataset_without_bad_lines_removes_an_old_rejects_file(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(GOOD + b"nonsense\n")
     assert run(path, tmp_path / "out", on_error=OnError.SKIP).files[-1].endswith("out.rejects.jsonl")
@@ -171,7 +171,7 @@ def test_a_long_line_is_passed_over(tmp_path: Path, suffix: str, slice_bytes: in
 
 
 @pytest.mark.parametrize("suffix", ["txt", "txt.gz"])
-def test_text_files(tmp_path: Path, suffix: str) -> None:
+def test_text_files_are_one_document_each(tmp_path: Path, suffix: str) -> None:
     def put(name: str, data: bytes) -> None:
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / f"{name}.{suffix}").write_bytes(gzip.compress(data) if suffix == "txt.gz" else data)
@@ -204,7 +204,7 @@ def test_an_archive_that_is_cut_short(tmp_path: Path, codec: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["gz", "zst"])
-def test_a_bomb(tmp_path: Path, codec: str) -> None:
+def test_a_decompression_bomb_is_refused(tmp_path: Path, codec: str) -> None:
     packed = PACK[codec](bytes(64 << 20))
     path = tmp_path / f"a.jsonl.{codec}"
     path.write_bytes(packed * 160)  # 10 GiB of zeros
@@ -223,7 +223,7 @@ def test_a_document_of_a_gibibyte_is_refused_before_it_is_held(tmp_path: Path) -
         run(path, tmp_path / "out", workers=2)
 
 
-def test_plain_text_in_a_pipe_is_told_how_to_say_so() -> None:
+def test_plain_text_in_a_pipe_gets_the_advice_to_set_the_format() -> None:
     chunk = Chunk(source=0, path=STDIN, kind="jsonl", start=0, stop=9, num_bytes=9)
     with pytest.raises(DataError, match=r"not valid JSON \(x\)\. If it is plain text, add --format txt\.$"):
         BadLines(OnError.STOP).add(chunk, [BadLine(0, 0, "not valid JSON (x)")], 1)

@@ -1,4 +1,4 @@
-"""Files are found in a fixed order, known by their names, and given once."""
+"""Files are found in a fixed order, their kind follows from their names, and none is read twice."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ def test_standard_input() -> None:
     ("said", "kind", "codec"),
     [(None, "jsonl", ""), ("txt", "text", ""), ("jsonl.gz", "jsonl", "gz"), (".txt.zst", "text", "zst")],
 )
-def test_somebody_says_what_standard_input_holds(said: str | None, kind: str, codec: str) -> None:
+def test_the_format_of_standard_input_is_chosen_by_option(said: str | None, kind: str, codec: str) -> None:
     given = resolve_input("-", said)
     assert not isinstance(given, str)
     assert (given.kind, given.codec, given.streamed) == (kind, codec, True)
     assert find_sources([given]) == [given]
 
 
-def test_a_format_is_for_names_that_say_nothing(folder: Path) -> None:
+def test_a_format_applies_to_files_with_an_unknown_suffix(folder: Path) -> None:
     given = resolve_input(str(folder / "b/5.md"), "txt")
     assert not isinstance(given, str)
     assert (given.kind, given.num_bytes) == ("text", 2)
@@ -101,12 +101,12 @@ def test_a_format_is_for_names_that_say_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "said"), [("md", "is not a known format"), ("parquet", "must be a file")])
-def test_a_format_that_is_none(name: str, said: str) -> None:
+def test_an_unknown_format_is_refused(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         resolve_input("-", name)
 
 
-def test_what_a_folder_or_a_glob_holds_besides_is_named(folder: Path) -> None:
+def test_skipped_files_of_folders_and_globs_are_listed(folder: Path) -> None:
     (folder / "b/notes.pdf").write_text("")
     skipped = skipped_files([folder, folder / "b/*", folder / "a.txt", "-"])
     assert [str(path.relative_to(folder)) for path in skipped] == ["b/5.md", "b/notes.pdf", "b/5.md", "b/notes.pdf"]
@@ -123,7 +123,7 @@ def test_a_link_to_nowhere_is_named_wherever_it_is_met(folder: Path, given: str)
         names(folder, given)
 
 
-def test_links_to_folders_are_named_and_not_entered(folder: Path) -> None:
+def test_links_to_folders_are_listed_and_not_entered(folder: Path) -> None:
     (folder / "b/round").symlink_to(folder)
     assert names(folder, "b") == ["b/1.jsonl", "b/2.txt"]
     assert folder / "b/round" in skipped_files([folder])
@@ -132,7 +132,7 @@ def test_links_to_folders_are_named_and_not_entered(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("given", ["b/pipe.jsonl", "b", "b/pipe*"])
-def test_a_pipe_is_no_file_and_nobody_waits_for_it(folder: Path, given: str) -> None:
+def test_a_pipe_is_refused_without_waiting_for_it(folder: Path, given: str) -> None:
     os.mkfifo(folder / "b/pipe.jsonl")
     with pytest.raises(DataError, match=r"pipe\.jsonl is a pipe or a device.*give - instead"):
         names(folder, given)

@@ -1,4 +1,4 @@
-"""Archives come out whole or not at all: cut ends, damage and bombs are found, and nothing grows beyond bounds."""
+"""Archives are read completely or are an error: truncation, damage and bombs are found, memory is bounded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_one_archive_and_several_in_a_row(codec: str) -> None:
     assert read(PACK[codec](b""), codec) == b""
 
 
-def test_an_archive_that_does_not_say_how_long_it_is() -> None:
+def test_an_archive_without_a_stated_size_is_read() -> None:
     stream = zstandard.ZstdCompressor().compressobj()
     assert read(stream.compress(TEXT) + stream.flush(), "zst") == TEXT
 
@@ -54,7 +54,7 @@ def test_zeros_may_follow_a_gz() -> None:
 
 
 @pytest.mark.parametrize("codec", ["gz", "xz", *wide("bz2")])
-def test_zeros_end_before_a_terabyte(codec: str, tmp_path: Path) -> None:
+def test_endless_zeros_after_an_archive_are_refused(codec: str, tmp_path: Path) -> None:
     path = tmp_path / "sparse"
     path.write_bytes(PACK[codec](b"x"))
     os.truncate(path, 1 << 40)
@@ -108,7 +108,7 @@ def test_thousands_of_empty_archives_take_no_longer_each(codec: str) -> None:
     assert seconds(16_000) < 4 * 16 * max(seconds(1000), 0.002)
 
 
-def test_a_greedy_window_is_refused() -> None:
+def test_a_zst_window_over_the_limit_is_refused() -> None:
     settings = zstandard.ZstdCompressionParameters.from_level(3, window_log=30, enable_ldm=True)
     stream = zstandard.ZstdCompressor(compression_params=settings).compressobj()
     with pytest.raises(DamagedArchiveError, match="memory"):
