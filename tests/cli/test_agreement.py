@@ -22,7 +22,7 @@ import pytest
 from tests.apart import Way, World, given, make_world
 from tests.cli.harness import ROOT
 from tests.marks import slow
-from tests.unit.train.test_agreement import NAMES
+from tests.unit.train.test_compare_ranks import NAMES
 
 pytestmark = pytest.mark.wide
 

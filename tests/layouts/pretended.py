@@ -24,7 +24,7 @@ from lmtrain.spec import LanguageModel
 from lmtrain.train.setup import build_optimizer
 from tests.layouts.bugs import replaced
 from tests.layouts.held import Ledger, sizes_of
-from tests.unit.plan.ours import planned_on_cpu
+from tests.unit.plan.planned_runs import planned_on_cpu
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from tests.layouts.cases import Case, random_cases
 from tests.layouts.toy_data import EvenlyMasked
 from tests.layouts.workers import Pool
 from tests.marks import wide
-from tests.unit.plan.ours import planned_on_cpu
+from tests.unit.plan.planned_runs import planned_on_cpu
 
 EXACT = ("weights", "gradients", "masters", "moments")
 WITHIN = 0.03

@@ -1,4 +1,4 @@
-"""Settings check themselves, know their kinds, and are named by their values."""
+"""Settings check their values, find their kinds, and hash equal for equal values."""
 
 from __future__ import annotations
 

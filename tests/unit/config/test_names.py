@@ -1,4 +1,4 @@
-"""What a wrong key or value was meant for."""
+"""An unknown key or value is answered with a suggestion of what was meant."""
 
 from __future__ import annotations
 

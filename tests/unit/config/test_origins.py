@@ -1,4 +1,4 @@
-"""Who has set a value last: a file with its line, or an override; in the order in which Hydra merges them."""
+"""Finding who set a value last: a file with its line, or an override, in the order in which Hydra merges them."""
 
 from __future__ import annotations
 

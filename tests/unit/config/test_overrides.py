@@ -1,4 +1,4 @@
-"""Words of a command line become overrides, or say how to type what was meant."""
+"""Command-line words become overrides, or are refused with what to type instead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References are replaced by what they refer to, or say why they cannot be."""
+"""References are replaced by the values they refer to, or refused with the reason."""
 
 from __future__ import annotations
 

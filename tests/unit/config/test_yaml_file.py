@@ -1,4 +1,4 @@
-"""A YAML file is read as a config or refused with its line; tests/mistakes has one of each fault."""
+"""A YAML file is read as a config or refused with its line; tests/mistakes has a file for each fault."""
 
 from __future__ import annotations
 

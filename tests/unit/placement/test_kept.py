@@ -16,7 +16,7 @@ from lmtrain.parallel.compute_settings import (
     OperatorsRecomputeSettings,
 )
 from lmtrain.placement.places import Stage
-from tests.unit.plan.ours import GPT3, planned
+from tests.unit.plan.planned_runs import GPT3, planned
 
 MIDDLE = Stage(1, range(6, 7), first=False, last=False)
 NONE = NoRecomputeSettings()

@@ -1,4 +1,4 @@
-"""Machines of conf/hardware by name, and what a factor may be, for tests and benchmarks of the planner."""
+"""The machines of conf/hardware by name, and the ranges of factors, for tests and benchmarks of the planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibrating: figures that made some steps are found again from them, and each run is judged by the others."""
+"""Calibration recovers the figures that produced some steps, and each run is tested against a fit to the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lmtrain.plan.price.step import price_step
 from lmtrain.plan.price.workload import build_columns
 from lmtrain.plan.run_model.run import PlannedRun, case_of
 from tests.unit.plan.machines import hardware_named
-from tests.unit.plan.ours import planned
+from tests.unit.plan.planned_runs import planned
 
 CPU = hardware_named("cpu", conf_dir() / "hardware")
 TRUE = replace(CPU, peak_tflops={"fp32": 0.03}, memory_GBps=6.0, factors={"gap_s": 8e-6, "step_s": 0.02})

@@ -1,4 +1,4 @@
-"""What the layout says of a manifest is what the manifest then is, or a little more."""
+"""The predicted size of a manifest is its real size or slightly more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More devices: what they bring, and the scaling study of 2024, whose batch and length were not published."""
+"""Results at growing numbers of devices, and the scaling study of 2024, whose batch and length were not published."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.plan.search.rank import Limits, Prices
 from lmtrain.plan.search.result import CurveInputs, CurvePoint, LayoutResult, scaling_curve
-from tests.unit.plan.searched import h100, ranked, run_of, study
+from tests.unit.plan.ranked_run import h100, ranked, run_of, study
 
 LLAMA_7B = GPTSettings(
     num_layers=32, width=4096, num_heads=32, ffn_width=11008, vocab_size=32000, seq_len=4096, positions="rotary",

@@ -1,4 +1,4 @@
-"""The numbers that published runs were fitted with: all there, each within what is plausible."""
+"""The published runs that factors were fitted to are complete, and their numbers are plausible."""
 
 from __future__ import annotations
 

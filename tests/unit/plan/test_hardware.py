@@ -1,4 +1,4 @@
-"""Every machine's file is read, and says where its figures come from."""
+"""Each machine's file is read, and names the sources of its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes of a rank by name."""
+"""Bytes of the fullest rank by closed form."""
 
 from __future__ import annotations
 

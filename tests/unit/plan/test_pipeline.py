@@ -1,4 +1,4 @@
-"""The closed forms give what a replay of the schedules' tables gives."""
+"""The closed form of a pipeline's seconds agrees with a replay of the schedule table."""
 
 from __future__ import annotations
 

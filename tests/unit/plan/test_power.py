@@ -1,4 +1,4 @@
-"""Watts between rest and full work, and dollars."""
+"""Power between idle and full load, and the cost in dollars."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lmtrain.plan.price.hardware import fitted_time_factors
 from lmtrain.plan.price.step import COMPUTE_POWER_SHARE, IDLE_POWER_SHARE, busy_share, dollars, price_step, watts
 from lmtrain.plan.price.workload import build_columns
 from lmtrain.plan.run_model.run import case_of
-from tests.unit.plan.searched import LARGE, h100, run_of
+from tests.unit.plan.ranked_run import LARGE, h100, run_of
 
 
 def test_a_device_that_waits_draws_less_but_not_much_less() -> None:

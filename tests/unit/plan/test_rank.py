@@ -1,4 +1,4 @@
-"""What is fastest among what fits, and what was in the way of the others."""
+"""Ranking of layouts: the fastest that fits, and why the others are not better."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmtrain.plan.run_model.memory import GIB, price_memory
 from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.run_model.run import case_of
 from lmtrain.plan.search.rank import FAMILY_COLUMNS
-from tests.unit.plan.searched import LARGE, h100, ranked, run_of, study
+from tests.unit.plan.ranked_run import LARGE, h100, ranked, run_of, study
 
 
 def test_the_fastest_stand_first_and_all_of_them_fit() -> None:

@@ -1,4 +1,4 @@
-"""Bytes of each rank by name: what the sizes and the schedule's row make of them."""
+"""Bytes of each rank by name agree with its sizes and its row of the schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lmtrain.parallel.compute_settings import NoRecomputeSettings
 from lmtrain.plan.run_model.ranks import NEED_A_GPU, _in_flight_of_schedule, fullest_rank, rank_bytes_of
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import activations_held
-from tests.unit.plan.ours import GPT3, planned, planned_on_cpu
+from tests.unit.plan.planned_runs import GPT3, planned, planned_on_cpu
 
 NONE = NoRecomputeSettings()
 

@@ -1,4 +1,4 @@
-"""A run's pipeline replayed: closed forms without collectives, and how often FSDP gathers and reduces with them."""
+"""A replayed pipeline agrees with closed forms without collectives, and counts FSDP's gathers and reductions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lmtrain.plan.run_model.replay import Seconds, pipeline_seconds, price_runs,
 from lmtrain.plan.run_model.run import PlannedRun, case_of
 from tests.unit.plan.cases import CONF
 from tests.unit.plan.machines import hardware_named, nominal
-from tests.unit.plan.ours import GPT3, planned
+from tests.unit.plan.planned_runs import GPT3, planned
 
 H100 = hardware_named("h100", CONF)
 

@@ -1,4 +1,4 @@
-"""The search offers what the settings accept: no more, no less, and prices each as if it were alone."""
+"""The search offers exactly the layouts that the settings accept, and prices each as if it were alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lmtrain.plan.search.search import legal_layouts
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import RampUpSettings, TrainSettings
-from tests.unit.plan.searched import h100, run_of
+from tests.unit.plan.ranked_run import h100, run_of
 
 SMALL = GPTSettings(num_layers=4, width=24, num_heads=12, num_kv_heads=6, vocab_size=67, vocab_multiple=1, seq_len=6)
 DEEP = replace(SMALL, num_layers=9, num_heads=4, num_kv_heads=None, seq_len=8, dropout=0.1)

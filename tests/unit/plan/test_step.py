@@ -1,4 +1,4 @@
-"""A step's seconds: what hides behind what, and that no factor has left its range."""
+"""Seconds of a step: overlap of collectives with computation, and factors within their ranges."""
 
 from __future__ import annotations
 

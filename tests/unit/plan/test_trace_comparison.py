@@ -1,4 +1,4 @@
-"""What was measured beside the table: equal where a run goes by the table, and apart by what it lacks."""
+"""A traced step compared with a replay of its schedule table: equal if the run follows the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`parallel=auto` without a run: what is kept, what is chosen, and what the run's own rules refuse."""
+"""`parallel=auto` without a run: settings that are kept, settings that are chosen, and layouts that are refused."""
 
 from __future__ import annotations
 

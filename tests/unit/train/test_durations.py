@@ -1,4 +1,4 @@
-"""What things take: what a run saw itself goes before what its earlier attempts saw; the longest counts."""
+"""Durations: those of this attempt come before those of earlier attempts, and the longest counts."""
 
 from __future__ import annotations
 

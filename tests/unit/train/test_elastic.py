@@ -1,4 +1,4 @@
-"""--elastic chooses nothing illegal, misses nothing legal, and stays as near to the settings as it can."""
+"""--elastic chooses only legal layouts, misses none, and stays as near to the settings as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is to measure, as it is typed."""
+"""Settings of evaluations in training, as typed."""
 
 from __future__ import annotations
 

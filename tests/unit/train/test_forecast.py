@@ -1,4 +1,4 @@
-"""What the planner expects of a run, in words; and how far off it was."""
+"""The planner's forecast of a run in words, and its comparison with measured steps."""
 
 from __future__ import annotations
 

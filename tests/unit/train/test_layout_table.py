@@ -1,4 +1,4 @@
-"""The layout table: every rank, what it holds, and in how few columns and rows."""
+"""The layout table: every rank and what it holds, in few columns and rows."""
 
 from __future__ import annotations
 

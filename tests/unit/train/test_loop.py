@@ -1,4 +1,4 @@
-"""A run makes checkpoints by the clock and by steps, and keeps those that are worth most."""
+"""A run saves checkpoints by time and by steps, and keeps those with the best scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which starts count as lost at one step, and what is known of how they ended."""
+"""Which starts count as lost at a step, and the cause that is recorded for each."""
 
 from __future__ import annotations
 

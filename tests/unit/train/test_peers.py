@@ -1,4 +1,4 @@
-"""What processes agree on: rows of numbers, and what one wishes at the end of a step."""
+"""Agreement of processes: rows of numbers, and requests at the end of a step."""
 
 from __future__ import annotations
 

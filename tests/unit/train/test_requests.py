@@ -1,4 +1,4 @@
-"""What ends a run or makes it save: the clock, files, an interval; no test waits, time is given in."""
+"""Requests to stop or save: the clock, files, an interval. No test waits, since the time is given."""
 
 from __future__ import annotations
 

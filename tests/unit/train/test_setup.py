@@ -1,4 +1,4 @@
-"""Entering a run's folder with several processes: all of them may, or none."""
+"""Opening a run's folder with several processes succeeds on all of them or on none."""
 
 from __future__ import annotations
 

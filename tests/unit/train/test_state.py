@@ -1,4 +1,4 @@
-"""A run goes on from its checkpoint with the step it stood at and with what fp16 had learned of overflows."""
+"""A run resumes with the step of its checkpoint and with the fp16 loss scale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rank 0 names who is slow out of everybody's rows, says it once, and keeps it in the rows of metrics."""
+"""Rank 0 finds slow ranks in the rows of all ranks, reports each once, and records them in metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a validation is shared among copies of the model."""
+"""Validation samples are shared among the replicas."""
 
 from __future__ import annotations
 

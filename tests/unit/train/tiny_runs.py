@@ -1,4 +1,4 @@
-"""Runs of a model that learns in milliseconds, in this process and on toy data, opened as the command line does it."""
+"""Runs of a tiny model on toy data in this process, opened as the command line opens them."""
 
 from __future__ import annotations
 

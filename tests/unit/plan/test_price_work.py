@@ -1,4 +1,4 @@
-"""Products by shape, attention by kernel, the rest by bytes."""
+"""Seconds of products by shape, of attention by kernel, of pointwise work by bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a layout adds up, and says why it lost."""
+"""The parts of a layout's result add up, and a slower layout's result names the reason."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lmtrain.plan.search.result import (
     too_large_results,
     why_slower,
 )
-from tests.unit.plan.ours import planned
-from tests.unit.plan.searched import LARGE, h100, ranked
+from tests.unit.plan.planned_runs import planned
+from tests.unit.plan.ranked_run import LARGE, h100, ranked
 
 
 def best(count: int = 3) -> list[LayoutResult]:

@@ -1,4 +1,4 @@
-"""A run of ours that several tests plan."""
+"""A run of this program that several tests plan."""
 
 from __future__ import annotations
 

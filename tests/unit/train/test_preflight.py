@@ -1,4 +1,4 @@
-"""What the machine lacks for a run is said before the run begins."""
+"""A run is refused before it begins if the machine lacks something."""
 
 from __future__ import annotations
 

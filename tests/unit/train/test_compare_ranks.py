@@ -1,4 +1,4 @@
-"""Ranks that were started differently are told so before anything is built, at a price that grows as their number."""
+"""Ranks that were started differently are refused before anything is built, at a cost that grows with their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digest of the first weights tells two runs apart."""
+"""The digest of the first weights distinguishes two runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is of a run: settings that are newer than it are what they always were, others must agree."""
+"""A checkpoint is accepted only for its own run; settings newer than the checkpoint count as their old default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a pipeline before a run: stages, bubble and activations, in few words at any size."""
+"""Facts of a pipeline before a run: stages, bubble and activations, in short texts at any size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings become what is priced: each that matters to time or memory changes the case."""
+"""Run settings become a Case: each setting that matters to time or memory changes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, Rec
 from lmtrain.plan.run_model.run import PlannedRun, case_of
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal
-from tests.unit.plan.ours import GPT3, planned
+from tests.unit.plan.planned_runs import GPT3, planned
 
 A100 = hardware_named("a100_80gb", CONF)
 

@@ -1,4 +1,4 @@
-"""A small run, ranked once for the tests of what is said of it."""
+"""A small run, ranked once for the tests of search results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A best checkpoint is kept only where a measure of that name is taken at steps that are saved."""
+"""checkpoint.best_by must name a measure that is taken at steps that are saved."""
 
 from __future__ import annotations
 
