@@ -40,7 +40,7 @@ class RankBytes:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ElementCounts:
     """Element counts of a set of weights on a rank."""
 
     parts: int = 0  # elements of this tensor-parallel rank's parts
@@ -48,26 +48,26 @@ class Numbers:
     slots: int = 0  # elements of optimizer state, without padding
     early: int = 0  # elements of parts that are not factors of products: the input half of backward has their gradient
 
-    def __add__(self, other: Numbers) -> Numbers:
-        return Numbers(
+    def __add__(self, other: ElementCounts) -> ElementCounts:
+        return ElementCounts(
             self.parts + other.parts, self.shards + other.shards, self.slots + other.slots, self.early + other.early,
         )  # fmt: skip
 
-    def __sub__(self, other: Numbers) -> Numbers:
-        return Numbers(
+    def __sub__(self, other: ElementCounts) -> ElementCounts:
+        return ElementCounts(
             self.parts - other.parts, self.shards - other.shards, self.slots - other.slots, self.early - other.early,
         )  # fmt: skip
 
 
-def count(
+def count_elements(
     places: Iterable[Place], layout: Layout, num_slots: Callable[[str, Shape], int] = lambda name, shape: 2
-) -> Numbers:
+) -> ElementCounts:
     """Return the element counts of these parameters on a rank.
 
     `num_slots` returns how many state tensors the optimizer keeps for a parameter of this name and global shape.
     """
     places = list(places)
-    return Numbers(
+    return ElementCounts(
         sum(math.prod(place.part_shape) for place in places),
         sum(math.prod((-(-place.part_shape[0] // layout.dp_shard), *place.part_shape[1:])) for place in places),
         sum(num_slots(place.name, place.global_shape) * math.prod(place.local_shape) for place in places),
@@ -78,28 +78,30 @@ def count(
     )  # fmt: skip
 
 
-def rank_bytes(held: Numbers, layout: Layout, *, zero: int, work_bytes: int) -> RankBytes:
-    """Return the bytes that a rank holds between two micro-batches of a step, when the ZeRO levels differ.
+def rank_bytes(counts: ElementCounts, layout: Layout, *, zero: int, work_bytes: int) -> RankBytes:
+    """Return the bytes that a rank holds between two micro-batches of a step, from its element counts.
 
     zero 0 and 1 keep whole gathered weights and whole gradients; 2 keeps shards of gradients; 3 keeps shards of both,
     and gathers a block at a time. `work_bytes` is the size of an element in the compute dtype.
     """
-    optimizer = FP32_BYTES * held.slots
+    optimizer = FP32_BYTES * counts.slots
     if layout.dp == 1:
-        work = 0 if work_bytes == FP32_BYTES else work_bytes * held.parts
-        return RankBytes(FP32_BYTES * held.parts, work, FP32_BYTES * held.parts, optimizer)
+        work = 0 if work_bytes == FP32_BYTES else work_bytes * counts.parts
+        return RankBytes(FP32_BYTES * counts.parts, work, FP32_BYTES * counts.parts, optimizer)
     return RankBytes(
-        masters=FP32_BYTES * held.shards,
-        work=work_bytes * held.shards * layout.dp_shard if zero < 3 else 0,
-        gradients=FP32_BYTES * (held.parts if zero < 2 else held.shards),
+        masters=FP32_BYTES * counts.shards,
+        work=work_bytes * counts.shards * layout.dp_shard if zero < 3 else 0,
+        gradients=FP32_BYTES * (counts.parts if zero < 2 else counts.shards),
         optimizer=optimizer,
     )
 
 
-def places_held(
+def places_of_stages(
     model: ModelSettings, stages: Sequence[Stage], layout: Layout, shard: int, weights: Weights | None = None
 ) -> list[Place]:
     """Return the places of the parameters of a rank's stages; a tied weight held by two stages occurs twice.
+
+    `shard` is the rank's index along dp_shard.
 
     Parameters of equal shape and cut, as in all layers, are computed once. A caller that queries many ranks passes
     `weights` to list them only once.
@@ -108,12 +110,12 @@ def places_held(
     both = len(stages) > 1 and stages[0].first and stages[-1].last
     names = names_of_rank(model, [*stages]) + [tie.first for tie in model.ties() if both]
     shapes = {name: weights.shapes[name] for name in names}
-    alike = {(shape, weights.cuts.get(name)): name for name, shape in shapes.items()}
+    name_by_shape = {(shape, weights.cuts.get(name)): name for name, shape in shapes.items()}
     places = place_all(
-        {name: shapes[name] for name in alike.values()}, weights.cuts, layout, Coordinate(0, 0, shard, 0),
+        {name: shapes[name] for name in name_by_shape.values()}, weights.cuts, layout, Coordinate(0, 0, shard, 0),
         weights.vocab_size,
     )  # fmt: skip
-    return [replace(places[alike[shapes[name], weights.cuts.get(name)]], name=name) for name in names]
+    return [replace(places[name_by_shape[shapes[name], weights.cuts.get(name)]], name=name) for name in names]
 
 
 @dataclass(frozen=True)
@@ -171,28 +173,28 @@ class Run(Protocol):
     def scored_share(self) -> float: ...  # share of tokens for which logits are computed
 
     def recompute_kind(self, block: int) -> str:
-        """Return which recompute kind a block uses."""
+        """Return the recompute kind of the block with this number, `none` if it is not recomputed."""
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Bytes that a micro-batch holds between two actions of a schedule."""
+class ActivationBytes:
+    """The bytes that a micro-batch holds in a stage between two actions of a schedule."""
 
     hidden: float = 0.0  # from forward to backward, or to the input half of backward
     logits: float = 0.0  # from forward on; then their gradient, until the weight half
-    later: float = 0.0  # from the input half to the weight half: inputs of matrix products and gradients of outputs
+    deferred: float = 0.0  # from the input half to the weight half: inputs of matrix products and gradients of outputs
 
 
-class Layers:
-    """Sizes of a rank's tensors in bytes per token, for a run's widths, shards and compute dtype."""
+class ActivationSizes:
+    """The sizes of a rank's activations in a run. Attributes and results are bytes per token, unless said otherwise."""
 
     def __init__(self, run: Run) -> None:
         self.run, shape, tp, e = run, run.shape, run.parallel.tp, run.number_bytes
         model: Any = run.model
-        self.tokens = run.micro_batch * shape.seq_len
+        self.tokens = run.micro_batch * shape.seq_len  # number of tokens of a micro-batch
         self.cpu = run.on_cpu
-        self.whole = shape.width * e
-        self.cut = self.whole / run.sequence_parts  # hidden states outside of attention and MLP
+        self.whole = shape.width * e  # hidden states of the whole sequence
+        self.cut = self.whole / run.sequence_parts  # hidden states outside of attention and MLP, sharded
         self.heads, self.keys = (n * shape.head_width * e / tp for n in (shape.num_heads, shape.num_kv_heads))
         self.ffn = shape.ffn_width * e / tp
         self.up = self.ffn * (2 if shape.gated else 1)
@@ -206,42 +208,44 @@ class Layers:
         # because: a CPU's fused kernel has no dropout, so attention keeps whole score matrices
         self.scores = e * shape.seq_len * shape.num_heads / tp if self.cpu and model.uses_dropout else 0.0
 
-    def norm(self) -> float:
+    def norm_bytes(self) -> float:
         """Return the bytes of a norm's input and statistics; the output counts with the layer that reads it."""
         if self.rms and self.cpu:  # in fp32: the input, and the normalized input that multiplies the weight
             return (2 * self.cut * FP32_BYTES / self.run.number_bytes) + FP32_BYTES / self.run.sequence_parts
         statistics = self.run.number_bytes if self.cpu else FP32_BYTES
         return self.cut + (1 if self.rms else 2) * statistics / self.run.sequence_parts
 
-    def block_with(self, again: str) -> float:
+    def block_bytes(self, recompute: str) -> float:
         """Return the bytes that a block keeps for backward with this recompute kind."""
         qkv, shape = self.heads + 2 * self.keys, self.run.shape
         softmax = self.scores or FP32_BYTES * shape.num_heads / self.run.parallel.tp  # a fused kernel keeps row sums
-        if again == "full":
+        if recompute == "full":
             return self.cut
-        if again == "operators":  # matrix products before the tp reduction, and attention
+        if recompute == "operators":  # matrix products before the tp reduction, and attention
             return self.cut + qkv + self.heads + softmax + self.whole + self.up + self.whole
-        given = qkv + (self.heads + self.keys if self.rotary else 0.0)
-        inside = given if again == "attention" else self.taken(given) + softmax + 2 * self.scores + self.mask()
+        qkv_bytes = qkv + (self.heads + self.keys if self.rotary else 0.0)
+        inside = qkv_bytes
+        if recompute != "attention":
+            inside = self.attention_input_bytes(qkv_bytes) + softmax + 2 * self.scores + self.mask_bytes()
         # because: a GPU's kernel recomputes silu(gate)
         mlp = self.up + self.ffn + (self.ffn if shape.gated and self.cpu else 0.0)
         norms = 1 if self.parallel_block else 2
-        return norms * (self.norm() + self.cut) + inside + self.heads + mlp + 2 * self.dropped
+        return norms * (self.norm_bytes() + self.cut) + inside + self.heads + mlp + 2 * self.dropped
 
-    def taken(self, given: float) -> float:
-        """Return the bytes that attention's kernel saves: q, k and v as given, or copies with repeated keys."""
+    def attention_input_bytes(self, qkv_bytes: float) -> float:
+        """Return the bytes that attention's kernel saves: q, k and v of `qkv_bytes`, or copies with repeated keys."""
         if self.scores:
             return 3 * self.heads
         if self.run.has_mask and self.keys < self.heads:
-            return 3 * self.heads if self.rotary else given + 2 * self.heads
-        return given
+            return 3 * self.heads if self.rotary else qkv_bytes + 2 * self.heads
+        return qkv_bytes
 
-    def mask(self) -> float:
+    def mask_bytes(self) -> float:
         """Return the bytes of the attention mask in the compute dtype; fused attention creates a mask per block."""
-        return 0.0 if self.scores else self.mask_numbers * self.run.number_bytes / self.tokens
+        return 0.0 if self.scores else self.num_mask_elements * self.run.number_bytes / self.tokens
 
     @property
-    def mask_numbers(self) -> int:
+    def num_mask_elements(self) -> int:
         """The number of elements of a micro-batch's mask matrix; 0 without a mask."""
         shape = self.run.shape
         if not self.run.has_mask:
@@ -250,72 +254,73 @@ class Layers:
         samples = 1 if shape.causal and not self.run.document_mask else self.run.micro_batch
         return samples * rows * shape.seq_len
 
-    def shared(self, stage: Stage) -> float:
+    def shared_bytes(self, stage: Stage) -> float:
         """Return bytes per micro-batch, not per token: tensors that blocks share, and tensors kept by the pair loss."""
         run, model = self.run, self.run.model
         rows = run.shape.seq_len * (run.micro_batch if run.document_mask else 1)
-        found = 0.0
+        total = 0.0
         if stage.layers and self.rotary:
-            found += FP32_BYTES * run.shape.head_width * rows
+            total += FP32_BYTES * run.shape.head_width * rows
         if run.shape.causal and any(run.recompute_kind(number) != "none" for number in stage.layers):
-            found += BOOL_BYTES * self.mask_numbers  # a bidirectional model's mask is a view of the batch
+            total += BOOL_BYTES * self.num_mask_elements  # a bidirectional model's mask is a view of the batch
         if stage.first and not self.rotary and not run.document_mask:
-            found += INT64_BYTES * rows
+            total += INT64_BYTES * rows
         if stage.last and isinstance(model, BertSettings):
-            found += FP32_BYTES * (2 * run.micro_batch + 1) if model.pair_head else 0
+            total += FP32_BYTES * (2 * run.micro_batch + 1) if model.pair_head else 0
             columns = -(-model.padded_vocab_size // run.parallel.tp)  # the mask of padded columns on the last tp rank
-            found += BOOL_BYTES * columns if columns * run.parallel.tp > run.shape.vocab_size else 0
-        return found
+            total += BOOL_BYTES * columns if columns * run.parallel.tp > run.shape.vocab_size else 0
+        return total
 
-    def embedding(self) -> float:
+    def embedding_bytes(self) -> float:
         """Return the bytes that the first stage's embedding keeps."""
         return (
-            self.dropped + (self.norm() if self.post_norm else 0.0)
+            self.dropped + (self.norm_bytes() if self.post_norm else 0.0)
             + (INT64_BYTES + BOOL_BYTES if self.run.parallel.tp > 1 else 0.0)
         )  # fmt: skip
 
-    def received(self, stage: Stage) -> float:
+    def input_bytes(self, stage: Stage) -> float:
         """Return the bytes of a later stage's input: kept by the first norm, unless the norm makes an fp32 copy."""
-        again = self.run.recompute_kind(stage.layers[0]) if stage.layers else "none"
-        copied = self.rms and self.cpu and self.run.number_bytes < FP32_BYTES and again in ("none", "attention")
+        recompute = self.run.recompute_kind(stage.layers[0]) if stage.layers else "none"
+        copied = self.rms and self.cpu and self.run.number_bytes < FP32_BYTES and recompute in ("none", "attention")
         return self.cut if copied else 0.0
 
-    def head(self) -> float:
+    def head_bytes(self) -> float:
         """Return the bytes that the last stage's head keeps, without the logits."""
         # because: over tp the loss keeps each row's label index and two sums
         loss = INT64_BYTES + 2 * FP32_BYTES if self.run.parallel.tp > 1 else 0.0
-        final = 0.0 if self.post_norm else self.norm()
+        final = 0.0 if self.post_norm else self.norm_bytes()
         if not isinstance(self.run.model, BertSettings):
             return final + self.cut + loss
         # a copy of the first tokens, and the pooler's output
         first_tokens = 2 * self.whole / self.run.shape.seq_len if self.run.model.pair_head else 0.0
         places, labels = INT64_BYTES / self.run.sequence_parts, INT64_BYTES
-        scored = 2 * self.cut + self.norm() + self.cut + loss + places + labels
-        return final + first_tokens + self.run.scored_share * scored
+        scored_bytes = 2 * self.cut + self.norm_bytes() + self.cut + loss + places + labels
+        return final + first_tokens + self.run.scored_share * scored_bytes
 
-    def later_of_block(self) -> float:
+    def deferred_block_bytes(self) -> float:
         """Return the bytes that a block keeps for the weight half of backward.
 
         Matrix products on a sharded sequence each keep their own gathered copy; on a whole sequence they share equal
         tensors.
         """
-        alike = 2 * self.whole if self.parallel_block and self.run.sequence_parts == 1 else 0.0
+        same_inputs = 2 * self.whole if self.parallel_block and self.run.sequence_parts == 1 else 0.0
         qkv = self.heads + 2 * self.keys
-        return 2 * self.whole + self.heads + self.ffn + qkv + self.up + 2 * self.whole - alike
+        return 2 * self.whole + self.heads + self.ffn + qkv + self.up + 2 * self.whole - same_inputs
 
-    def later_of_head(self) -> float:
+    def deferred_head_bytes(self) -> float:
         """Return the bytes that the head keeps for the weight half of backward."""
         dense = 2 * self.cut if isinstance(self.run.model, BertSettings) else 0.0
         return self.run.scored_share * (self.whole + dense)
 
-    def kept(self, stage: Stage) -> Kept:
+    def activation_bytes(self, stage: Stage) -> ActivationBytes:
         """Return the bytes that a micro-batch keeps in this stage."""
         blocks = Counter(map(self.run.recompute_kind, stage.layers))  # because: many blocks use the same recompute kind
-        hidden = sum(count * self.block_with(again) for again, count in blocks.items())
-        later = len(stage.layers) * self.later_of_block()
-        hidden += self.embedding() if stage.first else self.received(stage)
+        hidden = sum(count_elements * self.block_bytes(recompute) for recompute, count_elements in blocks.items())
+        deferred = len(stage.layers) * self.deferred_block_bytes()
+        hidden += self.embedding_bytes() if stage.first else self.input_bytes(stage)
         if stage.last:
-            hidden += self.head()
-            later += self.later_of_head()
+            hidden += self.head_bytes()
+            deferred += self.deferred_head_bytes()
         n = self.tokens
-        return Kept(n * hidden + self.shared(stage), n * self.logits if stage.last else 0.0, n * later)
+        logits = n * self.logits if stage.last else 0.0
+        return ActivationBytes(n * hidden + self.shared_bytes(stage), logits, n * deferred)

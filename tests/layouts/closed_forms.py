@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from lmtrain.layout import Coordinate
-from lmtrain.placement.memory import RankBytes, count, rank_bytes
+from lmtrain.placement.memory import RankBytes, count_elements, rank_bytes
 from lmtrain.placement.places import Place, place_all
 from lmtrain.spec import Split
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, Case
@@ -25,7 +25,7 @@ def places_of(case: Case, at: Coordinate) -> dict[str, Place]:
 def weights(case: Case, rank: int) -> RankBytes:
     layout = case.parallel.layout
     places = places_of(case, layout.coordinate(rank)).values()
-    return rank_bytes(count(places, layout), layout, zero=case.zero, work_bytes=number_bytes(case))
+    return rank_bytes(count_elements(places, layout), layout, zero=case.zero, work_bytes=number_bytes(case))
 
 
 def number_bytes(case: Case) -> int:
@@ -49,7 +49,7 @@ def collectives(case: Case) -> Counter[Sent]:
     if case.sequence:
         uncut = sum(math.prod(place.local_shape) for place in places if place.cut.split is Split.NONE)
         sent[REDUCE, "tp", FP32 * uncut] += 1
-    return Counter({key: count for key, count in sent.items() if count})
+    return Counter({key: count_elements for key, count_elements in sent.items() if count_elements})
 
 
 def _tensor_parallel(case: Case) -> Counter[Sent]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.placement.memory import Layers
+from lmtrain.placement.memory import ActivationSizes
 from tests.layouts.cases import MODELS, RECOMPUTE, Case
 from tests.layouts.test_held import planned_of
 from tests.layouts.workers import Pool
@@ -46,7 +46,7 @@ def measured(pool: Pool) -> Measured:
 def wrong(found: dict[str, dict[str, int]]) -> Iterator[str]:
     for name, held in found.items():
         run = planned_of(Case.named(name))
-        kept = run.layers.kept(run.stages[0][0])
+        kept = run.layers.activation_bytes(run.stages[0][0])
         said = {"activations": round(kept.hidden), "logits": round(kept.logits)}
         if said != held:
             yield f"{name} keeps {held}, and is said to keep {said}"
@@ -62,10 +62,13 @@ def test_a_forward_keeps_what_the_closed_form_says(model: str, tp: int, precisio
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.parametrize("term", ["block_with", "taken", "norm", "mask", "head", "embedding"])
+TERMS = ["block_bytes", "attention_input_bytes", "norm_bytes", "mask_bytes", "head_bytes", "embedding_bytes"]
+
+
+@pytest.mark.parametrize("term", TERMS)
 def test_a_byte_of_a_token_too_many_is_noticed(
     term: str, measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = getattr(Layers, term)
-    monkeypatch.setattr(Layers, term, lambda *args: right(*args) + 1)
+    right = getattr(ActivationSizes, term)
+    monkeypatch.setattr(ActivationSizes, term, lambda *args: right(*args) + 1)
     assert list(wrong(measured(*FEW)))

@@ -76,7 +76,7 @@ def test_a_rank_of_gpt3_holds_what_the_planner_says(rank: int, pool: Pool) -> No
     (held,) = pool.run("tests.layouts.pretended:rank_of_gpt3", 1, {"rank": rank})
     said = rank_bytes_of(run, rank)
     (stage,) = run.stages[run.parallel.layout.coordinate(rank).pp]
-    one = run.layers.kept(stage)
+    one = run.layers.activation_bytes(stage)
     said |= {"activations": round(one.hidden), "logits": round(one.logits)}  # of one microbatch
     for key, size in held.items():
         assert said[key] == pytest.approx(size, rel=0.01), key

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.placement.memory import FP32_BYTES, Numbers, Weights, count, places_held, rank_bytes
+from lmtrain.placement.memory import FP32_BYTES, ElementCounts, Weights, count_elements, places_of_stages, rank_bytes
 from lmtrain.placement.places import Stage
 from lmtrain.plan.price.hardware import fitted_memory_factors
 from lmtrain.plan.run_model.memory import GIB
@@ -77,7 +77,7 @@ def _state_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinat
     """Return the bytes of a rank's weights, gradients, master weights and moments, by name."""
     parallel, layout = run.parallel, run.parallel.layout
     by_part = _numbers_by_part(run.model, run.optim, layout.tp, layout.dp_shard, coordinate.dp_shard)
-    numbers = reduce(add, (by_part.of_stage(stage) for stage in stages), Numbers())
+    numbers = reduce(add, (by_part.of_stage(stage) for stage in stages), ElementCounts())
     state = rank_bytes(numbers, layout, zero=parallel.zero, work_bytes=run.number_bytes)
     gradients = state.gradients
     if layout.dp > 1 and run.num_microbatches == 1:  # because: they are reduced as soon as they are computed
@@ -94,29 +94,31 @@ def _state_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinat
 class NumbersByPart:
     """How many weights, gradients and optimizer values a rank holds of each part of a model."""
 
-    blocks: tuple[Numbers, ...]
-    first_stage_rest: Numbers  # parts of the first stage other than blocks
-    last_stage_rest: Numbers  # parts of the last stage other than blocks
-    tied_copies: Numbers  # copies of tied weights, in a last stage that is not also the first
-    embedding_table: Numbers  # the embedding table, included in `before`
-    head_table: Numbers  # the head's table, included in `after` or in `copies`
+    blocks: tuple[ElementCounts, ...]
+    first_stage_rest: ElementCounts  # parts of the first stage other than blocks
+    last_stage_rest: ElementCounts  # parts of the last stage other than blocks
+    tied_copies: ElementCounts  # copies of tied weights, in a last stage that is not also the first
+    embedding_table: ElementCounts  # the embedding table, included in `before`
+    head_table: ElementCounts  # the head's table, included in `after` or in `copies`
 
-    def outside_blocks(self, stage: Stage) -> Numbers:
+    def outside_blocks(self, stage: Stage) -> ElementCounts:
         """Return the numbers of a stage outside of its blocks."""
         last_rest = self.last_stage_rest if stage.first else self.last_stage_rest + self.tied_copies
-        return (self.first_stage_rest if stage.first else Numbers()) + (last_rest if stage.last else Numbers())
+        first_rest = self.first_stage_rest if stage.first else ElementCounts()
+        return first_rest + (last_rest if stage.last else ElementCounts())
 
-    def tables(self, stage: Stage, *, tied: bool) -> tuple[Numbers, Numbers]:
+    def tables(self, stage: Stage, *, tied: bool) -> tuple[ElementCounts, ElementCounts]:
         """Return the embedding's and the head's tables, gathered separately; none if they are the same tensor."""
         if stage.first and stage.last and tied:
-            return Numbers(), Numbers()
-        return self.embedding_table if stage.first else Numbers(), self.head_table if stage.last else Numbers()
+            return ElementCounts(), ElementCounts()
+        none = ElementCounts()
+        return self.embedding_table if stage.first else none, self.head_table if stage.last else none
 
     def num_early_gradients(self, stage: Stage, *, tied: bool) -> int:
         """Return how many gradients of first halves are held until the second: all but the embedding table's."""
         return self.of_stage(stage).early - self.tables(stage, tied=tied)[0].early
 
-    def of_stage(self, stage: Stage) -> Numbers:
+    def of_stage(self, stage: Stage) -> ElementCounts:
         """Return the numbers of a whole stage: its blocks, and what it holds outside of them."""
         return reduce(add, (self.blocks[block] for block in stage.layers), self.outside_blocks(stage))
 
@@ -128,10 +130,10 @@ def _numbers_by_part(model: ModelSettings, optim: OptimSettings, tp: int, dp_sha
 
     tables = {name.rpartition(".")[0] for name, cut in weights.cuts.items() if cut.split is Split.VOCAB}
 
-    def numbers(layers: range, *, is_first: bool, is_last: bool, tables_only: bool = False) -> Numbers:
-        places = places_held(model, [Stage(0, layers, is_first, is_last)], layout, shard, weights)
+    def numbers(layers: range, *, is_first: bool, is_last: bool, tables_only: bool = False) -> ElementCounts:
+        places = places_of_stages(model, [Stage(0, layers, is_first, is_last)], layout, shard, weights)
         chosen = [place for place in places if not tables_only or place.name.rpartition(".")[0] in tables]
-        return count(chosen, layout, optim.num_slots)
+        return count_elements(chosen, layout, optim.num_slots)
 
     no_blocks = range(0)
     before, both_ends = (
@@ -171,7 +173,8 @@ def _block_kinds(model: ModelSettings, optim: OptimSettings) -> tuple[tuple[obje
 
 def _peak_activation_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> tuple[float, float]:
     """Return the largest bytes of activations and of logits at any point of this rank's row."""
-    kept_by_stage, in_flight = [run.layers.kept(stage) for stage in stages], _in_flight_of_run(run, coordinate)
+    kept_by_stage = [run.layers.activation_bytes(stage) for stage in stages]
+    in_flight = _in_flight_of_run(run, coordinate)
     hidden, later, logits = ([getattr(kept, name) for kept in kept_by_stage] for name in ("hidden", "later", "logits"))
     return (
         float(np.max(in_flight.awaiting_backward @ hidden + in_flight.awaiting_weight_half @ later)),
@@ -221,7 +224,7 @@ def _working_bytes(run: PlannedRun, stages: Sequence[Stage]) -> float:
     """Return bytes of the most demanding action: a block's backward with its recomputed activations, or the loss."""
     layers = run.layers
     blocks = {run.recompute_kind(number) for stage in stages for number in stage.layers}
-    recomputed = max((layers.block_with("none") - layers.block_with(kind) for kind in blocks), default=0.0)
+    recomputed = max((layers.block_bytes("none") - layers.block_bytes(kind) for kind in blocks), default=0.0)
     block = recomputed + 2 * layers.whole + 2 * layers.up if blocks else 0.0
     if not any(stage.last for stage in stages):
         return layers.tokens * block

@@ -21,7 +21,7 @@ from lmtrain.parallel.compute_settings import (
     RecomputeSettings,
     SomeRecomputeSettings,
 )
-from lmtrain.placement.memory import FP32_BYTES, Layers, needs_mask, uses_block_masks
+from lmtrain.placement.memory import FP32_BYTES, ActivationSizes, needs_mask, uses_block_masks
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Stage, stages_of_rank
 from lmtrain.plan.price.hardware import Hardware
@@ -103,9 +103,9 @@ class PlannedRun:
         return self.model.shape
 
     @cached_property
-    def layers(self) -> Layers:
+    def layers(self) -> ActivationSizes:
         """Sizes of the activations that layers keep."""
-        return Layers(self)
+        return ActivationSizes(self)
 
     @cached_property
     def has_mask(self) -> bool:

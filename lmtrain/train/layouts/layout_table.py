@@ -12,7 +12,7 @@ from typing import Any
 
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.memory import FP32_BYTES, Weights, count, places_held, rank_bytes
+from lmtrain.placement.memory import FP32_BYTES, Weights, count_elements, places_of_stages, rank_bytes
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Place, shard_rows, stages_of_rank
 from lmtrain.train.config import RunConfig
@@ -55,12 +55,12 @@ def _sizes_by_shard(
 ) -> list[Row]:
     """Return a row of sizes per dp shard of a pp rank; shards with equal row counts are computed once."""
     stages = stages_of_rank(model, config.parallel, pp)
-    heights = sorted({place.part_shape[0] for place in places_held(model, stages, layout, 0, weights)})
+    heights = sorted({place.part_shape[0] for place in places_of_stages(model, stages, layout, 0, weights)})
     rows = [tuple(len(shard_rows(h, layout.dp_shard, shard)) for h in heights) for shard in range(layout.dp_shard)]
     layers = ",".join(range_text([*stage.layers]) for stage in stages if stage.layers)
     sizes = {
         rows[shard]: {"layers": layers}
-        | _rank_sizes(config, layout, places_held(model, stages, layout, shard, weights))
+        | _rank_sizes(config, layout, places_of_stages(model, stages, layout, shard, weights))
         for shard in map(rows.index, set(rows))
     }
     return [sizes[key] for key in rows]
@@ -69,7 +69,7 @@ def _sizes_by_shard(
 def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Place]) -> Row:
     """Return the sizes on a rank with these places; its other coordinates do not matter, since parts are equal."""
     work_bytes = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
-    numbers = count(places, layout, config.optim.num_slots)
+    numbers = count_elements(places, layout, config.optim.num_slots)
     sizes = rank_bytes(numbers, layout, zero=config.parallel.zero, work_bytes=work_bytes)
     is_unsharded = (
         layout.dp == 1 and sizes.work == 0

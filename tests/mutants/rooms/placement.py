@@ -35,8 +35,8 @@ MUTANTS = [
         name="zero_2_is_said_to_keep_whole_gradients",
         file="lmtrain/placement/memory.py",
         function="rank_bytes",
-        old="gradients=FP32_BYTES * (held.parts if zero < 2 else held.shards)",
-        new="gradients=FP32_BYTES * (held.parts if zero <= 2 else held.shards)",
+        old="gradients=FP32_BYTES * (counts.parts if zero < 2 else counts.shards)",
+        new="gradients=FP32_BYTES * (counts.parts if zero <= 2 else counts.shards)",
         breaks="The layout table and the planner count whole gradients where a rank holds its shard, and zero 2 looks "
         "as large as zero 1.",
         only_for="zero=2",
@@ -44,7 +44,7 @@ MUTANTS = [
     Mutant(
         name="folded_copy_is_not_counted",
         file="lmtrain/placement/memory.py",
-        function="places_held",
+        function="places_of_stages",
         old="both = len(stages) > 1 and stages[0].first and stages[-1].last",
         new="both = len(stages) > 2 and stages[0].first and stages[-1].last",
         breaks="The layout table leaves out the head's own copy of the embedding on the rank that holds both ends, and "
@@ -54,7 +54,7 @@ MUTANTS = [
     Mutant(
         name="padding_masks_of_one_sample",
         file="lmtrain/placement/memory.py",
-        function="Layers.mask_numbers",
+        function="ActivationSizes.num_mask_elements",
         old="samples = 1 if shape.causal and not self.run.document_mask else self.run.micro_batch",
         new="samples = 1 if not self.run.document_mask else self.run.micro_batch",
         breaks="Masks of padding are counted for one sample where every sample has its own, so predicted activations "
@@ -64,7 +64,7 @@ MUTANTS = [
     Mutant(
         name="parallel_blocks_share_what_is_cut",
         file="lmtrain/placement/memory.py",
-        function="Layers.later_of_block",
+        function="ActivationSizes.deferred_block_bytes",
         old="if self.parallel_block and self.run.sequence_parts == 1 else 0.0",
         new="if self.parallel_block else 0.0",
         breaks="The planner counts one gathered input for two products that gather a copy each, and promises too "

@@ -15,7 +15,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from lmtrain.batch import Batch
 from lmtrain.layout import Piece
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.placement.memory import count, rank_bytes
+from lmtrain.placement.memory import count_elements, rank_bytes
 from lmtrain.schedules.table import Action, Kind
 from tests.layouts.memory import on_their_way, storages
 from tests.layouts.workers import Pool
@@ -78,7 +78,8 @@ def measure(parallel: dict[str, Any], precision: str) -> dict[str, Any]:
     between = sum(t.untyped_storage().nbytes() for address, t in live_tensors().items() if address not in known)
     sent.append(microbatch(built, last=True))
     layout, work_bytes = built.mesh.layout, {"fp32": 4, "bf16": 2}[precision]
-    held = rank_bytes(count(built.places.values(), layout), layout, zero=parallel["zero"], work_bytes=work_bytes)
+    counts = count_elements(built.places.values(), layout)
+    held = rank_bytes(counts, layout, zero=parallel["zero"], work_bytes=work_bytes)
     return {
         "sent": sent,
         "bytes": [between, sum(p.untyped_storage().nbytes() for p in built.parameters.values()),

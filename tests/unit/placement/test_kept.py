@@ -26,7 +26,7 @@ ON_CPU = ComputeSettings(device="cpu")
 def a_block(model: Any = GPT3, **changes: Any) -> float:
     """In bytes x tokens x width, as Korthikanti 2022 counts."""
     run = planned(model, **({"recompute": NONE} | changes))
-    return run.layers.kept(MIDDLE).hidden / (run.micro_batch * run.shape.seq_len * run.shape.width)
+    return run.layers.activation_bytes(MIDDLE).hidden / (run.micro_batch * run.shape.seq_len * run.shape.width)
 
 
 def test_gpt3_keeps_what_the_paper_says() -> None:
@@ -63,21 +63,23 @@ def test_each_sample_has_a_mask_of_its_own_padding() -> None:
 def test_only_the_last_stage_has_logits() -> None:
     run = planned(recompute=NONE)
     stages = [held[0] for held in run.stages]
-    assert [run.layers.kept(stage).logits for stage in stages[:-1]] == [0] * 15
-    assert run.layers.kept(stages[-1]).logits == 2048 * 50304 / 8 * 2
+    assert [run.layers.activation_bytes(stage).logits for stage in stages[:-1]] == [0] * 15
+    assert run.layers.activation_bytes(stages[-1]).logits == 2048 * 50304 / 8 * 2
 
 
 def test_a_backward_in_halves_puts_off_more_than_it_kept() -> None:
     """Over a cut sequence products take whole ones: that is what zero-bubble schedules cost."""
-    kept = planned(recompute=NONE).layers.kept(MIDDLE)
-    assert kept.later > kept.hidden
+    kept = planned(recompute=NONE).layers.activation_bytes(MIDDLE)
+    assert kept.deferred > kept.hidden
 
 
 @pytest.mark.parametrize("cut", [True, False])
 def test_halves_of_a_parallel_block_share_an_input_that_is_whole(cut: bool) -> None:
     """If the input is cut, attention and the MLP gather a copy each, as they do where the MLP follows attention."""
     row, parallel = (
-        planned(replace(GPT3, parallel_block=words), recompute=NONE, sequence_parallel=cut).layers.kept(MIDDLE).later
+        planned(replace(GPT3, parallel_block=words), recompute=NONE, sequence_parallel=cut)
+        .layers.activation_bytes(MIDDLE)
+        .deferred
         for words in (False, True)
     )
     assert (parallel == row) if cut else (parallel < row)

@@ -34,9 +34,10 @@ def test_activations_are_those_in_flight(schedule: str, vp: int, first: int, las
     run = planned(schedule=schedule, vp=vp, recompute=NONE)
     for rank, flying in ((0, first), (1023, last)):
         (stage,) = run.stages[rank // 64]
-        assert rank_bytes_of(run, rank)["activations"] == pytest.approx(flying * run.layers.kept(stage).hidden)
+        hidden = run.layers.activation_bytes(stage).hidden
+        assert rank_bytes_of(run, rank)["activations"] == pytest.approx(flying * hidden)
     assert rank_bytes_of(run, 0)["logits"] == 0
-    assert rank_bytes_of(run, 1023)["logits"] == last * run.layers.kept(run.stages[-1][0]).logits
+    assert rank_bytes_of(run, 1023)["logits"] == last * run.layers.activation_bytes(run.stages[-1][0]).logits
 
 
 @pytest.mark.parametrize(("schedule", "vp"), [("1f1b", 1), ("gpipe", 1), ("zb_h1", 1), ("zb_v", 2), ("interleaved", 3)])
@@ -49,7 +50,7 @@ def test_a_long_step_holds_what_its_table_does(schedule: str, vp: int) -> None:
             flying = _in_flight_of_schedule(schedule, rank, 4, vp, 64)
             assert max((flying.awaiting_backward + flying.awaiting_weight_half).sum(axis=1)) == held[rank]
         else:
-            each = run.layers.kept(run.stages[rank][0]).hidden
+            each = run.layers.activation_bytes(run.stages[rank][0]).hidden
             assert rank_bytes_of(run, rank)["activations"] == pytest.approx(held[rank] * each)
 
 
