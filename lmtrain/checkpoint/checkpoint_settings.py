@@ -5,73 +5,76 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lmtrain.checkpoint.store import DEFAULT
+from lmtrain.checkpoint.store import DEFAULT_MEASURE
 from lmtrain.config.base import Problem, Settings, show
 from lmtrain.config.build import quantity
 
-EVERY_S = 600.0  # a run saves by time without being asked
+DEFAULT_INTERVAL_S = 600.0  # a run saves by time without being asked
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings(Settings):
     interval_steps: int | None = quantity("count", default=500)  # 0: by time and at the end; None: never
-    interval_s: float | None = quantity("seconds", default=EVERY_S)  # and whenever so much time went by
+    interval_s: float | None = quantity("seconds", default=DEFAULT_INTERVAL_S)  # and whenever so much time went by
     keep_last: int = 2
-    keep_every_steps: int | None = quantity("count", default=None)  # these stay for good
-    keep_best: int = 0  # and so many of those that are best by `best_by`
-    best_by: str = DEFAULT  # a measure by its name in TensorBoard
+    keep_every_steps: int | None = quantity("count", default=None)  # checkpoints at multiples of it are never removed
+    keep_best: int = 0  # so many checkpoints with the best `best_by` are kept as well
+    best_by: str = DEFAULT_MEASURE  # a measure by its name in TensorBoard
     asynchronous: bool = True
     verify_after_save: bool = False  # read back from the disk before a checkpoint counts
     resume: str = "auto"  # auto, none, or the path of a checkpoint or run
-    fallback: bool = False  # where the newest cannot be read, go on from the newest one before it that can
-    init_from: str | None = None  # the path of one whose weights a new run begins from
+    fallback: bool = False  # if the newest cannot be read, resume from the newest readable one before it
+    init_from: str | None = None  # the path of a checkpoint whose weights a new run starts from
 
     @property
-    def every_s(self) -> float | None:
-        """`interval_s` of a run that saves at all: the default gives way to one that never does."""
+    def saves_every_s(self) -> float | None:
+        """`interval_s`, or None for a run that never saves (interval_steps=null)."""
         return None if self.interval_steps is None else self.interval_s
 
     @property
-    def saves_on_the_way(self) -> bool:
+    def saves_before_end(self) -> bool:
         """True if checkpoints are saved before the end of the run."""
-        return bool(self.interval_steps or self.every_s)
+        return bool(self.interval_steps or self.saves_every_s)
 
-    def num_at_once(self, total_steps: int) -> tuple[int, int]:
-        """Count the checkpoints that lie there at once, the one being written too: surely so many, and at most."""
+    def num_on_disk(self, total_steps: int) -> tuple[int, int]:
+        """Return the least and the greatest number of checkpoints on disk at one time, including the one being written.
+
+        The second can be smaller in practice: saves by time are not known in advance.
+        """
         num_saves = -(-total_steps // self.interval_steps) if self.interval_steps else 1
-        for_good = total_steps // self.keep_every_steps if self.keep_every_steps else 0
-        kept = self.keep_last + self.keep_best + for_good
-        return min(num_saves, self.keep_last + 1), min(total_steps if self.interval_s else num_saves, kept + 1)
+        num_permanent = total_steps // self.keep_every_steps if self.keep_every_steps else 0
+        num_kept = self.keep_last + self.keep_best + num_permanent
+        return min(num_saves, self.keep_last + 1), min(total_steps if self.interval_s else num_saves, num_kept + 1)
 
-    def keeping(self) -> list[str]:
-        """Return the keys that decide how many checkpoints stay."""
+    def retention_keys(self) -> list[str]:
+        """Return the setting keys that decide how many checkpoints are kept in this run."""
         return ["keep_last", *(key for key in ("keep_best", "keep_every_steps", "interval_s") if getattr(self, key))]
 
     def problems(self) -> Iterator[Problem]:
-        steps, every, start = self.interval_steps, self.keep_every_steps, self.init_from
+        steps, keep_every, start = self.interval_steps, self.keep_every_steps, self.init_from
         by_step = "no step is" if steps is None else "the last step alone is"
-        saves = "hardly one of them is" if self.every_s is not None else by_step
-        none_saved = f"since with interval_steps={show(steps)} {saves} saved"
+        when_saved = "hardly one of them is" if self.saves_every_s is not None else by_step
+        none_saved = f"since with interval_steps={show(steps)} {when_saved} saved"
         yield from self.checked(
             (steps is not None and steps < 0, "interval_steps",
              "is negative", "Use 0 to save by time and at the end of the run, or null for never."),
             self.above_0("interval_s", "Use 10min, or null to go by interval_steps alone."),
-            (self.interval_s not in (None, EVERY_S) and steps is None, "interval_s",
+            (self.interval_s not in (None, DEFAULT_INTERVAL_S) and steps is None, "interval_s",
              "would save, and with interval_steps=null nothing is saved",
              "Use checkpoint.interval_steps=0 to save by time and at the end, or leave it out."),
             (self.keep_last < 1, "keep_last",
              "would keep no checkpoint", "Use 2, so that a damaged newest one has a predecessor."),
-            (every is not None and every < 1, "keep_every_steps",
+            (keep_every is not None and keep_every < 1, "keep_every_steps",
              "is not a number of steps", "Use 10000 to keep every 10,000th for good, or null for none."),
-            (bool(every and steps and every % steps), "keep_every_steps",
+            (bool(keep_every and steps and keep_every % steps), "keep_every_steps",
              f"is not a multiple of interval_steps={steps}, so hardly any save would stay",
-             f"Use {_next_multiple(every, steps)}."),
-            (every is not None and not steps, "keep_every_steps", f"finds nothing to keep, {none_saved}",
-             f"Add checkpoint.interval_steps={every}, or leave it out."),
+             f"Use {_next_multiple(keep_every, steps)}."),
+            (keep_every is not None and not steps, "keep_every_steps", f"finds nothing to keep, {none_saved}",
+             f"Add checkpoint.interval_steps={keep_every}, or leave it out."),
             self.at_least(0, "keep_best", "Use 1 to keep the best, or 0 for none."),
             (self.keep_best > 0 and not steps, "keep_best", f"finds nothing to choose from, {none_saved}",
              "Add checkpoint.interval_steps=500, or leave it out."),
-            (self.keep_best == 0 and self.best_by != DEFAULT, "best_by",
+            (self.keep_best == 0 and self.best_by != DEFAULT_MEASURE, "best_by",
              "chooses nothing with keep_best=0", "Add checkpoint.keep_best=1, or leave it out."),
             (self.verify_after_save and steps is None, "verify_after_save",
              "finds nothing to read back, since with interval_steps=null nothing is saved",
@@ -87,5 +90,6 @@ class CheckpointSettings(Settings):
         )  # fmt: skip
 
 
-def _next_multiple(value: int | None, of: int | None) -> int:
-    return -(-(value or 0) // (of or 1)) * (of or 1)
+def _next_multiple(value: int | None, divisor: int | None) -> int:
+    """Return the smallest multiple of `divisor` that is at least `value`."""
+    return -(-(value or 0) // (divisor or 1)) * (divisor or 1)

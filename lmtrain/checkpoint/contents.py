@@ -1,9 +1,9 @@
-"""A checkpoint's contents as verified bytes and numpy arrays, and the model that it says it is of. Torch-free.
+"""Read a checkpoint's contents as verified bytes and numpy arrays, and check its model settings. Torch-free.
 
-Called by the reader, which turns arrays into tensors, and by whoever reads a checkpoint without a run's settings.
-Nothing is given out before its hash has been checked, and no tensor is allocated that the files, whose sizes are
-checked, could not hold. What a checkpoint says of itself is judged as settings are, and compared with the tensors and
-the files that are there before anything of the stated size is made.
+Called by the reader, which turns arrays into tensors, and by commands that read a checkpoint without a run's settings.
+Nothing is returned before its hash has been checked, and no tensor is allocated that the files, whose sizes are
+checked, could not hold. A checkpoint's model settings are validated like a user's, and compared with the tensors and
+files that are there before anything of the stated size is allocated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.disk.boxes import Box, intersect, whole
+from lmtrain.checkpoint.disk.boxes import Box, full_box, intersect
 from lmtrain.checkpoint.disk.format import (
     BLOCK_BYTES,
     ITEM_BYTES,
@@ -30,7 +30,7 @@ from lmtrain.checkpoint.disk.format import (
     blocks_file,
 )
 from lmtrain.checkpoint.disk.hashed import BlockCache, HashedFile, read_hashed
-from lmtrain.checkpoint.disk.tensor_file import Array, Stored, read_box, read_header
+from lmtrain.checkpoint.disk.tensor_file import Array, StoredPiece, read_box, read_header
 from lmtrain.checkpoint.store import load_manifest
 from lmtrain.config.build import build_settings
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, join_few, spelling_hint
@@ -38,15 +38,15 @@ from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runtime.files.files import parse_json
 
-# Integers of the item's size carry the bits of any type: numpy has no bfloat16.
+# Integers of the item's size hold the bits of any type: numpy has no bfloat16.
 _CARRIERS: dict[int, Any] = {1: np.dtype("<i1"), 2: np.dtype("<i2"), 4: np.dtype("<i4"), 8: np.dtype("<i8")}
 
 _CACHED_BLOCKS = 16
-_MANY_NAMES = 5000  # because: comparing one with each of more takes seconds
-_MOST_SETTINGS = 200  # of a model
-_FEW_LAYERS = 1024  # a model's own list of so many layers is soon made, however few tensors there are
-_LITTLE_PADDING = 1 << 24  # numbers
-_LONGEST = 1000  # characters of what is wrong with settings
+_MAX_NAMES_COMPARED = 5000  # because: comparing a misspelt name with more names takes seconds
+_MAX_MODEL_SETTINGS = 200
+_LAYERS_UNCHECKED = 1024  # so many layers are allowed with any number of tensors: listing them takes little time
+_PADDING_UNCHECKED = 1 << 24  # so many padding numbers are allowed with any model
+_MAX_ERROR_CHARS = 1000  # of an error about settings
 
 
 class Contents:
@@ -56,78 +56,84 @@ class Contents:
         self.path = path
         self.manifest = load_manifest(path)
         self._cache = BlockCache(num_cached_blocks)
-        self._files: dict[str, tuple[HashedFile, dict[str, Stored]]] = {}
+        self._files: dict[str, tuple[HashedFile, dict[str, StoredPiece]]] = {}
 
     def tensor(self, name: str) -> TensorEntry:
+        """Return a tensor's entry in the manifest; raise CheckpointError if there is none."""
         entry = self.manifest.tensors.get(name)
         if entry is None:
-            raise CheckpointError(f"{self.path} has no tensor {name}. {near(name, self.manifest.tensors)}")
+            raise CheckpointError(f"{self.path} has no tensor {name}. {suggest_name(name, self.manifest.tensors)}")
         return entry
 
     def read_bits(self, name: str, box: Box | None = None, out: Array | None = None) -> Array:
-        """Return a box of a tensor, assembled from the pieces that hold it, as integers of its item's size."""
+        """Return a tensor, or a box of it, assembled from its pieces, as integers that hold the bits of its elements.
+
+        `out` is filled and returned if it is given.
+        """
         entry = self.tensor(name)
-        box = box or whole(entry.shape)
+        box = box or full_box(entry.shape)
         if not box.is_inside(entry.shape):
             raise CheckpointError(
                 f"{name} has shape {list(entry.shape)} in {self.path} and the part at {list(box.offset)} of shape "
                 f"{list(box.shape)} is not inside it. Ask for a part that is."
             )
-        # because: files that are found to hold all of it bound the memory that it may take
+        # because: once files are known to hold every piece, their sizes bound the memory that is allocated
         parts = [
-            (*self._locate(name, entry, piece), piece.box, common)
+            (*self._locate(name, entry, piece), piece.box, overlap)
             for piece in entry.pieces
-            if (common := intersect(piece.box, box)) is not None
+            if (overlap := intersect(piece.box, box)) is not None
         ]
         if out is None:
             out = np.empty(box.shape, _CARRIERS[ITEM_BYTES[entry.dtype]])
-        for file, stored, held, common in parts:
-            target = out[common.relative_to(box.offset).slices()]
-            read_box(file, stored.start, stored.shape, common.relative_to(held.offset), target)
+        for file, stored, piece_box, overlap in parts:
+            target = out[overlap.relative_to(box.offset).slices()]
+            read_box(file, stored.start, stored.shape, overlap.relative_to(piece_box.offset), target)
         return out
 
     def read_file(self, name: str) -> bytes:
+        """Return an extra file of the checkpoint, verified against its hash."""
         entry = self.manifest.files.get(name)
         if entry is None:
-            raise CheckpointError(f"{self.path} has no file {name}. {near(name, self.manifest.files)}")
+            raise CheckpointError(f"{self.path} has no file {name}. {suggest_name(name, self.manifest.files)}")
         return read_hashed(self.path / name, entry, MAX_FILE_BYTES)
 
-    def damages(self) -> list[str]:
-        """Everything that is wrong, file by file; reads every byte."""
+    def find_damage(self) -> list[str]:
+        """Return a message for everything that is wrong with the checkpoint; reads every byte of every file."""
         files, tensors = self.manifest.files, self.manifest.tensors
-        strange = sorted({*os.listdir(self.path)} - files.keys() - {MANIFEST})
-        found = [f"{self.path / name} does not belong to the checkpoint. Remove it." for name in strange]
+        unknown_names = sorted({*os.listdir(self.path)} - files.keys() - {MANIFEST})
+        problems = [f"{self.path / name} does not belong to the checkpoint. Remove it." for name in unknown_names]
         for name in files:
-            with _collecting(found):
+            with _collect_errors(problems):
                 if blocks_file(name) in files and name != blocks_file(name):
                     self._open(name)[0].verify()
                 else:
                     self.read_file(name)
-        if found:
-            return found
+        if problems:
+            return problems
         listed = {(p.file, p.key): (name, entry, p) for name, entry in tensors.items() for p in entry.pieces}
-        for place in listed.values():
-            with _collecting(found):
-                self._locate(*place)
-        held = {(name, key) for name, (_, header) in self._files.items() for key in header}
-        return found + [
+        for entry_of_piece in listed.values():
+            with _collect_errors(problems):
+                self._locate(*entry_of_piece)
+        present = {(name, key) for name, (_, header) in self._files.items() for key in header}
+        return problems + [
             f"{self.path / name} holds {key}, which the manifest does not list."
-            for name, key in sorted(held - listed.keys())
+            for name, key in sorted(present - listed.keys())
         ]
 
-    def _locate(self, name: str, entry: TensorEntry, piece: PieceEntry) -> tuple[HashedFile, Stored]:
+    def _locate(self, name: str, entry: TensorEntry, piece: PieceEntry) -> tuple[HashedFile, StoredPiece]:
+        """Return the file that holds a piece and the piece's place in it; raise if the file's header disagrees."""
         file, header = self._open(piece.file)
         stored = header.get(piece.key)
         if stored is None or (stored.dtype, stored.shape) != (entry.dtype, piece.box.shape):
-            held = "nothing" if stored is None else f"{stored.dtype} {list(stored.shape)}"
+            stored_text = "nothing" if stored is None else f"{stored.dtype} {list(stored.shape)}"
             raise CheckpointError(
-                f"{file.path} holds {held} under {piece.key!r} and the manifest says {entry.dtype} "
+                f"{file.path} holds {stored_text} under {piece.key!r} and the manifest says {entry.dtype} "
                 f"{list(piece.box.shape)} of {name}. Restore the checkpoint from a copy."
             )
         return file, stored
 
-    def _open(self, name: str) -> tuple[HashedFile, dict[str, Stored]]:
-        """Open a safetensors file once; return it with its header. Its list of block hashes is verified."""
+    def _open(self, name: str) -> tuple[HashedFile, dict[str, StoredPiece]]:
+        """Return a safetensors file and its header, read once. Its list of block hashes is verified."""
         if name not in self._files:
             path, listing = self.path / name, blocks_file(name)
             digests = _decode_blocks(self.read_file(listing), self.path / listing)
@@ -137,6 +143,7 @@ class Contents:
 
 
 def _decode_blocks(data: bytes, where: Path) -> list[bytes]:
+    """Return the block digests in the JSON of a .blocks.json file; `where` is its path for messages."""
     try:
         listing = parse_json(data, where)
         if listing["block_bytes"] != BLOCK_BYTES:
@@ -147,111 +154,121 @@ def _decode_blocks(data: bytes, where: Path) -> list[bytes]:
 
 
 @contextmanager
-def _collecting(found: list[str]) -> Iterator[None]:
+def _collect_errors(problems: list[str]) -> Iterator[None]:
+    """Append the message of a CheckpointError of the block to a list, instead of raising it."""
     try:
         yield
     except CheckpointError as error:
-        found.append(str(error))
+        problems.append(str(error))
 
 
-def near(name: str, known: Collection[str]) -> str:
-    """Return a suggestion for a misspelt name, or how to find it if there are too many names to search."""
-    found = spelling_hint(name, known) if len(known) <= _MANY_NAMES else ""
-    return found if 0 < len(found) < 300 else "List its names first."
+def suggest_name(name: str, names: Collection[str]) -> str:
+    """Return the hint for an unknown name: similar names ("Did you mean ..."), or to list the names if there is none.
+    """
+    hint = spelling_hint(name, names) if len(names) <= _MAX_NAMES_COMPARED else ""
+    return hint if 0 < len(hint) < 300 else "List its names first."
 
 
 def model_of(state: Mapping[str, Any], where: object) -> ModelSettings:
-    """Return the model settings in a checkpoint's state; raise if they are missing or wrong."""
-    found = state.get("model")
-    if isinstance(found, dict) and len(found) > _MOST_SETTINGS:
-        raise CheckpointError(f"{where} gives its model {len(found)} settings, and no model has so many. Restore it.")
+    """Return the model settings in a checkpoint's state; raise CheckpointError, naming `where`, if they are wrong."""
+    settings = state.get("model")
+    if isinstance(settings, dict) and len(settings) > _MAX_MODEL_SETTINGS:
+        raise CheckpointError(f"{where} gives its model {len(settings)} settings; no model has so many. Restore it.")
     try:
-        return build_settings(ModelSettings, found, "model")  # type: ignore[type-abstract]
+        return build_settings(ModelSettings, settings, "model")  # type: ignore[type-abstract]
     except LmtrainError as error:
-        raise CheckpointError(f"{where} does not say what model it is of: {str(error)[:_LONGEST]}") from error
+        raise CheckpointError(f"{where} does not say what model it is of: {str(error)[:_MAX_ERROR_CHARS]}") from error
 
 
 def layout_of(state: Mapping[str, Any]) -> ParallelSettings | None:
     """Return the parallel settings that a checkpoint was made with; None if they are missing or no longer valid."""
-    settings = state.get("settings")
-    found = settings.get("parallel") if isinstance(settings, dict) else None
-    if not isinstance(found, dict) or len(found) > _MOST_SETTINGS:
+    run_settings = state.get("settings")
+    parallel = run_settings.get("parallel") if isinstance(run_settings, dict) else None
+    if not isinstance(parallel, dict) or len(parallel) > _MAX_MODEL_SETTINGS:
         return None
     try:
-        return build_settings(ParallelSettings, found, "parallel")
+        return build_settings(ParallelSettings, parallel, "parallel")
     except LmtrainError:
         return None
 
 
 def checked_model(contents: Contents) -> ModelSettings:
-    """Return the model of a checkpoint; raise if its tensors or files do not fit that model."""
+    """Return a checkpoint's model settings; raise CheckpointError if its tensors or files do not fit them."""
     model = model_of(contents.manifest.state, contents.path)
     if problems := fit_problems(contents.manifest, model):
         raise CheckpointError(f"{contents.path / MANIFEST} contradicts itself: {'; '.join(problems)}. Restore a copy.")
-    _check_files(contents)
+    _check_file_sizes(contents)
     return model
 
 
 def fit_problems(manifest: Manifest, model: ModelSettings) -> list[str]:
-    """Return what is wrong with names, shapes and ties.
+    """Return a message for each way in which a manifest's tensors do not fit a model: names, shapes and tied weights.
 
-    The cost grows with the tensors held, not with the model claimed.
+    The cost grows with the number of tensors, not with the size of the model in the settings, which may be damaged.
     """
     num_layers, num_tensors = model.shape.num_layers, len(manifest.tensors)
-    if num_layers > max(_FEW_LAYERS, num_tensors):
+    if num_layers > max(_LAYERS_UNCHECKED, num_tensors):
         return [f"its model has {num_layers} layers and it holds {num_tensors} tensors"]
-    shapes, first = unpadded_shapes(model), {tie.second: tie.first for tie in model.ties()}
+    shapes, first_names = unpadded_shapes(model), {tie.second: tie.first for tie in model.ties()}
     weights = {name.removeprefix("model."): t for name, t in manifest.tensors.items() if name.startswith("model.")}
-    told = {f"model.{name}": shapes[name] for name in shapes if name in weights}
+    expected = {f"model.{name}": shapes[name] for name in shapes if name in weights}
     # `optim.exp_avg.norm.weight` has the shape of `norm.weight`
     slots = {name: name.split(".", 2)[-1] for name in manifest.tensors if name.startswith("optim.")}
-    told |= {name: shapes[weight] for name, weight in slots.items() if weight in shapes}
-    kinds = (
-        _said(
-            (name for name in first if name in weights),
-            lambda name: f"it holds model.{name}, which is one with model.{first[name]} and is stored under that name "
-            "alone",
+    expected |= {name: shapes[weight] for name, weight in slots.items() if weight in shapes}
+    texts = (
+        _describe_few(
+            (name for name in first_names if name in weights),
+            lambda name: f"it holds model.{name}, which is tied to model.{first_names[name]} and is stored under that "
+            "name alone",
         ),
-        _said(sorted(shapes.keys() - weights.keys()), lambda name: f"it has no model.{name}"),
-        _said(
-            sorted(weights.keys() - shapes.keys() - first.keys()),
-            lambda name: f"it holds model.{name}, which its model does not have. {near(name, shapes)}",
+        _describe_few(sorted(shapes.keys() - weights.keys()), lambda name: f"it has no model.{name}"),
+        _describe_few(
+            sorted(weights.keys() - shapes.keys() - first_names.keys()),
+            lambda name: f"it holds model.{name}, which its model does not have. {suggest_name(name, shapes)}",
         ),
-        _said(
-            (name for name, shape in told.items() if manifest.tensors[name].shape != shape),
-            lambda name: f"{name} has shape {list(manifest.tensors[name].shape)} and the model says {list(told[name])}",
+        _describe_few(
+            (name for name, shape in expected.items() if manifest.tensors[name].shape != shape),
+            lambda name: f"{name} has shape {list(manifest.tensors[name].shape)} and the model says "
+            f"{list(expected[name])}",
         ),
         _padding_problem(model, shapes),
     )
-    return [text for text in kinds if text]
+    return [text for text in texts if text]
 
 
-def _said(names: Iterable[str], words: Callable[[str], str]) -> str:
-    """Return the first few names in words; wording each of a hundred thousand would take hours."""
+def _describe_few(names: Iterable[str], describe: Callable[[str], str]) -> str:
+    """Return a text of the first few names, each worded by `describe`, and the number of the rest; "" for none.
+
+    because: to word each of a hundred thousand names would take hours
+    """
     names = list(names)
-    return join_few([words(name) if number < 4 else name for number, name in enumerate(names)], "; ")
+    return join_few([describe(name) if number < 4 else name for number, name in enumerate(names)], "; ")
 
 
 def _padding_problem(model: ModelSettings, shapes: Mapping[str, Shape]) -> str:
-    """Rows that pad a vocabulary are in no file, so they have a bound of their own."""
-    true, padded = (sum(map(math.prod, some.values())) for some in (shapes, model.weights()))
-    if padded - true <= max(true, _LITTLE_PADDING):
+    """Return what is wrong if the vocabulary's padding is larger than the model, else "".
+
+    because: padding rows are in no file, so file sizes do not bound them
+    """
+    true_numbers, padded_numbers = (sum(map(math.prod, weights.values())) for weights in (shapes, model.weights()))
+    if padded_numbers - true_numbers <= max(true_numbers, _PADDING_UNCHECKED):
         return ""
-    return f"the rows that pad its vocabulary would be {padded - true} numbers, more than its weights are"
+    num_padding = padded_numbers - true_numbers
+    return f"the rows that pad its vocabulary would be {num_padding} numbers, more than its weights are"
 
 
-def _check_files(contents: Contents) -> None:
+def _check_file_sizes(contents: Contents) -> None:
     """Raise if a file is missing or has another size than the manifest says; read nothing."""
     manifest = contents.manifest
     for name in sorted({piece.file for tensor in manifest.tensors.values() for piece in tensor.pieces}):
         try:
-            found = os.lstat(contents.path / name)
-            size = found.st_size if stat.S_ISREG(found.st_mode) else None
+            status = os.lstat(contents.path / name)
+            size = status.st_size if stat.S_ISREG(status.st_mode) else None
         except OSError:
             size = None
         if size != manifest.files[name].size:
-            held = "is not there as a plain file" if size is None else f"has {size} bytes"
+            actual = "is not there as a plain file" if size is None else f"has {size} bytes"
             raise CheckpointError(
-                f"{contents.path / name} {held} and the manifest says {manifest.files[name].size} bytes. "
+                f"{contents.path / name} {actual} and the manifest says {manifest.files[name].size} bytes. "
                 "Restore it from a copy."
             )

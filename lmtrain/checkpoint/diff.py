@@ -1,6 +1,6 @@
-"""Checkpoints looked through, part by part: what differs between two, and whether one holds what its manifest says.
+"""Compare two checkpoints, and verify a checkpoint against its manifest, part by part.
 
-Called by inspect, verify and the comparison of runs. None is ever whole in memory. Torch-free.
+Called by inspect, verify and the comparison of runs. No checkpoint is ever in memory as a whole. Torch-free.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.contents import Contents, checked_model
-from lmtrain.checkpoint.disk.boxes import cut, whole
+from lmtrain.checkpoint.disk.boxes import full_box, split_box
 from lmtrain.checkpoint.disk.format import DTYPES
 from lmtrain.checkpoint.disk.tensor_file import Array
-from lmtrain.checkpoint.store import list_broken, list_checkpoints, resolve
+from lmtrain.checkpoint.store import list_broken, list_checkpoints, resolve_checkpoint
 from lmtrain.errors import CheckpointError
 from lmtrain.runfolder.names import CHECKPOINTS
 
-PART_ITEMS = 4 << 20
+_PART_ITEMS = 4 << 20
 
 
 @dataclass(frozen=True)
 class ValueDifference:
-    """Of two tensors of one name, type and shape."""
+    """How the values of a tensor differ between two checkpoints."""
 
-    num_different: int  # numbers whose bits are not the same
+    num_different: int  # elements whose bits differ
     num_values: int
-    largest: float  # difference; infinite where one of the two is not finite
-    scale: float  # the largest finite magnitude of the first
+    largest: float  # absolute difference; infinite if an element is not finite in one of the two
+    scale: float  # the largest finite magnitude in the first checkpoint
 
 
-def missing(a: Contents, b: Contents) -> tuple[list[str], list[str]]:
-    """Names that only the first has, and that only the second has."""
-    ours, theirs = a.manifest.tensors.keys(), b.manifest.tensors.keys()
-    return sorted(ours - theirs), sorted(theirs - ours)
+def missing_names(a: Contents, b: Contents) -> tuple[list[str], list[str]]:
+    """Return the tensor names that only `a` has, and those that only `b` has, sorted."""
+    names_a, names_b = a.manifest.tensors.keys(), b.manifest.tensors.keys()
+    return sorted(names_a - names_b), sorted(names_b - names_a)
 
 
-def different_kinds(a: Contents, b: Contents) -> dict[str, tuple[str, str]]:
-    """Tensors of both that have another type or shape in each."""
+def type_differences(a: Contents, b: Contents) -> dict[str, tuple[str, str]]:
+    """Return name -> (type and shape in `a`, in `b`) of tensors whose type or shape differs."""
     kinds = [{n: f"{t.dtype} {list(t.shape)}" for n, t in c.manifest.tensors.items()} for c in (a, b)]
     return {
         name: (kinds[0][name], kinds[1][name])
@@ -50,47 +50,47 @@ def different_kinds(a: Contents, b: Contents) -> dict[str, tuple[str, str]]:
     }
 
 
-def different_values(a: Contents, b: Contents) -> Iterator[tuple[str, ValueDifference]]:
-    """Tensors that are alike in all but their numbers."""
+def value_differences(a: Contents, b: Contents) -> Iterator[tuple[str, ValueDifference]]:
+    """Yield the name and the difference of each tensor with equal type and shape but different values."""
     for name, tensor in a.manifest.tensors.items():
-        other = b.manifest.tensors.get(name)
-        if other is not None and (other.dtype, other.shape) == (tensor.dtype, tensor.shape):
-            found = _compare(a, b, name)
-            if found.num_different:
-                yield name, found
+        counterpart = b.manifest.tensors.get(name)
+        if counterpart is not None and (counterpart.dtype, counterpart.shape) == (tensor.dtype, tensor.shape):
+            difference = _compare_values(a, b, name)
+            if difference.num_different:
+                yield name, difference
 
 
-def _compare(a: Contents, b: Contents, name: str) -> ValueDifference:
+def _compare_values(a: Contents, b: Contents, name: str) -> ValueDifference:
     tensor = a.tensor(name)
     num_different, largest, scale = 0, 0.0, 0.0
-    for part in cut(whole(tensor.shape), PART_ITEMS):
-        ours, theirs = a.read_bits(name, part), b.read_bits(name, part)
-        different = ours != theirs
+    for part in split_box(full_box(tensor.shape), _PART_ITEMS):
+        bits_a, bits_b = a.read_bits(name, part), b.read_bits(name, part)
+        different = bits_a != bits_b
         num_different += int(np.count_nonzero(different))
-        left, right = _numbers(ours, tensor.dtype), _numbers(theirs, tensor.dtype)
-        scale = max(scale, float(np.abs(left, where=np.isfinite(left), out=np.zeros_like(left)).max()))
+        values_a, values_b = _to_floats(bits_a, tensor.dtype), _to_floats(bits_b, tensor.dtype)
+        scale = max(scale, float(np.abs(values_a, where=np.isfinite(values_a), out=np.zeros_like(values_a)).max()))
         if different.any():
             with np.errstate(invalid="ignore", over="ignore"):
-                gaps = np.abs(left[different] - right[different])
+                gaps = np.abs(values_a[different] - values_b[different])
             largest = max(largest, float(np.where(np.isnan(gaps), math.inf, gaps).max()))
     return ValueDifference(num_different, math.prod(tensor.shape), largest, scale)
 
 
-def _numbers(bits: Array, dtype: str) -> Array:
-    """Return the values of raw bits as floats that hold them exactly."""
+def _to_floats(bits: Array, dtype: str) -> Array:
+    """Return a tensor's raw bits, of this safetensors type, as float64 values."""
     if dtype == "BF16":  # because: a bfloat16 is the upper half of a float32
         return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return bits.view(np.dtype(DTYPES[dtype]).newbyteorder("<")).astype(np.float64)
 
 
 def verify_checkpoints(path: Path) -> Iterator[dict[str, Any]]:
-    """Verify a checkpoint, or all checkpoints of a run's folder."""
+    """Verify a checkpoint, or all checkpoints of a run's folder; yield a report for each."""
     folder = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
-    return map(verify_checkpoint, [*list_checkpoints(folder), *list_broken(folder)] or [resolve(path)])
+    return map(verify_checkpoint, [*list_checkpoints(folder), *list_broken(folder)] or [resolve_checkpoint(path)])
 
 
 def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint holds, and its problems."""
+    """Verify a checkpoint, reading every byte; return its step, counts, size and `problems`, a list of messages."""
     facts: dict[str, Any] = {"checkpoint": str(path), "problems": []}
     try:
         contents = Contents(path)
@@ -101,7 +101,7 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
             "files": len(manifest.files),
             "bytes": sum(entry.size for entry in manifest.files.values()),
         }
-        facts["problems"] = contents.damages()
+        facts["problems"] = contents.find_damage()
         if not facts["problems"] and "model" in manifest.state:
             checked_model(contents)
     except CheckpointError as error:
@@ -109,20 +109,21 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
     return facts
 
 
-def refuse_problems(found: Iterable[dict[str, Any]]) -> None:
-    """Name what is damaged, and how a run goes on from its newest checkpoint that is whole."""
-    found = list(found)
-    problems = [problem for facts in found for problem in facts["problems"]]
+def raise_problems(reports: Iterable[dict[str, Any]]) -> None:
+    """Raise CheckpointError if a report has problems; the message ends with how to resume from an intact checkpoint."""
+    reports = list(reports)
+    problems = [problem for report in reports for problem in report["problems"]]
     if not problems:
         return
-    path, sound = Path(found[0]["checkpoint"]), [facts["checkpoint"] for facts in found if not facts["problems"]]
+    path = Path(reports[0]["checkpoint"])
+    intact = [report["checkpoint"] for report in reports if not report["problems"]]
     if path.parent.name == CHECKPOINTS:
         run = path.parent.parent
-        goes_on = f"`lmtrain pretrain --from-run {run} checkpoint.fallback=true`"
-        if sound and sound[-1] == max(facts["checkpoint"] for facts in found):
-            problems.append(f"The newest, {sound[-1]}, is whole: the run goes on from there as it is.")
-        elif sound:
-            problems.append(f"The newest that is whole is {sound[-1]}; {goes_on} goes on from there.")
-        elif len(found) == 1 and len(list_checkpoints(path.parent)) > 1:
+        fallback_command = f"`lmtrain pretrain --from-run {run} checkpoint.fallback=true`"
+        if intact and intact[-1] == max(report["checkpoint"] for report in reports):
+            problems.append(f"The newest, {intact[-1]}, is whole: the run goes on from there as it is.")
+        elif intact:
+            problems.append(f"The newest that is whole is {intact[-1]}; {fallback_command} goes on from there.")
+        elif len(reports) == 1 and len(list_checkpoints(path.parent)) > 1:
             problems.append(f"`lmtrain verify {run}` looks at all of its run.")
     raise CheckpointError("\n".join(problems))

@@ -1,7 +1,7 @@
-"""Tensors out of a checkpoint, at any layout. Called by resume, evaluation and conversion.
+"""Read tensors from a checkpoint at any layout. Called by resume, evaluation and conversion.
 
-A run asks for its pieces; the checkpoint's own pieces may be cut quite differently. Names, types and shapes of all of
-them are compared before the first byte is read, and every byte is verified before it is used.
+A run requests its pieces; the checkpoint's pieces may be split differently. Names, types and shapes of all requested
+pieces are compared before the first byte is read, and every byte is verified before it is used.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.contents import Contents, checked_model, near
+from lmtrain.checkpoint.contents import Contents, checked_model, suggest_name
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import DTYPES, dtype_code
-from lmtrain.checkpoint.disk.tensor_file import Array, box_of
+from lmtrain.checkpoint.disk.tensor_file import Array, piece_box
 from lmtrain.errors import CheckpointError, join_few
 from lmtrain.layout import Piece
 from lmtrain.models.model_settings import ModelSettings
 
-_PART_NUMBERS = 16 << 20  # of a piece that are read at a time, where they are changed on the way
-_CACHED_BLOCKS = 4  # because: a piece is read in one go, and only its neighbour wants the rest of its last block
+_PART_ITEMS = 16 << 20  # elements of a piece that are read at a time, if they are converted
+_CACHED_BLOCKS = 4  # because: a piece is read in one go, and only its neighbour needs the rest of its last block
 _CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -42,7 +42,7 @@ class CheckpointReader:
         return _torch_dtype(self._contents.tensor(name).dtype)
 
     def read(self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
-        """Return a tensor, or the part that begins at `offset`, up to the tensor's end or of this shape."""
+        """Return a tensor, or the part of it that begins at `offset` and has this shape (default: up to the end)."""
         full = self.shape(name)
         begin = tuple(offset) if offset is not None else (0,) * len(full)
         if len(begin) != len(full) or (shape is not None and len(shape) != len(full)):
@@ -50,20 +50,21 @@ class CheckpointReader:
         extent = tuple(shape) if shape is not None else tuple(n - o for n, o in zip(full, begin, strict=True))
         return _as_tensor(self._contents.read_bits(name, Box(begin, extent)), self.dtype(name))
 
-    def load_into(self, pieces: Iterable[Piece], *, rounded: bool = False) -> None:
-        """Fill the pieces' blocks, which have the checkpoint's types, or `rounded` any other floating type.
+    def load_into(self, pieces: Iterable[Piece], *, allow_rounding: bool = False) -> None:
+        """Fill the pieces' blocks with the checkpoint's values.
 
-        After an error about damage the blocks hold a mixture: do not go on with them.
+        Raise CheckpointError if a name, shape or type differs; with `allow_rounding` the run's floating type may differ
+        from the checkpoint's. After an error about damage some blocks are filled and some not: do not use them.
         """
         pieces = list(pieces)
-        problems = self._mismatches(pieces, rounded)
+        problems = self._mismatches(pieces, allow_rounding)
         if problems:
             raise CheckpointError(f"{self.path} does not fit this run: " + "; ".join(problems) + f". {self._way_out()}")
         for piece in pieces:
-            if (bits := self._bits_of(piece)) is not None:
-                self._contents.read_bits(piece.name, box_of(piece), bits)
+            if (bits := self._directly_readable(piece)) is not None:
+                self._contents.read_bits(piece.name, piece_box(piece), bits)
                 continue
-            for box, block in _parts(box_of(piece), piece.block):
+            for box, block in _split_rows(piece_box(piece), piece.block):
                 _fill(block, _as_tensor(self._contents.read_bits(piece.name, box), self.dtype(piece.name)))
 
     def read_file(self, name: str) -> bytes:
@@ -74,37 +75,41 @@ class CheckpointReader:
         """Return the checkpoint's model; raise if its tensors are not that model's."""
         return checked_model(self._contents)
 
-    def _bits_of(self, piece: Piece) -> Array | None:
-        """Return a block's memory if bytes can be read straight into it, else None."""
+    def _directly_readable(self, piece: Piece) -> Array | None:
+        """Return a block's memory if the checkpoint's bytes can be read straight into it, else None."""
         block = piece.block
         if not isinstance(block, Tensor) or dtype_code(block) != self.manifest.tensors[piece.name].dtype:
             return None
-        as_it_lies = block.device.type == "cpu" and block.is_contiguous() and block.ndim > 0
-        return block.view(_CARRIERS[block.element_size()]).numpy() if as_it_lies else None
+        is_plain = block.device.type == "cpu" and block.is_contiguous() and block.ndim > 0
+        return block.view(_CARRIERS[block.element_size()]).numpy() if is_plain else None
 
-    def _mismatches(self, pieces: list[Piece], rounded: bool) -> list[str]:
-        held, asked = self.manifest.tensors, {piece.name for piece in pieces}
-        missing, problems = sorted(asked - held.keys()), []
+    def _mismatches(self, pieces: list[Piece], allow_rounding: bool) -> list[str]:
+        """Return messages for the pieces that the checkpoint does not have, or has in another shape or type."""
+        stored, requested = self.manifest.tensors, {piece.name for piece in pieces}
+        missing, problems = sorted(requested - stored.keys()), []
         if missing:
-            others = held.keys() - asked
-            problems.append(f"it has no {join_few(missing)}" + (f" ({near(missing[0], others)})" if others else ""))
-        differ = [text for piece in pieces if piece.name in held for text in self._difference(piece, rounded)]
-        if differ:
-            problems.append(join_few(differ, "; "))
+            unused = stored.keys() - requested
+            hint = f" ({suggest_name(missing[0], unused)})" if unused else ""
+            problems.append(f"it has no {join_few(missing)}{hint}")
+        known = [piece for piece in pieces if piece.name in stored]
+        mismatches = [text for piece in known for text in self._mismatch(piece, allow_rounding)]
+        if mismatches:
+            problems.append(join_few(mismatches, "; "))
         return problems
 
-    def _difference(self, piece: Piece, rounded: bool) -> list[str]:
+    def _mismatch(self, piece: Piece, allow_rounding: bool) -> list[str]:
+        """Return a message if a piece differs from the checkpoint's tensor of its name, else an empty list."""
         entry = self.manifest.tensors[piece.name]
-        wanted, dtype = tuple(piece.global_shape), dtype_code(piece.block)
-        if entry.shape != wanted:
-            return [f"{piece.name} has shape {list(entry.shape)} in the checkpoint and {list(wanted)} in the run"]
-        if entry.dtype != dtype and not (rounded and _is_floating(entry.dtype) and _is_floating(dtype)):
+        shape, dtype = tuple(piece.global_shape), dtype_code(piece.block)
+        if entry.shape != shape:
+            return [f"{piece.name} has shape {list(entry.shape)} in the checkpoint and {list(shape)} in the run"]
+        if entry.dtype != dtype and not (allow_rounding and _is_floating(entry.dtype) and _is_floating(dtype)):
             return [f"{piece.name} is {DTYPES[entry.dtype]} in the checkpoint and {DTYPES[dtype]} in the run"]
-        box = box_of(piece)
+        box = piece_box(piece)
         if box.is_inside(entry.shape):
             return []
         return [
-            f"{piece.name} has shape {list(wanted)} and no part at {list(box.offset)} of shape {list(box.shape)}"
+            f"{piece.name} has shape {list(shape)} and no part at {list(box.offset)} of shape {list(box.shape)}"
         ]
 
     def _way_out(self) -> str:
@@ -117,18 +122,22 @@ class CheckpointReader:
 
 @torch.no_grad()
 def _fill(block: Any, tensor: Tensor) -> None:
+    """Copy a tensor into a block, a numpy array or a tensor."""
     if isinstance(block, np.ndarray):
         block[...] = tensor.numpy()
     else:
         block.copy_(tensor)
 
 
-def _parts(box: Box, block: Any) -> Iterator[tuple[Box, Any]]:
-    """Yield a block some rows at a time, since what is read is in memory twice, as bytes and as numbers."""
+def _split_rows(box: Box, block: Any) -> Iterator[tuple[Box, Any]]:
+    """Yield a block in parts of a few rows, each with its box.
+
+    because: converted values are in memory twice, as read and as converted
+    """
     if not box.shape:
         yield box, block
         return
-    rows = max(1, _PART_NUMBERS // max(1, math.prod(box.shape[1:])))
+    rows = max(1, _PART_ITEMS // max(1, math.prod(box.shape[1:])))
     for first in range(0, box.shape[0], rows):
         part = block[first : first + rows]
         yield Box((box.offset[0] + first, *box.offset[1:]), tuple(part.shape)), part

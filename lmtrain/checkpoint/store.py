@@ -1,7 +1,7 @@
-"""Which checkpoints exist, which one is newest, and which may go. Torch-free.
+"""Find, rank and remove the checkpoints of a run's folder. Torch-free.
 
 Called by set-up (resume), the writer (which prunes after each save) and every command that takes a checkpoint. Knows
-names, folders and whether a manifest can be read; what a checkpoint holds is the reader's business.
+names, folders and whether a manifest can be read; reader.py reads the tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lmtrain.checkpoint.disk.format import (
     Manifest,
     NewerFormatError,
     decode_manifest,
-    most_bytes,
+    max_manifest_bytes,
 )
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, StorageError
 from lmtrain.observe.measure.named_measures import score_by_step
@@ -39,62 +39,69 @@ from lmtrain.runtime.files.files import (
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes
 
-BEST = "@best"  # behind a run's folder
-DEFAULT = "loss/valid"
+BEST_SUFFIX = "@best"  # after a run's folder: RUN@best
+DEFAULT_MEASURE = "loss/valid"
 _LEFTOVER = re.compile(r"(step_[0-9]{8,18})\.(tmp|replaced)-[0-9]+-[0-9]+")
-_SET_ASIDE = re.compile(r"step_[0-9]{8,18}\.damaged-[0-9]+")
+_DAMAGED = re.compile(r"step_[0-9]{8,18}\.damaged-[0-9]+")
 
 
-def best_first(checkpoints: Mapping[int, Path], worth: Mapping[int, float]) -> list[Path]:
-    """Return the measured checkpoints, best first; among equals the earliest first, which later ones do not replace."""
-    return [checkpoints[step] for step in sorted(checkpoints.keys() & worth, key=lambda step: (-worth[step], step))]
+def rank_checkpoints(checkpoints: Mapping[int, Path], scores: Mapping[int, float]) -> list[Path]:
+    """Return the checkpoints that have a score, best (highest) first; among equals the earliest first.
+
+    Both mappings are by step.
+    """
+    return [checkpoints[step] for step in sorted(checkpoints.keys() & scores, key=lambda step: (-scores[step], step))]
 
 
-def measure_of(run: Path) -> str:
-    """Return the name of the measure by which a run's checkpoints are ranked."""
+def ranking_measure(run: Path) -> str:
+    """Return the name of the measure by which a run's checkpoints are ranked, its checkpoint.best_by."""
     settings = read_settings(run).get("checkpoint", {})
-    return str(settings.get("best_by", DEFAULT)) if isinstance(settings, dict) else DEFAULT
+    return str(settings.get("best_by", DEFAULT_MEASURE)) if isinstance(settings, dict) else DEFAULT_MEASURE
 
 
-def worth_in(run: Path) -> dict[int, float]:
-    """Return step -> score of a run's checkpoints from its rows; a higher score is better."""
-    return score_by_step(read_metrics(run / METRICS), measure_of(run))
+def checkpoint_scores(run: Path) -> dict[int, float]:
+    """Return step -> score from the rows of a run's metrics; a higher score is better."""
+    return score_by_step(read_metrics(run / METRICS), ranking_measure(run))
 
 
-_attempts = itertools.count()
+_attempt_numbers = itertools.count()
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints whose manifest can be read, oldest first. Damage to their files is for the reader to find."""
+    """Return the checkpoints whose manifest can be read, oldest first; their files are not checked."""
     return [path for path in _step_folders(folder) if manifest_problem(path) is None]
 
 
 def list_broken(folder: Path) -> list[Path]:
-    """Folders with a checkpoint's name whose manifest cannot be read: worth a warning, since none is made so."""
+    """Return the folders with a checkpoint's name whose manifest cannot be read, oldest first: they are damaged."""
     return [path for path in _step_folders(folder) if manifest_problem(path) is not None]
 
 
-def list_set_aside(folder: Path) -> list[Path]:
-    """Damaged checkpoints that have left their name to another, or to none."""
-    return sorted(path for path in folder.iterdir() if _SET_ASIDE.fullmatch(path.name)) if folder.is_dir() else []
+def list_damaged(folder: Path) -> list[Path]:
+    """Return the damaged checkpoints that `rename_damaged` has renamed."""
+    return sorted(path for path in folder.iterdir() if _DAMAGED.fullmatch(path.name)) if folder.is_dir() else []
 
 
-def latest(folder: Path) -> Path | None:
-    """Return the newest checkpoint, damaged or not: a damaged one is reported by name, not skipped for an older one."""
+def latest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest checkpoint of a folder, damaged or not, or None.
+
+    because: a damaged checkpoint must be reported, not silently skipped for an older one
+    """
     return next(reversed(_step_folders(folder)), None)
 
 
-def before(path: Path) -> Path | None:
-    """Return the newest readable checkpoint beside this one that is older."""
+def previous_checkpoint(path: Path) -> Path | None:
+    """Return the newest readable checkpoint in the same folder that is older than this one, or None."""
     step = step_from_name(path.name)
     older = [] if step is None else [p for p in _step_folders(path.parent) if (step_from_name(p.name) or 0) < step]
-    return next((one for one in reversed(older) if manifest_problem(one) is None), None)
+    return next((folder for folder in reversed(older) if manifest_problem(folder) is None), None)
 
 
-def newer_than(path: Path) -> list[Path]:
-    """Checkpoints beside this one that come after it, oldest first."""
+def newer_checkpoints(path: Path) -> list[Path]:
+    """Return the checkpoints in the same folder that are newer than this one, oldest first."""
     step = step_from_name(path.name)
-    return [] if step is None else [one for one in _step_folders(path.parent) if (step_from_name(one.name) or 0) > step]
+    folders = _step_folders(path.parent)
+    return [] if step is None else [folder for folder in folders if (step_from_name(folder.name) or 0) > step]
 
 
 def _step_folders(folder: Path) -> list[Path]:
@@ -108,23 +115,24 @@ def load_manifest(path: Path) -> Manifest:
     except NewerFormatError:
         raise
     except CheckpointError as error:
-        other = before(path)
-        if other is None:
+        previous = previous_checkpoint(path)
+        if previous is None:
             raise
-        raise CheckpointError(f"{error} The newest one before it that can be read is {other}.") from error
+        raise CheckpointError(f"{error} The newest one before it that can be read is {previous}.") from error
 
 
 def manifest_problem(path: Path) -> str | None:
     """Return why a manifest cannot be read; None if it can, or if a newer version of this program could."""
     try:
-        found = os.lstat(path / MANIFEST)
-        return _judged(path, (found.st_ino, found.st_size, found.st_mtime_ns))
+        status = os.lstat(path / MANIFEST)
+        return _cached_problem(path, (status.st_ino, status.st_size, status.st_mtime_ns))
     except OSError:
-        return _judged.__wrapped__(path, ())
+        return _cached_problem.__wrapped__(path, ())
 
 
-@lru_cache(maxsize=256)  # because: each save asks again about all that a run has kept
-def _judged(path: Path, version: tuple[int, ...]) -> str | None:
+@lru_cache(maxsize=256)  # because: each save checks all checkpoints of the run again
+def _cached_problem(path: Path, version: tuple[int, ...]) -> str | None:
+    """Return why a manifest cannot be read, or None; `version` identifies the file's state, for the cache."""
     try:
         _read_manifest(path)
     except NewerFormatError:
@@ -143,9 +151,9 @@ def _read_manifest(path: Path) -> Manifest:
             raise CheckpointError(f"{path} is not a folder. Give a checkpoint's folder.")
         text = read_bytes(where, MAX_MANIFEST_BYTES, follow_links=False)
         data_bytes = 0
-        if len(text) > MAX_JSON_BYTES:  # what lies beside a manifest, of one that is large enough to ask
+        if len(text) > MAX_JSON_BYTES:  # because: only a large manifest's limit depends on the size of the data
             data_bytes = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(path))
-        manifest = decode_manifest(parse_json(text, where, most_bytes(data_bytes)), where)
+        manifest = decode_manifest(parse_json(text, where, max_manifest_bytes(data_bytes)), where)
     except CheckpointError:
         raise
     except (DataError, MissingInputError) as error:
@@ -157,22 +165,23 @@ def _read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def set_aside(path: Path) -> Path:
-    """Give a damaged checkpoint another name, under which nothing takes it for one and nothing removes it."""
+def rename_damaged(path: Path) -> Path:
+    """Rename a damaged checkpoint so that it counts as none and is never removed; return its new path."""
     names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
-    aside = next(name for name in names if not os.path.lexists(name))
-    os.rename(path, aside)
-    return aside
+    new_path = next(name for name in names if not os.path.lexists(name))
+    os.rename(path, new_path)
+    return new_path
 
 
-def resolve(path: Path | str) -> Path:
-    """Return the checkpoint that a path names: itself, or the newest one of a run's folder or its checkpoints' folder.
+def resolve_checkpoint(path: Path | str) -> Path:
+    """Return the checkpoint that a path names: a checkpoint itself, or the newest in a run's or checkpoints' folder.
 
-    RUN@best means the best of those that the run has kept, by its checkpoint.best_by.
+    RUN@best names the best of those that the run has kept, by its checkpoint.best_by. Raise MissingInputError if there
+    is none.
     """
     path = Path(path)
     if is_best(path):
-        return best(Path(str(path).removesuffix(BEST)))
+        return best_checkpoint(Path(str(path).removesuffix(BEST_SUFFIX)))
     if not path.is_dir():
         state = "is not a folder" if path.exists() else "does not exist"
         raise MissingInputError(
@@ -180,7 +189,7 @@ def resolve(path: Path | str) -> Path:
         )
     if os.path.lexists(path / MANIFEST) or step_from_name(path.name) is not None:
         return path
-    newest = latest(path / CHECKPOINTS) or latest(path)
+    newest = latest_checkpoint(path / CHECKPOINTS) or latest_checkpoint(path)
     if newest is None:
         raise MissingInputError(f"{path} holds no finished checkpoint. Give a checkpoint, or a run that has saved one.")
     return newest
@@ -188,55 +197,61 @@ def resolve(path: Path | str) -> Path:
 
 def is_best(path: Path) -> bool:
     """Return whether a path is RUN@best and no folder of that name exists."""
-    return path.name.endswith(BEST) and not path.exists()
+    return path.name.endswith(BEST_SUFFIX) and not path.exists()
 
 
-def best(run: Path) -> Path:
-    """Return the best measured checkpoint that a run has kept."""
+def best_checkpoint(run: Path) -> Path:
+    """Return the kept checkpoint of a run with the best score; raise MissingInputError if none has a score."""
     by_step = {step_from_name(path.name) or 0: path for path in list_checkpoints(run / CHECKPOINTS)}
-    found = best_first(by_step, worth_in(run))
-    if not found:
+    ranked = rank_checkpoints(by_step, checkpoint_scores(run))
+    if not ranked:
         raise MissingInputError(
-            f"{run}{BEST} is not there: no checkpoint of {run} was measured by {measure_of(run)} at its step. "
-            f"Give one by its name, as in {run / CHECKPOINTS}/step_00001000, or {run} for the newest."
+            f"{run}{BEST_SUFFIX} is not there: no checkpoint of {run} was measured by {ranking_measure(run)} at its "
+            f"step. Give one by its name, as in {run / CHECKPOINTS}/step_00001000, or {run} for the newest."
         )
-    return found[0]
+    return ranked[0]
 
 
-def new_leftover(folder: Path, step: int, kind: str = "tmp") -> Path:
-    """Return an unused name for a folder that `sweep` may remove."""
-    paths = (leftover(folder, step, (os.getpid(), number), kind) for number in _attempts)
+def new_leftover_path(folder: Path, step: int, kind: str = "tmp") -> Path:
+    """Return an unused path for a temporary folder, which `clear_leftovers` removes if a killed process leaves it.
+
+    `kind` is "tmp", or "replaced" for a checkpoint that is being replaced.
+    """
+    paths = (leftover_path(folder, step, (os.getpid(), number), kind) for number in _attempt_numbers)
     return next(path for path in paths if not path.exists())
 
 
-def leftover(folder: Path, step: int, numbers: Sequence[int], kind: str = "tmp") -> Path:
-    """Return such a name from its two numbers, which is all that processes exchange about it."""
+def leftover_path(folder: Path, step: int, numbers: Sequence[int], kind: str = "tmp") -> Path:
+    """Return the path of a temporary folder from its two numbers, process id and attempt, which ranks exchange."""
     process, attempt = numbers
     return folder / f"{step_folder_name(step)}.{kind}-{process}-{attempt}"
 
 
 def leftover_numbers(path: Path) -> tuple[int, int]:
+    """Return the process id and the attempt in a temporary folder's name."""
     process, attempt = path.name.rpartition(".")[2].split("-")[1:]
     return int(process), int(attempt)
 
 
-def check_room(folder: Path, need: int) -> None:
-    free = free_bytes(folder)
-    if free < need:
+def check_free_space(folder: Path, need_bytes: int) -> None:
+    """Raise StorageError if the disk of a folder has fewer free bytes than a checkpoint needs."""
+    have_bytes = free_bytes(folder)
+    if have_bytes < need_bytes:
         raise StorageError(
-            f"A checkpoint in {folder} needs {format_bytes(need)} and the disk has {format_bytes(free)} free. "
-            "Free some space."
+            f"A checkpoint in {folder} needs {format_bytes(need_bytes)} and the disk has {format_bytes(have_bytes)} "
+            "free. Free some space."
         )
 
 
-def sweep(folder: Path) -> list[str]:
-    """Clear what killed processes left. Only the owner of the run's lock may call it, with no save in flight.
+def clear_leftovers(folder: Path) -> list[str]:
+    """Remove temporary folders that killed processes left; return their names.
 
-    A checkpoint that was moved aside for its replacement comes back if the replacement never took its place.
+    A checkpoint that was moved aside for its replacement gets its name back if the replacement never took its place.
+    Only the owner of the run's lock may call this, with no save in flight.
     """
     if not folder.is_dir():
         return []
-    swept = []
+    cleared = []
     with storage_errors(folder, "Sweeping"):
         for path in sorted(folder.iterdir()):
             match = _LEFTOVER.fullmatch(path.name)
@@ -247,32 +262,32 @@ def sweep(folder: Path) -> list[str]:
                 os.rename(path, home)
             else:
                 shutil.rmtree(path)
-            swept.append(path.name)
-    return swept
+            cleared.append(path.name)
+    return cleared
 
 
-def prune(
+def prune_checkpoints(
     folder: Path, keep_last: int, saved: Path | None = None, keep_every_steps: int | None = None, *,
-    keep_best: int = 0, worth: Mapping[int, float] | None = None,
+    keep_best: int = 0, scores: Mapping[int, float] | None = None,
 ) -> list[str]:  # fmt: skip
-    """Remove all but the newest checkpoints; at least one always stays, and so does the one just saved.
+    """Remove all checkpoints but the `keep_last` newest (at least one) and `saved`; return the removed names.
 
-    One whose manifest cannot be read is neither counted nor removed: whoever looks into the damage needs it.
-    Those whose step is a multiple of `keep_every_steps` are never removed, nor are the `keep_best` that are worth most.
-    A run that went back to an earlier step saves below the steps it had reached before.
+    Checkpoints whose step is a multiple of `keep_every_steps` stay, and so do the `keep_best` with the highest
+    `scores`, which are by step. One whose manifest cannot be read is neither counted nor removed: it may be needed to
+    find the cause. `saved` need not be the newest: a run that went back to an earlier step saves below later ones.
     """
     removed = []
     with storage_errors(folder, "Pruning"):
-        there = {int(path.name.removeprefix("step_")): path for path in list_checkpoints(folder)}
-        good = best_first(there, worth or {})[:keep_best]
-        for step, path in list(there.items())[: -max(1, keep_last)]:
+        checkpoints = {int(path.name.removeprefix("step_")): path for path in list_checkpoints(folder)}
+        best = rank_checkpoints(checkpoints, scores or {})[:keep_best]
+        for step, path in list(checkpoints.items())[: -max(1, keep_last)]:
             for_good = keep_every_steps is not None and step % keep_every_steps == 0
-            if for_good or path == saved or path in good or path.is_symlink():
-                continue  # because: somebody put a link there by hand, and what it leads to is not ours
-            # because: a kill amid the removal must not leave half a checkpoint under a checkpoint's name
-            going = new_leftover(folder, step)
-            os.rename(path, going)
+            if for_good or path == saved or path in best or path.is_symlink():
+                continue  # because: a link was made by a user, and its target is not ours to remove
+            # because: a kill during the removal must not leave half a checkpoint under a checkpoint's name
+            leftover = new_leftover_path(folder, step)
+            os.rename(path, leftover)
             fault_point("ckpt.prune")
-            shutil.rmtree(going)
+            shutil.rmtree(leftover)
             removed.append(path.name)
     return removed

@@ -41,9 +41,9 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON when all is written.")] = False,
 ) -> None:
     """Let a checkpoint write on from a prompt. The same seed gives the same text."""
-    from lmtrain.checkpoint.store import resolve
+    from lmtrain.checkpoint.store import resolve_checkpoint
 
-    checkpoint = resolve(checkpoint)  # before torch is imported, so that a wrong path is told at once
+    checkpoint = resolve_checkpoint(checkpoint)  # before torch is imported, so that a wrong path is told at once
     limit_spinning()
     use_expandable_segments()
 

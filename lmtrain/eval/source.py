@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from lmtrain.checkpoint.contents import Contents, checked_model
 from lmtrain.checkpoint.disk.format import MANIFEST
-from lmtrain.checkpoint.store import resolve
+from lmtrain.checkpoint.store import resolve_checkpoint
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.eval.task import Task, all_tasks
 from lmtrain.layout import Piece
@@ -46,12 +46,12 @@ class CheckpointWeights:
         # because: the reader imports torch, and an impossible layout is refused before that
         from lmtrain.checkpoint.reader import CheckpointReader
 
-        CheckpointReader(self.path).load_into(pieces, rounded=True)
+        CheckpointReader(self.path).load_into(pieces, allow_rounding=True)
 
 
 def checkpoint_source(path: Path) -> Source:
     """Return the source of a checkpoint, or of the latest checkpoint of a run folder or checkpoints folder."""
-    folder = resolve(path)
+    folder = resolve_checkpoint(path)
     contents = Contents(folder)
     manifest = contents.manifest
     missing = [key for key in ("model", "seq_len", "step") if key not in manifest.state]

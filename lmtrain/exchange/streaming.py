@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.disk.boxes import whole
+from lmtrain.checkpoint.disk.boxes import full_box
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData, encode_header
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import latest
+from lmtrain.checkpoint.store import latest_checkpoint
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, UsageError
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
 from lmtrain.tokenizer.base import Tokenizer
@@ -45,7 +45,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def spec(name: str, code: str, shape: tuple[int, ...]) -> PieceSpec:
-    return PieceSpec(name, code, shape, whole(shape))
+    return PieceSpec(name, code, shape, full_box(shape))
 
 
 def write_tensors(path: Path, specs: list[PieceSpec], parts: Iterable[memoryview]) -> None:
@@ -88,7 +88,7 @@ def save_foreign(
             f"The tokenizer has {tokenizer.vocab_size} tokens and the model knows {vocab}. Give the tokenizer that the "
             "model was trained with."
         )
-    if latest(output) is not None:
+    if latest_checkpoint(output) is not None:
         raise OutputError(f"{output} holds a checkpoint already. Choose a new --output.")
     specs = [spec(f"model.{name}", "F32", shape) for name, shape in unpadded_shapes(settings).items()]
     total = sum(s.num_bytes for s in specs)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.checkpoint.store import sweep
+from lmtrain.checkpoint.store import clear_leftovers
 from lmtrain.data.loader import Loader
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.throughput import Throughput, peak_flops
@@ -78,13 +78,13 @@ def open_run(
             keep_every_steps=config.checkpoint.keep_every_steps, keep_best=config.checkpoint.keep_best,
             peers=saver_thread_peers(mesh), verify_after_save=config.checkpoint.verify_after_save,
         ))  # fmt: skip
-        if config.checkpoint.saves_on_the_way:  # because: a save at the end can allocate buffers then
+        if config.checkpoint.saves_before_end:  # because: a save at the end can allocate buffers then
             writer.reserve(model.owned_pieces(held_pieces(model, optimizer)))
 
         changed = changed_settings(config, inputs) if is_rank_0 else {}
         with collective_phase(peers):
             metrics, sinks, log = open_records(stack, folder, config, inputs, progress, is_rank_0=is_rank_0)
-            writer.worth = scores_before_resume(folder, config, progress.step) if is_rank_0 else {}
+            writer.scores = scores_before_resume(folder, config, progress.step) if is_rank_0 else {}
         view = open_view(stack, console, config, inputs, model, device_name(device), progress.step, log)
         if config.checkpoint.fallback and inputs.resume_from is not None:
             skipped += skipped_messages(inputs.resume_from)
@@ -105,7 +105,7 @@ def open_run_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Pe
     with collective_phase(peers):
         if peers.rank == 0:
             stack.enter_context(folder_lock(folder))
-            sweep(folder / CHECKPOINTS)
+            clear_leftovers(folder / CHECKPOINTS)
             remove_stop(folder)
     return agree_on_resume(folder, config, peers)  # because: the sweep can restore a checkpoint
 

@@ -27,7 +27,7 @@ import numpy as np
 from lmtrain.checkpoint.contents import Contents, layout_of
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData
 from lmtrain.checkpoint.reshard.targets import files_of_layout
-from lmtrain.checkpoint.save.commit import RankRecord, commit, write_rank
+from lmtrain.checkpoint.save.commit import RankRecord, commit_checkpoint, write_rank
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.memory import FP32_BYTES
 from lmtrain.placement.parallel_settings import parse_layout
@@ -62,7 +62,7 @@ def write(folder: Path, model: GPTSettings, layout: str) -> Path:
         parts = (noise[: min(_NOISE_BYTES, num_bytes - start)] for start in starts)
         records.append(write_rank(attempt, rank, RankData(specs, parts)))
     state = {"step": 1000, "model": model.to_dict(), "settings": {"parallel": parallel.to_dict()}}
-    return commit(attempt, 1000, records, state, {})[0]
+    return commit_checkpoint(attempt, 1000, records, state, {})[0]
 
 
 def _specs(model: GPTSettings, layout: str) -> list[list[PieceSpec]]:

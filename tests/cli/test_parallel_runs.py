@@ -74,7 +74,7 @@ def test_four_processes_give_the_curve_of_one(one: Path, four: Path) -> None:
     assert [row["tokens"] for row in ours] == [row["tokens"] for row in theirs]
     assert [row["loss"] for row in ours] == pytest.approx([row["loss"] for row in theirs], rel=1e-5)
     cut, whole = (CheckpointReader(folder / "checkpoints/step_00000012") for folder in (four, one))
-    assert Contents(cut.path).damages() == []
+    assert Contents(cut.path).find_damage() == []
     shapes = [{name: tensor.shape for name, tensor in c.manifest.tensors.items()} for c in (cut, whole)]
     assert shapes[0] == shapes[1]
     assert len(roots(four)) == 4
@@ -128,7 +128,7 @@ def test_another_layout_goes_on_with_one_rank_s_disk_full(toy: Toy, one: Path, f
     assert "Training goes on." in output
     assert_same_curve(rows(tmp_path / "run"), rows(one)[8:])
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step_00000012"]
-    assert Contents(tmp_path / "run/checkpoints/step_00000012").damages() == []
+    assert Contents(tmp_path / "run/checkpoints/step_00000012").find_damage() == []
 
 
 @pytest.mark.wide

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.checkpoint.store import resolve
+from lmtrain.checkpoint.store import resolve_checkpoint
 from lmtrain.optim.state import apply_num_updates, num_updates
 from lmtrain.parallel.mesh import saver_thread_peers
 from lmtrain.parallel.model import ParallelModel
@@ -51,7 +51,7 @@ def resume(name: str, folder: str, start: int, stop: int) -> list[list[Any]]:
     case = Case.named(name)
     model = build(case)
     optimizer = build_optimizer(OPTIM, model)
-    reader = CheckpointReader(resolve(Path(folder)))
+    reader = CheckpointReader(resolve_checkpoint(Path(folder)))
     model.load(reader.load_into, extra_pieces=optimizer_pieces(model, optimizer))
     apply_num_updates(optimizer, reader.state["num_updates"])
     model.loss_scale.load(reader.state["precision"])

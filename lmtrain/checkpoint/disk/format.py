@@ -1,11 +1,11 @@
-"""What a checkpoint is on disk: its names, its types and its manifest. Torch-free; knows nothing of layouts or models.
+"""The format of a checkpoint on disk: file names, types and manifest. Torch-free; independent of layouts and models.
 
 A checkpoint is a folder step_00001000/ with
-  rank_00000.safetensors   the pieces of one process
+  rank_00000.safetensors   the pieces of one rank
   rank_00000.blocks.json   the SHA-256 of each of that file's 4 MiB blocks
-  tokenizer.json, ...      whatever else the run needs to be used again
-  manifest.json            sizes and roots of all these, which tensor lies where, the run's state; its own digest
-The manifest is written last and the folder takes its name last, so that a folder of that name is whole.
+  tokenizer.json, ...      extra files that are needed to use the model
+  manifest.json            sizes and root hashes of all these, each tensor's place, the run's state; its own digest
+The manifest is written last and the folder takes its name last, so that a folder of that name is complete.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from reprlib import repr as brief_repr  # because: a value in a message may be as long as it likes
+from reprlib import repr as brief_repr  # because: a value in a message may be of any length
 from typing import Any
 
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem
@@ -28,15 +28,15 @@ VERSION = 1
 MANIFEST = "manifest.json"
 BLOCK_BYTES = 4 << 20
 MAX_MANIFEST_BYTES = 256 << 20
-MAX_PIECES = 1_000_000  # because: the manifest lists them all, and of some 250 bytes each more would be larger
-_DATA_PER_BYTE = 64  # bytes of tensors for each byte of a manifest beyond what any may have
+MAX_PIECES = 1_000_000  # because: the manifest lists them all, with about 250 bytes each
+_DATA_PER_BYTE = 64  # a manifest beyond MAX_JSON_BYTES may have a byte for so many bytes of tensors
 MAX_AXES = 8
 MAX_NAME_LENGTH = 500
-MAX_KEY_LENGTH = 700  # a name and where the piece begins
-MAX_FILE_BYTES = 256 << 20  # of a file that is read whole
-SLACK_BYTES = 1 << 20  # of a checkpoint: folders and the file system's own records
-_ROUNDED_BYTES = 16 << 10  # of a process: the last block of each of its files
-# Names of safetensors; torch and numpy both call these types by the second name.
+MAX_KEY_LENGTH = 700  # a name and the piece's offset
+MAX_FILE_BYTES = 256 << 20  # of a file that is read as a whole
+SLACK_BYTES = 1 << 20  # for a checkpoint's folder and the file system's records
+_ROUNDED_BYTES = 16 << 10  # for each rank: the last blocks of its files are rounded up by the file system
+# safetensors' names of types, and the names that torch and numpy share
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
@@ -44,7 +44,7 @@ DTYPES = {
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
-FEWER = (
+FEWER_PIECES = (
     "Cut them less finely: a smaller parallel.dp_shard, with dp_replicate beside it, or parallel.tp saves fewer pieces."
 )
 _CODES = {name: code for code, name in DTYPES.items()}
@@ -54,12 +54,12 @@ _MAX_COUNT = 10**18
 
 
 class NewerFormatError(CheckpointError):
-    """Not damaged: a later version of this program wrote it."""
+    """Raised for a checkpoint that is not damaged but was written by a later version of this program."""
 
 
 def dtype_code(tensor: Any) -> str:
     """Return the safetensors name of a tensor's or array's type."""
-    # because: numpy's name leaves the byte order out, and torch's types have no name but their text
+    # because: numpy's name leaves out the byte order, and torch's types have no name, only their text
     name = getattr(tensor.dtype, "name", None) or str(tensor.dtype).removeprefix("torch.")
     if name not in _CODES:
         raise CheckpointError(f"a tensor of type {name} cannot be saved. Use one of {', '.join(_CODES)}.")
@@ -74,9 +74,12 @@ def blocks_file(name: str) -> str:
     return f"{name.removesuffix('.safetensors')}.blocks.json"
 
 
-def room_beside(num_pieces: int, num_letters: int, data_bytes: int, num_ranks: int = 1) -> int:
-    """Bytes for headers, lists of blocks and manifest, rather too many than too few; `num_letters` of all keys."""
-    return 3 * (num_letters + 200 * num_pieces) + 80 * (data_bytes // BLOCK_BYTES) + num_ranks * _ROUNDED_BYTES
+def overhead_bytes(num_pieces: int, num_key_chars: int, data_bytes: int, num_ranks: int = 1) -> int:
+    """Return an upper estimate of the bytes of headers, block lists and manifest in addition to the tensors.
+
+    `num_key_chars` is the length of all pieces' keys together.
+    """
+    return 3 * (num_key_chars + 200 * num_pieces) + 80 * (data_bytes // BLOCK_BYTES) + num_ranks * _ROUNDED_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class PieceEntry:
-    """Where one piece lies: in which file, under which key, and where in its tensor."""
+    """The place of a piece: its file, its key in the file, and its box in the tensor."""
 
     file: str
     key: str
@@ -103,15 +106,20 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Manifest:
+    """The contents of manifest.json."""
+
     step: int
     files: dict[str, FileEntry]
     tensors: dict[str, TensorEntry]
     state: dict[str, Any]
-    digest: str = field(default="", compare=False)  # of a manifest that was read
+    digest: str = field(default="", compare=False)  # set if the manifest was read from a file
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON with a line for each file and each tensor, so that people can read it and compare two."""
+    """Return a manifest as JSON, with a line for each file and tensor.
+
+    Raise CheckpointError if it would be too large to be read again.
+    """
     value: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -124,35 +132,39 @@ def encode_manifest(manifest: Manifest) -> bytes:
     lines = []
     for key, entry in value.items():
         if key in ("files", "tensors"):
-            inner = ",\n".join(_line(name, v) for name, v in entry.items())
+            inner = ",\n".join(_json_line(name, v) for name, v in entry.items())
             lines.append(f'"{key}": {{\n{inner}\n}}')
         else:
             lines.append(f'"{key}": {json.dumps(entry, allow_nan=False)}')
     # because: without a newline at the end there is no byte whose loss could go unnoticed
     text = ("{\n" + ",\n".join(lines) + "\n}").encode()
-    if problem := json_size_problem(text, most_bytes(sum(file.size for file in manifest.files.values()))):
-        raise CheckpointError(f"The manifest of step {manifest.step} could not be read again: {problem}. {FEWER}")
+    if problem := json_size_problem(text, max_manifest_bytes(sum(file.size for file in manifest.files.values()))):
+        raise CheckpointError(
+            f"The manifest of step {manifest.step} could not be read again: {problem}. {FEWER_PIECES}"
+        )
     return text
 
 
 def manifest_line(name: str, entry: TensorEntry | FileEntry) -> str:
     """Return the line that a tensor or a file adds to a manifest."""
-    return _line(name, asdict(entry) if isinstance(entry, FileEntry) else _encode_tensor(entry)) + ",\n"
+    return _json_line(name, asdict(entry) if isinstance(entry, FileEntry) else _encode_tensor(entry)) + ",\n"
 
 
-def _line(name: str, value: dict[str, Any]) -> str:
+def _json_line(name: str, value: dict[str, Any]) -> str:
     return f"  {json.dumps(name)}: {json.dumps(value)}"
 
 
-def most_bytes(data_bytes: int) -> int:
-    """Return how large a manifest may be beside so many bytes of tensors."""
+def max_manifest_bytes(data_bytes: int) -> int:
+    """Return the size limit in bytes of a manifest of `data_bytes` of tensors."""
     return max(MAX_JSON_BYTES, min(MAX_MANIFEST_BYTES, data_bytes // _DATA_PER_BYTE))
 
 
 def check_num_pieces(num_pieces: int) -> None:
-    """Refuse, before anything is written, what no manifest could list."""
+    """Raise CheckpointError for more pieces than a manifest may list; called before anything is written."""
     if num_pieces > MAX_PIECES:
-        raise CheckpointError(f"{num_pieces:,} pieces of tensors are more than a checkpoint's {MAX_PIECES:,}. {FEWER}")
+        raise CheckpointError(
+            f"{num_pieces:,} pieces of tensors are more than a checkpoint's {MAX_PIECES:,}. {FEWER_PIECES}"
+        )
 
 
 def _encode_tensor(tensor: TensorEntry) -> dict[str, Any]:
@@ -167,14 +179,14 @@ def _encode_tensor(tensor: TensorEntry) -> dict[str, Any]:
 
 
 def digest_of(value: dict[str, Any]) -> str:
-    """SHA-256 of a manifest's canonical JSON without its digest."""
+    """Return the SHA-256 of a manifest's canonical JSON without its "digest"."""
     rest = {key: v for key, v in value.items() if key != "digest"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def decode_manifest(value: Any, where: object) -> Manifest:
-    """Judge a parsed manifest.json; `where` names it in messages. Nothing in it is believed before it is checked."""
+    """Check a parsed manifest.json completely and return it; raise CheckpointError, naming `where`, if it is wrong."""
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise CheckpointError(f"{where} is not the manifest of an lmtrain checkpoint. Check the path.")
     version: Any = value.get("version")
@@ -183,13 +195,13 @@ def decode_manifest(value: Any, where: object) -> Manifest:
             f"{where} has format version {version} and this lmtrain reads up to {VERSION}. Install a newer lmtrain."
         )
     try:
-        _need(value.get("digest") == digest_of(value), "its digest does not fit, so it is damaged or was edited")
+        _require(value.get("digest") == digest_of(value), "its digest does not fit, so it is damaged or was edited")
         files = {name: _decode_file(name, entry) for name, entry in value["files"].items()}
         tensors = {name: _decode_tensor(name, entry, files) for name, entry in value["tensors"].items()}
-        _need(is_count(version) and version >= 1, "the version is not a number from 1")
-        _need(is_count(value["step"]), "the step is not a number from 0")
-        _need(isinstance(value["state"], dict), "the state is not an object")
-        _need_room(tensors, files)
+        _require(is_count(version) and version >= 1, "the version is not a number from 1")
+        _require(is_count(value["step"]), "the step is not a number from 0")
+        _require(isinstance(value["state"], dict), "the state is not an object")
+        _check_pieces(tensors, files)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(f"{where} cannot be trusted: {reason}. Restore it from a copy.") from error
@@ -197,16 +209,17 @@ def decode_manifest(value: Any, where: object) -> Manifest:
 
 
 def _decode_file(name: str, entry: Any) -> FileEntry:
-    _need(is_safe_name(name) and name != MANIFEST, f"{brief_repr(name)} is not a plain file name")
-    _need(is_count(entry["size"]), f"the size of {name} is not a number from 0")
-    _need(isinstance(entry["root"], str) and bool(_HEX.fullmatch(entry["root"])), f"{name} has no SHA-256 as its root")
+    _require(is_safe_name(name) and name != MANIFEST, f"{brief_repr(name)} is not a plain file name")
+    _require(is_count(entry["size"]), f"the size of {name} is not a number from 0")
+    is_hash = isinstance(entry["root"], str) and bool(_HEX.fullmatch(entry["root"]))
+    _require(is_hash, f"{name} has no SHA-256 as its root")
     return FileEntry(entry["size"], entry["root"])
 
 
 def _decode_tensor(name: str, entry: Any, files: dict[str, FileEntry]) -> TensorEntry:
-    _need(_is_name(name), f"{brief_repr(name)} is not the name of a tensor")
+    _require(_is_name(name), f"{brief_repr(name)} is not the name of a tensor")
     dtype, shape = entry["dtype"], _decode_sizes(entry["shape"])
-    _need(dtype in ITEM_BYTES, f"{brief_repr(dtype)} is not a tensor type")
+    _require(dtype in ITEM_BYTES, f"{brief_repr(dtype)} is not a tensor type")
     pieces = []
     for piece in entry["pieces"]:
         file, key = piece["file"], piece["key"]
@@ -216,7 +229,7 @@ def _decode_tensor(name: str, entry: Any, files: dict[str, FileEntry]) -> Tensor
             raise ValueError(f"{brief_repr(key)} is not the key of a piece")
         pieces.append(PieceEntry(file, key, Box(_decode_sizes(piece["offset"]), _decode_sizes(piece["shape"]))))
     problem = cover_problem(shape, [piece.box for piece in pieces])
-    _need(problem is None, f"{name} of shape {list(shape)} is not covered: {problem}")
+    _require(problem is None, f"{name} of shape {list(shape)} is not covered: {problem}")
     return TensorEntry(dtype, shape, tuple(pieces))
 
 
@@ -229,21 +242,21 @@ def _decode_sizes(value: Any) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _need_room(tensors: dict[str, TensorEntry], files: dict[str, FileEntry]) -> None:
-    """Raise if two pieces share a key, or a file holds more bytes of pieces than its size."""
-    seen: set[tuple[str, str]] = set()
-    held: Counter[str] = Counter()
+def _check_pieces(tensors: dict[str, TensorEntry], files: dict[str, FileEntry]) -> None:
+    """Raise ValueError if two pieces share a key, or a file's pieces have more bytes than the file."""
+    keys: set[tuple[str, str]] = set()
+    piece_bytes: Counter[str] = Counter()
     for tensor in tensors.values():
         for piece in tensor.pieces:
-            _need((piece.file, piece.key) not in seen, f"two pieces share the key {piece.key!r}")
-            seen.add((piece.file, piece.key))
-            held[piece.file] += piece.box.volume * ITEM_BYTES[tensor.dtype]
-    for name, size in held.items():
-        _need(size <= files[name].size, f"{name} has {files[name].size} bytes and its pieces have {size}")
+            _require((piece.file, piece.key) not in keys, f"two pieces share the key {piece.key!r}")
+            keys.add((piece.file, piece.key))
+            piece_bytes[piece.file] += piece.box.volume * ITEM_BYTES[tensor.dtype]
+    for name, size in piece_bytes.items():
+        _require(size <= files[name].size, f"{name} has {files[name].size} bytes and its pieces have {size}")
 
 
-def _is_name(value: Any, most: int = MAX_NAME_LENGTH) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= most and value.isprintable()
+def _is_name(value: Any, max_length: int = MAX_NAME_LENGTH) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= max_length and value.isprintable()
 
 
 def is_count(value: Any) -> bool:
@@ -251,6 +264,7 @@ def is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
 
 
-def _need(condition: bool, rule: str) -> None:
+def _require(condition: bool, rule: str) -> None:
+    """Raise ValueError with the text `rule` if a condition is false."""
     if not condition:
         raise ValueError(rule)

@@ -1,6 +1,6 @@
-"""Files whose every 4 MiB block has a SHA-256: written in one pass, verified part by part when read. Torch-free.
+"""Files with a SHA-256 for every 4 MiB block: written in one pass, verified block by block when read. Torch-free.
 
-A file's root is the SHA-256 of its blocks' digests, so that one line of the manifest vouches for all of them.
+A file's root hash is the SHA-256 of its blocks' digests, so that one line of the manifest protects all of them.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from lmtrain.errors import CheckpointError, DataError, MissingInputError
 from lmtrain.runtime.files.files import open_fd, read_errors, read_range
 from lmtrain.runtime.processes.faults import fault_point
 
-WRITERS = 4  # threads that hash and write: more than a disk needs, since one core hashes 0.4 to 1.8 GB/s
-MOST_BLOCKS = 8  # copied and not written yet
+NUM_THREADS = 4  # that hash and write: more than a disk needs, since one core hashes 0.4 to 1.8 GB/s
+MAX_PENDING_BLOCKS = 8  # copied but not yet written
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 _RESTORE = "Restore it from a copy or use another checkpoint."
 
 
 class HashedWriter:
-    """A new file, hashed while it is written; on leaving the context it is on disk, not only in a cache.
+    """Writes a new file and hashes it block by block; when the context ends, the file is on disk, not only in a cache.
 
-    Every whole block is hashed and written by one of a few threads, past the system's cache where the file system
-    can: that saves a copy, starts the disk at once, and leaves the cache to the run's data.
+    Every full block is hashed and written by one of a few threads, with O_DIRECT if the file system supports it: that
+    saves a copy, starts the disk at once, and leaves the page cache to the run's data.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.digests: list[bytes] = []  # all of them once the context is left
+        self.digests: list[bytes] = []  # of all blocks once the context has ended
         self._size = 0
-        self._block = _aligned(BLOCK_BYTES)
+        self._block = _page_aligned(BLOCK_BYTES)
         self._jobs: deque[tuple[Future[bytes], Bytes]] = deque()
-        self._pool = ThreadPoolExecutor(WRITERS, "checkpoint-block")  # begins no thread before there is a whole block
+        self._pool = ThreadPoolExecutor(NUM_THREADS, "checkpoint-block")  # starts its threads with the first full block
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        self._opened = [self._fd]
+        self._fds = [self._fd]
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
@@ -61,31 +61,32 @@ class HashedWriter:
 
     def _end_block(self) -> None:
         if self._size == BLOCK_BYTES:
-            # because: not every system has the flag (macOS), nor does every file system know it
+            # because: not every system has the flag (macOS), and not every file system supports it
             with suppress(OSError, AttributeError):
-                self._opened.append(os.open(self.path, os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC))
-        job = self._pool.submit(self._put, self._block, self._size - BLOCK_BYTES, self._opened[-1])
+                self._fds.append(os.open(self.path, os.O_WRONLY | os.O_DIRECT | os.O_NOFOLLOW | os.O_CLOEXEC))
+        job = self._pool.submit(self._hash_and_write, self._block, self._size - BLOCK_BYTES, self._fds[-1])
         self._jobs.append((job, self._block))
-        if len(self._jobs) < MOST_BLOCKS:
-            self._block = _aligned(BLOCK_BYTES)
+        if len(self._jobs) < MAX_PENDING_BLOCKS:
+            self._block = _page_aligned(BLOCK_BYTES)
         else:
             job, self._block = self._jobs.popleft()
             self.digests.append(job.result())
 
-    def _put(self, block: Bytes, start: int, fd: int) -> bytes:
-        digest, left = hashlib.sha256(block.data).digest(), block.data
-        while len(left):
+    def _hash_and_write(self, block: Bytes, start: int, fd: int) -> bytes:
+        digest, unwritten = hashlib.sha256(block.data).digest(), block.data
+        while len(unwritten):
             try:
-                left = left[os.pwrite(fd, left, start + len(block) - len(left)) :]
+                unwritten = unwritten[os.pwrite(fd, unwritten, start + len(block) - len(unwritten)) :]
             except OSError as error:
                 if error.errno != errno.EINVAL or fd == self._fd:
                     raise
-                fd = self._fd  # because: some want multiples of more than a page, or the rest of a short write is odd
+                # because: some file systems need larger alignments, and after a short write the rest is unaligned
+                fd = self._fd
         return digest
 
     def entry(self) -> FileEntry:
-        """Return the manifest's entry of this file, known once the context is left."""
-        return FileEntry(self._size, root_of(self.digests))
+        """Return the manifest's entry of this file; valid once the context has ended."""
+        return FileEntry(self._size, root_hash(self.digests))
 
     def __enter__(self) -> HashedWriter:
         return self
@@ -95,23 +96,26 @@ class HashedWriter:
             if kind is None:
                 self.digests += [job.result() for job, _ in self._jobs]
                 if rest := self._size % BLOCK_BYTES:
-                    self.digests.append(self._put(self._block[:rest], self._size - rest, self._fd))
+                    self.digests.append(self._hash_and_write(self._block[:rest], self._size - rest, self._fd))
                 os.fsync(self._fd)
         finally:
             self._pool.shutdown(cancel_futures=True)
-            for fd in self._opened:
+            for fd in self._fds:
                 os.close(fd)
 
 
-def _aligned(num_bytes: int) -> Bytes:
-    """Memory at the beginning of a page, as writing past the cache asks for."""
+def _page_aligned(num_bytes: int) -> Bytes:
+    """Return memory that starts at a page, as O_DIRECT requires."""
     return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8)
 
 
 def write_hashed(
     path: Path, parts: Iterable[bytes | memoryview], point: str | None = None
 ) -> tuple[FileEntry, list[bytes]]:
-    """Write these parts as one file; returns its entry and its blocks' digests."""
+    """Write parts as one new file; return its manifest entry and its blocks' digests.
+
+    `point` is a fault point that is passed after each part.
+    """
     with HashedWriter(path) as file:
         for part in parts:
             file.write(part)
@@ -120,7 +124,7 @@ def write_hashed(
     return file.entry(), file.digests
 
 
-def root_of(digests: Iterable[bytes]) -> str:
+def root_hash(digests: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
@@ -131,31 +135,31 @@ def encode_blocks(entry: FileEntry, digests: Sequence[bytes]) -> bytes:
 
 
 def read_hashed(path: Path, entry: FileEntry, limit_bytes: int) -> bytes:
-    """Return a whole small file, verified against its entry."""
+    """Return a whole file of at most `limit_bytes`, verified against its entry."""
     if entry.size > limit_bytes:
         raise CheckpointError(f"{path} has {entry.size} bytes and at most {limit_bytes} are read at once. {_RESTORE}")
-    data = _read(path, entry.size, 0, entry.size)
+    data = _read_range(path, entry.size, 0, entry.size)
     _check_root(path, entry, (data[i : i + BLOCK_BYTES] for i in range(0, len(data), BLOCK_BYTES)))
     return data
 
 
 def verify_file(path: Path, entry: FileEntry) -> None:
-    """Read a file of any size against its entry alone, block by block."""
+    """Read a file of any size block by block; raise CheckpointError if its root hash is not that of its entry."""
     _check_root(path, entry, (
-        _read(path, entry.size, at, min(BLOCK_BYTES, entry.size - at)) for at in range(0, entry.size, BLOCK_BYTES)
+        _read_range(path, entry.size, at, min(BLOCK_BYTES, entry.size - at)) for at in range(0, entry.size, BLOCK_BYTES)
     ))  # fmt: skip
 
 
 def _check_root(path: Path, entry: FileEntry, blocks: Iterable[bytes]) -> None:
-    if root_of(hashlib.sha256(block).digest() for block in blocks) != entry.root:
+    if root_hash(hashlib.sha256(block).digest() for block in blocks) != entry.root:
         raise CheckpointError(f"{path} is damaged: its SHA-256 is not the manifest's. {_RESTORE}")
 
 
 class BlockCache:
-    """The newest of those verified blocks that were used in part, of any files: a neighbour mostly wants the rest."""
+    """An LRU cache of verified blocks of any files that were used only in part: the next read mostly needs the rest."""
 
     def __init__(self, num_blocks: int = 1) -> None:
-        self._most = num_blocks
+        self._max_blocks = num_blocks
         self._blocks: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
         self._lock = Lock()
 
@@ -168,18 +172,15 @@ class BlockCache:
     def put(self, path: Path, index: int, data: bytes) -> None:
         with self._lock:
             self._blocks[path, index] = data
-            if len(self._blocks) > self._most:
+            if len(self._blocks) > self._max_blocks:
                 self._blocks.popitem(last=False)
 
 
 class HashedFile:
-    """Reads any range of a large file. Each block is verified as it is read and only verified bytes are given out.
-
-    Threads may share it.
-    """
+    """Reads any range of a large file; each block is verified when it is read. Threads may share it."""
 
     def __init__(self, path: Path, entry: FileEntry, digests: list[bytes], cache: BlockCache | None = None) -> None:
-        if len(digests) != -(-entry.size // BLOCK_BYTES) or root_of(digests) != entry.root:
+        if len(digests) != -(-entry.size // BLOCK_BYTES) or root_hash(digests) != entry.root:
             raise CheckpointError(f"{path} is not the file that its list of blocks describes. {_RESTORE}")
         self.path, self.size = path, entry.size
         self._digests, self._cache = digests, cache or BlockCache()
@@ -187,50 +188,55 @@ class HashedFile:
     def read(self, start: int, size: int) -> memoryview:
         """Return a range of verified bytes, which must lie inside the file."""
         if size and start // BLOCK_BYTES == (start + size - 1) // BLOCK_BYTES:
-            return self._part(start, size)
+            return self._read_within_block(start, size)
         data = bytearray(size)
         self.read_into(start, memoryview(data))
         return memoryview(data)
 
     def read_into(self, start: int, out: memoryview) -> None:
-        """Fill `out`, flat bytes, with as many bytes from `start` on."""
+        """Fill `out`, flat bytes, with the file's bytes from `start` on."""
         assert 0 <= start <= start + len(out) <= self.size
         done = 0
         while done < len(out):
-            part = self._part(start + done, min(len(out) - done, BLOCK_BYTES - (start + done) % BLOCK_BYTES))
+            rest_of_block = BLOCK_BYTES - (start + done) % BLOCK_BYTES
+            part = self._read_within_block(start + done, min(len(out) - done, rest_of_block))
             out[done : done + len(part)] = part
             done += len(part)
 
     def verify(self) -> None:
+        """Read and verify every block; raise CheckpointError for the first that is damaged."""
         for index in range(len(self._digests)):
-            self._verified(index)
+            self._read_verified_block(index)
 
-    def _part(self, start: int, size: int) -> memoryview:
-        """Return a range inside one block."""
+    def _read_within_block(self, start: int, size: int) -> memoryview:
+        """Return verified bytes of a range that lies inside one block."""
         assert 0 <= start < start + size <= self.size
         index, at = divmod(start, BLOCK_BYTES)
         data = self._cache.get(self.path, index)
         if data is None:
-            data = self._verified(index)
+            data = self._read_verified_block(index)
             if size < len(data):
                 self._cache.put(self.path, index, data)
         return memoryview(data)[at : at + size]
 
-    def _verified(self, index: int) -> bytes:
+    def _read_verified_block(self, index: int) -> bytes:
         start = index * BLOCK_BYTES
-        data = _read(self.path, self.size, start, min(BLOCK_BYTES, self.size - start))
+        data = _read_range(self.path, self.size, start, min(BLOCK_BYTES, self.size - start))
         if hashlib.sha256(data).digest() != self._digests[index]:
             raise CheckpointError(f"{self.path} is damaged in bytes {start} to {start + len(data) - 1}. {_RESTORE}")
         return data
 
 
-def _read(path: Path, expected_size: int, start: int, size: int) -> bytes:
-    """Read a range of a plain file, which is opened for each block, so that no descriptor is held."""
+def _read_range(path: Path, expected_size: int, start: int, size: int) -> bytes:
+    """Read a range of a plain file; raise CheckpointError if the file is missing or has another size than expected.
+
+    The file is opened for each call, so that no descriptor stays open.
+    """
     try:
-        with read_errors(path), open_fd(path, follow_links=False) as (fd, found):
-            data = read_range(fd, start, size) if found == expected_size else b""
+        with read_errors(path), open_fd(path, follow_links=False) as (fd, actual_size):
+            data = read_range(fd, start, size) if actual_size == expected_size else b""
     except (DataError, MissingInputError) as error:
         raise CheckpointError(str(error)) from error
-    if found != expected_size or len(data) != size:
-        raise CheckpointError(f"{path} has {found} bytes and the manifest says {expected_size}. {_RESTORE}")
+    if actual_size != expected_size or len(data) != size:
+        raise CheckpointError(f"{path} has {actual_size} bytes and the manifest says {expected_size}. {_RESTORE}")
     return data

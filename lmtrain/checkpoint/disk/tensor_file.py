@@ -1,6 +1,6 @@
-"""The safetensors format by hand: 8 bytes of header length, a JSON header, the tensors' bytes. Torch-free.
+"""Read and write the safetensors format: 8 bytes of header length, a JSON header, the tensors' bytes. Torch-free.
 
-By hand, because pieces are streamed while being hashed and read as slices; the official library opens these files.
+because: the official library, which can open these files, can neither hash while streaming nor read hashed slices
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.disk.boxes import Box, cover_problem, is_run
+from lmtrain.checkpoint.disk.boxes import Box, cover_problem, is_contiguous
 from lmtrain.checkpoint.disk.format import (
     BLOCK_BYTES,
     DTYPES,
@@ -31,12 +31,12 @@ from lmtrain.layout import Piece
 from lmtrain.runtime.files.files import MAX_JSON_BYTES, parse_json
 
 Array = np.ndarray[Any, np.dtype[Any]]
-MAX_HEADER_BYTES = MAX_JSON_BYTES  # because: larger ones are not read, and the official library's own limit is above
+MAX_HEADER_BYTES = MAX_JSON_BYTES  # because: larger ones are not read; the official library's own limit is higher
 
 
 @dataclass(frozen=True)
 class PieceSpec:
-    """A piece without its data."""
+    """A piece of a tensor without its data: the tensor's name, type and shape, and the piece's box in it."""
 
     name: str
     dtype: str
@@ -45,7 +45,7 @@ class PieceSpec:
 
     @property
     def key(self) -> str:
-        """The name itself for a whole tensor, else the name and where the piece begins."""
+        """The piece's key in a file: the tensor's name for a whole tensor, else NAME@OFFSET."""
         is_whole = self.box.shape == self.global_shape
         return self.name if is_whole else f"{self.name}@{','.join(map(str, self.box.offset))}"
 
@@ -56,7 +56,7 @@ class PieceSpec:
 
 @dataclass(frozen=True)
 class RankData:
-    """What one process saves: the specs in the order of the file, and their bytes in a row."""
+    """The data that one rank saves: the pieces in the order of the file, and their concatenated bytes in parts."""
 
     specs: Sequence[PieceSpec]
     parts: Iterable[memoryview]
@@ -66,25 +66,26 @@ class RankData:
         return sum(spec.num_bytes for spec in self.specs)
 
 
-def file_order(pieces: Iterable[Piece]) -> list[Piece]:
-    """Wide types first, so that every tensor begins at a multiple of its item size."""
+def sort_for_file(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return pieces in the order of a file: wide types first, so that each begins at a multiple of its item size."""
     return sorted(pieces, key=lambda piece: -ITEM_BYTES[dtype_code(piece.block)])
 
 
-def box_of(piece: Piece) -> Box:
+def piece_box(piece: Piece) -> Box:
     return Box(tuple(piece.offset), tuple(piece.block.shape))
 
 
-def spec_of(piece: Piece) -> PieceSpec:
-    return PieceSpec(piece.name, dtype_code(piece.block), tuple(piece.global_shape), box_of(piece))
+def piece_spec(piece: Piece) -> PieceSpec:
+    return PieceSpec(piece.name, dtype_code(piece.block), tuple(piece.global_shape), piece_box(piece))
 
 
 def array_bytes(array: Array) -> Array:
-    """Return the little-endian bytes of an array, flat."""
+    """Return an array's little-endian bytes as a flat uint8 array."""
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(-1).view(np.uint8)
 
 
 def encode_header(specs: Sequence[PieceSpec]) -> bytes:
+    """Return the header, with its length, of a file of these pieces; raise CheckpointError for a duplicate piece."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for spec in specs:
@@ -101,11 +102,14 @@ def encode_header(specs: Sequence[PieceSpec]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def tensors_of(parts: Sequence[Sequence[tuple[PieceSpec, PieceEntry]]]) -> dict[str, TensorEntry]:
-    """Return every tensor with its pieces from all processes; raise unless they cover it exactly once."""
+def merge_pieces(pieces_by_rank: Sequence[Sequence[tuple[PieceSpec, PieceEntry]]]) -> dict[str, TensorEntry]:
+    """Return each tensor's entry, with its pieces from all ranks.
+
+    Raise CheckpointError unless a tensor's pieces agree on its type and shape and cover it exactly once.
+    """
     specs: dict[str, PieceSpec] = {}
     pieces: dict[str, list[PieceEntry]] = {}
-    for spec, piece in (item for part in parts for item in part):
+    for spec, piece in (item for rank_pieces in pieces_by_rank for item in rank_pieces):
         first = specs.setdefault(spec.name, spec)
         if (first.dtype, first.global_shape) != (spec.dtype, spec.global_shape):
             raise CheckpointError(
@@ -122,16 +126,16 @@ def tensors_of(parts: Sequence[Sequence[tuple[PieceSpec, PieceEntry]]]) -> dict[
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One piece inside a safetensors file."""
+class StoredPiece:
+    """A piece inside a safetensors file, as its header describes it."""
 
     dtype: str
     shape: tuple[int, ...]
-    start: int  # from the beginning of the file
+    start: int  # offset in bytes from the beginning of the file
 
 
-def read_header(file: HashedFile) -> dict[str, Stored]:
-    """Return every piece of the file by its key; raise if the header does not describe exactly this file."""
+def read_header(file: HashedFile) -> dict[str, StoredPiece]:
+    """Return a file's pieces by key; raise CheckpointError if the header does not describe exactly this file."""
     if file.size < 8:
         raise CheckpointError(f"{file.path} is too short for a safetensors file. Restore it from a copy.")
     (length,) = struct.unpack("<Q", file.read(0, 8))
@@ -143,19 +147,20 @@ def read_header(file: HashedFile) -> dict[str, Stored]:
         raise CheckpointError(f"{file.path} has a wrong header: {error}. Restore it from a copy.") from error
 
 
-def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size: int) -> dict[str, Stored]:
+def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size: int) -> dict[str, StoredPiece]:
+    """Check a parsed header and return its pieces; the tensors' bytes begin at `base`. Raise ValueError if invalid."""
     header.pop("__metadata__", None)
     end = 0
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredPiece] = {}
     for key, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         start, stop = entry["data_offsets"]
         dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
-        # because: a product of very many numbers takes hours, and one of texts and numbers all memory
+        # because: a product of very many numbers takes hours, and a product of a text and a number can fill the memory
         if len(shape) > MAX_AXES or not all(type(n) is int and n >= 0 for n in (start, stop, *shape)):
             raise ValueError(f"the entry of {key[:MAX_KEY_LENGTH]!r} has no sizes")
         if dtype not in DTYPES or start != end or stop - start != math.prod(shape) * ITEM_BYTES[dtype]:
             raise ValueError(f"the entry of {key[:MAX_KEY_LENGTH]!r} does not fit its bytes")
-        stored[key] = Stored(dtype, shape, base + start)
+        stored[key] = StoredPiece(dtype, shape, base + start)
         end = stop
     if base + end != file_size:
         raise ValueError(f"it describes {base + end} bytes of {file_size}")
@@ -163,25 +168,26 @@ def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size
 
 
 def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out: Array) -> None:
-    """Fill `out` with a box of the piece of this shape that begins at byte `start`.
+    """Fill `out` with a box of a piece, which has this shape and begins at byte `start` of the file.
 
-    Reads ranges of at most about one 4 MiB block from the box's first element to its last; where its rows lie
-    further apart than that, each row is read by itself.
+    Ranges of at most about one 4 MiB block are read at a time, from the box's first element to its last; if its rows
+    are further apart than that, each row is read separately.
     """
     if not box.volume:
         return
     strides = tuple(out.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))
     first = start + sum(o * s for o, s in zip(box.offset, strides, strict=True))
-    if out.flags.c_contiguous and is_run(box, shape):
+    if out.flags.c_contiguous and is_contiguous(box, shape):
         file.read_into(first, out.reshape(-1).view(np.uint8).data)
     else:
         _read_strided(file, first, strides, out)
 
 
 def _read_strided(file: HashedFile, first: int, strides: tuple[int, ...], out: Array) -> None:
-    from_first = sum((n - 1) * s for n, s in zip(out.shape, strides, strict=True)) + out.itemsize
-    if from_first <= BLOCK_BYTES or out.size == 1:
-        out[...] = np.ndarray(out.shape, out.dtype, file.read(first, from_first), 0, strides)
+    """Fill `out` with elements that begin at byte `first` of a file and have these strides in bytes."""
+    span_bytes = sum((n - 1) * s for n, s in zip(out.shape, strides, strict=True)) + out.itemsize
+    if span_bytes <= BLOCK_BYTES or out.size == 1:
+        out[...] = np.ndarray(out.shape, out.dtype, file.read(first, span_bytes), 0, strides)
         return
     axis = next(i for i, n in enumerate(out.shape) if n > 1)
     step = max(1, BLOCK_BYTES // strides[axis])

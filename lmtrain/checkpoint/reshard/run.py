@@ -1,7 +1,7 @@
-"""Writes a checkpoint's tensors into other files, cut in another way: without a device, without its size in memory.
+"""Write a checkpoint's tensors into other files, split differently, in bounded memory and without a device. Torch-free.
 
-Called by the command line with the files that are wanted; knows no layouts. An attempt works in a folder beside its
-output and keeps a journal there: started again after a kill it goes on, and writes the same bytes. Torch-free.
+Called by the command line with the list of files to write; independent of layouts. An attempt works in a folder beside
+its output and keeps a journal there: restarted after a kill it continues, and writes the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.boxes import Box, cut, ends, intersect, runs, whole
+from lmtrain.checkpoint.disk.boxes import Box, contiguous_runs, first_and_last_offset, full_box, intersect, split_box
 from lmtrain.checkpoint.disk.format import (
     BLOCK_BYTES,
     ITEM_BYTES,
@@ -32,9 +32,9 @@ from lmtrain.checkpoint.disk.format import (
     encode_manifest,
 )
 from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
-from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
-from lmtrain.checkpoint.reshard.targets import SLACK_BYTES, Limits, Report, Target, WorkFolder, place
-from lmtrain.checkpoint.store import check_room
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec, merge_pieces
+from lmtrain.checkpoint.reshard.targets import SLACK_BYTES, Limits, Report, Target, WorkFolder, place_pieces
+from lmtrain.checkpoint.store import check_free_space
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, OutputError, UsageError
 from lmtrain.runfolder.names import step_from_name
 from lmtrain.runtime.files.files import (
@@ -50,27 +50,30 @@ from lmtrain.runtime.processes.faults import fault_point
 
 MAX_JOURNAL_BYTES = 1 << 30
 _MAX_LINE_BYTES = 16 << 20
-Done = dict[str, dict[int, bytes]]  # file -> block -> digest
-SEGMENT_BYTES = 64 << 20  # of a tensor, between two lines of the journal
-CopyJob = tuple[str, Box]  # of a named tensor
-Files = Mapping[str, Sequence[PieceSpec]]  # by name, in the order in which each holds them
+DoneBlocks = dict[str, dict[int, bytes]]  # file name -> index of a hash block -> its digest
+SEGMENT_BYTES = 64 << 20  # bytes of tensors that are copied between two lines of the journal
+CopyJob = tuple[str, Box]  # a tensor's name and the part of it to copy
+FileSpecs = Mapping[str, Sequence[PieceSpec]]  # file name -> its pieces in order
 
 
 class Journal:
     def __init__(self, path: Path, key: str) -> None:
-        """`key` names the work; the journal of other work is not read."""
+        """`key` identifies the work (see `work_key`); the journal of other work is not read."""
         self.path, self._first = path, {"format": "lmtrain reshard journal", "version": 2, "key": key}
 
-    def read(self, num_blocks: Mapping[str, int]) -> Done | None:
-        """Return the blocks that were on disk; None if the journal is of other work or of files with other blocks."""
-        done: Done = {}
+    def read(self, num_blocks: Mapping[str, int]) -> DoneBlocks | None:
+        """Return the blocks that the journal records as on disk; None if it is damaged or belongs to other work.
+
+        `num_blocks` are the expected numbers of blocks by file.
+        """
+        done: DoneBlocks = {}
         try:
             lines = self._lines()
             if next(lines, None) != self._first:
                 return None
             for line in lines:
-                for file, found in line["blocks"].items():
-                    for index, digest in found.items():
+                for file, digests in line["blocks"].items():
+                    for index, digest in digests.items():
                         if not (index.isdecimal() and int(index) < num_blocks[file] and len(digest) == 64):
                             return None
                         done.setdefault(file, {})[int(index)] = bytes.fromhex(digest)
@@ -84,19 +87,22 @@ class Journal:
             with open(fd, "rb") as file:
                 if size > MAX_JOURNAL_BYTES:
                     raise DataError(f"{self.path} is larger than any journal.")
-                while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):  # because: what ends in none is torn
+                # because: a line without a newline at its end was interrupted
+                while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
                     yield parse_json(line, self.path)
 
     def begin(self) -> None:
+        """Start a new journal with its first line."""
         self._write(self._first, os.O_TRUNC)
 
     def trim(self) -> None:
-        """Cut a torn line off, so that the next one begins at a line's beginning."""
+        """Remove an incomplete last line, so that the next entry starts a new line."""
         with open(self.path, "r+b") as file:
             file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
 
     def add(self, digests: Mapping[str, Mapping[int, bytes]]) -> None:
-        blocks = {file: {str(index): d.hex() for index, d in found.items()} for file, found in digests.items()}
+        """Append a line with hash blocks that are on disk: their digests by file and block index."""
+        blocks = {file: {str(index): d.hex() for index, d in by_index.items()} for file, by_index in digests.items()}
         self._write({"blocks": blocks}, os.O_APPEND)
 
     def _write(self, value: dict[str, Any], mode: int) -> None:
@@ -106,134 +112,140 @@ class Journal:
 
 
 @dataclass(frozen=True)
-class Resharded:
+class ReshardResult:
+    """What `reshard` has written."""
+
     path: Path
-    num_files: int
+    num_files: int  # tensor files
     num_bytes: int
-    earlier_bytes: int
-    was_there: bool = False  # an earlier attempt had finished
+    earlier_bytes: int  # copied by an earlier attempt and kept
+    was_finished: bool = False  # whether an earlier attempt had finished all
 
 
 class Attempt:
-    """One try at a piece of work, in a folder of its own that nobody else is in."""
+    """One attempt at a reshard, in a locked work folder; continues an earlier attempt if its journal is there."""
 
     def __init__(
         self, contents: Contents, work: WorkFolder, targets: Mapping[str, Target], key: str, limits: Limits,
         report: Report,
     ) -> None:  # fmt: skip
         self.contents, self.work, self.targets, self.limits = contents, work, targets, limits
-        self.places = place(targets)
+        self.places = place_pieces(targets)
         self.journal = Journal(work.journal, key)
-        self._total = sum(math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in contents.manifest.tensors.values())
-        self._done = self._earlier = 0
+        self._total_bytes = sum(math.prod(t.shape) * ITEM_BYTES[t.dtype] for t in contents.manifest.tensors.values())
+        self._done_bytes = self._earlier_bytes = 0
         self._report, self._lock, self._stop = report, Lock(), Event()
 
-    def run(self, state: Mapping[str, Any], overwrite: bool) -> Resharded:
-        self._take_up()
-        left = [parts for segment in segments(self.contents.manifest) if (parts := [*self._left(segment)])]
-        todo = sum(box.volume * self._item(name) for parts in left for name, box in parts)
-        self._done = self._earlier = self._total - todo
-        self._advance(0)
-        self._copy(left)
-        assert all(target.is_whole for target in self.targets.values())
+    def run(self, state: Mapping[str, Any], overwrite: bool) -> ReshardResult:
+        """Copy all remaining parts, finish the checkpoint and rename it to the output."""
+        self._resume_or_start()
+        segments = map(self._remaining_parts, list_segments(self.contents.manifest))
+        remaining = [parts for segment in segments if (parts := [*segment])]
+        todo_bytes = sum(box.volume * self._item_bytes(name) for parts in remaining for name, box in parts)
+        self._done_bytes = self._earlier_bytes = self._total_bytes - todo_bytes
+        self._report_progress(0)
+        self._copy(remaining)
+        assert all(target.is_complete for target in self.targets.values())
         num_bytes = self._finish(state)
         self.work.publish(overwrite)
-        return Resharded(self.work.output, len(self.targets), num_bytes, self._earlier)
+        return ReshardResult(self.work.output, len(self.targets), num_bytes, self._earlier_bytes)
 
-    def _take_up(self) -> None:
-        """Keep the blocks that an earlier attempt has left and that still are what it wrote; else an empty folder."""
+    def _resume_or_start(self) -> None:
+        """Keep the intact blocks of an earlier attempt, or start with an empty folder; create all files."""
         folder = self.work.files
         done = self.journal.read({name: target.num_blocks for name, target in self.targets.items()})
-        is_begun = not folder.is_symlink() and folder.is_dir() and all(t.is_begun for t in self.targets.values())
-        if done is None or not is_begun:
+        has_files = not folder.is_symlink() and folder.is_dir() and all(t.has_file for t in self.targets.values())
+        if done is None or not has_files:
             done = {}
-            remove(self.journal.path)  # because: it must not outlive the files it tells of
+            remove(self.journal.path)  # because: it must not outlive the files that it lists
             remove(folder)
-            check_room(self.work.output.parent, num_bytes_of(self.targets) + SLACK_BYTES)
+            check_free_space(self.work.output.parent, total_bytes(self.targets) + SLACK_BYTES)
             folder.mkdir()
         else:
             self.journal.trim()
-            self._keep(done)
+            self._keep_intact_blocks(done)
         for target in self.targets.values():
-            target.begin()
-        if not done:  # because: a journal tells that all files have been begun
+            target.create()
+        if not done:  # because: a journal implies that all files exist
             self.journal.begin()
 
-    def _keep(self, done: Done) -> None:
-        blocks = [(self.targets[file], *block) for file, found in done.items() for block in found.items()]
+    def _keep_intact_blocks(self, done: DoneBlocks) -> None:
+        """Read the blocks that the journal lists, and keep those whose digest is still right."""
+        blocks = [(self.targets[file], *block) for file, by_index in done.items() for block in by_index.items()]
         with ThreadPoolExecutor(self.limits.workers, "reshard") as pool:
-            held = pool.map(lambda block: block[0].holds(block[1], block[2]), blocks)
-            for (target, index, digest), is_held in zip(blocks, held, strict=True):
-                if is_held:
-                    target.keep(index, digest)
+            results = pool.map(lambda block: block[0].matches_disk(block[1], block[2]), blocks)
+            for (target, index, digest), is_intact in zip(blocks, results, strict=True):
+                if is_intact:
+                    target.keep_block(index, digest)
 
-    def _left(self, segment: Sequence[CopyJob]) -> Iterator[CopyJob]:
-        """Yield what is to be copied of a segment, in parts that fit into memory: all that touches a block not kept.
+    def _remaining_parts(self, segment: Sequence[CopyJob]) -> Iterator[CopyJob]:
+        """Yield the parts of a segment that must be copied, each small enough for memory.
 
-        Another part's share of such a block lies where an earlier attempt put it, and who knows what it is now.
+        Every part that touches a hash block which is not kept is copied, since all bytes of such a block may be wrong.
         """
         for name, box in segment:
-            item = self._item(name)
-            for part in cut(box, self.limits.part_bytes // item):
+            item_bytes = self._item_bytes(name)
+            for part in split_box(box, self.limits.part_bytes // item_bytes):
                 if not all(
-                    target.keeps(start + first * item, (last + 1 - first) * item)
-                    for target, held, start in self.places[name]
-                    if (common := intersect(held, part)) is not None
-                    for first, last in [ends(common.relative_to(held.offset), held.shape)]
+                    target.is_kept(start + first * item_bytes, (last + 1 - first) * item_bytes)
+                    for target, piece_box, start in self.places[name]
+                    if (overlap := intersect(piece_box, part)) is not None
+                    for first, last in [first_and_last_offset(overlap.relative_to(piece_box.offset), piece_box.shape)]
                 ):
                     yield name, part
 
-    def _copy(self, left: Sequence[Sequence[CopyJob]]) -> None:
-        """Workers copy segments; this thread brings to disk what they have written, and says so in the journal."""
-        finished: SimpleQueue[Future[Done]] = SimpleQueue()
+    def _copy(self, remaining: Sequence[Sequence[CopyJob]]) -> None:
+        """Copy segments in worker threads; this thread syncs the files and then records the blocks in the journal."""
+        finished: SimpleQueue[Future[DoneBlocks]] = SimpleQueue()
         with ThreadPoolExecutor(self.limits.workers, "reshard") as pool:
             try:
-                for parts in left:
+                for parts in remaining:
                     pool.submit(self._copy_parts, parts).add_done_callback(finished.put)
-                num_left = len(left)
-                while num_left:
+                num_remaining = len(remaining)
+                while num_remaining:
                     batch = [finished.get().result()]
-                    while not finished.empty():  # because: nobody else takes any
+                    while not finished.empty():  # because: no other thread takes results
                         batch.append(finished.get().result())
                     for file in sorted({file for digests in batch for file in digests}):
                         self.targets[file].sync()
                     for digests in batch:
                         self.journal.add(digests)
                         fault_point("reshard.journal")
-                    num_left -= len(batch)
+                    num_remaining -= len(batch)
             except BaseException:
                 self._stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
 
-    def _copy_parts(self, parts: Sequence[CopyJob]) -> Done:
-        """Copy parts; return the files that were written to, each with the hash blocks that became whole."""
-        found: Done = {}
+    def _copy_parts(self, parts: Sequence[CopyJob]) -> DoneBlocks:
+        """Copy parts; return the digests of the hash blocks that became complete, by file and block."""
+        completed: DoneBlocks = {}
         for name, box in parts:
             if self._stop.is_set():
                 break
-            self._copy_box(name, box, found)
-            self._advance(box.volume * self._item(name))
+            self._copy_box(name, box, completed)
+            self._report_progress(box.volume * self._item_bytes(name))
         fault_point("reshard.segment")
-        return found
+        return completed
 
-    def _copy_box(self, name: str, box: Box, found: Done) -> None:
+    def _copy_box(self, name: str, box: Box, completed: DoneBlocks) -> None:
+        """Copy a box of a tensor into all files that hold a part of it; add completed hash blocks to `completed`."""
         bits = self.contents.read_bits(name, box)
-        for target, held, start in self.places[name]:
-            if (common := intersect(held, box)) is not None:
-                mine, digests = common.relative_to(held.offset), found.setdefault(target.path.name, {})
-                values = bits[common.relative_to(box.offset).slices()]
-                for first, run in runs(mine, held.shape):
-                    flat = np.ascontiguousarray(values[run.relative_to(mine.offset).slices()]).reshape(-1)
+        for target, piece_box, start in self.places[name]:
+            if (overlap := intersect(piece_box, box)) is not None:
+                local, digests = overlap.relative_to(piece_box.offset), completed.setdefault(target.path.name, {})
+                values = bits[overlap.relative_to(box.offset).slices()]
+                for first, run in contiguous_runs(local, piece_box.shape):
+                    flat = np.ascontiguousarray(values[run.relative_to(local.offset).slices()]).reshape(-1)
                     digests |= target.write(start + first * bits.itemsize, flat.view(np.uint8).data)
                 with self._lock:
                     target.digests |= digests
 
     def _finish(self, state: Mapping[str, Any]) -> int:
-        """Write everything but the tensors, the manifest last; returns the size of all files."""
+        """Write block lists, extra files and, last, the manifest; return the size of all files in bytes."""
         folder, manifest = self.work.files, self.contents.manifest
         for name in os.listdir(folder):
-            if name not in self.targets:  # because: an earlier attempt may have come this far
+            if name not in self.targets:  # because: an earlier attempt may have written it
                 remove(folder / name)
         entries: dict[str, FileEntry] = {}
         for name, target in self.targets.items():
@@ -245,47 +257,47 @@ class Attempt:
             if not name.startswith("rank_"):  # all but tensor files and their lists of blocks
                 entries[name], _ = write_hashed(folder / name, [self.contents.read_file(name)])
         fault_point("reshard.finish")
-        tensors = tensors_of([target.pieces for target in self.targets.values()])
+        tensors = merge_pieces([target.pieces for target in self.targets.values()])
         text = encode_manifest(Manifest(manifest.step, entries, tensors, dict(state)))
         write_hashed(folder / MANIFEST, [text])
         fsync_dir(folder)
         return len(text) + sum(entry.size for entry in entries.values())
 
-    def _item(self, name: str) -> int:
+    def _item_bytes(self, name: str) -> int:
         """Return the bytes of one element of a tensor."""
         return ITEM_BYTES[self.contents.tensor(name).dtype]
 
-    def _advance(self, num_bytes: int) -> None:
+    def _report_progress(self, num_bytes: int) -> None:
         with self._lock:
-            self._done += num_bytes
-            self._report(self._done, self._total, self._earlier)
+            self._done_bytes += num_bytes
+            self._report(self._done_bytes, self._total_bytes, self._earlier_bytes)
 
 
-def key_of(manifest: Manifest, files: Files) -> str:
-    """Names this work: which tensors, cut how, in which steps."""
-    wanted = {
+def work_key(manifest: Manifest, files: FileSpecs) -> str:
+    """Return a digest that identifies the work: the source checkpoint, the pieces of each file and the segment size."""
+    layout = {
         name: [[s.name, s.dtype, s.global_shape, s.box.offset, s.box.shape] for s in specs]
         for name, specs in files.items()
     }
-    return hashlib.sha256(json.dumps([manifest.digest, SEGMENT_BYTES, BLOCK_BYTES, wanted]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([manifest.digest, SEGMENT_BYTES, BLOCK_BYTES, layout]).encode()).hexdigest()
 
 
-def num_bytes_of(targets: Mapping[str, Target]) -> int:
+def total_bytes(targets: Mapping[str, Target]) -> int:
     return sum(target.size for target in targets.values())
 
 
-def segments(manifest: Manifest) -> Iterator[list[CopyJob]]:
+def list_segments(manifest: Manifest) -> Iterator[list[CopyJob]]:
     """Yield all tensors in the order in which they are stored, as lists of copy jobs of similar size."""
     current: list[CopyJob] = []
     size = 0
     for name, tensor in manifest.tensors.items():
-        item = ITEM_BYTES[tensor.dtype]
-        for box in cut(whole(tensor.shape), SEGMENT_BYTES // item):
-            if current and size + box.volume * item > SEGMENT_BYTES:
+        item_bytes = ITEM_BYTES[tensor.dtype]
+        for box in split_box(full_box(tensor.shape), SEGMENT_BYTES // item_bytes):
+            if current and size + box.volume * item_bytes > SEGMENT_BYTES:
                 yield current
                 current, size = [], 0
             current.append((name, box))
-            size += box.volume * item
+            size += box.volume * item_bytes
     if current:
         yield current
 
@@ -293,49 +305,55 @@ def segments(manifest: Manifest) -> Iterator[list[CopyJob]]:
 def reshard(
     contents: Contents,
     output: Path,
-    files: Files,
+    files: FileSpecs,
     state: Mapping[str, Any],
     limits: Limits | None = None,
     *,
     overwrite: bool = False,
     report: Report = lambda done, total, earlier: None,
-) -> Resharded:
-    """Write a checkpoint as these files, into the folder `output`."""
+) -> ReshardResult:
+    """Write a checkpoint's tensors as these files, into the new checkpoint folder `output`.
+
+    `files` lists each file's pieces and `state` is the new checkpoint's state. `limits` bound memory and threads.
+    `report` is called with the bytes done, in all, and done by an earlier attempt. With `overwrite` an existing
+    checkpoint at `output` is replaced.
+    """
     limits, manifest = limits or Limits(), contents.manifest
     check_output(contents.path, output, manifest.step)
-    key, work = key_of(manifest, files), WorkFolder(output)
+    key, work = work_key(manifest, files), WorkFolder(output)
     state = {**state, "resharded": {"from": manifest.digest, "key": key}}
     targets = {name: Target(work.files / name, specs) for name, specs in files.items()}
-    # because: a gap, or a manifest that is too long, is better found before hours of work
-    tensors = tensors_of([target.pieces for target in targets.values()])
+    # because: a gap, or a manifest that is too large, must be found before hours of work
+    tensors = merge_pieces([target.pieces for target in targets.values()])
     entries = {name: FileEntry(target.size, "0" * 64) for name, target in targets.items()}
     entries |= {blocks_file(name): entry for name, entry in entries.items()}
     encode_manifest(Manifest(manifest.step, entries, tensors, state))
-    if not _is_ours(output, key):
-        work.check_free(overwrite)
-    with storage_errors(output, "Resharding to", num_bytes_of(targets)), folder_lock(work.path):
-        work.bring_back()
+    if not _is_finished_output(output, key):
+        work.check_output(overwrite)
+    with storage_errors(output, "Resharding to", total_bytes(targets)), folder_lock(work.path):
+        work.restore_replaced()
         try:
-            if _is_ours(output, key):
-                damages = Contents(output).damages()
+            if _is_finished_output(output, key):
+                damages = Contents(output).find_damage()
                 if not damages:
                     work.clean_up()
-                    return Resharded(output, len(targets), num_bytes_of(targets), 0, was_there=True)
+                    return ReshardResult(output, len(targets), total_bytes(targets), 0, was_finished=True)
                 if not overwrite:
-                    raise OutputError(f"{output} is what this command has made, and damaged since: {damages[0]} "
+                    raise OutputError(f"{output} was made by this command and is damaged now: {damages[0]} "
                                       "Make it again with --overwrite.")  # fmt: skip
-            work.check_free(overwrite)
+            work.check_output(overwrite)
             return Attempt(contents, work, targets, key, limits, report).run(state, overwrite)
         except BaseException as error:
-            # because: what came from a damaged source is of no use, and neither is a beginning of nothing
+            # because: parts of a damaged source are of no use, and without a journal there is nothing to continue
             if isinstance(error, CheckpointError) or not work.journal.exists():
                 work.clean_up()
             raise
 
 
 def check_output(source: Path, output: Path, step: int) -> None:
-    ours, theirs = output.resolve(), source.resolve()
-    if ours == theirs or theirs in ours.parents or ours in theirs.parents:
+    """Raise UsageError if the output is, holds or lies in the source, or has the name of another step."""
+    output_path, source_path = output.resolve(), source.resolve()
+    if output_path == source_path or source_path in output_path.parents or output_path in source_path.parents:
         raise UsageError(
             f"--output {output} is, holds or lies in {source}, which stays as it is. Choose another folder."
         )
@@ -343,15 +361,15 @@ def check_output(source: Path, output: Path, step: int) -> None:
         raise UsageError(f"--output {output} is the name of another step than {step}. Choose another name.")
 
 
-def _is_ours(output: Path, key: str) -> bool:
-    """Return whether an earlier attempt had finished the output and only its cleaning up was left."""
+def _is_finished_output(output: Path, key: str) -> bool:
+    """Return whether the output is the finished result of the same work, by an earlier attempt."""
     if not (output / MANIFEST).is_file():
         return False
     try:
         contents = Contents(output)
-        found = contents.manifest.state.get("resharded")
+        resharded = contents.manifest.state.get("resharded")
         sizes = {name: os.lstat(output / name).st_size for name in contents.manifest.files}
     except (LmtrainError, OSError):
         return False
-    said = {name: entry.size for name, entry in contents.manifest.files.items()}
-    return isinstance(found, dict) and found.get("key") == key and sizes == said
+    listed_sizes = {name: entry.size for name, entry in contents.manifest.files.items()}
+    return isinstance(resharded, dict) and resharded.get("key") == key and sizes == listed_sizes

@@ -1,8 +1,8 @@
-"""The tensor files of a new layout, each written in runs and in any order by several threads. Torch-free.
+"""The tensor files of a new layout, written in any order by several threads, and the work folder. Torch-free.
 
-Called by reshard and its attempt. A hash block is hashed by whoever writes the last of its bytes, while they are still
-in memory. The files lie in a folder beside the output, OUTPUT.resharding, until they take the output's name: whatever
-is killed when, the output is the old checkpoint, nothing or the new one.
+Called by reshard and its attempt. A hash block is hashed by the thread that writes its last bytes, while they are still
+in memory. The files lie in a folder beside the output, OUTPUT.resharding, until it takes the output's name: a kill at
+any time leaves the old checkpoint, nothing or the new one as the output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from threading import Lock
 from typing import Any
 
 from lmtrain.checkpoint.contents import layout_of
-from lmtrain.checkpoint.disk.boxes import Box, whole
+from lmtrain.checkpoint.disk.boxes import Box, full_box
 from lmtrain.checkpoint.disk.format import (
     BLOCK_BYTES,
     ITEM_BYTES,
@@ -31,7 +31,7 @@ from lmtrain.checkpoint.disk.format import (
     TensorEntry,
     rank_file,
 )
-from lmtrain.checkpoint.disk.hashed import root_of
+from lmtrain.checkpoint.disk.hashed import root_hash
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, encode_header
 from lmtrain.errors import OutputError, UsageError
 from lmtrain.models.model_settings import ModelSettings
@@ -45,15 +45,15 @@ PART_BYTES = 32 << 20  # of a tensor, in memory at once
 MIN_PART_BYTES = 1 << 20
 BASE_BYTES = 128 << 20  # because: Python with numpy takes about 60 MiB, and a manifest some tens
 DEFAULT_MEMORY_BYTES = 2 << 30
-Report = Callable[[int, int, int], None]  # bytes done, bytes in all, and of those done by an attempt before this one
-Digests = dict[int, bytes]  # by the hash block's number
+Report = Callable[[int, int, int], None]  # bytes done, bytes in all, and those done by an earlier attempt
+Digests = dict[int, bytes]  # by the hash block's index
 Ranks = tuple[int, ...]
 SLACK_BYTES = 16 << 20  # manifest, lists of blocks, and the file system's own records
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much memory the whole process may take, and how that is shared."""
+    """The memory that the whole process may use, and how the block cache and the workers share it."""
 
     memory_bytes: int = DEFAULT_MEMORY_BYTES
     workers: int = 1
@@ -80,12 +80,15 @@ class Limits:
 
 
 def _worker_bytes(part_bytes: int) -> int:
-    """Return a worker's memory: a part, its copy cut for one file, a hash block read and one written."""
+    """Return a worker's memory in bytes: a part, its copy for one file, a hash block that is read and one written."""
     return 2 * part_bytes + 2 * BLOCK_BYTES
 
 
 class Target:
-    """Knows which bytes are still missing. Holds no descriptor: a layout may have thousands of files."""
+    """A tensor file that is written in any order; counts the missing bytes of each hash block.
+
+    Keeps no descriptor open: a layout may have thousands of files.
+    """
 
     def __init__(self, path: Path, specs: Sequence[PieceSpec]) -> None:
         self.path, self.specs = path, specs
@@ -94,7 +97,7 @@ class Target:
         self.size = self.starts[-1]
         self.digests: Digests = {}
         self._missing = [min(BLOCK_BYTES, self.size - at) for at in range(0, self.size, BLOCK_BYTES)]
-        self._held = False  # whether blocks of an earlier attempt stay
+        self._has_kept_blocks = False  # whether blocks of an earlier attempt are kept
         self._lock = Lock()
 
     @property
@@ -106,47 +109,49 @@ class Target:
         return len(self._missing)
 
     @property
-    def is_begun(self) -> bool:
-        """True if an earlier attempt has left a file of this size that has no other name."""
+    def has_file(self) -> bool:
+        """True if an earlier attempt has left a plain file of this size that has no second link."""
         try:
-            found = os.lstat(self.path)
+            status = os.lstat(self.path)
         except FileNotFoundError:
             return False
-        return stat.S_ISREG(found.st_mode) and (found.st_nlink, found.st_size) == (1, self.size)
+        return stat.S_ISREG(status.st_mode) and (status.st_nlink, status.st_size) == (1, self.size)
 
-    def holds(self, index: int, digest: bytes) -> bool:
-        """Return whether a block, read from the disk, has this digest."""
+    def matches_disk(self, index: int, digest: bytes) -> bool:
+        """Return whether a block on disk has this digest."""
         at = index * BLOCK_BYTES
         with self._open(os.O_RDONLY) as fd:
             return hashlib.sha256(read_range(fd, at, min(BLOCK_BYTES, self.size - at))).digest() == digest
 
-    def keep(self, index: int, digest: bytes) -> None:
-        """Leave a block as an earlier attempt has made it: what is written to it from now on is left out."""
-        self.digests[index], self._missing[index], self._held = digest, 0, True
+    def keep_block(self, index: int, digest: bytes) -> None:
+        """Keep a block as an earlier attempt has written it: later writes leave it out."""
+        self.digests[index], self._missing[index], self._has_kept_blocks = digest, 0, True
 
-    def keeps(self, position: int, size: int) -> bool:
+    def is_kept(self, position: int, size: int) -> bool:
         """Return whether all blocks that a range touches are kept."""
-        return self._held and all(self._missing[index] == 0 for index, _, _ in _blocks(position, size))
+        blocks = _touched_blocks(position, size)
+        return self._has_kept_blocks and all(self._missing[index] == 0 for index, _, _ in blocks)
 
-    def begin(self) -> None:
-        """Make the file, or take up one that an earlier attempt has begun."""
+    def create(self) -> None:
+        """Create the file, or open one of an earlier attempt, and write its header."""
         with self._open(os.O_WRONLY | os.O_CREAT) as fd:
             os.ftruncate(fd, self.size)
         self.digests |= self.write(0, memoryview(self._header))
 
     def write(self, position: int, data: memoryview) -> Digests:
-        """Write these bytes there; returns the digests of the hash blocks that they complete."""
-        found: Digests = {}
+        """Write bytes at a position, except into kept blocks; return the digests of the hash blocks they complete."""
+        digests: Digests = {}
         parts = [(position, position + len(data))]
-        if self._held:  # the range, without the blocks that are kept
-            parts = [(start, stop) for index, start, stop in _blocks(position, len(data)) if self._missing[index]]
+        if self._has_kept_blocks:  # the range, without the blocks that are kept
+            blocks = _touched_blocks(position, len(data))
+            parts = [(start, stop) for index, start, stop in blocks if self._missing[index]]
         with self._open(os.O_RDWR) as fd:
             for start, stop in parts:
-                part, done = data[start - position : stop - position], 0
-                while done < len(part):
-                    done += os.pwrite(fd, part[done:], start + done)
-                found |= self._completed(fd, start, part)
-        return found
+                part, num_written = data[start - position : stop - position], 0
+                while num_written < len(part):
+                    num_written += os.pwrite(fd, part[num_written:], start + num_written)
+                digests |= self._completed_blocks(fd, start, part)
+        return digests
 
     @contextmanager
     def _open(self, mode: int) -> Iterator[int]:
@@ -156,8 +161,9 @@ class Target:
         finally:
             os.close(fd)
 
-    def _completed(self, fd: int, position: int, data: memoryview) -> Iterator[tuple[int, bytes]]:
-        for index, start, stop in _blocks(position, len(data)):
+    def _completed_blocks(self, fd: int, position: int, data: memoryview) -> Iterator[tuple[int, bytes]]:
+        """Count bytes that were written at `position`; yield index and digest of each hash block that they complete."""
+        for index, start, stop in _touched_blocks(position, len(data)):
             with self._lock:
                 self._missing[index] -= stop - start
                 is_whole = self._missing[index] == 0
@@ -171,24 +177,24 @@ class Target:
             os.fdatasync(fd)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return not any(self._missing) and len(self.digests) == len(self._missing)
 
     def entry(self) -> tuple[FileEntry, list[bytes]]:
-        assert self.is_whole
+        assert self.is_complete
         digests = [self.digests[index] for index in range(len(self._missing))]
-        return FileEntry(self.size, root_of(digests)), digests
+        return FileEntry(self.size, root_hash(digests)), digests
 
 
-def _blocks(position: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the hash blocks that a range touches, each with the bytes of it that the range covers."""
+def _touched_blocks(position: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield index, start and stop of each hash block's part that a range of bytes covers."""
     stop = position + size
     for index in range(position // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
         yield index, max(position, index * BLOCK_BYTES), min(stop, (index + 1) * BLOCK_BYTES)
 
 
-def place(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, int]]]:
-    """Return where each tensor's pieces are to lie: the file, the piece's box, and its first byte in the file."""
+def place_pieces(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, int]]]:
+    """Return each tensor's pieces in the new files: the file, the piece's box, and its first byte in the file."""
     places: dict[str, list[tuple[Target, Box, int]]] = {}
     for target in targets.values():
         for spec, start in zip(target.specs, target.starts, strict=False):
@@ -197,50 +203,55 @@ def place(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, in
 
 
 def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: ParallelSettings) -> dict[str, list[PieceSpec]]:
-    """Return every tensor file with its pieces in order.
+    """Return file name -> pieces of a checkpoint of this model at a new parallel layout.
 
-    Tensors that belong to no parameter are held whole by every rank.
+    A piece that several ranks hold goes to a shared file. Tensors that belong to no parameter are held by every rank.
     """
-    holders, everybody = _holders(model, parallel), tuple(range(parallel.layout.world_size))
-    held: dict[Ranks, list[PieceSpec]] = {}
+    holders, all_ranks = _ranks_of_boxes(model, parallel), tuple(range(parallel.layout.world_size))
+    specs: dict[Ranks, list[PieceSpec]] = {}
     for name, tensor in manifest.tensors.items():
-        for box, ranks in (_parameter(name, tensor, holders) or {whole(tensor.shape): everybody}).items():
-            held.setdefault(ranks, []).append(PieceSpec(name, tensor.dtype, tensor.shape, box))
+        for box, ranks in (_boxes_of_tensor(name, tensor, holders) or {full_box(tensor.shape): all_ranks}).items():
+            specs.setdefault(ranks, []).append(PieceSpec(name, tensor.dtype, tensor.shape, box))
     names: dict[Ranks, str] = {}
-    shared = dict.fromkeys(everybody, 0)
-    for ranks in sorted(held):
+    shared = dict.fromkeys(all_ranks, 0)
+    for ranks in sorted(specs):
         if len(ranks) == 1:
             names[ranks] = rank_file(ranks[0])
         else:
             names[ranks] = f"rank_{ranks[0]:05d}.shared_{shared[ranks[0]]}.safetensors"
             shared[ranks[0]] += 1
     # because: wide types first, so that every tensor begins at a multiple of its item size
-    return {name: sorted(held[ranks], key=lambda s: -ITEM_BYTES[s.dtype]) for ranks, name in names.items()}
+    return {name: sorted(specs[ranks], key=lambda s: -ITEM_BYTES[s.dtype]) for ranks, name in names.items()}
 
 
 def state_at_layout(state: Mapping[str, Any], parallel: ParallelSettings) -> dict[str, Any]:
-    """Return a run's state with its parallel settings replaced by the new ones."""
+    """Return a checkpoint's state with the run's parallel settings replaced by new ones, if it has any."""
     if layout_of(state) is None:
         return dict(state)
     return {**state, "settings": {**state["settings"], "parallel": parallel.to_dict()}}
 
 
-def _holders(model: ModelSettings, parallel: ParallelSettings) -> dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]]:
-    """Return for each parameter its shape, and which ranks hold which part of it."""
-    found: dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]] = {}
+def _ranks_of_boxes(
+    model: ModelSettings, parallel: ParallelSettings
+) -> dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]]:
+    """Return, by parameter name, its shape and the ranks that hold each box of it."""
+    by_name: dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]] = {}
     for rank in range(parallel.layout.world_size):
         for place in places_of_rank(model, parallel, parallel.layout.coordinate(rank)).values():
-            boxes = found.setdefault(place.name, (place.global_shape, {}))[1]
+            boxes = by_name.setdefault(place.name, (place.global_shape, {}))[1]
             for block in place.regions:
                 box = Box(block.offset, block.shape)
                 boxes[box] = (*boxes.get(box, ()), rank)
-    return found
+    return by_name
 
 
-def _parameter(
+def _boxes_of_tensor(
     name: str, tensor: TensorEntry, holders: Mapping[str, tuple[tuple[int, ...], dict[Box, Ranks]]]
 ) -> dict[Box, Ranks] | None:
-    """`optim.exp_avg.norm.weight` is held as `norm.weight` is."""
+    """Return box -> ranks of a tensor: those of the parameter that its name ends with; None if there is none.
+
+    So `optim.exp_avg.norm.weight` is split like `norm.weight`.
+    """
     rest = name
     while rest and rest not in holders:
         rest = rest.partition(".")[2]
@@ -250,6 +261,8 @@ def _parameter(
 
 @dataclass(frozen=True)
 class WorkFolder:
+    """The folder OUTPUT.resharding, in which a reshard works until its result becomes OUTPUT."""
+
     output: Path
 
     @property
@@ -266,11 +279,14 @@ class WorkFolder:
         return self.path / "journal.jsonl"
 
     @property
-    def _aside(self) -> Path:
+    def _replaced(self) -> Path:
         return self.path / "replaced"
 
-    def check_free(self, overwrite: bool) -> None:
-        """Refuse an output that is there, unless it is a checkpoint that may go, and a link in place of this folder."""
+    def check_output(self, overwrite: bool) -> None:
+        """Raise OutputError if the output exists, unless it is a checkpoint and `overwrite` is set.
+
+        Raise also if this folder is a symbolic link.
+        """
         if self.path.is_symlink():
             raise OutputError(f"{self.path}, where reshard works, is a link. Remove it or choose another output.")
         if not os.path.lexists(self.output):
@@ -281,14 +297,15 @@ class WorkFolder:
         if not is_checkpoint and not (self.output.is_dir() and not os.listdir(self.output)):
             raise OutputError(f"{self.output} is not a checkpoint, so it is not replaced. Choose another output.")
 
-    def bring_back(self) -> None:
-        """Put a checkpoint back that was moved aside for one that never took its place."""
-        if self._aside.exists() and not os.path.lexists(self.output):
-            os.rename(self._aside, self.output)
+    def restore_replaced(self) -> None:
+        """Give a checkpoint its name back that was moved aside for a replacement which never took its place."""
+        if self._replaced.exists() and not os.path.lexists(self.output):
+            os.rename(self._replaced, self.output)
 
     def publish(self, overwrite: bool) -> None:
+        """Rename the finished files to the output and remove this folder; `overwrite` replaces what is there."""
         fault_point("reshard.publish")
-        put_in_place(self.files, self.output, self._aside if overwrite else None)
+        put_in_place(self.files, self.output, self._replaced if overwrite else None)
         fault_point("reshard.cleanup")
         self.clean_up()
 

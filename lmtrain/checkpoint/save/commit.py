@@ -1,9 +1,9 @@
-"""How a checkpoint comes to be: all or nothing, whatever is killed or fails when. Torch-free.
+"""Commit a checkpoint: all or nothing, whichever process is killed or fails at any time. Torch-free.
 
-Called by the writer's thread, on every process of a run at once. Files go to a temporary folder that all share and to
-disk one by one, the manifest last; then one rename makes the checkpoint. `write_rank` is one process's part, `commit`
-is the part that rank 0 does for all, once all have said that theirs is on disk: it reads the part manifests, in which
-each has written what it has.
+Called by the writer's thread, on every rank at once. Files are written to a temporary folder that all ranks share and
+synced one by one, the manifest last; then one rename makes the checkpoint. `write_rank` writes one rank's files;
+`commit_checkpoint` is called on rank 0 once all ranks have reported that their files are on disk. It gets their file
+and piece lists from part manifests, which each rank writes.
 """
 
 from __future__ import annotations
@@ -28,12 +28,19 @@ from lmtrain.checkpoint.disk.format import (
     blocks_file,
     check_num_pieces,
     encode_manifest,
+    overhead_bytes,
     rank_file,
-    room_beside,
 )
 from lmtrain.checkpoint.disk.hashed import encode_blocks, verify_file, write_hashed
-from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData, encode_header, tensors_of
-from lmtrain.checkpoint.store import check_room, leftover, leftover_numbers, manifest_problem, new_leftover, set_aside
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData, encode_header, merge_pieces
+from lmtrain.checkpoint.store import (
+    check_free_space,
+    leftover_numbers,
+    leftover_path,
+    manifest_problem,
+    new_leftover_path,
+    rename_damaged,
+)
 from lmtrain.errors import CheckpointError, StorageError
 from lmtrain.runfolder.names import step_folder_name
 from lmtrain.runtime.files.files import (
@@ -61,59 +68,61 @@ def save_checkpoint(
     *,
     verify: bool = False,
 ) -> tuple[Path, int]:
-    """Commit the checkpoint of a run; returns its path and size. A failure on any process leaves nothing behind.
+    """Save the checkpoint of a run and return its path and size. Collective: every rank passes its own tensors.
 
-    Every process comes with its own tensors, and takes part in each agreement whatever has gone wrong with it. With
-    `verify` each reads its file back from the disk before all commit.
+    `state` and `files` (extra files by name) are rank 0's. With `verify` every rank reads its file back from the disk
+    before the commit. A failure on any rank is raised on all and leaves nothing behind.
     """
-    doing, leads, attempt = "Saving a checkpoint in", peers.rank == 0, None
+    action, is_first, attempt = "Saving a checkpoint in", peers.rank == 0, None
     with collective_phase(peers, 2) as sizes:
-        check_files(files)
+        check_extra_files(files)
         if peers.num_ranks == 1:
-            tensors_of([describe(0, data.specs)])  # because: wrong pieces are better refused before they are written
-        num_bytes = data.num_bytes + room_beside(len(data.specs), sum(len(s.key) for s in data.specs), data.num_bytes)
-        num_bytes += leads * (sum(map(len, files.values())) + len(json.dumps(state)) + SLACK_BYTES)
+            merge_pieces([piece_entries(0, data.specs)])  # because: wrong pieces are refused before they are written
+        num_key_chars = sum(len(s.key) for s in data.specs)
+        num_bytes = data.num_bytes + overhead_bytes(len(data.specs), num_key_chars, data.num_bytes)
+        num_bytes += is_first * (sum(map(len, files.values())) + len(json.dumps(state)) + SLACK_BYTES)
         sizes.own_numbers = num_bytes, len(data.specs)
     check_num_pieces(sum(num_specs for _, num_specs in sizes.all_numbers))
-    need = sum(num_bytes for num_bytes, _ in sizes.all_numbers)
+    need_bytes = sum(num_bytes for num_bytes, _ in sizes.all_numbers)
     writers = [rank for rank, (_, num_specs) in enumerate(sizes.all_numbers) if num_specs]
     try:
-        with collective_phase(peers, 2) as opened, storage_errors(folder, doing, need):
+        with collective_phase(peers, 2) as opened, storage_errors(folder, action, need_bytes):
             fault_point("ckpt.begin")
-            if leads:
+            if is_first:
                 folder.mkdir(parents=True, exist_ok=True)
-                check_room(folder, need)
-                attempt = new_leftover(folder, step)
+                check_free_space(folder, need_bytes)
+                attempt = new_leftover_path(folder, step)
                 os.mkdir(attempt)
                 opened.own_numbers = leftover_numbers(attempt)
-        attempt = leftover(folder, step, opened.all_numbers[0])
-        with collective_phase(peers), storage_errors(folder, doing, need):
-            mine = write_rank(attempt, peers.rank, data)
+        attempt = leftover_path(folder, step, opened.all_numbers[0])
+        with collective_phase(peers), storage_errors(folder, action, need_bytes):
+            record = write_rank(attempt, peers.rank, data)
             if verify:
-                read_back(attempt, mine)
-            if not leads and data.specs:
-                write_hashed(attempt / part_file(peers.rank), [encode_part(mine)])
-        with collective_phase(peers, 1) as done, storage_errors(folder, doing, need):
-            if leads:
-                records = [mine, *take_parts(attempt, [rank for rank in writers if rank])]
-                done.own_numbers = (commit(attempt, step, records, state, files)[1],)
+                verify_on_disk(attempt, record)
+            if not is_first and data.specs:
+                write_hashed(attempt / part_manifest_name(peers.rank), [encode_part_manifest(record)])
+        with collective_phase(peers, 1) as done, storage_errors(folder, action, need_bytes):
+            if is_first:
+                records = [record, *collect_part_manifests(attempt, [rank for rank in writers if rank])]
+                done.own_numbers = (commit_checkpoint(attempt, step, records, state, files)[1],)
     except BaseException:
-        if leads and attempt is not None:
+        if is_first and attempt is not None:
             shutil.rmtree(attempt, ignore_errors=True)
         raise
     return folder / step_folder_name(step), done.all_numbers[0][0]
 
 
-def take_parts(attempt: Path, ranks: Sequence[int]) -> list[RankRecord]:
-    """Return what the other processes have written, and remove their part manifests."""
+def collect_part_manifests(attempt: Path, ranks: Sequence[int]) -> list[RankRecord]:
+    """Read the part manifests of these ranks, remove the files, and return their records."""
     records = []
     for rank in ranks:
-        records.append(read_part(attempt / part_file(rank)))
-        os.unlink(attempt / part_file(rank))
+        records.append(read_part_manifest(attempt / part_manifest_name(rank)))
+        os.unlink(attempt / part_manifest_name(rank))
     return records
 
 
-def check_files(files: Mapping[str, bytes]) -> None:
+def check_extra_files(files: Mapping[str, bytes]) -> None:
+    """Raise CheckpointError for an extra file with a reserved or unsafe name, or one that is too large."""
     for name, data in files.items():
         if not is_safe_name(name) or name == MANIFEST or name.startswith("rank_"):
             raise CheckpointError(f"{name!r} cannot be the name of a file in a checkpoint. Use a plain name.")
@@ -124,12 +133,13 @@ def check_files(files: Mapping[str, bytes]) -> None:
             )
 
 
-def describe(rank: int, specs: Sequence[PieceSpec]) -> list[tuple[PieceSpec, PieceEntry]]:
+def piece_entries(rank: int, specs: Sequence[PieceSpec]) -> list[tuple[PieceSpec, PieceEntry]]:
+    """Return each piece of a rank's file with its manifest entry."""
     return [(spec, PieceEntry(rank_file(rank), spec.key, spec.box)) for spec in specs]
 
 
 def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
-    """Write one process's tensors and their list of blocks into the temporary folder; no files for no tensors."""
+    """Write a rank's tensor file and its list of block hashes into the temporary folder; without tensors, nothing."""
     if not data.specs:
         return RankRecord({}, [])
     name = rank_file(rank)
@@ -137,11 +147,11 @@ def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
     entry, digests = write_hashed(attempt / name, chain((header,), data.parts), point="ckpt.mid_write")
     assert entry.size == len(header) + data.num_bytes, "the specs do not describe the parts"
     listing, _ = write_hashed(attempt / blocks_file(name), [encode_blocks(entry, digests)])
-    return RankRecord({name: entry, blocks_file(name): listing}, describe(rank, data.specs))
+    return RankRecord({name: entry, blocks_file(name): listing}, piece_entries(rank, data.specs))
 
 
-def read_back(attempt: Path, record: RankRecord) -> None:
-    """Check that the disk returns what was written; a device that does not is a failure of storage."""
+def verify_on_disk(attempt: Path, record: RankRecord) -> None:
+    """Read a rank's files back from the disk and compare their hashes; raise StorageError if they differ."""
     for name, entry in record.files.items():
         drop_from_page_cache(attempt / name)
         fault_point("ckpt.read_back")
@@ -151,49 +161,52 @@ def read_back(attempt: Path, record: RankRecord) -> None:
             raise StorageError(f"What was just written does not read back: {error} Check the disk.") from error
 
 
-def commit(
+def commit_checkpoint(
     attempt: Path, step: int, records: Sequence[RankRecord], state: Mapping[str, Any], files: Mapping[str, bytes]
 ) -> tuple[Path, int]:
-    """Turn a temporary folder that holds every process's files into a checkpoint."""
+    """Write extra files and the manifest, and rename the temporary folder to the checkpoint's name.
+
+    `records` are those of all ranks. Return the checkpoint's path and its size in bytes.
+    """
     entries = {name: entry for record in records for name, entry in record.files.items()}
     for name, data in files.items():
         entries[name], _ = write_hashed(attempt / name, [data])
-    manifest = encode_manifest(Manifest(step, entries, tensors_of([r.pieces for r in records]), dict(state)))
+    manifest = encode_manifest(Manifest(step, entries, merge_pieces([r.pieces for r in records]), dict(state)))
     fault_point("ckpt.before_manifest")
     write_hashed(attempt / MANIFEST, [manifest])
     fsync_dir(attempt)
     fault_point("ckpt.before_rename")
     path = attempt.parent / step_folder_name(step)
     if os.path.lexists(path) and manifest_problem(path) is not None:
-        set_aside(path)
+        rename_damaged(path)
     # because: a checkpoint that has the name already is moved to a name that `sweep` knows
-    aside = new_leftover(path.parent, step, "replaced")
-    put_in_place(attempt, path, aside, lambda: fault_point("ckpt.mid_replace"))
-    remove(aside)
+    replaced = new_leftover_path(path.parent, step, "replaced")
+    put_in_place(attempt, path, replaced, lambda: fault_point("ckpt.mid_replace"))
+    remove(replaced)
     fault_point("ckpt.after_rename")
     return path, len(manifest) + sum(entry.size for entry in entries.values())
 
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one process has written."""
+    """The files and pieces that one rank has written."""
 
     files: Mapping[str, FileEntry]
     pieces: Sequence[tuple[PieceSpec, PieceEntry]]
 
 
-def part_file(rank: int) -> str:
+def part_manifest_name(rank: int) -> str:
     return f"rank_{rank:05d}.part.json"
 
 
-def encode_part(record: RankRecord) -> bytes:
+def encode_part_manifest(record: RankRecord) -> bytes:
     files = {name: [entry.size, entry.root] for name, entry in record.files.items()}
     pieces = [[s.name, s.dtype, s.global_shape, p.file, p.key, p.box.offset, p.box.shape] for s, p in record.pieces]
     return json.dumps({"files": files, "pieces": pieces}).encode()
 
 
-def read_part(path: Path) -> RankRecord:
-    """Read a part manifest that another process of this run has just written."""
+def read_part_manifest(path: Path) -> RankRecord:
+    """Read a part manifest that another rank has just written."""
     value: Any = parse_json(read_bytes(path, MAX_FILE_BYTES, follow_links=False), path)
     try:
         files = {name: FileEntry(size, root) for name, (size, root) in value["files"].items()}

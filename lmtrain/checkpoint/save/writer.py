@@ -1,8 +1,8 @@
-"""Saves a run's tensors and state while it goes on. Called by the training loop; making bytes durable is commit's part.
+"""Save a run's tensors and state in the background. Called by the training loop; commit.py writes the files.
 
-`save` waits for the save before it, copies the tensors to host memory, and leaves hashing and writing to a thread.
-What goes wrong in the thread is raised by the next `save` or `wait`, once. In a run of several processes each has a
-writer, all save the same steps, and a failure of one is raised by all.
+`save` waits for the previous save, copies the tensors to host memory, and leaves hashing and writing to a thread. An
+error in the thread is raised by the next `save` or `wait`, once. In a run of several ranks each has a writer, all save
+the same steps, and a failure of one is raised by all.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmtrain.checkpoint.disk.tensor_file import Array, RankData, array_bytes, file_order, spec_of
+from lmtrain.checkpoint.disk.tensor_file import Array, RankData, array_bytes, piece_spec, sort_for_file
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import prune
+from lmtrain.checkpoint.store import prune_checkpoints
 from lmtrain.layout import Piece
 from lmtrain.observe.measure import phases
 from lmtrain.runtime.processes.agreement import SINGLE_PROCESS, Peers
@@ -32,14 +32,14 @@ _PAGE_BYTES = 4096
 
 
 class HostMemory:
-    """Room for one snapshot; taking the next one overwrites it."""
+    """Host memory for one snapshot of the tensors; the next snapshot overwrites it."""
 
     def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._chunk_bytes = chunk_bytes
         self._chunks: list[Tensor] = []
 
     def reserve(self, pieces: Sequence[Piece]) -> None:
-        """Have room for these blocks, in pages that are really there."""
+        """Allocate memory for these pieces' blocks and touch its pages; pinned memory if a block is on a GPU."""
         num_bytes, pin = sum(p.block.nbytes for p in pieces), bool(_devices(pieces))
         while len(self._chunks) * self._chunk_bytes < num_bytes:
             chunk = torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=pin)
@@ -47,25 +47,26 @@ class HostMemory:
             self._chunks.append(chunk)
 
     def capture(self, pieces: Sequence[Piece]) -> RankData:
-        """Copy every block; when this returns, the run may change its tensors."""
+        """Copy every block to host memory; when this returns, the run may change its tensors."""
         self.reserve(pieces)
-        ordered = file_order(pieces)
+        ordered = sort_for_file(pieces)
         position = 0
         for piece in ordered:
-            position = self._append(_flat_bytes(piece.block), position)
+            position = self._copy_to_chunks(_as_bytes(piece.block), position)
         for device in _devices(pieces):
             torch.cuda.synchronize(device)  # sync: the copies have to arrive before the next update of the weights
         starts = zip(range(0, position, self._chunk_bytes), self._chunks, strict=False)
         parts = [chunk.numpy()[: position - start].data for start, chunk in starts]
-        return RankData([spec_of(p) for p in ordered], parts)
+        return RankData([piece_spec(p) for p in ordered], parts)
 
-    def _append(self, source: Tensor, position: int) -> int:
-        start = 0
-        while start < len(source):
-            chunk, at = divmod(position, self._chunk_bytes)
-            count = min(len(source) - start, self._chunk_bytes - at)
-            self._chunks[chunk][at : at + count].copy_(source[start : start + count], non_blocking=True)
-            start, position = start + count, position + count
+    def _copy_to_chunks(self, source: Tensor, position: int) -> int:
+        done = 0
+        while done < len(source):
+            chunk, chunk_offset = divmod(position, self._chunk_bytes)
+            count = min(len(source) - done, self._chunk_bytes - chunk_offset)
+            target = self._chunks[chunk][chunk_offset : chunk_offset + count]
+            target.copy_(source[done : done + count], non_blocking=True)
+            done, position = done + count, position + count
         return position
 
 
@@ -73,7 +74,7 @@ def _devices(pieces: Sequence[Piece]) -> set[torch.device]:
     return {p.block.device for p in pieces if isinstance(p.block, Tensor) and p.block.is_cuda}
 
 
-def _flat_bytes(block: Tensor | Array) -> Tensor:
+def _as_bytes(block: Tensor | Array) -> Tensor:
     if isinstance(block, Tensor):
         return block.detach().contiguous().reshape(-1).view(torch.uint8)
     flat = array_bytes(block)
@@ -83,13 +84,13 @@ def _flat_bytes(block: Tensor | Array) -> Tensor:
 
 @dataclass(frozen=True)
 class SaveFacts:
-    """For the log: what the last finished save was and what it cost."""
+    """The last finished save and what it cost, for the log."""
 
     step: int
     path: Path
     num_bytes: int
     write_s: float  # hashing and writing, in the background unless synchronous
-    stall_s: float  # how long training stood still: for the save before this one too, where that was not done
+    stall_s: float  # how long training was blocked, including the wait for an unfinished previous save
 
     @property
     def bytes_per_s(self) -> float:
@@ -99,7 +100,7 @@ class SaveFacts:
 class CheckpointWriter:
     """Writes step_XXXXXXXX folders into `folder`, one at a time. Rank 0 of `peers` owns the run's lock.
 
-    The peers talk from the writing thread, so nothing else may use what they talk over while a save is in flight.
+    The writing thread communicates over `peers`, so nothing else may use their process group during a save.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class CheckpointWriter:
     ) -> None:
         self.folder, self.peers = folder, peers
         self.last: SaveFacts | None = None  # the newest save that was committed
-        self.worth: Mapping[int, float] = {}  # of steps that were measured; replaced whole, as another thread reads it
+        self.scores: Mapping[int, float] = {}  # by step; replaced, never changed, as a thread reads it
         self._keep_last, self._keep_every_steps, self._keep_best = keep_last, keep_every_steps, keep_best
         self._verify, self._asynchronous = verify_after_save, asynchronous
         self._memory = HostMemory()
@@ -124,25 +125,28 @@ class CheckpointWriter:
         self._waited_s = 0.0  # since the last copy was taken
 
     def reserve(self, pieces: Sequence[Piece]) -> None:
-        """Make the memory for saves of these pieces now, in the background, so that the first waits no longer."""
-        self._begin(partial(self._memory.reserve, pieces))
+        """Allocate host memory for saves of these pieces in the background, so that the first save is not slower."""
+        self._start_thread(partial(self._memory.reserve, pieces))
 
     def save(self, step: int, pieces: Sequence[Piece], state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        """Save this step; a step that this writer has just saved is not saved again."""
+        """Start the save of a step, after waiting for the previous one; do nothing if this step was the last saved.
+
+        `state` is copied; `files` are extra files by name. Raise the error of the previous save, if it failed.
+        """
         self.wait()
         if self.last is not None and self.last.step == step:
             return
         began, self._waited_s = time.monotonic() - self._waited_s, 0.0
-        frozen = json.loads(json.dumps(state, allow_nan=False))  # because: the run changes its state while we write
+        frozen = json.loads(json.dumps(state, allow_nan=False))  # because: the run changes its state during the save
         job = partial(self._write, began, step, self._memory.capture(pieces), frozen, dict(files))
         if self._asynchronous:
-            self._begin(job)
+            self._start_thread(job)
         else:
             job()
 
-    def _begin(self, job: Callable[[], None]) -> None:
+    def _start_thread(self, job: Callable[[], None]) -> None:
         self.wait()
-        self._thread = threading.Thread(target=self._keep_error, args=(job,), name="checkpoint-writer")
+        self._thread = threading.Thread(target=self._run_keeping_error, args=(job,), name="checkpoint-writer")
         self._thread.start()
 
     def wait(self) -> None:
@@ -168,10 +172,11 @@ class CheckpointWriter:
         try:
             self.wait()
         except Exception:
-            if kind is None:  # because: what ended the run is the news, not that its last save went with it
+            if kind is None:  # because: the error that ended the run must not be hidden by that of its last save
                 raise
 
-    def _keep_error(self, job: Callable[[], None]) -> None:
+    def _run_keeping_error(self, job: Callable[[], None]) -> None:
+        """Run a job in the thread and keep its error for `wait`."""
         try:
             job()
         except BaseException as error:  # because: whatever it is, it belongs to the training loop
@@ -186,7 +191,8 @@ class CheckpointWriter:
         end = time.monotonic()
         self.last = SaveFacts(step, path, num_bytes, end - start, (start if self._asynchronous else end) - began)
         if self.peers.rank == 0:
-            prune(
-                self.folder, self._keep_last, path, self._keep_every_steps, keep_best=self._keep_best, worth=self.worth
+            prune_checkpoints(
+                self.folder, self._keep_last, path, self._keep_every_steps,
+                keep_best=self._keep_best, scores=self.scores,
             )  # fmt: skip
         phases.saver.enter("save", -1)

@@ -114,13 +114,13 @@ def _change(
     from lmtrain.checkpoint.contents import Contents, checked_model, layout_of
     from lmtrain.checkpoint.reshard.run import reshard
     from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
-    from lmtrain.checkpoint.store import resolve
+    from lmtrain.checkpoint.store import resolve_checkpoint
     from lmtrain.train.layouts.layout_table import layout_words
 
     arm_from_env()
     began = perf_counter()
     limits = Limits(memory_bytes, workers or num_usable_cpus())
-    contents = Contents(resolve(source), limits.num_cached_blocks)
+    contents = Contents(resolve_checkpoint(source), limits.num_cached_blocks)
     manifest, before = contents.manifest, layout_of(contents.manifest.state)
     model, parallel = checked_model(contents), parse_layout(to, before)
     check_layout(model, parallel)
@@ -132,7 +132,7 @@ def _change(
         "checkpoint": str(done.path), "step": manifest.step, "from": layout_words(before) if before else "not said",
         "to": layout_words(parallel), "processes": parallel.layout.world_size,
         "tensors": len(manifest.tensors), "files": done.num_files, "bytes": done.num_bytes,
-        "bytes_done_before": done.num_bytes if done.was_there else done.earlier_bytes,
+        "bytes_done_before": done.num_bytes if done.was_finished else done.earlier_bytes,
         "seconds": round(perf_counter() - began, 2),
     }  # fmt: skip
 

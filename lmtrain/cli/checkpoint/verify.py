@@ -23,7 +23,7 @@ def verify(
 
     All that is wrong is named, and the exit code is then 65.
     """
-    from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
+    from lmtrain.checkpoint.diff import raise_problems, verify_checkpoints
     from lmtrain.cli.screen.console import PlainConsole
 
     found = []
@@ -35,4 +35,4 @@ def verify(
             print_message(PlainConsole(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
     if as_json:
         print_json(found)
-    refuse_problems(found)
+    raise_problems(found)

@@ -299,7 +299,7 @@ def _show_samples(
     numbers: list[int], given: list[str], settings: list[str], run: Path | None, config_dir: Path | None,
     most: int | None, ids: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    from lmtrain.checkpoint.store import latest
+    from lmtrain.checkpoint.store import latest_checkpoint
     from lmtrain.config.build import build_settings
     from lmtrain.runfolder.folder import read_settings
     from lmtrain.runfolder.names import CHECKPOINTS
@@ -315,7 +315,8 @@ def _show_samples(
         RunConfig, with_resolved_paths(read_settings(run), run)
     )  # fmt: skip
     # because: what data.split keeps from training is as the run began with it
-    shares = data_shares_of(open_resume_checkpoint(config, None if run is None else latest(run / CHECKPOINTS)))
+    newest = None if run is None else latest_checkpoint(run / CHECKPOINTS)
+    shares = data_shares_of(open_resume_checkpoint(config, newest))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
     rows = [sample_row(data, number, most, tokenizer) for number in numbers]
     return print_json(rows, ensure_ascii=False) if as_json else print_samples(rows, ids)

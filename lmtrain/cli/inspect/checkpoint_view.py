@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lmtrain.checkpoint import diff
 from lmtrain.checkpoint.contents import Contents, layout_of
 from lmtrain.checkpoint.disk.format import ITEM_BYTES
-from lmtrain.checkpoint.store import resolve
+from lmtrain.checkpoint.store import resolve_checkpoint
 from lmtrain.cli.inspect.dataset_view import tokenizer_words
 from lmtrain.cli.inspect.run_view import model_words
 from lmtrain.cli.screen.terminal import echo
@@ -26,7 +26,7 @@ _SHOWN = 40  # lines of a kind in a comparison
 
 def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
     if verify:
-        diff.refuse_problems(diff.verify_checkpoints(path))
+        diff.raise_problems(diff.verify_checkpoints(path))
     manifest = Contents(path).manifest
     state, parallel = manifest.state, layout_of(manifest.state)
     tensors: dict[str, dict[str, Any]] = {
@@ -115,16 +115,16 @@ def _by_word(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
 
 
 def difference_facts(path: Path, other: Path) -> dict[str, Any]:
-    a, b = Contents(resolve(path)), Contents(resolve(other))
-    only_a, only_b = diff.missing(a, b)
+    a, b = Contents(resolve_checkpoint(path)), Contents(resolve_checkpoint(other))
+    only_a, only_b = diff.missing_names(a, b)
     facts: dict[str, Any] = {
         "checkpoint": str(a.path),
         "other": str(b.path),
         "state": dict(sorted(differences([a.manifest.state, b.manifest.state]).items())),
         "only_in_checkpoint": only_a,
         "only_in_other": only_b,
-        "kinds": {name: list(pair) for name, pair in diff.different_kinds(a, b).items()},
-        "values": {name: asdict(found) for name, found in diff.different_values(a, b)},
+        "kinds": {name: list(pair) for name, pair in diff.type_differences(a, b).items()},
+        "values": {name: asdict(found) for name, found in diff.value_differences(a, b)},
     }
     facts["same_tensors"] = not any(facts[key] for key in ("only_in_checkpoint", "only_in_other", "kinds", "values"))
     return facts

@@ -30,11 +30,11 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints."""
-    from lmtrain.checkpoint.store import is_best, resolve
+    from lmtrain.checkpoint.store import is_best, resolve_checkpoint
     from lmtrain.cli.inspect import checkpoint_view as view
 
     if is_best(path):
-        path = resolve(path)
+        path = resolve_checkpoint(path)
     show: Callable[[dict[str, Any]], None]
     if diff is not None:
         facts, show = view.difference_facts(path, diff), view.print_difference

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lmtrain.checkpoint.store import best, list_broken, list_checkpoints, list_set_aside
+from lmtrain.checkpoint.store import best_checkpoint, list_broken, list_checkpoints, list_damaged
 from lmtrain.config.base import show
 from lmtrain.errors import LmtrainError, MissingInputError
 from lmtrain.observe.measure.named_measures import row_measures, score_by_step
@@ -35,11 +35,11 @@ Rows = Sequence[dict[str, Any]]
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
     import numpy as np
 
-    from lmtrain.checkpoint.diff import refuse_problems, verify_checkpoints
+    from lmtrain.checkpoint.diff import raise_problems, verify_checkpoints
     from lmtrain.observe.history.record import read_record
 
     if verify:
-        refuse_problems(verify_checkpoints(path))
+        raise_problems(verify_checkpoints(path))
     metrics = path / METRICS
     rows = read_metrics(metrics) if metrics.is_file() else []
     events = ("step", "valid", "eval", "save")
@@ -65,7 +65,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "elapsed_s": float(np.nanmax(read_record(metrics).columns["seconds"], initial=0.0)),  # of all starts
         **planned(path, settings),
         "checkpoints": [one.name for one in list_checkpoints(path / CHECKPOINTS)],
-        "damaged": [one.name for some in (list_broken, list_set_aside) for one in some(path / CHECKPOINTS)],
+        "damaged": [one.name for some in (list_broken, list_damaged) for one in some(path / CHECKPOINTS)],
         "settings_digest": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12],
         "settings": settings,
         "changed": changed_histories(row for row in rows if row["event"] == "start"),
@@ -90,7 +90,7 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
     if not settings.get("checkpoint", {}).get("keep_best"):
         return None
     try:
-        name = best(path).name
+        name = best_checkpoint(path).name
     except MissingInputError:
         return None
     by = settings["checkpoint"]["best_by"]

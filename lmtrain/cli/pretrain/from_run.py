@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.disk.format import MANIFEST
-from lmtrain.checkpoint.store import latest
+from lmtrain.checkpoint.store import latest_checkpoint
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose, group_choices
 from lmtrain.config.yaml_file import MAX_BYTES
@@ -124,7 +124,8 @@ def compose_run(
         messages = []
         base = source.base_settings(overrides, is_branch=is_branch)
         config = _compose_over(base, overrides, config_dir, messages.append)
-    if is_branch and config.checkpoint.resume == str(source.run) and latest(source.run / CHECKPOINTS) is None:
+    has_checkpoint = latest_checkpoint(source.run / CHECKPOINTS) is not None
+    if is_branch and config.checkpoint.resume == str(source.run) and not has_checkpoint:
         raise MissingInputError(
             f"--from-run={from_run} has saved no checkpoint that run.dir={config.run.dir} could branch off from. "
             "Add checkpoint.resume=none to begin anew with its settings."

@@ -91,10 +91,10 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
 
 def saved_state(config: RunConfig) -> str:
     """Return a sentence about the newest checkpoint of a stopped run and how to continue."""
-    from lmtrain.checkpoint.store import latest
+    from lmtrain.checkpoint.store import latest_checkpoint
     from lmtrain.runfolder.names import CHECKPOINTS
 
-    newest = latest(Path(config.run.dir) / CHECKPOINTS)
+    newest = latest_checkpoint(Path(config.run.dir) / CHECKPOINTS)
     if newest is None:
         return "nothing is saved. The same command begins anew; checkpoint.interval_steps says when a run saves."
     return f"a checkpoint is saved, {newest}. Run the same command again to go on."

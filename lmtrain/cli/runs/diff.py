@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.diff import different_values
+from lmtrain.checkpoint.diff import value_differences
 from lmtrain.checkpoint.store import list_checkpoints
 from lmtrain.config.base import show
 from lmtrain.config.build import build_settings
@@ -227,7 +227,7 @@ def _different(a: Path, b: Path) -> dict[str, Any] | None:
     if sum(file.stat().st_size for file in a.iterdir()) > _LARGEST:
         return None
     both = Contents(a), Contents(b)
-    tensors = [(key, value) for key, value in different_values(*both) if key.startswith("model.")]
+    tensors = [(key, value) for key, value in value_differences(*both) if key.startswith("model.")]
     if not tensors:
         return None
     (key, value), step = tensors[0], both[0].manifest.step

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lmtrain.batch import Batch
 from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.store import resolve
+from lmtrain.checkpoint.store import resolve_checkpoint
 from lmtrain.errors import CheckpointError, UsageError
 from lmtrain.exchange.huggingface.config import Match, config_of, family_of, json_bytes, matches, tokenizer_files
 from lmtrain.exchange.huggingface.folder import HFFolder
@@ -70,7 +70,7 @@ def export_hf(
     shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, Any]:
     """Write the folder; returns what it is and the largest difference of its scores from the source's."""
-    reader = CheckpointReader(resolve(source))
+    reader = CheckpointReader(resolve_checkpoint(source))
     settings, (torch_type, code) = reader.checked_model(), checked_type(dtype)
     family, tokenizer = family_of(settings), reader.read_file("tokenizer.json")
     special = Tokenizer.from_bytes(tokenizer).special

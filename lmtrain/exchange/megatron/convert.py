@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.store import resolve
+from lmtrain.checkpoint.store import resolve_checkpoint
 from lmtrain.errors import CheckpointError, UsageError, join_few
 from lmtrain.exchange.megatron.args import Found, args_of, padded_rows, plain_arguments, settings_from
 from lmtrain.exchange.megatron.folder import RANK_FILE, TRACKER, Part, Source, open_megatron
@@ -52,7 +52,7 @@ def export_megatron(
     """Write the folder; returns what it is. Names are those of Megatron-LM with Transformer Engine, or without."""
     if min(tp, pp) < 1:
         raise UsageError(f"tp={tp}, pp={pp} is not a layout. Use numbers from 1.")
-    reader = CheckpointReader(resolve(source))
+    reader = CheckpointReader(resolve_checkpoint(source))
     settings = reader.checked_model()
     kind, code = checked_type(dtype)
     args = args_of(settings, tp, pp, dtype)

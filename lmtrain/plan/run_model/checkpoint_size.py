@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import (
-    FEWER,
+    FEWER_PIECES,
     SLACK_BYTES,
     FileEntry,
     PieceEntry,
@@ -19,9 +19,9 @@ from lmtrain.checkpoint.disk.format import (
     blocks_file,
     check_num_pieces,
     manifest_line,
-    most_bytes,
+    max_manifest_bytes,
+    overhead_bytes,
     rank_file,
-    room_beside,
 )
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec
 from lmtrain.errors import CheckpointError
@@ -78,7 +78,7 @@ def check_manifest_limits(model: ModelSettings, layout: Layout, num_slots: Slots
         num_letters += len(same_kind) * sum(len(piece.key) for piece in pieces) + extra_letters
         num_bytes += len(same_kind) * len(line) + extra_letters
         memory += len(same_kind) * json_memory(line) + extra_letters
-    if problem := size_problem(num_bytes, memory, most_bytes(data_bytes)):
-        raise CheckpointError(f"The manifest of a checkpoint could not be read again: {problem}. {FEWER}")
-    other_bytes = room_beside(num_pieces, num_letters, data_bytes, layout.world_size)
+    if problem := size_problem(num_bytes, memory, max_manifest_bytes(data_bytes)):
+        raise CheckpointError(f"The manifest of a checkpoint could not be read again: {problem}. {FEWER_PIECES}")
+    other_bytes = overhead_bytes(num_pieces, num_letters, data_bytes, layout.world_size)
     return data_bytes + other_bytes + _STATE_BYTES + SLACK_BYTES

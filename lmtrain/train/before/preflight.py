@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.checkpoint.contents import Contents, checked_model
-from lmtrain.checkpoint.store import latest, list_checkpoints, list_set_aside, resolve
+from lmtrain.checkpoint.store import latest_checkpoint, list_checkpoints, list_damaged, resolve_checkpoint
 from lmtrain.config.base import show
 from lmtrain.data.data_settings import DataChoice
 from lmtrain.data.store.indexed import IndexedDataset, dataset_file
@@ -255,7 +255,7 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
     With checkpoint.fallback, unreadable checkpoints are skipped here; else readability is checked when it is opened.
     """
     own_folder, settings = Path(config.run.dir) / CHECKPOINTS, config.checkpoint
-    newest, damaged = latest(own_folder), list_set_aside(own_folder)
+    newest, damaged = latest_checkpoint(own_folder), list_damaged(own_folder)
     if newest is None and damaged:
         raise CheckpointError(
             f"run.dir={config.run.dir} holds no checkpoint but {damaged[-1].name}, which is damaged. "
@@ -272,7 +272,7 @@ def find_resume_checkpoint(config: RunConfig) -> Path | None:
                 "Choose another run.dir, or checkpoint.resume=auto to go on."
             )
         return None
-    chosen = resolve(Path(settings.resume))
+    chosen = resolve_checkpoint(Path(settings.resume))
     if settings.fallback:
         chosen = newest_readable(chosen) or chosen
     if newest is not None and chosen.parent.resolve() == own_folder.resolve() and chosen.name != newest.name:
@@ -304,7 +304,7 @@ def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Token
     """Return the checkpoint that `checkpoint.init_from` names, or None; raise with all differences if it is unfit."""
     if config.checkpoint.init_from is None:
         return None
-    path = resolve(Path(config.checkpoint.init_from))
+    path = resolve_checkpoint(Path(config.checkpoint.init_from))
     contents = Contents(path)
     saved_model = checked_model(contents)
     saved_tokenizer = contents.manifest.state.get("tokenizer")
@@ -393,7 +393,7 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
     size, records = check_checkpoint_size(config, model) + tokenizer_bytes, tokenizer_bytes + _RECORDS_BYTES
     room = max(0, free - records) // size
     # because: a resumed run already has its newest checkpoints, and writes the next before the oldest is deleted
-    num_needed, num_wanted = (max(1, count - num_there) for count in settings.num_at_once(config.total_steps))
+    num_needed, num_wanted = (max(1, count - num_there) for count in settings.num_on_disk(config.total_steps))
     if room >= num_wanted:
         return []
     need = num_needed if room < num_needed else num_wanted
@@ -408,7 +408,7 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
             f"{_fewer_checkpoints_hint(config, num_there + room, num_there)}"
             "or set checkpoint.interval_steps=null to save none."
         )
-    keys = ", ".join(f"checkpoint.{key}={show(getattr(settings, key))}" for key in settings.keeping())
+    keys = ", ".join(f"checkpoint.{key}={show(getattr(settings, key))}" for key in settings.retention_keys())
     return [
         f"{lack}, for {room}. The run may keep more of them at once ({keys}); "
         "a checkpoint that finds no room is not saved."

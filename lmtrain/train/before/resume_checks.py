@@ -14,7 +14,7 @@ from typing import Any
 
 from lmtrain.checkpoint.contents import Contents, checked_model, model_of
 from lmtrain.checkpoint.disk.format import MANIFEST, Manifest, NewerFormatError, is_count
-from lmtrain.checkpoint.store import before, manifest_problem, newer_than, set_aside
+from lmtrain.checkpoint.store import manifest_problem, newer_checkpoints, previous_checkpoint, rename_damaged
 from lmtrain.config.base import show
 from lmtrain.data.training_data import ALL_SHARES, SHARES, TOKEN_SHARES, TrainingData
 from lmtrain.errors import CheckpointError, LmtrainError, SettingsError, join_few
@@ -34,7 +34,7 @@ def open_resume_checkpoint(config: RunConfig, path: Path | None) -> Contents | N
     try:
         contents = Contents(path)
     except CheckpointError as error:
-        if config.checkpoint.fallback or isinstance(error, NewerFormatError) or before(path) is None:
+        if config.checkpoint.fallback or isinstance(error, NewerFormatError) or previous_checkpoint(path) is None:
             raise
         raise CheckpointError(f"{error} To go on from there, add checkpoint.fallback=true.") from error
     _refuse_past_end(config, path, contents.manifest.step)
@@ -46,14 +46,14 @@ def newest_readable(path: Path | None) -> Path | None:
 
     Return `path` itself if there is none. Used with checkpoint.fallback only.
     """
-    return path if path is None or manifest_problem(path) is None else before(path) or path
+    return path if path is None or manifest_problem(path) is None else previous_checkpoint(path) or path
 
 
 def skipped_messages(path: Path) -> list[str]:
     """Return messages on the newer checkpoints that `newest_readable` skipped in favour of this one."""
     return [
         f"{checkpoint} is passed over: {problem}"
-        for checkpoint in newer_than(path) if (problem := manifest_problem(checkpoint)) is not None
+        for checkpoint in newer_checkpoints(path) if (problem := manifest_problem(checkpoint)) is not None
     ]  # fmt: skip
 
 
@@ -63,10 +63,11 @@ def set_aside_damaged(path: Path, own_folder: Path, error: LmtrainError) -> None
     `own_folder` is the run's folder of checkpoints. Raise as well if no readable checkpoint precedes this one, because
     the run must not restart from the beginning, and if it is intact, because it does not fit for other reasons.
     """
-    if path.parent.resolve() != own_folder.resolve() or before(path) is None or not Contents(path).damages():
+    is_own = path.parent.resolve() == own_folder.resolve()
+    if not is_own or previous_checkpoint(path) is None or not Contents(path).find_damage():
         raise error
     with storage_errors(path, "Renaming"):
-        set_aside(path)
+        rename_damaged(path)
 
 
 def data_shares_of(checkpoint: Contents | None) -> str:

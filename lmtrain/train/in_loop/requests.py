@@ -305,7 +305,7 @@ def requests_of(
     run: Run, stop: StopRequest, trace: Callable[[], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Requests]:
     """Yield the requests of this run, with sources in the order in which causes are shown. All ranks take part."""
-    is_rank_0, limit, save_interval = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.every_s
+    is_rank_0, limit, save_interval = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.saves_every_s
     run.durations.stragglers = build_straggler_watch(run.config, run.inputs.model, run.mesh, run.memory)
     requests = Requests(Vote(run.mesh), run.view.note, trace, run.durations.stragglers)
     requests.add_sources(*(SignalSource(name, stop) for name in STOP_NAMES), FullestMemory(run.memory, clock))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lmtrain.checkpoint.store import latest
+from lmtrain.checkpoint.store import latest_checkpoint
 from lmtrain.config.base import show
 from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors, format_choices
@@ -57,7 +57,7 @@ def previous_layout(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | 
     Return None if the run has no checkpoint yet, or if its layout violates the conditions in `fixed`.
     """
     folder = Path(config.run.dir)
-    if latest(folder / CHECKPOINTS) is None:
+    if latest_checkpoint(folder / CHECKPOINTS) is None:
         return None
     try:
         last_config = read_run_config(folder)

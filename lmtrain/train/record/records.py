@@ -372,7 +372,7 @@ def report_forecast(run: Run) -> None:
 
 def report_measures(run: Run, row: dict[str, Any]) -> None:
     """Pass a row's measured values to the writer, which chooses the best checkpoints."""
-    run.writer.worth = {**run.writer.worth, **score_by_step([row], run.config.checkpoint.best_by)}
+    run.writer.scores = {**run.writer.scores, **score_by_step([row], run.config.checkpoint.best_by)}
 
 
 def report_save(run: Run) -> None:

@@ -6,11 +6,11 @@ MUTANTS = [
     Mutant(
         name="a_damaged_checkpoint_is_overwritten",
         file="lmtrain/checkpoint/save/commit.py",
-        function="commit",
+        function="commit_checkpoint",
         old=(
             "    path = attempt.parent / step_folder_name(step)\n"
             "    if os.path.lexists(path) and manifest_problem(path) is not None:\n"
-            "        set_aside(path)\n"
+            "        rename_damaged(path)\n"
         ),
         new="    path = attempt.parent / step_folder_name(step)\n",
         breaks="A checkpoint with a damaged manifest is deleted when its step is saved again, though its weights may "
@@ -21,8 +21,8 @@ MUTANTS = [
         name="room_for_rank_0_alone",
         file="lmtrain/checkpoint/save/commit.py",
         function="save_checkpoint",
-        old="need = sum(num_bytes for num_bytes, _ in sizes.all_numbers)",
-        new="need = num_bytes",
+        old="need_bytes = sum(num_bytes for num_bytes, _ in sizes.all_numbers)",
+        new="need_bytes = num_bytes",
         breaks="A save is begun on a disk that has room for one process's share only; it fails when the disk is full "
         "instead of being refused before a byte is written.",
         only_for="several processes on a disk that is nearly full",
@@ -40,9 +40,9 @@ MUTANTS = [
     Mutant(
         name="rest_of_a_short_write_goes_to_the_beginning",
         file="lmtrain/checkpoint/disk/hashed.py",
-        function="HashedWriter._put",
-        old="os.pwrite(fd, left, start + len(block) - len(left))",
-        new="os.pwrite(fd, left, start)",
+        function="HashedWriter._hash_and_write",
+        old="os.pwrite(fd, unwritten, start + len(block) - len(unwritten))",
+        new="os.pwrite(fd, unwritten, start)",
         breaks="The block on disk is not what was hashed: the save succeeds and the checkpoint cannot be read.",
         only_for="writes of which the system takes a part only",
     ),
@@ -52,11 +52,13 @@ MUTANTS = [
         function="HashedWriter.__exit__",
         old=(
             "                if rest := self._size % BLOCK_BYTES:\n"
-            "                    self.digests.append(self._put(self._block[:rest], self._size - rest, self._fd))\n"
+            "                    self.digests.append("
+            "self._hash_and_write(self._block[:rest], self._size - rest, self._fd))\n"
         ),
         new=(
             "                rest = self._size % BLOCK_BYTES\n"
-            "                self.digests.append(self._put(self._block[:rest], self._size - rest, self._fd))\n"
+            "                self.digests.append("
+            "self._hash_and_write(self._block[:rest], self._size - rest, self._fd))\n"
         ),
         breaks="The list of blocks has one too many, so the checkpoint that was just saved is refused when it is read.",
         only_for="files whose size is a multiple of 4 MiB to the byte, and empty ones",
@@ -74,15 +76,15 @@ MUTANTS = [
         name="runs_are_read_into_a_copy",
         file="lmtrain/checkpoint/disk/tensor_file.py",
         function="read_box",
-        old="if out.flags.c_contiguous and is_run(box, shape):",
-        new="if is_run(box, shape):",
+        old="if out.flags.c_contiguous and is_contiguous(box, shape):",
+        new="if is_contiguous(box, shape):",
         breaks="The bytes go into a copy that is thrown away, and the tensor keeps whatever its memory held.",
         only_for="tensors saved in pieces side by side (cut by columns under tp) and read at a layout that joins them",
     ),
     Mutant(
         name="converted_parts_begin_at_the_first_row",
         file="lmtrain/checkpoint/reader.py",
-        function="_parts",
+        function="_split_rows",
         old="Box((box.offset[0] + first, *box.offset[1:]), tuple(part.shape))",
         new="Box((first, *box.offset[1:]), tuple(part.shape))",
         breaks="Every rank but the first of a cut gets the first one's rows.",
@@ -92,8 +94,8 @@ MUTANTS = [
         name="judgement_of_a_manifest_outlives_a_change",
         file="lmtrain/checkpoint/store.py",
         function="manifest_problem",
-        old="_judged(path, (found.st_ino, found.st_size, found.st_mtime_ns))",
-        new="_judged(path, (found.st_ino, found.st_size))",
+        old="_cached_problem(path, (status.st_ino, status.st_size, status.st_mtime_ns))",
+        new="_cached_problem(path, (status.st_ino, status.st_size))",
         breaks="A checkpoint whose manifest is damaged while the run goes on still counts as one of keep_last, and a "
         "good one is removed for it.",
         only_for="a manifest that was read before in this process and is changed in place without a change of size",
@@ -101,7 +103,7 @@ MUTANTS = [
     Mutant(
         name="damaged_checkpoints_count_for_keep_last",
         file="lmtrain/checkpoint/store.py",
-        function="prune",
+        function="prune_checkpoints",
         old="for path in list_checkpoints(folder)}",
         new="for path in _step_folders(folder)}",
         breaks="A checkpoint without a readable manifest takes the place of a good one among those that stay, or is "
@@ -111,9 +113,9 @@ MUTANTS = [
     Mutant(
         name="a_later_equal_takes_the_place_of_the_best",
         file="lmtrain/checkpoint/store.py",
-        function="best_first",
-        old="key=lambda step: (-worth[step], step))",
-        new="key=lambda step: (worth[step], step), reverse=True)",
+        function="rank_checkpoints",
+        old="key=lambda step: (-scores[step], step))",
+        new="key=lambda step: (scores[step], step), reverse=True)",
         breaks="Of checkpoints that are equally good the latest is kept and given out as RUN@best, and the one that "
         "was best first is removed.",
         only_for="two checkpoints with exactly the same measure, such as an accuracy",
@@ -121,7 +123,7 @@ MUTANTS = [
     Mutant(
         name="difference_of_the_last_part_alone",
         file="lmtrain/checkpoint/diff.py",
-        function="_compare",
+        function="_compare_values",
         old="largest = max(largest, float(np.where(np.isnan(gaps), math.inf, gaps).max()))",
         new="largest = float(np.where(np.isnan(gaps), math.inf, gaps).max())",
         breaks="The largest difference that is told of a tensor is that of its last part that differs, and the larger "
@@ -132,8 +134,8 @@ MUTANTS = [
         name="verify_leaves_broken_checkpoints_out",
         file="lmtrain/checkpoint/diff.py",
         function="verify_checkpoints",
-        old="[*list_checkpoints(folder), *list_broken(folder)] or [resolve(path)]",
-        new="list_checkpoints(folder) or [resolve(path)]",
+        old="[*list_checkpoints(folder), *list_broken(folder)] or [resolve_checkpoint(path)]",
+        new="list_checkpoints(folder) or [resolve_checkpoint(path)]",
         breaks="`lmtrain verify RUN` says that all is well and exits with 0 although a checkpoint has no readable "
         "manifest.",
         only_for="a run's folder in which another checkpoint is whole",
@@ -141,9 +143,9 @@ MUTANTS = [
     Mutant(
         name="key_of_a_reshard_forgets_its_source",
         file="lmtrain/checkpoint/reshard/run.py",
-        function="key_of",
-        old="json.dumps([manifest.digest, SEGMENT_BYTES, BLOCK_BYTES, wanted])",
-        new="json.dumps([SEGMENT_BYTES, BLOCK_BYTES, wanted])",
+        function="work_key",
+        old="json.dumps([manifest.digest, SEGMENT_BYTES, BLOCK_BYTES, layout])",
+        new="json.dumps([SEGMENT_BYTES, BLOCK_BYTES, layout])",
         breaks="Resharding another checkpoint to the same output says that it is done already and leaves the old "
         "weights; after a kill an attempt even keeps blocks of the other checkpoint.",
         only_for="an output, or the work folder of a killed attempt, that was made from another checkpoint of the same "
@@ -152,9 +154,9 @@ MUTANTS = [
     Mutant(
         name="a_torn_line_of_the_journal_stays",
         file="lmtrain/checkpoint/reshard/run.py",
-        function="Attempt._take_up",
-        old="            self.journal.trim()\n            self._keep(done)\n",
-        new="            self._keep(done)\n",
+        function="Attempt._resume_or_start",
+        old="            self.journal.trim()\n            self._keep_intact_blocks(done)\n",
+        new="            self._keep_intact_blocks(done)\n",
         breaks="The next line is written behind the torn one, so the journal cannot be read any more and a third "
         "attempt copies everything from the beginning.",
         only_for="a reshard that is killed amid a line of its journal, and once more later",
@@ -171,7 +173,7 @@ MUTANTS = [
     Mutant(
         name="the_checkpoint_that_is_being_written_needs_no_room",
         file="lmtrain/checkpoint/checkpoint_settings.py",
-        function="num_at_once",
+        function="num_on_disk",
         old="min(num_saves, self.keep_last + 1)",
         new="min(num_saves, self.keep_last)",
         breaks="A run on a disk with room for checkpoint.keep_last checkpoints begins, and all saves after these fail.",

@@ -13,7 +13,7 @@ from lmtrain.checkpoint import contents
 from lmtrain.checkpoint.disk import format as format_module
 from lmtrain.checkpoint.disk import hashed, tensor_file
 from lmtrain.checkpoint.reshard import run, targets
-from lmtrain.checkpoint.save.commit import commit, write_rank
+from lmtrain.checkpoint.save.commit import commit_checkpoint, write_rank
 from lmtrain.layout import Piece
 from lmtrain.runtime.processes.faults import arm
 from tests.unit.checkpoint.arrays import rank_data
@@ -64,7 +64,7 @@ def make_checkpoint(arrays: Arrays) -> Callable[[Path], Path]:
         right += [Piece(n, a.shape, (0,) * a.ndim, a) for n, a in arrays.items() if n != "wide"]
         records = [write_rank(run, rank, rank_data(pieces)) for rank, pieces in enumerate((left, right))]
         state = {"step": 7, "model": {"kind": "gpt", "width": 8}, "lr": 0.1}
-        path, _ = commit(run, 7, records, state, {"tokenizer.json": b'{"vocab": ["a", "b", "c"]}'})
+        path, _ = commit_checkpoint(run, 7, records, state, {"tokenizer.json": b'{"vocab": ["a", "b", "c"]}'})
         return path
 
     return make

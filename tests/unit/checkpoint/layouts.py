@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from lmtrain.checkpoint.contents import Contents, checked_model
-from lmtrain.checkpoint.reshard.run import Resharded, reshard
+from lmtrain.checkpoint.reshard.run import ReshardResult, reshard
 from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
-from lmtrain.checkpoint.save.commit import RankRecord, commit, write_rank
+from lmtrain.checkpoint.save.commit import RankRecord, commit_checkpoint, write_rank
 from lmtrain.layout import Piece
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
@@ -77,10 +77,10 @@ def write(folder: Path, model: ModelSettings, layout: str, arrays: Arrays, step:
         "step": step, "samples": 28, "tokens": 224, "precision": {"kind": "fp16", "loss_scale": 4096.0},
         "settings": {"parallel": parallel.to_dict(), "train": {"seed": 1}}, "model": model.to_dict(),
     }  # fmt: skip
-    return commit(attempt, step, records, state, {"tokenizer.json": b'{"vocab": ["a", "b"]}'})[0]
+    return commit_checkpoint(attempt, step, records, state, {"tokenizer.json": b'{"vocab": ["a", "b"]}'})[0]
 
 
-def reshard_to(source: Path, output: Path, layout: str, limits: Limits | None = None, **options: Any) -> Resharded:
+def reshard_to(source: Path, output: Path, layout: str, limits: Limits | None = None, **options: Any) -> ReshardResult:
     """As the command line does it."""
     limits = limits or Limits()
     contents = Contents(source, limits.num_cached_blocks)
@@ -92,7 +92,7 @@ def reshard_to(source: Path, output: Path, layout: str, limits: Limits | None = 
 def read_all(path: Path) -> Arrays:
     """Every tensor, verified, and nothing else wrong with the checkpoint."""
     contents = Contents(path)
-    assert contents.damages() == []
+    assert contents.find_damage() == []
     checked_model(contents)
     types = {"F32": np.float32, "F16": np.float16, "I64": np.int64}
     return {name: contents.read_bits(name).view(types[t.dtype]) for name, t in contents.manifest.tensors.items()}

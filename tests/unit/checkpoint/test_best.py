@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import best_first, prune, resolve
+from lmtrain.checkpoint.store import prune_checkpoints, rank_checkpoints, resolve_checkpoint
 from lmtrain.errors import LmtrainError, MissingInputError
 from lmtrain.runfolder.names import step_folder_name
 
@@ -27,7 +27,7 @@ def test_the_best_of_all_that_were_saved_is_there_after_every_save(
     for step, value in enumerate(worths, 1):
         there[step] = Path(str(step))
         worth |= {} if value is None else {step: value}
-        good = best_first(there, worth)[:keep_best]
+        good = rank_checkpoints(there, worth)[:keep_best]
         there = {one: path for one, path in there.items() if path in good or one in sorted(there)[-keep_last:]}
         wanted = sorted((-value, one) for one, value in worth.items())[:keep_best]
         assert {one for _, one in wanted} <= there.keys()
@@ -44,7 +44,7 @@ def run(folder: Path, losses: Mapping[int, float], **checkpoint: object) -> Path
 
 def test_pruning_leaves_the_best(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", {1: 3.0, 2: 2.0, 3: 2.5, 4: 4.0, 5: 3.5}) / "checkpoints"
-    assert prune(folder, 1, keep_best=2, worth={1: -3.0, 2: -2.0, 3: -2.5, 4: -4.0}) == [
+    assert prune_checkpoints(folder, 1, keep_best=2, scores={1: -3.0, 2: -2.0, 3: -2.5, 4: -4.0}) == [
         "step_00000001", "step_00000004"
     ]  # fmt: skip
     assert sorted(path.name for path in folder.iterdir()) == [step_folder_name(step) for step in (2, 3, 5)]
@@ -52,20 +52,20 @@ def test_pruning_leaves_the_best(tmp_path: Path) -> None:
 
 def test_a_name_for_the_best(tmp_path: Path) -> None:
     folder = run(tmp_path / "a", {1: 3.0, 2: 2.0, 3: 2.5})
-    assert resolve(f"{folder}@best") == folder / "checkpoints/step_00000002"
-    assert resolve(folder) == folder / "checkpoints/step_00000003"
+    assert resolve_checkpoint(f"{folder}@best") == folder / "checkpoints/step_00000002"
+    assert resolve_checkpoint(folder) == folder / "checkpoints/step_00000003"
     (folder.with_name("b@best")).mkdir()
     run(folder.with_name("b@best"), {7: 1.0})
-    assert resolve(folder.with_name("b@best")).name == "step_00000007"  # a folder of that name is itself
+    assert resolve_checkpoint(folder.with_name("b@best")).name == "step_00000007"  # a folder of that name is itself
 
 
 @pytest.mark.parametrize("by", ["valid/ppl", "eval/x/y"])
 def test_without_a_measure_there_is_no_best(tmp_path: Path, by: str) -> None:
     folder = run(tmp_path / "a", {1: 3.0}, best_by=by)
     with pytest.raises(MissingInputError, match=f"a@best is not there: no checkpoint of .*a was measured by {by}"):
-        resolve(f"{folder}@best")
+        resolve_checkpoint(f"{folder}@best")
 
 
 def test_what_is_no_run_has_no_best(tmp_path: Path) -> None:
     with pytest.raises(LmtrainError, match=r"none/\w+\.jsonl? does not exist"):
-        resolve(tmp_path / "none@best")
+        resolve_checkpoint(tmp_path / "none@best")

@@ -119,7 +119,7 @@ def test_swapped_blocks_of_a_file_are_refused(copy: Path, arrays: Arrays) -> Non
 
 def test_a_stray_file_is_named_by_the_full_check(copy: Path, arrays: Arrays) -> None:
     (copy / "rank_00002.safetensors").write_bytes(b"x")
-    (problem,) = Contents(copy).damages()
+    (problem,) = Contents(copy).find_damage()
     assert "rank_00002.safetensors does not belong" in problem
     load_all(copy, arrays)
 
@@ -129,7 +129,7 @@ def test_the_full_check_names_every_damaged_file(copy: Path) -> None:
         data = bytearray((copy / name).read_bytes())
         data[-1] ^= 1
         (copy / name).write_bytes(data)
-    assert [problem.split(" is damaged")[0] for problem in Contents(copy).damages()] == [
+    assert [problem.split(" is damaged")[0] for problem in Contents(copy).find_damage()] == [
         str(copy / RANK0), str(copy / "tokenizer.json")
     ]  # fmt: skip
 
@@ -138,7 +138,7 @@ def test_a_folder_under_another_steps_name_is_refused(copy: Path) -> None:
     renamed = copy.rename(copy.with_name("step_00000009"))
     with pytest.raises(CheckpointError, match="step_00000009 holds step 7"):
         CheckpointReader(renamed)
-    assert Contents(renamed.rename(copy.with_name("best"))).damages() == []
+    assert Contents(renamed.rename(copy.with_name("best"))).find_damage() == []
 
 
 # Damage by intent: whoever edits can also compute the hashes
@@ -179,7 +179,7 @@ def rewrite_header(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 def test_resealing_alone_changes_nothing(copy: Path, arrays: Arrays) -> None:
     reseal(copy)
     load_all(copy, arrays)
-    assert Contents(copy).damages() == []
+    assert Contents(copy).find_damage() == []
 
 
 def edit_shape(manifest: dict[str, Any]) -> None:

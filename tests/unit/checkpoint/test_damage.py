@@ -236,7 +236,7 @@ def check(whole: Path, tmp_path: Path, seed: int) -> None:
 def verify(path: Path) -> None:
     """As `lmtrain verify`."""
     contents = Contents(path)
-    damages = contents.damages()
+    damages = contents.find_damage()
     if damages:
         raise contents_error(damages)
     checked_model(contents)

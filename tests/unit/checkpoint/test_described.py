@@ -41,7 +41,7 @@ def other_rows(tensors: Tensors, name: str, rows: int) -> None:
         (lambda t: t.update({"model.norm.wieght": t["model.norm.weight"]}), "norm.wieght, .* Did you mean norm.weight"),
         (
             lambda t: t.update({"model.head.weight": t["model.embedding.token.weight"]}),
-            "is one with model.embedding.to",
+            "is tied to model.embedding.to",
         ),
         (
             lambda t: other_rows(t, "model.embedding.token.weight", 68),

@@ -20,7 +20,7 @@ from tests.unit.checkpoint.layouts import MODELS, draw, write
 
 
 def test_layouts_do_not_differ_and_runs_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diff, "PART_ITEMS", 100)
+    monkeypatch.setattr(diff, "_PART_ITEMS", 100)
     model = MODELS["gqa"]
     one, two = draw(model), draw(model)
     name = "optim.exp_avg.blocks.1.mlp.up.weight"
@@ -31,29 +31,29 @@ def test_layouts_do_not_differ_and_runs_do(tmp_path: Path, monkeypatch: pytest.M
     a = Contents(write(tmp_path / "a", model, "tp=2", one))
     same = Contents(write(tmp_path / "same", model, "pp=2,dp=2", one))
     b = Contents(write(tmp_path / "b", model, "pp=2", two, step=9))
-    assert list(diff.different_values(a, same)) == []
-    assert diff.missing(a, same) == ([], [])
+    assert list(diff.value_differences(a, same)) == []
+    assert diff.missing_names(a, same) == ([], [])
     assert differences([a.manifest.state, same.manifest.state]) == {
         "settings.parallel.pp": [1, 2], "settings.parallel.tp": [2, 1], "settings.parallel.dp_shard": [1, 2]
     }  # fmt: skip
-    assert diff.missing(a, b) == (["optim.seen"], ["model.extra"])
+    assert diff.missing_names(a, b) == (["optim.seen"], ["model.extra"])
     assert differences([a.manifest.state, b.manifest.state])["step"] == [7, 9]
-    ((found, how),) = diff.different_values(a, b)
+    ((found, how),) = diff.value_differences(a, b)
     assert (found, how.num_different, how.num_values) == (name, 2, 80 * 24)
     assert how.largest == math.inf
     assert how.scale == pytest.approx(np.abs(one[name]).max())
 
 
 def test_the_largest_difference_is_that_of_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diff, "PART_ITEMS", 4)
+    monkeypatch.setattr(diff, "_PART_ITEMS", 4)
     changed = np.zeros(20, np.float32)
     changed[[1, 16]] = 8.0, 0.5
     for step, values in enumerate([np.zeros(20, np.float32), changed]):
         save_checkpoint(tmp_path, step, rank_data([Piece("w", (20,), (0,), values)]), {}, {})
     a, b = (Contents(tmp_path / f"step_{step:08d}") for step in range(2))
-    ((_, how),) = diff.different_values(a, b)
+    ((_, how),) = diff.value_differences(a, b)
     assert (how.num_different, how.largest, how.scale) == (2, 8.0, 0.0)
-    ((_, how),) = diff.different_values(b, a)
+    ((_, how),) = diff.value_differences(b, a)
     assert (how.num_different, how.largest, how.scale) == (2, 8.0, 8.0)
 
 
@@ -65,24 +65,24 @@ def test_types_and_shapes(tmp_path: Path) -> None:
     shapes = rank_data([Piece("w", (1, 3), (0, 0), np.ones((1, 3), np.float32))])
     save_checkpoint(tmp_path, 3, shapes, {}, {})
     a, b, c, d = (Contents(tmp_path / f"step_{step:08d}") for step in range(4))
-    ((_, how),) = diff.different_values(a, b)
+    ((_, how),) = diff.value_differences(a, b)
     assert (how.num_different, how.largest, how.scale) == (3, 0.5, 1.0)
-    assert diff.different_kinds(a, c) == {"w": ("BF16 [3]", "F32 [3]")}
-    assert diff.different_kinds(c, d) == {"w": ("F32 [3]", "F32 [1, 3]")}
-    assert list(diff.different_values(a, c)) == []
+    assert diff.type_differences(a, c) == {"w": ("BF16 [3]", "F32 [3]")}
+    assert diff.type_differences(c, d) == {"w": ("F32 [3]", "F32 [1, 3]")}
+    assert list(diff.value_differences(a, c)) == []
 
 
 def test_beside_what_is_damaged_stands_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [{"checkpoint": f"r/checkpoints/step_{step}", "problems": []} for step in (1, 2)]
-    diff.refuse_problems(found)
+    diff.raise_problems(found)
     found.append({"checkpoint": "r/checkpoints/step_3", "problems": ["it is damaged."]})
     with pytest.raises(CheckpointError, match=r"whole is r/checkpoints/step_2; `lmtrain pretrain --from-run r checkp"):
-        diff.refuse_problems(found)
+        diff.raise_problems(found)
     older = {"checkpoint": "r/checkpoints/step_0", "problems": ["it is damaged."]}
     with pytest.raises(CheckpointError, match=r"The newest, r/checkpoints/step_2, is whole: the run goes on"):
-        diff.refuse_problems([older, *found[:2]])
+        diff.raise_problems([older, *found[:2]])
     with pytest.raises(CheckpointError, match=r"it is damaged\.$"):
-        diff.refuse_problems(found[2:])
+        diff.raise_problems(found[2:])
     monkeypatch.setattr(diff, "list_checkpoints", lambda folder: [folder / "step_1", folder / "step_3"])
     with pytest.raises(CheckpointError, match=r"it is damaged\.\n`lmtrain verify r` looks at all of its run\."):
-        diff.refuse_problems(found[2:])
+        diff.raise_problems(found[2:])

@@ -18,7 +18,7 @@ from lmtrain.checkpoint.disk import hashed, tensor_file
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import DTYPES
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.checkpoint.save.commit import commit, write_rank
+from lmtrain.checkpoint.save.commit import commit_checkpoint, write_rank
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.errors import CheckpointError, MissingInputError
 from lmtrain.layout import Piece
@@ -62,19 +62,19 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
         assert (reader.shape(name), reader.dtype(name)) == (tuple(tensor.shape), tensor.dtype)
         assert torch.equal(reader.read(name), tensor)
         assert torch.equal(blocks[name], tensor)
-    assert Contents(reader.path).damages() == []
+    assert Contents(reader.path).find_damage() == []
 
 
 @pytest.mark.parametrize("rows_bytes", [1, 1 << 20])
 def test_blocks_of_another_type_or_that_lie_otherwise_are_filled_a_few_rows_at_a_time(
     checkpoint: Path, arrays: Arrays, monkeypatch: pytest.MonkeyPatch, rows_bytes: int
 ) -> None:
-    monkeypatch.setattr(reader_module, "_PART_NUMBERS", rows_bytes)
+    monkeypatch.setattr(reader_module, "_PART_ITEMS", rows_bytes)
     name, whole = next((n, torch.from_numpy(a)) for n, a in arrays.items() if a.ndim == 2 and a.dtype == np.float32)
     turned = torch.zeros(whole.shape[::-1]).T
     narrow = torch.zeros(whole.shape, dtype=torch.bfloat16)
     for block, rounded in ((turned, False), (narrow, True)):
-        CheckpointReader(checkpoint).load_into([Piece(name, tuple(whole.shape), (0, 0), block)], rounded=rounded)
+        CheckpointReader(checkpoint).load_into([Piece(name, tuple(whole.shape), (0, 0), block)], allow_rounding=rounded)
         assert torch.equal(block, whole.to(block.dtype))
     with pytest.raises(CheckpointError, match="is float32 in the checkpoint and bfloat16 in the run"):
         CheckpointReader(checkpoint).load_into([Piece(name, tuple(whole.shape), (0, 0), narrow)])
@@ -82,7 +82,7 @@ def test_blocks_of_another_type_or_that_lie_otherwise_are_filled_a_few_rows_at_a
 
 def test_a_checkpoint_of_two_processes_reads_as_one(checkpoint: Path, arrays: Arrays) -> None:
     load_all(checkpoint, arrays)
-    assert Contents(checkpoint).damages() == []
+    assert Contents(checkpoint).find_damage() == []
 
 
 def test_parts_of_a_tensor(checkpoint: Path, arrays: Arrays) -> None:
@@ -139,13 +139,13 @@ def test_any_layout_loads_at_any_other(tmp_path_factory: pytest.TempPathFactory,
         attempt = folder / "step_00000001.tmp-1-1"
         attempt.mkdir()
         records = [write_rank(attempt, rank, rank_data(pieces)) for rank, pieces in enumerate(ranks)]
-        reader = CheckpointReader(commit(attempt, 1, records, {}, {})[0])
+        reader = CheckpointReader(commit_checkpoint(attempt, 1, records, {}, {})[0])
         wanted = [Piece("w", shape, b.offset, torch.full(b.shape, -1).to(torch.int32)) for b in data.draw(cuts(shape))]
         reader.load_into(wanted)
         for piece in wanted:
             box = Box(piece.offset, tuple(piece.block.shape))
             np.testing.assert_array_equal(piece.block.numpy(), array[box.slices()])
-        assert Contents(reader.path).damages() == []
+        assert Contents(reader.path).find_damage() == []
 
 
 def test_a_run_that_does_not_fit_is_told_everything(checkpoint: Path) -> None:

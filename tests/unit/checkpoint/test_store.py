@@ -12,17 +12,17 @@ from lmtrain.checkpoint.disk import format as format_
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
 from lmtrain.checkpoint.store import (
-    before,
-    latest,
+    clear_leftovers,
+    latest_checkpoint,
     list_broken,
     list_checkpoints,
-    list_set_aside,
+    list_damaged,
     load_manifest,
-    new_leftover,
-    newer_than,
-    prune,
-    resolve,
-    sweep,
+    new_leftover_path,
+    newer_checkpoints,
+    previous_checkpoint,
+    prune_checkpoints,
+    resolve_checkpoint,
 )
 from lmtrain.errors import CheckpointError, MissingInputError
 from lmtrain.runfolder.names import step_folder_name, step_from_name
@@ -40,7 +40,7 @@ def names(folder: Path) -> list[str]:
 def test_order_is_by_step_and_not_by_text_or_time(tmp_path: Path) -> None:
     save(tmp_path, 100_000_000, 9, 99_999_999)
     assert [p.name for p in list_checkpoints(tmp_path)] == ["step_00000009", "step_99999999", "step_100000000"]
-    assert latest(tmp_path) == tmp_path / "step_100000000"
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_100000000"
 
 
 def damage(folder: Path, step: int) -> Path:
@@ -53,9 +53,9 @@ def test_what_has_no_checkpoint_s_name_is_passed_over(tmp_path: Path) -> None:
     save(tmp_path, 1, 5)
     (tmp_path / "step_7").mkdir()
     (tmp_path / "notes").mkdir()
-    assert latest(tmp_path) == tmp_path / "step_00000005"
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_00000005"
     assert list_checkpoints(tmp_path / "nowhere") == []
-    assert latest(tmp_path / "nowhere") is None
+    assert latest_checkpoint(tmp_path / "nowhere") is None
 
 
 def test_a_damaged_newest_one_is_the_newest(tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_a_damaged_newest_one_is_the_newest(tmp_path: Path) -> None:
     (tmp_path / "step_00000006").mkdir()
     (tmp_path / "step_00000007").write_text("a file")
     newest = damage(tmp_path, 8)
-    assert latest(tmp_path) == resolve(tmp_path) == newest
+    assert latest_checkpoint(tmp_path) == resolve_checkpoint(tmp_path) == newest
     assert list_broken(tmp_path) == [tmp_path / "step_00000006", tmp_path / "step_00000007", newest]
-    assert before(newest) == tmp_path / "step_00000005"
-    assert before(tmp_path / "step_00000001") is None
-    assert newer_than(tmp_path / "step_00000005") == list_broken(tmp_path)
+    assert previous_checkpoint(newest) == tmp_path / "step_00000005"
+    assert previous_checkpoint(tmp_path / "step_00000001") is None
+    assert newer_checkpoints(tmp_path / "step_00000005") == list_broken(tmp_path)
     with pytest.raises(CheckpointError, match=r"manifest.json is not valid .* be read is .*step_00000005\.$"):
         load_manifest(newest)
 
@@ -76,7 +76,7 @@ def test_a_damaged_newest_one_is_the_newest(tmp_path: Path) -> None:
 def test_a_link_that_leads_nowhere_is_no_reason_to_take_an_older_one(tmp_path: Path, leads: str) -> None:
     save(tmp_path, 1)
     (tmp_path / "step_00000009").symlink_to(leads)
-    assert latest(tmp_path) == resolve(tmp_path) == tmp_path / "step_00000009"
+    assert latest_checkpoint(tmp_path) == resolve_checkpoint(tmp_path) == tmp_path / "step_00000009"
     with pytest.raises(CheckpointError, match=r"be read is .*step_00000001\.$"):
         load_manifest(tmp_path / "step_00000009")
 
@@ -97,13 +97,13 @@ def test_a_damaged_one_is_neither_replaced_nor_counted_nor_removed(tmp_path: Pat
     for number in (1, 2):
         damage(tmp_path, 3)
         save(tmp_path, 3)
-        assert len(list_set_aside(tmp_path)) == number
+        assert len(list_damaged(tmp_path)) == number
     damage(tmp_path, 2)
-    assert prune(tmp_path, 1) == ["step_00000001"]
+    assert prune_checkpoints(tmp_path, 1) == ["step_00000001"]
     assert names(tmp_path) == [
         "step_00000002", "step_00000003", "step_00000003.damaged-1", "step_00000003.damaged-2",
     ]  # fmt: skip
-    assert sweep(tmp_path) == []
+    assert clear_leftovers(tmp_path) == []
 
 
 def test_a_newer_format_counts_so_that_it_is_refused_and_not_overlooked(tmp_path: Path) -> None:
@@ -130,25 +130,25 @@ def test_resolve_takes_a_checkpoint_a_run_or_its_folder(tmp_path: Path) -> None:
     run = tmp_path / "run"
     save(run / "checkpoints", 1, 2)
     newest = run / "checkpoints" / "step_00000002"
-    assert resolve(run) == resolve(run / "checkpoints") == resolve(str(newest)) == newest
-    assert resolve(run / "checkpoints" / "step_00000001").name == "step_00000001"
+    assert [resolve_checkpoint(path) for path in (run, run / "checkpoints", str(newest))] == [newest] * 3
+    assert resolve_checkpoint(run / "checkpoints" / "step_00000001").name == "step_00000001"
 
 
 def test_resolve_says_what_it_missed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MissingInputError, match="nowhere does not exist"):
-        resolve(tmp_path / "nowhere")
+        resolve_checkpoint(tmp_path / "nowhere")
     with pytest.raises(MissingInputError, match="file is not a folder"):
-        resolve(tmp_path / "file")
+        resolve_checkpoint(tmp_path / "file")
     with pytest.raises(MissingInputError, match="holds no finished checkpoint"):
-        resolve(tmp_path)
+        resolve_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [4]), (2, [3, 4]), (9, [1, 2, 3, 4]), (0, [4]), (-5, [4])])
 def test_prune_keeps_the_newest(tmp_path: Path, keep: int, left: list[int]) -> None:
     save(tmp_path, 1, 2, 3, 4)
     (tmp_path / "step_00000009").mkdir()
-    removed = prune(tmp_path, keep)
+    removed = prune_checkpoints(tmp_path, keep)
     assert [step_from_name(p.name) for p in list_checkpoints(tmp_path)] == left
     assert len(removed) == 4 - len(left)
     assert names(tmp_path) == [step_folder_name(s) for s in [*left, 9]]
@@ -159,7 +159,7 @@ def test_prune_keeps_the_newest(tmp_path: Path, keep: int, left: list[int]) -> N
 )
 def test_prune_keeps_every_nth_for_good(tmp_path: Path, every: int | None, left: list[int]) -> None:
     save(tmp_path, 5, 10, 15, 20, 25, 30)
-    prune(tmp_path, 2, keep_every_steps=every)
+    prune_checkpoints(tmp_path, 2, keep_every_steps=every)
     assert [step_from_name(p.name) for p in list_checkpoints(tmp_path)] == left
 
 
@@ -167,37 +167,37 @@ def test_prune_leaves_links_alone(tmp_path: Path) -> None:
     save(tmp_path / "elsewhere", 1)
     save(tmp_path / "run", 2, 3)
     (tmp_path / "run" / "step_00000001").symlink_to(tmp_path / "elsewhere" / "step_00000001")
-    assert prune(tmp_path / "run", 1) == ["step_00000002"]
-    assert resolve(tmp_path / "run" / "step_00000001").is_dir()
+    assert prune_checkpoints(tmp_path / "run", 1) == ["step_00000002"]
+    assert resolve_checkpoint(tmp_path / "run" / "step_00000001").is_dir()
 
 
 def test_sweep_takes_leftovers_only(tmp_path: Path) -> None:
     save(tmp_path, 1)
     for step in (1, 2):
-        leftover = new_leftover(tmp_path, step)
+        leftover = new_leftover_path(tmp_path, step)
         leftover.mkdir()
         (leftover / "rank_00000.safetensors").write_bytes(b"half")
     (tmp_path / "step_00000003.tmp-mine").mkdir()
     (tmp_path / "precious").mkdir()
     (tmp_path / "step_00000004.tmp-1-1").symlink_to(tmp_path / "precious")
-    assert len(sweep(tmp_path)) == 2
+    assert len(clear_leftovers(tmp_path)) == 2
     assert names(tmp_path) == ["precious", "step_00000001", "step_00000003.tmp-mine", "step_00000004.tmp-1-1"]
-    assert sweep(tmp_path) == []
-    assert sweep(tmp_path / "nowhere") == []
+    assert clear_leftovers(tmp_path) == []
+    assert clear_leftovers(tmp_path / "nowhere") == []
 
 
 def test_sweep_brings_back_a_checkpoint_whose_replacement_never_came(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "step_00000001").rename(tmp_path / "step_00000001.replaced-5-0")
-    assert latest(tmp_path) is None
-    sweep(tmp_path)
-    assert latest(tmp_path) == tmp_path / "step_00000001"
+    assert latest_checkpoint(tmp_path) is None
+    clear_leftovers(tmp_path)
+    assert latest_checkpoint(tmp_path) == tmp_path / "step_00000001"
 
 
 def test_sweep_drops_a_checkpoint_that_was_replaced(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "step_00000001").rename(tmp_path / "step_00000001.replaced-5-0")
     save_checkpoint(tmp_path, 1, RankData([], []), {"step": 1, "new": True}, {})
-    sweep(tmp_path)
+    clear_leftovers(tmp_path)
     assert names(tmp_path) == ["step_00000001"]
     assert json.loads((tmp_path / "step_00000001" / "manifest.json").read_bytes())["state"]["new"]

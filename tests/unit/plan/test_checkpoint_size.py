@@ -14,10 +14,10 @@ from lmtrain.checkpoint.disk.format import (
     PieceEntry,
     blocks_file,
     encode_manifest,
+    overhead_bytes,
     rank_file,
-    room_beside,
 )
-from lmtrain.checkpoint.disk.tensor_file import PieceSpec, tensors_of
+from lmtrain.checkpoint.disk.tensor_file import PieceSpec, merge_pieces
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
@@ -45,7 +45,7 @@ def manifest_of(parallel: ParallelSettings) -> Manifest:
                     spec = PieceSpec(f"{prefix}.{place.name}", "F32", place.global_shape, box)
                     parts.append((spec, PieceEntry(rank_file(rank), spec.key, box)))
         files |= dict.fromkeys((rank_file(rank), blocks_file(rank_file(rank))), FileEntry(1 << 20, "a" * 64))
-    return Manifest(12, files, tensors_of([parts]), {})
+    return Manifest(12, files, merge_pieces([parts]), {})
 
 
 @pytest.mark.parametrize("sizes", [{"dp_shard": 24}, {"dp_shard": 6, "tp": 4}, {"dp_replicate": 2, "dp_shard": 15}])
@@ -54,15 +54,15 @@ def test_it_is_as_large_as_the_layout_says(monkeypatch: pytest.MonkeyPatch, size
     manifest = manifest_of(parallel)
     text = encode_manifest(manifest)
     need = max(len(text), json_memory(text) * MAX_JSON_BYTES // MAX_JSON_MEMORY)
-    monkeypatch.setattr(checkpoint_size, "most_bytes", lambda data_bytes: need - 1)
+    monkeypatch.setattr(checkpoint_size, "max_manifest_bytes", lambda data_bytes: need - 1)
     with pytest.raises(CheckpointError, match=r"could not be read again: it.* Cut them less finely"):
         check_manifest_limits(MODEL, parallel.layout, two, 1 << 30)
     monkeypatch.setattr(
-        checkpoint_size, "most_bytes", lambda data_bytes: int(1.03 * need) + 4 * checkpoint_size._STATE_BYTES
+        checkpoint_size, "max_manifest_bytes", lambda data_bytes: int(1.03 * need) + 4 * checkpoint_size._STATE_BYTES
     )
     size = check_manifest_limits(MODEL, parallel.layout, two, 1 << 30)
     keys = [piece.key for tensor in manifest.tensors.values() for piece in tensor.pieces]
-    reckoned = room_beside(len(keys), sum(map(len, keys)), 1 << 30, parallel.layout.world_size)  # by the save
+    reckoned = overhead_bytes(len(keys), sum(map(len, keys)), 1 << 30, parallel.layout.world_size)  # by the save
     assert reckoned <= size - (1 << 30) - SLACK_BYTES - checkpoint_size._STATE_BYTES < 1.03 * reckoned
 
 

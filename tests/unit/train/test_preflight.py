@@ -17,7 +17,7 @@ import pytest
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import prune
+from lmtrain.checkpoint.store import prune_checkpoints
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import unpadded_shapes
@@ -99,7 +99,7 @@ def _save_all(config: RunConfig) -> int:
     with suppress(StorageError):
         for step in range(500, config.total_steps + 1, 500):
             save_checkpoint(folder, step, _data(config), {}, {"tokenizer.json": TOKENIZER.to_bytes()})
-            prune(folder, keep)
+            prune_checkpoints(folder, keep)
         return config.total_steps // 500
     return step // 500 - 1
 

@@ -10,7 +10,7 @@ import pytest
 
 from lmtrain.checkpoint.disk.tensor_file import RankData
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import new_leftover
+from lmtrain.checkpoint.store import new_leftover_path
 from lmtrain.config.compose import compose
 from lmtrain.errors import OutputError
 from lmtrain.layout import Layout
@@ -42,7 +42,7 @@ def enter(num_ranks: int, *folders: Path) -> list[Outcome]:
 def test_all_find_the_checkpoint_that_a_sweep_brought_back(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / CHECKPOINTS, 7, RankData([], []), {}, {})
     home = tmp_path / CHECKPOINTS / "step_00000007"
-    home.rename(new_leftover(home.parent, 7, "replaced"))
+    home.rename(new_leftover_path(home.parent, 7, "replaced"))
     (tmp_path / "stop.json").write_text("{}")
     assert enter(3, tmp_path) == [home] * 3
     assert not (tmp_path / "stop.json").exists()

@@ -11,14 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.checkpoint.disk import boxes
-from lmtrain.checkpoint.disk.boxes import Box, cover_problem, cut, ends, intersect, runs, whole
+from lmtrain.checkpoint.disk.boxes import (
+    Box,
+    contiguous_runs,
+    cover_problem,
+    first_and_last_offset,
+    full_box,
+    intersect,
+    split_box,
+)
 
 
 @st.composite
 def shapes_and_cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
     """A shape of up to four axes, and boxes made by cutting it in two again and again, in any order."""
     shape = tuple(draw(st.lists(st.integers(1, 7), max_size=4)))
-    boxes = [whole(shape)]
+    boxes = [full_box(shape)]
     for _ in range(draw(st.integers(0, 6)) if shape else 0):
         box = boxes.pop(draw(st.integers(0, len(boxes) - 1)))
         axis = draw(st.integers(0, len(shape) - 1))
@@ -92,7 +100,7 @@ def test_covering_is_judged_in_time_that_grows_with_the_pieces(monkeypatch: pyte
     """However pieces lie, and also where no overlap is found to be named: along each axis here are only two starts."""
     corners = [Box(offset, (1,) * 11) for offset in itertools.product((0, 1), repeat=11)]
     assert cover_problem((2,) * 11, corners) is None
-    monkeypatch.setattr(boxes, "_MOST_COMPARED", 50)
+    monkeypatch.setattr(boxes, "_MAX_COMPARISONS", 50)
     doubled = [*corners[:-1], corners[1000]]
     assert cover_problem((2,) * 11, doubled) == "some of its pieces overlap"
 
@@ -102,7 +110,7 @@ def test_parts_fill_their_box_and_are_small() -> None:
     for _ in range(200):
         shape = tuple(generator.randrange(0, 9) for _ in range(generator.randrange(0, 4)))
         most = generator.randrange(1, 60)
-        parts = list(cut(whole(shape), most))
+        parts = list(split_box(full_box(shape), most))
         assert cover_problem(shape, parts) is None
         assert all(0 < part.volume <= most for part in parts)
 
@@ -113,8 +121,8 @@ def test_runs_are_where_numpy_has_them() -> None:
         shape = tuple(generator.randrange(1, 6) for _ in range(generator.randrange(0, 4)))
         offset = tuple(generator.randrange(n) for n in shape)
         box = Box(offset, tuple(generator.randrange(1, n - o + 1) for n, o in zip(shape, offset, strict=True)))
-        array = np.arange(whole(shape).volume).reshape(shape)
-        assert ends(box, shape) == (array[box.slices()].min(), array[box.slices()].max())
-        for first, run in runs(box, shape):
+        array = np.arange(full_box(shape).volume).reshape(shape)
+        assert first_and_last_offset(box, shape) == (array[box.slices()].min(), array[box.slices()].max())
+        for first, run in contiguous_runs(box, shape):
             np.testing.assert_array_equal(array[run.slices()].ravel(), np.arange(first, first + run.volume))
-        assert sum(run.volume for _, run in runs(box, shape)) == box.volume
+        assert sum(run.volume for _, run in contiguous_runs(box, shape)) == box.volume

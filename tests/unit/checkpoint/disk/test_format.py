@@ -157,4 +157,4 @@ def test_what_could_not_be_read_again_is_not_written(monkeypatch: pytest.MonkeyP
 
 
 def test_a_large_manifest_has_tensors_to_show_for_it() -> None:
-    assert [format_.most_bytes(size) >> 20 for size in (0, 1 << 30, 8 << 30, 1 << 40)] == [64, 64, 128, 256]
+    assert [format_.max_manifest_bytes(size) >> 20 for size in (0, 1 << 30, 8 << 30, 1 << 40)] == [64, 64, 128, 256]

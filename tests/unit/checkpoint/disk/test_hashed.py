@@ -149,13 +149,13 @@ def test_neighbours_share_a_block_and_few_blocks_stay(tmp_path: Path, monkeypatc
     content = os.urandom(640)
     entry, digests = write_hashed(tmp_path / "file", [content])
     read: list[int] = []
-    original = HashedFile._verified
+    original = HashedFile._read_verified_block
 
     def note(self: HashedFile, index: int) -> bytes:
         read.append(index)
         return original(self, index)
 
-    monkeypatch.setattr(HashedFile, "_verified", note)
+    monkeypatch.setattr(HashedFile, "_read_verified_block", note)
     file = HashedFile(tmp_path / "file", entry, digests, BlockCache(2))
     for start in range(0, 640, 40):
         assert bytes(file.read(start, 40)) == content[start : start + 40]

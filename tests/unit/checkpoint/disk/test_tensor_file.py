@@ -107,13 +107,13 @@ def test_a_few_rows_touch_a_few_blocks(tmp_path: Path, monkeypatch: pytest.Monke
     file = HashedFile(tmp_path / "f", *write_hashed(tmp_path / "f", [encode_header(data.specs), *data.parts]))
     start = read_header(file)["a"].start
     read: list[int] = []
-    original = HashedFile._verified
+    original = HashedFile._read_verified_block
 
     def note(self: HashedFile, index: int) -> bytes:
         read.append(index)
         return original(self, index)
 
-    monkeypatch.setattr(HashedFile, "_verified", note)
+    monkeypatch.setattr(HashedFile, "_read_verified_block", note)
     read_box(file, start, array.shape, Box((0, 500), (10, 8)), np.empty((10, 8), np.uint8))
     assert 10 <= len(set(read)) <= 20
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect, whole
+from lmtrain.checkpoint.disk.boxes import Box, cover_problem, full_box, intersect
 from lmtrain.checkpoint.disk.format import Manifest, TensorEntry
 from lmtrain.checkpoint.reshard import run, targets
-from lmtrain.checkpoint.reshard.run import segments
+from lmtrain.checkpoint.reshard.run import list_segments
 from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import ModelSettings
@@ -151,7 +151,7 @@ def held_by(rank: int, model: ModelSettings, layout: str, tensors: Mapping[str, 
     for place in places:
         for slot in SLOTS:
             held[f"{slot}.{place.name}"] = {Box(block.offset, block.shape) for block in place.regions}
-    return held | {name: {whole(tensors[name].shape)} for name in ("optim.scale", "optim.seen")}
+    return held | {name: {full_box(tensors[name].shape)} for name in ("optim.scale", "optim.seen")}
 
 
 def test_padding_is_in_no_file(manifests: dict[str, Manifest]) -> None:
@@ -178,7 +178,7 @@ def test_a_failure_anywhere_and_the_same_call_again(
     assert (tmp_path / "out").exists() == (point == "cleanup")
     arm(None)
     again = reshard_to(source, tmp_path / "out", "pp=2", Limits(workers=1))
-    assert again.was_there == (point == "cleanup")
+    assert again.was_finished == (point == "cleanup")
     assert bytes_of(tmp_path / "out") == bytes_of(unbroken)
     assert sorted(os.listdir(tmp_path)) == ["out", "run"]
 
@@ -302,7 +302,7 @@ def test_little_is_done_again_for_little_harm(source: Path, tmp_path: Path) -> N
     done = reshard_to(source, tmp_path / "out", "pp=2", report=lambda *now: seen.append(now))
     total = seen[-1][1]
     assert 0.8 * total < done.earlier_bytes < total
-    assert not Contents(tmp_path / "out").damages()
+    assert not Contents(tmp_path / "out").find_damage()
 
 
 def test_harm_to_what_is_done_is_not_passed_for_done(written: Path, unbroken: Path, tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_harm_to_what_is_done_is_not_passed_for_done(written: Path, unbroken: Pa
     data = bytearray(file.read_bytes())
     data[-100] ^= 1
     file.write_bytes(data)
-    with pytest.raises(OutputError, match=r"out is what this command has made, and damaged since: .*rank_00001\."):
+    with pytest.raises(OutputError, match=r"out was made by this command and is damaged now: .*rank_00001\."):
         reshard_to(written, tmp_path / "out", "pp=2")
     os.truncate(file, 100)
     with pytest.raises(OutputError, match="exists"):
@@ -322,7 +322,7 @@ def test_harm_to_what_is_done_is_not_passed_for_done(written: Path, unbroken: Pa
 
 def test_done_already(written: Path, unbroken: Path, tmp_path: Path) -> None:
     shutil.copytree(unbroken, tmp_path / "out")
-    assert reshard_to(written, tmp_path / "out", "pp=2").was_there
+    assert reshard_to(written, tmp_path / "out", "pp=2").was_finished
     other = write(tmp_path / "other", MODELS["tied"], "dp=2,tp=2", draw(MODELS["tied"], seed=4))
     for source, layout in ((written, "pp=3"), (other, "pp=2")):
         with pytest.raises(OutputError, match="exists"):
@@ -382,9 +382,9 @@ def test_a_disk_that_fills_up_leaves_what_was_done(source: Path, tmp_path: Path)
 def test_segments_hold_every_number_once(written: Path) -> None:
     manifest = Contents(written).manifest
     found: dict[str, list[Box]] = {}
-    for segment in segments(manifest):
+    for segment in list_segments(manifest):
         for name, box in segment:
             found.setdefault(name, []).append(box)
-    assert len(list(segments(manifest))) > 5
+    assert len(list(list_segments(manifest))) > 5
     for name, tensor in manifest.tensors.items():
         assert cover_problem(tensor.shape, found.get(name, [])) is None

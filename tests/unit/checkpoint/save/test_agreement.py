@@ -16,15 +16,15 @@ from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.commit import (
     RankRecord,
-    encode_part,
-    part_file,
-    read_part,
+    collect_part_manifests,
+    encode_part_manifest,
+    part_manifest_name,
+    read_part_manifest,
     save_checkpoint,
-    take_parts,
     write_rank,
 )
 from lmtrain.checkpoint.save.writer import CheckpointWriter
-from lmtrain.checkpoint.store import leftover, leftover_numbers, new_leftover
+from lmtrain.checkpoint.store import leftover_numbers, leftover_path, new_leftover_path
 from lmtrain.errors import CheckpointError, LmtrainError, NonFiniteLossError, OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.runtime.processes import faults
@@ -61,7 +61,7 @@ def test_four_writers_make_one_checkpoint(tmp_path: Path) -> None:
         names = {f"rank_{rank:05d}.{kind}" for rank in range(4) for kind in ("safetensors", "blocks.json")}
         assert {file.name for file in path.iterdir()} == names | {"manifest.json", "tokenizer.json"}
         reader = CheckpointReader(path)
-        assert Contents(reader.path).damages() == []
+        assert Contents(reader.path).find_damage() == []
         assert reader.read("w").numpy().tolist() == (W * step).tolist()
         assert reader.read("n").item() == 5
     assert {(fact.step, fact.path, fact.num_bytes) for fact in facts} == {(3, path, facts[0].num_bytes)}
@@ -78,7 +78,7 @@ def test_a_replica_that_owns_nothing_writes_nothing(tmp_path: Path) -> None:
     assert {file.name for file in path.iterdir()} == {
         "rank_00001.safetensors", "rank_00001.blocks.json", "manifest.json",
     }  # fmt: skip
-    assert Contents(path).damages() == []
+    assert Contents(path).find_damage() == []
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_what_fails_on_one_rank_fails_on_all_and_leaves_nothing(
         assert {type(error) for error in first} == {RuntimeError, LmtrainError}
     assert second == (None,) * 4
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000002"]
-    assert Contents(tmp_path / "step_00000002").damages() == []
+    assert Contents(tmp_path / "step_00000002").find_damage() == []
 
 
 def test_a_hole_between_the_ranks_is_refused(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_numbers_are_exchanged_at_the_end_of_a_phase() -> None:
 def test_a_part_manifest_says_what_was_written(tmp_path: Path) -> None:
     records = [write_rank(tmp_path, rank, rank_data(quarter(rank))) for rank in (1, 3)]
     for rank, record in zip((1, 3), records, strict=True):
-        (tmp_path / part_file(rank)).write_bytes(encode_part(record))
-    assert take_parts(tmp_path, [1, 3]) == [RankRecord(r.files, r.pieces) for r in records]
+        (tmp_path / part_manifest_name(rank)).write_bytes(encode_part_manifest(record))
+    assert collect_part_manifests(tmp_path, [1, 3]) == [RankRecord(r.files, r.pieces) for r in records]
     assert not list(tmp_path.glob("*.part.json"))
 
 
@@ -171,13 +171,13 @@ def test_a_part_manifest_says_what_was_written(tmp_path: Path) -> None:
 def test_a_part_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "p").write_text(text)
     with pytest.raises(CheckpointError, match="is not what a process of this run writes"):
-        read_part(tmp_path / "p")
+        read_part_manifest(tmp_path / "p")
 
 
 def test_a_leftover_is_known_by_two_numbers(tmp_path: Path) -> None:
-    path = new_leftover(tmp_path, 12)
+    path = new_leftover_path(tmp_path, 12)
     assert leftover_numbers(path)[0] == os.getpid()
-    assert leftover(tmp_path, 12, leftover_numbers(path)) == path
+    assert leftover_path(tmp_path, 12, leftover_numbers(path)) == path
 
 
 @settings(max_examples=15, deadline=None)

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.checkpoint.disk.tensor_file import tensors_of
+from lmtrain.checkpoint.disk.tensor_file import merge_pieces
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.save.commit import save_checkpoint, write_rank
-from lmtrain.checkpoint.store import latest, list_checkpoints, prune, sweep
+from lmtrain.checkpoint.store import clear_leftovers, latest_checkpoint, list_checkpoints, prune_checkpoints
 from lmtrain.errors import CheckpointError, LmtrainError, OutputError, StorageError
 from lmtrain.layout import Piece
 from lmtrain.runtime.processes import faults
@@ -33,7 +33,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from lmtrain.checkpoint.save.commit import save_checkpoint
-from lmtrain.checkpoint.store import prune
+from lmtrain.checkpoint.store import prune_checkpoints
 from lmtrain.layout import Piece
 from lmtrain.runtime.processes.faults import arm, parse_fault
 from tests.unit.checkpoint.arrays import rank_data
@@ -44,7 +44,7 @@ for folder, step, fault in zip(*[iter(sys.argv[1:])] * 3):
     if not (child := os.fork()):
         arm(parse_fault(fault))
         save_checkpoint(Path(folder), int(step), data, {"value": 2.0}, {"tokenizer.json": b"{}"})
-        prune(Path(folder), 1)
+        prune_checkpoints(Path(folder), 1)
         os._exit(0)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -71,7 +71,7 @@ def save(folder: Path, step: int, value: float) -> None:
 def content(path: Path) -> float:
     """The value a checkpoint was made with, after a check of every byte."""
     reader = CheckpointReader(path)
-    assert Contents(reader.path).damages() == []
+    assert Contents(reader.path).find_damage() == []
     value = float(reader.state["value"])
     assert (reader.read("w") == value).all()
     assert reader.read_file("tokenizer.json") == b"{}"
@@ -101,16 +101,16 @@ def test_a_kill_at_any_point_leaves_a_whole_checkpoint(
     """The next process cleans and finishes."""
     folder = killed[fault, step]
     if fault != "ckpt.mid_replace":
-        newest = latest(folder)
+        newest = latest_checkpoint(folder)
         assert newest is not None
         assert content(newest) == expected
-    sweep(folder)
+    clear_leftovers(folder)
     assert leftovers(folder) == []
-    newest = latest(folder)
+    newest = latest_checkpoint(folder)
     assert newest is not None
     assert content(newest) == expected
     save(folder, 3, 3.0)
-    prune(folder, 1)
+    prune_checkpoints(folder, 1)
     assert [content(path) for path in list_checkpoints(folder)] == [3.0]
     assert leftovers(folder) == []
 
@@ -148,7 +148,7 @@ def every_call(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int, persist
         with failing(monkeypatch, lambda made, n=n: made >= n if persistent else made == n) as made:  # type: ignore[misc]
             try:
                 save(folder, step, 2.0)
-                prune(folder, 1)
+                prune_checkpoints(folder, 1)
                 error = None
             except LmtrainError as raised:
                 error = raised
@@ -172,7 +172,7 @@ def test_the_failure_of_any_system_call_never_makes_a_partial_checkpoint(
         failed.add(name)
         if not persistent and content(list_checkpoints(folder)[-1]) == 1.0:
             assert leftovers(folder) == []
-        sweep(folder)
+        clear_leftovers(folder)
         assert leftovers(folder) == []
         assert {content(path) for path in list_checkpoints(folder)} in ({1.0}, {2.0}, {1.0, 2.0})
     assert {"pwrite", "fsync", "rename", "mkdir", "open"} <= failed
@@ -217,4 +217,4 @@ def test_processes_that_disagree_about_a_tensor_are_refused(tmp_path: Path) -> N
     other = Piece("w", (4,), (2,), np.zeros(2, np.float64))
     records = [write_rank(tmp_path, rank, rank_data([piece])) for rank, piece in enumerate((first, other))]
     with pytest.raises(CheckpointError, match="pieces of w differ"):
-        tensors_of([record.pieces for record in records])
+        merge_pieces([record.pieces for record in records])

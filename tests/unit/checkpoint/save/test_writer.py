@@ -65,7 +65,7 @@ def test_saves_and_keeps_the_last(tmp_path: Path, asynchronous: bool) -> None:
     assert steps(tmp_path) == [3, 4]
     for path in list_checkpoints(tmp_path):
         reader = CheckpointReader(path)
-        assert Contents(reader.path).damages() == []
+        assert Contents(reader.path).find_damage() == []
         assert (reader.read("w") == reader.step).all()
     facts = writer.last
     assert facts is not None
@@ -83,7 +83,7 @@ def test_tensors_of_many_blocks_that_begin_anywhere_in_one(tmp_path: Path) -> No
         for step in (1, 2):
             writer.save(step, many, {"step": step}, {})
     reader = CheckpointReader(tmp_path / "step_00000002")
-    assert Contents(reader.path).damages() == []
+    assert Contents(reader.path).find_damage() == []
     for piece, block in zip(many, blocks, strict=True):
         assert torch.equal(reader.read(piece.name), block)
 
