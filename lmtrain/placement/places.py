@@ -58,30 +58,30 @@ class Place:
 def place_all(
     shapes: Mapping[str, Shape], cuts: Cuts, layout: Layout, at: Coordinate, vocab_size: int
 ) -> dict[str, Place]:
-    """Return the place of every parameter on the rank at this coordinate.
+    """Return the place of every parameter in `shapes` on the rank at coordinate `at`, by name.
 
     `shapes` are the model's own, with padding; a tied weight occurs once.
     """
-    uncut = {name for name in shapes if _cut(cuts, name).split is Split.NONE}
-    replicas, copies = layout.dp_replicate, layout.dp_replicate * layout.tp
-    owner = _deal({name: math.prod(shapes[name]) for name in shapes if name not in uncut}, replicas)
-    owner |= _deal({name: math.prod(shapes[name]) for name in uncut}, copies)
+    uncut = {name for name in shapes if _cut_of(cuts, name).split is Split.NONE}
+    num_replicas, num_copies = layout.dp_replicate, layout.dp_replicate * layout.tp
+    owner_of = _assign_owners({name: math.prod(shapes[name]) for name in shapes if name not in uncut}, num_replicas)
+    owner_of |= _assign_owners({name: math.prod(shapes[name]) for name in uncut}, num_copies)
     result = {}
     for name, shape in shapes.items():
-        cut = _cut(cuts, name)
+        cut = _cut_of(cuts, name)
         part = part_shape(shape, cut, layout.tp)
         rows = shard_rows(part[0], layout.dp_shard, at.dp_shard)
         true_shape = _true_shape(shape, cut, vocab_size)
         result[name] = Place(
             name, true_shape, cut, part, rows, _regions(true_shape, cut, part, rows, layout.tp, at.tp),
-            num_holders=copies if name in uncut else replicas,
-            is_owner=owner[name] == (at.dp_replicate * layout.tp + at.tp if name in uncut else at.dp_replicate),
+            num_holders=num_copies if name in uncut else num_replicas,
+            is_owner=owner_of[name] == (at.dp_replicate * layout.tp + at.tp if name in uncut else at.dp_replicate),
         )  # fmt: skip
     return result
 
 
 def part_shape(shape: Shape, cut: Cut, tp: int) -> Shape:
-    """Return the shape of a tensor-parallel rank's part. The vocabulary is padded to equal parts."""
+    """Return the shape of a tensor-parallel rank's part of a parameter. The vocabulary is padded to equal parts."""
     match cut.split:
         case Split.ROW:
             return (shape[0], shape[1] // tp)
@@ -113,31 +113,34 @@ def num_saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -
 
 
 def _num_parts(cut: Cut, layout: Layout) -> int:
+    """Return the number of tensor-parallel parts."""
     return 1 if cut.split is Split.NONE else layout.tp
 
 
 def _true_shape(shape: Shape, cut: Cut, vocab_size: int) -> Shape:
+    """Return the shape without the rows that pad the vocabulary."""
     return (vocab_size, *shape[1:]) if cut.split is Split.VOCAB else shape
 
 
-def _cut(cuts: Cuts, name: str) -> Cut:
+def _cut_of(cuts: Cuts, name: str) -> Cut:
     return cuts.get(name, Cut(Split.NONE))
 
 
 def _regions(true_shape: Shape, cut: Cut, part: Shape, rows: range, tp: int, index: int) -> tuple[Region, ...]:
+    """Return the regions that hold these rows of a part of shape `part`, that of the tp rank `index`."""
     column = index * part[1] if cut.split is Split.ROW else 0
     regions = []
     for start, offset, length in _runs(true_shape[0], cut, part[0], tp, index):
         first, stop = max(start, rows.start), min(start + length, rows.stop)
         if first < stop:
             local = (slice(first - rows.start, stop - rows.start), *(slice(0, size) for size in part[1:]))
-            at = (offset + first - start, *((column,) if len(part) > 1 else ()), *(0 for _ in part[2:]))
-            regions.append(Region(local, at, (stop - first, *part[1:])))
+            whole_offset = (offset + first - start, *((column,) if len(part) > 1 else ()), *(0 for _ in part[2:]))
+            regions.append(Region(local, whole_offset, (stop - first, *part[1:])))
     return tuple(regions)
 
 
 def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, index: int) -> list[tuple[int, int, int]]:
-    """Return the part's rows as runs (first row in the part, first row in the whole, number of rows)."""
+    """Return the rows of tp rank `index`'s part as runs (first row in the part, first row in the whole, length)."""
     if cut.split is Split.VOCAB:
         return [(0, index * part_rows, min(part_rows, num_rows - index * part_rows))]
     if cut.split is not Split.COLUMN:
@@ -150,78 +153,86 @@ def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, index: int) -> list[
     return runs
 
 
-def _deal(sizes: Mapping[str, int], num_hands: int) -> dict[str, int]:
-    """Assign each name, largest first, to the bin with the smallest load. The result is equal on every rank."""
-    hands, result = [(0, hand) for hand in range(num_hands)], {}
+def _assign_owners(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
+    """Return the owner, from 0 to num_owners - 1, of each name: largest first, to the owner with the smallest load.
+
+    The result is equal on every rank.
+    """
+    loads, result = [(0, owner) for owner in range(num_owners)], {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        load, hand = hands[0]
-        heapq.heapreplace(hands, (load + sizes[name], hand))
-        result[name] = hand
+        load, owner = loads[0]
+        heapq.heapreplace(loads, (load + sizes[name], owner))
+        result[name] = owner
     return result
 
 
 @dataclass(frozen=True)
 class Stage:
-    number: int
+    """A pipeline stage: consecutive blocks; the first stage also has the embedding, the last the head."""
+
+    number: int  # index among all stages, virtual stages included
     layers: range
     first: bool
     last: bool
 
 
 def stages_of_rank(settings: ModelSettings, parallel: ParallelSettings, rank: int) -> list[Stage]:
-    """Return the stages of a rank's index along pp. Without pipeline parallelism the model is a single stage."""
+    """Return the stages of a rank; `rank` is its index along pp. Without pipelines the model is a single stage."""
     return list(_stages(settings, parallel).get(rank, ()))
 
 
 @lru_cache(maxsize=4)  # because: callers query all ranks of the same settings
 def _stages(settings: ModelSettings, parallel: ParallelSettings) -> dict[int, list[Stage]]:
     owners = parallel.pipeline.ranks_of_stages(parallel.pp, parallel.vp) if parallel.pp > 1 else (0,)
-    after = head_cost(settings.shape) if parallel.balance == "cost" else 0.0
-    layers = layers_of_stages(settings.shape.num_layers, len(owners), after=after)
-    last, found = len(owners) - 1, dict[int, list[Stage]]()
+    cost_after = head_cost(settings.shape) if parallel.balance == "cost" else 0.0
+    layers = layers_of_stages(settings.shape.num_layers, len(owners), cost_after=cost_after)
+    last, result = len(owners) - 1, dict[int, list[Stage]]()
     for number, owner in enumerate(owners):
-        found.setdefault(owner, []).append(Stage(number, layers[number], number == 0, number == last))
-    return found
+        result.setdefault(owner, []).append(Stage(number, layers[number], number == 0, number == last))
+    return result
 
 
 def names_of_rank(settings: ModelSettings, stages: list[Stage]) -> list[str]:
     """Return the checkpoint names of these stages' parameters; a tied copy counts under its first name."""
     last = any(stage.last for stage in stages)
-    held = {layer for stage in stages for layer in stage.layers}
-    held |= {-1 for stage in stages if stage.first} | ({settings.shape.num_layers} if last else set())
-    copied = {tie.first for tie in settings.ties()} if last else set()
-    every = _weights_of_layers(settings)
-    wanted = {place for layer in held for place in every.get(layer, ())}
-    wanted |= {(at, name) for weights in every.values() for at, name in weights if name in copied} if copied else set()
-    return [name for _, name in sorted(wanted)]
+    layers = {layer for stage in stages for layer in stage.layers}
+    layers |= {-1 for stage in stages if stage.first} | ({settings.shape.num_layers} if last else set())
+    tied_firsts = {tie.first for tie in settings.ties()} if last else set()
+    by_layer = _weights_of_layers(settings)
+    numbered_names = {entry for layer in layers for entry in by_layer.get(layer, ())}
+    if tied_firsts:
+        numbered_names |= {entry for entries in by_layer.values() for entry in entries if entry[1] in tied_firsts}
+    return [name for _, name in sorted(numbered_names)]
 
 
 @lru_cache(maxsize=4)
 def _weights_of_layers(settings: ModelSettings) -> dict[int, list[tuple[int, str]]]:
     """Return the names of each layer's parameters, with their positions in the list of all parameters."""
-    found: dict[int, list[tuple[int, str]]] = {}
-    for at, name in enumerate(settings.weights()):
-        found.setdefault(settings.layer_of(name), []).append((at, name))
-    return found
+    result: dict[int, list[tuple[int, str]]] = {}
+    for position, name in enumerate(settings.weights()):
+        result.setdefault(settings.layer_of(name), []).append((position, name))
+    return result
 
 
 def places_of_rank(settings: ModelSettings, parallel: ParallelSettings, at: Coordinate) -> dict[str, Place]:
     """Return the places of this rank's parameters in the whole model."""
     weights = settings.weights()
-    held = {name: weights[name] for name in names_of_rank(settings, stages_of_rank(settings, parallel, at.pp))}
-    return place_all(held, settings.cuts(), parallel.layout, at, settings.shape.vocab_size)
+    shapes = {name: weights[name] for name in names_of_rank(settings, stages_of_rank(settings, parallel, at.pp))}
+    return place_all(shapes, settings.cuts(), parallel.layout, at, settings.shape.vocab_size)
 
 
-def layers_of_stages(num_layers: int, num_stages: int, before: float = 0.0, after: float = 0.0) -> list[range]:
+def layers_of_stages(
+    num_layers: int, num_stages: int, cost_before: float = 0.0, cost_after: float = 0.0
+) -> list[range]:
     """Return each stage's range of layers, possibly empty.
 
-    A layer costs 1; embedding and head cost `before` and `after` layers. Each layer goes to the stage with the smallest
-    load so far, which minimizes the largest load. With costs of 0 the lengths differ by at most 1, and the longer
-    ranges come first.
+    A layer costs 1; what comes before all layers costs `cost_before` layers, what comes after them `cost_after`. Each
+    layer goes to the stage with the smallest load so far, which minimizes the largest load. With costs of 0 the lengths
+    differ by at most 1, and the longer ranges come first.
     """
     loads = [0.0] * num_stages
-    loads[0] += before
-    loads[-1] += after
+    loads[0] += cost_before
+    loads[-1] += cost_after
     counts, heap = [0] * num_stages, [(load, stage) for stage, load in enumerate(loads)]
     heapq.heapify(heap)
     for _ in range(num_layers):

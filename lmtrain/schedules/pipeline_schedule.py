@@ -24,10 +24,11 @@ class PipelineSchedule(Choice):
     file_ending: ClassVar[str] = ""
 
     chunks: ClassVar[int] = 1  # default number of stages per rank
-    rule: ClassVar[str] = "has one stage a rank"
+    rule: ClassVar[str] = "has one stage a rank"  # the condition of `allows`, for messages
     splits_backward: ClassVar[bool] = False  # True if I and W run as separate actions
 
     def allows(self, chunks: int) -> bool:
+        """Return True if the schedule can run with this many stages per rank."""
         return chunks == self.chunks
 
     def ranks_of_stages(self, num_ranks: int, chunks: int) -> tuple[int, ...]:
@@ -56,8 +57,8 @@ class GPipe(PipelineSchedule):
         return [Action(kind, rank, m) for kind in (Kind.FORWARD, Kind.BACKWARD) for m in range(num_microbatches)]
 
 
-def _in_turn(forwards: Sequence[Action], ahead: int, backwards: Iterable[Sequence[Action]]) -> list[Action]:
-    """Return `ahead` forwards, then a forward and a backward in turn, then the remaining backwards."""
+def _alternate(forwards: Sequence[Action], ahead: int, backwards: Iterable[Sequence[Action]]) -> list[Action]:
+    """Return `ahead` forwards, then a forward and a backward alternately, then the remaining backwards."""
     turns = ((*forwards[ahead + n : ahead + n + 1], *backward) for n, backward in enumerate(backwards))
     return [*forwards[:ahead], *chain.from_iterable(turns)]
 
@@ -73,7 +74,7 @@ class OneFOneB(PipelineSchedule):
 
     def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
         forwards = [Action(Kind.FORWARD, rank, m) for m in range(num_microbatches)]
-        return _in_turn(forwards, num_ranks - rank - 1, [self.backward(rank, m) for m in range(num_microbatches)])
+        return _alternate(forwards, num_ranks - rank - 1, [self.backward(rank, m) for m in range(num_microbatches)])
 
     def backward(self, rank: int, m: int) -> list[Action]:
         """Return the actions that run after a forward in the steady phase: the backward of micro-batch `m`."""
@@ -92,12 +93,12 @@ class ZBH1(OneFOneB):
 
     def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
         row = super().row(rank, num_ranks, chunks, num_microbatches)
-        behind = range(max(num_microbatches - rank, 0), num_microbatches)
-        return [*row, *(Action(Kind.WEIGHT, rank, m) for m in behind)]
+        deferred_weights = range(max(num_microbatches - rank, 0), num_microbatches)
+        return [*row, *(Action(Kind.WEIGHT, rank, m) for m in deferred_weights)]
 
     def backward(self, rank: int, m: int) -> list[Action]:
-        put_off = [Action(Kind.WEIGHT, rank, m - rank)] if m >= rank else []
-        return [Action(Kind.INPUT, rank, m), *put_off]
+        deferred = [Action(Kind.WEIGHT, rank, m - rank)] if m >= rank else []
+        return [Action(Kind.INPUT, rank, m), *deferred]
 
 
 class Interleaved(PipelineSchedule):
@@ -125,10 +126,10 @@ class Interleaved(PipelineSchedule):
         backwards = [Action(Kind.BACKWARD, (chunks - 1 - chunk) * num_ranks + rank, m) for chunk, m in turns]
         # because: the first backward can start only after its micro-batch has passed all ranks once for each chunk
         ahead = 2 * (num_ranks - rank - 1) + (chunks - 1) * firsts[1]
-        return _in_turn(forwards, ahead, ([backward] for backward in backwards))
+        return _alternate(forwards, ahead, ([backward] for backward in backwards))
 
 
-class _Row:
+class _RowBuilder:
     """A builder of a rank's actions; each kind takes the micro-batches of a stage in order."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
@@ -137,6 +138,7 @@ class _Row:
         self.actions: list[Action] = []
 
     def add(self, chunk: int, *kinds: Kind) -> None:
+        """Append actions of these kinds, each for the kind's next micro-batch in this rank's stage `chunk`."""
         for kind in kinds:
             self.actions.append(Action(kind, self.stages[chunk], self.count[kind, chunk]))
             self.count[kind, chunk] += 1
@@ -162,16 +164,16 @@ class ZBV(PipelineSchedule):
 
     def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
         f, i, w = Kind.FORWARD, Kind.INPUT, Kind.WEIGHT
-        row, after = _Row(rank, num_ranks), num_ranks - rank
+        row, num_after = _RowBuilder(rank, num_ranks), num_ranks - rank
         count = row.count
         # the pattern's minimum; actions of micro-batches beyond `num_microbatches` are dropped at the end
         total = max(num_microbatches, 2 * num_ranks - 1)
-        for _ in range(2 * after - 1):  # fill: forwards until the first micro-batch comes back up
+        for _ in range(2 * num_after - 1):  # fill: forwards until the first micro-batch comes back up
             row.add(0, f)
         for _ in range(rank):
             row.add(1, f)
             row.add(0, f)
-        for _ in range(after):
+        for _ in range(num_after):
             row.add(1, f, i, w)
         while count[f, 1] < count[f, 0] or count[f, 0] < total:  # steady: a stage alternates forward and backward
             if count[f, 0] < total:
@@ -181,7 +183,7 @@ class ZBV(PipelineSchedule):
         for _ in range(rank):  # input halves first, because the previous ranks wait for these gradients
             row.add(0, i)
             row.add(1, i)
-        for _ in range(after):
+        for _ in range(num_after):
             row.add(0, i, w)
         for chunk in (1, 0):
             while count[w, chunk] < count[i, chunk]:
@@ -189,8 +191,8 @@ class ZBV(PipelineSchedule):
         return [action for action in row.actions if action.microbatch < num_microbatches]
 
 
-def schedule_named(word: str) -> PipelineSchedule:
+def schedule_named(name: str) -> PipelineSchedule:
     """Return the schedule of this name; raise KeyError if there is none."""
-    schedule = kinds(PipelineSchedule)[word]()
+    schedule = kinds(PipelineSchedule)[name]()
     assert isinstance(schedule, PipelineSchedule)
     return schedule

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
-from lmtrain.schedules.table import Action, Kind, Table, in_order, needs
+from lmtrain.schedules.table import Action, Kind, Table, executable_order, prerequisites
 
 _ROUNDS = 3  # rounds of `num_ranks` micro-batches after which a pipeline's pattern repeats
 _KINDS = list(Kind)
@@ -22,36 +22,36 @@ def makespan(
     schedule: PipelineSchedule, num_ranks: int, chunks: int, num_microbatches: int,
     costs: Mapping[tuple[Kind, int], float],
 ) -> float:  # fmt: skip
-    """Return the seconds of a step. `costs` holds seconds by kind and stage.
+    """Return the seconds of a step with `chunks` stages per rank. `costs` holds seconds by kind of action and stage.
 
     Many micro-batches are extrapolated from a few rounds, after which the pattern repeats.
     """
 
-    def replayed(count: int) -> float:
-        return _last_end(_steps(schedule, num_ranks, chunks, count), num_ranks, listed)
+    def simulated_seconds(count: int) -> float:
+        return _last_end(_steps(schedule, num_ranks, chunks, count), num_ranks, seconds)
 
-    listed = [costs[kind, stage] for kind in _KINDS for stage in range(num_ranks * chunks)]
-    few = _ROUNDS * num_ranks + num_microbatches % num_ranks
-    more = few + num_ranks
-    if num_microbatches <= more:
-        return replayed(num_microbatches)
+    seconds = [costs[kind, stage] for kind in _KINDS for stage in range(num_ranks * chunks)]
+    short = _ROUNDS * num_ranks + num_microbatches % num_ranks
+    longer = short + num_ranks
+    if num_microbatches <= longer:
+        return simulated_seconds(num_microbatches)
     work = [0.0] * num_ranks
     for stage, rank in enumerate(schedule.ranks_of_stages(num_ranks, chunks)):
         work[rank] += costs[Kind.FORWARD, stage] + costs[Kind.BACKWARD, stage]
-    end = replayed(more)
+    end = simulated_seconds(longer)
     # because: among about equally busy ranks the busiest sets the pace only after many rounds, but finally it does
-    return end + (num_microbatches - more) * max((end - replayed(few)) / num_ranks, *work)
+    return end + (num_microbatches - longer) * max((end - simulated_seconds(short)) / num_ranks, *work)
 
 
 def _last_end(steps: Sequence[_Step], num_ranks: int, costs: Sequence[float]) -> float:
-    """Return the seconds until the last rank is done."""
+    """Return the seconds until the last rank is done. `costs` are those of kind x num_stages + stage."""
     ends, free = [0.0], [0.0] * num_ranks
-    for at, rank, one, other in steps:
+    for at, rank, first_need, second_need in steps:
         start = free[rank]
-        if ends[one] > start:  # because: max() of three values takes twice as long as two comparisons
-            start = ends[one]
-        if ends[other] > start:
-            start = ends[other]
+        if ends[first_need] > start:  # because: max() of three values takes twice as long as two comparisons
+            start = ends[first_need]
+        if ends[second_need] > start:
+            start = ends[second_need]
         free[rank] = end = start + costs[at]
         ends.append(end)
     return max(free)
@@ -64,31 +64,31 @@ def _steps(schedule: PipelineSchedule, num_ranks: int, chunks: int, count: int) 
     num_stages = num_ranks * chunks
     rows = [list(schedule.row(rank, num_ranks, chunks, count)) for rank in range(num_ranks)]
     place = {kind: [0] * (num_stages * count + 1) for kind in _KINDS}  # step numbers; the last entry is unused
-    found: list[_Step] = []
-    at, left = [0] * num_ranks, sum(map(len, rows))
-    while left:
-        before = left
+    steps: list[_Step] = []
+    at, num_left = [0] * num_ranks, sum(map(len, rows))
+    while num_left:
+        before = num_left
         for rank, row in enumerate(rows):
             while at[rank] < len(row):
                 kind, stage, microbatch = row[at[rank]]
-                here = stage * count + microbatch
+                place_index = stage * count + microbatch
                 match kind:
                     case Kind.FORWARD:
-                        one = other = place[kind][here - count] if stage else -1
+                        first_need = second_need = place[kind][place_index - count] if stage else -1
                     case Kind.WEIGHT:
-                        one = other = place[Kind.INPUT][here]
+                        first_need = second_need = place[Kind.INPUT][place_index]
                     case _:
-                        one = place[Kind.FORWARD][here]
-                        other = place[kind][here + count] if stage < num_stages - 1 else -1
-                if not one or not other:
+                        first_need = place[Kind.FORWARD][place_index]
+                        second_need = place[kind][place_index + count] if stage < num_stages - 1 else -1
+                if not first_need or not second_need:
                     break
-                found.append((_KINDS.index(kind) * num_stages + stage, rank, max(one, 0), max(other, 0)))
-                place[kind][here] = len(found)
+                steps.append((_KINDS.index(kind) * num_stages + stage, rank, max(first_need, 0), max(second_need, 0)))
+                place[kind][place_index] = len(steps)
                 at[rank] += 1
-                left -= 1
-        if left == before:
-            raise ValueError(f"the schedule {schedule.kind} comes to a halt")
-    return found
+                num_left -= 1
+        if num_left == before:
+            raise ValueError(f"the schedule {schedule.kind} deadlocks")
+    return steps
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,7 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
+        """The seconds from the start until the last action ends."""
         return max(span.end for span in self.spans)
 
     @property
@@ -136,6 +137,7 @@ class Costs:
     send: float = 0.0  # seconds of a message from a rank to another
 
     def of(self, action: Action) -> float:
+        """Return the seconds of an action."""
         parts = {Kind.FORWARD: self.forward, Kind.INPUT: self.input, Kind.WEIGHT: self.weight}
         return parts.get(action.kind, self.input + self.weight)
 
@@ -149,10 +151,10 @@ def simulate(table: Table, costs: Costs = Costs(), cost: Callable[[Action], floa
     ends: dict[Action, float] = {}
     free = [0.0] * table.num_ranks
     spans = []
-    for rank, action in in_order(table.actions, table.num_stages - 1):
+    for rank, action in executable_order(table.actions, table.num_stages - 1):
         arrived = (
-            ends[need] + (costs.send if table.rank_of[need.stage] != rank else 0.0)
-            for need in needs(action, table.num_stages - 1)
+            ends[prerequisite] + (costs.send if table.rank_of[prerequisite.stage] != rank else 0.0)
+            for prerequisite in prerequisites(action, table.num_stages - 1)
         )  # fmt: skip
         start = max(free[rank], *arrived, 0.0)
         ends[action] = free[rank] = start + cost(action)

@@ -41,14 +41,14 @@ class Action(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A schedule's actions; the constructor raises ValueError if the table is wrong, see `check`."""
+    """A schedule's actions; the constructor raises ValueError if the table is wrong, see `check_table`."""
 
     rank_of: tuple[int, ...]  # stage -> the rank that holds it
     num_microbatches: int
     actions: tuple[tuple[Action, ...], ...]  # per rank, in execution order
 
     def __post_init__(self) -> None:
-        check(self)
+        check_table(self)
 
     @property
     def num_ranks(self) -> int:
@@ -59,38 +59,38 @@ class Table:
         return len(self.rank_of)
 
 
-def needs(action: Action, last_stage: int) -> list[Action]:
+def prerequisites(action: Action, last_stage: int) -> list[Action]:
     """Return the actions that must end before `action`. B and I also need the next stage's action of their kind."""
     kind, stage, microbatch = action.kind, action.stage, action.microbatch
     if kind is Kind.FORWARD:
         return [Action(Kind.FORWARD, stage - 1, microbatch)] if stage else []
     if kind is Kind.WEIGHT:
         return [Action(Kind.INPUT, stage, microbatch)]
-    behind = [Action(kind, stage + 1, microbatch)] if stage < last_stage else []
-    return [Action(Kind.FORWARD, stage, microbatch), *behind]
+    from_next_stage = [Action(kind, stage + 1, microbatch)] if stage < last_stage else []
+    return [Action(Kind.FORWARD, stage, microbatch), *from_next_stage]
 
 
-def check(table: Table) -> None:
+def check_table(table: Table) -> None:
     """Raise ValueError unless the table has every action once, on the rank of its stage, and cannot deadlock."""
-    found = Counter(action for actions in table.actions for action in actions)
-    halves = any(action.kind is Kind.INPUT for action in found)
+    actual = Counter(action for actions in table.actions for action in actions)
+    halves = any(action.kind is Kind.INPUT for action in actual)
     kinds = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT) if halves else (Kind.FORWARD, Kind.BACKWARD)
-    wanted = Counter(
+    expected = Counter(
         Action(kind, stage, microbatch)
         for kind in kinds for stage in range(table.num_stages) for microbatch in range(table.num_microbatches)
     )  # fmt: skip
-    if found != wanted:
-        odd = sorted(map(str, (found - wanted) + (wanted - found)))
-        raise ValueError(f"a schedule has {', '.join(odd[:5])} too often or not at all")
+    if actual != expected:
+        wrong_actions = sorted(map(str, (actual - expected) + (expected - actual)))
+        raise ValueError(f"a schedule has {', '.join(wrong_actions[:5])} more than once or not at all")
     for rank, actions in enumerate(table.actions):
         for action in actions:
             if table.rank_of[action.stage] != rank:
                 raise ValueError(f"a schedule has {action} on rank {rank}, which does not hold the stage")
-    for _ in in_order(table.actions, table.num_stages - 1):
+    for _ in executable_order(table.actions, table.num_stages - 1):
         pass
 
 
-def in_order(actions: Sequence[Sequence[Action]], last_stage: int) -> Iterator[tuple[int, Action]]:
+def executable_order(actions: Sequence[Sequence[Action]], last_stage: int) -> Iterator[tuple[int, Action]]:
     """Yield (rank, action) in an executable order; raise ValueError if every rank waits for another."""
     done: set[Action] = set()
     at, ready = [0] * len(actions), deque(range(len(actions)))
@@ -99,7 +99,8 @@ def in_order(actions: Sequence[Sequence[Action]], last_stage: int) -> Iterator[t
         rank = ready.popleft()
         while at[rank] < len(actions[rank]):
             action = actions[rank][at[rank]]
-            missing = next((need for need in needs(action, last_stage) if need not in done), None)
+            needed = prerequisites(action, last_stage)
+            missing = next((prerequisite for prerequisite in needed if prerequisite not in done), None)
             if missing is not None:
                 waiting.setdefault(missing, []).append(rank)
                 break
@@ -110,4 +111,4 @@ def in_order(actions: Sequence[Sequence[Action]], last_stage: int) -> Iterator[t
     stuck = [(rank, mine[i]) for rank, (mine, i) in enumerate(zip(actions, at, strict=True)) if mine[i:]]
     if stuck:
         waits = ", ".join(f"rank {rank} at {action}" for rank, action in stuck)
-        raise ValueError(f"a schedule comes to a halt: {waits}")
+        raise ValueError(f"a schedule deadlocks: {waits}")

@@ -7,8 +7,8 @@ MUTANTS = [
         name="1f1b_runs_one_forward_too_many_ahead",
         file="lmtrain/schedules/pipeline_schedule.py",
         function="OneFOneB.row",
-        old="_in_turn(forwards, num_ranks - rank - 1,",
-        new="_in_turn(forwards, num_ranks - rank,",
+        old="_alternate(forwards, num_ranks - rank - 1,",
+        new="_alternate(forwards, num_ranks - rank,",
         breaks="Every rank holds the activations of one microbatch more than the schedule is known for; the numbers "
         "of a step are the same.",
         only_for="1f1b and zb_h1 with more than one microbatch",
@@ -37,8 +37,8 @@ MUTANTS = [
         name="message_between_stages_of_one_rank_takes_time",
         file="lmtrain/schedules/simulate.py",
         function="simulate",
-        old="if table.rank_of[need.stage] != rank else 0.0)",
-        new="if need.stage != action.stage else 0.0)",
+        old="if table.rank_of[prerequisite.stage] != rank else 0.0)",
+        new="if prerequisite.stage != action.stage else 0.0)",
         breaks="A replay charges a message where a rank hands hidden states to itself, so a trace's replayed pipeline "
         "takes too long.",
         only_for="zb_v, on the rank where the pipeline turns round, with messages that take time",
@@ -46,9 +46,9 @@ MUTANTS = [
     Mutant(
         name="check_lets_doubled_actions_pass",
         file="lmtrain/schedules/table.py",
-        function="check",
-        old="if found != wanted:",
-        new="if wanted - found:",
+        function="check_table",
+        old="if actual != expected:",
+        new="if expected - actual:",
         breaks="A schedule that runs an action twice is not refused: it fails in the middle of a step, or counts a "
         "gradient twice.",
         only_for="schedules of plugins that have an action too often",
@@ -57,8 +57,8 @@ MUTANTS = [
         name="makespan_counts_one_round_twice",
         file="lmtrain/schedules/simulate.py",
         function="makespan",
-        old="(num_microbatches - more) *",
-        new="(num_microbatches - few) *",
+        old="(num_microbatches - longer) *",
+        new="(num_microbatches - short) *",
         breaks="The microbatches of the last round that was replayed are counted once more, so the planner's step is "
         "too long by that of as many microbatches as there are ranks.",
         only_for="pipelines with more than four times as many microbatches as ranks, which are not replayed in full",

@@ -41,7 +41,7 @@ def test_thousands_of_stages_are_one_look_at_each_layer() -> None:
 
 
 def test_a_head_takes_the_room_of_its_layers() -> None:
-    assert [len(run) for run in layers_of_stages(14, 4, after=2.0)] == [4, 4, 4, 2]
+    assert [len(run) for run in layers_of_stages(14, 4, cost_after=2.0)] == [4, 4, 4, 2]
 
 
 def test_the_stage_of_a_dear_head_has_fewer_layers() -> None:

@@ -98,10 +98,10 @@ def test_a_wrong_table_is_refused() -> None:
     rows = ((Action(f, 0, 0), Action(b, 0, 0)), (Action(f, 1, 0), Action(b, 1, 0)))
     Table((0, 1), 1, rows)
     for wrong, said in (
-        ((rows[0], rows[1][:1]), "B1.0 too often or not at all"),
+        ((rows[0], rows[1][:1]), "B1.0 more than once or not at all"),
         ((rows[0], (*rows[1], Action(f, 1, 0))), "F1.0 too often"),
         ((rows[1], rows[0]), "F1.0 on rank 0, which does not hold"),
-        ((tuple(reversed(rows[0])), rows[1]), "comes to a halt: rank 0 at B0.0, rank 1 at F1.0"),
+        ((tuple(reversed(rows[0])), rows[1]), "deadlocks: rank 0 at B0.0, rank 1 at F1.0"),
     ):
         with pytest.raises(ValueError, match=said):
             Table((0, 1), 1, wrong)

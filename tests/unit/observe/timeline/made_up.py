@@ -16,7 +16,7 @@ from lmtrain.layout import Layout
 from lmtrain.observe.spans.format import SPAN, Axis, Header, Kind, SpanFile, span_file_name
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import Costs, simulate
-from lmtrain.schedules.table import Action, needs
+from lmtrain.schedules.table import Action, prerequisites
 from lmtrain.schedules.table import Kind as Work
 
 KINDS = {Work.FORWARD: Kind.FORWARD, Work.BACKWARD: Kind.BACKWARD, Work.INPUT: Kind.INPUT, Work.WEIGHT: Kind.WEIGHT}
@@ -117,7 +117,7 @@ class Made:
                 numbers[span.action] = sent[pair] = sent.get(pair, -1) + 1
         for span in sorted(found.spans, key=lambda one: one.start):
             action, rank = span.action, pipe[span.rank]
-            for need in needs(action, last):
+            for need in prerequisites(action, last):
                 if need in numbers and action.kind is not Work.WEIGHT and need.stage != action.stage:
                     peer = pipe[table.rank_of[need.stage]]
                     rows[rank].append((
