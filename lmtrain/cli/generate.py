@@ -15,7 +15,7 @@ from lmtrain.runtime.processes.process import limit_spinning, use_expandable_seg
 
 if TYPE_CHECKING:
     from lmtrain.eval.generate import Sampling
-    from lmtrain.eval.load import Loaded
+    from lmtrain.eval.load import LoadedModel
 
 
 def generate(
@@ -61,7 +61,7 @@ def generate(
     show(loaded, prompt, max_new_tokens, samplings)
 
 
-def _print_stream(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
+def _print_stream(loaded: LoadedModel, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
     from lmtrain.eval.generate import generate_stream
 
     subject = loaded.subject
@@ -76,7 +76,7 @@ def _print_stream(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: l
         echo()
 
 
-def _print_samples(loaded: Loaded, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
+def _print_samples(loaded: LoadedModel, prompt: str, max_new_tokens: int, samplings: list[Sampling]) -> None:
     from lmtrain.eval.generate import generate as generate_text
 
     subject = loaded.subject

@@ -37,7 +37,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Generated:
+class GeneratedText:
     text: str
     num_tokens: int
     stopped_by: str  # "end_of_document" or "max_new_tokens"
@@ -45,12 +45,12 @@ class Generated:
 
 def generate(
     model: Scorable, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, sampling: Sampling, seq_len: int
-) -> Generated:
+) -> GeneratedText:
     """Return a whole sample; its text does not include the prompt."""
     context = prompt_tokens(tokenizer, prompt)
     ids = list(generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id))
     ended = bool(ids) and ids[-1] == tokenizer.eod_id
-    return Generated(
+    return GeneratedText(
         tokenizer.decode(ids[:-1] if ended else ids), len(ids), "end_of_document" if ended else "max_new_tokens"
     )
 
@@ -61,21 +61,21 @@ def generate_stream(
     """Yield the same text as `generate` in pieces, each as soon as its characters are complete."""
     context = prompt_tokens(tokenizer, prompt)
     tokens = generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id)
-    return whole_pieces(tokenizer, (token for token in tokens if token != tokenizer.eod_id))
+    return stream_text(tokenizer, (token for token in tokens if token != tokenizer.eod_id))
 
 
-def whole_pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
+def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
     """Yield the text of tokens as they come; bytes of an incomplete character wait for the rest."""
-    seen: list[int] = []
-    num_given = 0  # number of characters yielded
+    decoded: list[int] = []
+    num_yielded = 0  # number of characters yielded
     for token in tokens:
-        seen.append(token)
+        decoded.append(token)
         # an incomplete character decodes to U+FFFD at the end; the text before it is final
-        text = tokenizer.decode(seen).rstrip("\ufffd")
-        if len(text) > num_given:
-            yield text[num_given:]
-            num_given = len(text)
-    if rest := tokenizer.decode(seen)[num_given:]:
+        text = tokenizer.decode(decoded).rstrip("\ufffd")
+        if len(text) > num_yielded:
+            yield text[num_yielded:]
+            num_yielded = len(text)
+    if rest := tokenizer.decode(decoded)[num_yielded:]:
         yield rest
 
 
@@ -96,7 +96,7 @@ def generate_tokens(
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(context)
     for _ in range(max_new_tokens):
-        token = draw(next_logits(model, tokens[-seq_len:]), sampling, generator)
+        token = draw_token(next_logits(model, tokens[-seq_len:]), sampling, generator)
         yield token
         if token == eod_id:
             return
@@ -113,23 +113,25 @@ def next_logits(model: Scorable, tokens: list[int]) -> Tensor:
     return model.logits(batch, keep_BT)[0].double().cpu()  # device synchronization, once per token
 
 
-def draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+def draw_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """Draw a token by its logits. Raise NonFiniteLossError if one is NaN or none is finite."""
     if torch.isnan(logits_V).any() or not torch.isfinite(logits_V).any():
         raise NonFiniteLossError("The model's logits are not finite. The weights are damaged: try --precision fp32.")
     if sampling.temperature == 0:
         return int(logits_V.argmax())
-    logits_V = _nucleus(_top(logits_V / sampling.temperature, sampling.top_k), sampling.top_p)
+    logits_V = _keep_top_p(_keep_top_k(logits_V / sampling.temperature, sampling.top_k), sampling.top_p)
     return int(torch.multinomial(logits_V.softmax(-1), 1, generator=generator))
 
 
-def _top(logits_V: Tensor, top_k: int | None) -> Tensor:
+def _keep_top_k(logits_V: Tensor, top_k: int | None) -> Tensor:
+    """Keep the k most likely tokens; set other logits to -inf."""
     if top_k is None or top_k >= len(logits_V):
         return logits_V
     chosen = logits_V.topk(top_k)
     return torch.full_like(logits_V, -torch.inf).scatter(0, chosen.indices, chosen.values)
 
 
-def _nucleus(logits_V: Tensor, top_p: float | None) -> Tensor:
+def _keep_top_p(logits_V: Tensor, top_p: float | None) -> Tensor:
     """Keep the fewest most likely tokens whose probabilities reach top_p, at least one; set other logits to -inf."""
     if top_p is None or top_p >= 1:
         return logits_V

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from lmtrain.errors import DataError, UsageError, shorten, spelling_hint
 from lmtrain.eval.generate import Sampling, generate_tokens, prompt_tokens
 from lmtrain.eval.load import load_for_eval
-from lmtrain.eval.scoring import Scored, Scorer
+from lmtrain.eval.scoring import Scorer, TargetScores
 from lmtrain.eval.task import eod_id
 from lmtrain.eval.windows import Request
 from lmtrain.runtime.machine.device import pick_device
@@ -78,22 +78,22 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        for given, _context, target in requests:
+        for texts, _context, target in requests:
             if not 1 <= len(target) <= self.max_length:
                 raise DataError(
-                    f"The answer {shorten(given[1], 60)!r} is {len(target)} tokens and the model sees {self.max_length}"
+                    f"The answer {shorten(texts[1], 60)!r} is {len(target)} tokens and the model sees {self.max_length}"
                     ". Use a task that fits the model."
                 )
-        asked = [_request(context, target, self.max_length) for _given, context, target in requests]
+        scoring_requests = [_request(context, target, self.max_length) for _given, context, target in requests]
         answers = []
-        for (given, *_rest), scored in zip(requests, self._score(asked), strict=True):
-            answers.append((-float(scored.nll.sum()), bool(scored.greedy.all())))
-            self.cache_hook.add_partial("loglikelihood", given, answers[-1])
+        for (texts, *_rest), scores in zip(requests, self._score(scoring_requests), strict=True):
+            answers.append((-float(scores.nll.sum()), bool(scores.greedy.all())))
+            self.cache_hook.add_partial("loglikelihood", texts, answers[-1])
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each text by itself, in the harness's own windows."""
-        asked = [
+        windows = [
             _request(context, target, self.max_length, item)
             for item, (text,) in enumerate(request.args for request in requests)
             for context, target in map(
@@ -102,36 +102,37 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
             )
         ]
         sums = np.zeros(len(requests))
-        for window, scored in zip(asked, self._score(asked), strict=True):
-            sums[window.item] -= scored.nll.sum()
-        for request, found in zip(requests, sums, strict=True):
-            self.cache_hook.add_partial("loglikelihood_rolling", request.args, float(found))
-        return [float(found) for found in sums]
+        for window, scores in zip(windows, self._score(windows), strict=True):
+            sums[window.item] -= scores.nll.sum()
+        for request, total in zip(requests, sums, strict=True):
+            self.cache_hook.add_partial("loglikelihood_rolling", request.args, float(total))
+        return [float(total) for total in sums]
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         texts = []
         for request in tqdm(requests, desc="generate_until", disable=disable_tqdm):
-            prompt, wanted = request.args
-            texts.append(self._write(prompt, normalize_gen_kwargs(wanted, MAX_NEW_TOKENS)))
-            self.cache_hook.add_partial("generate_until", (prompt, wanted), texts[-1])
+            prompt, generation_kwargs = request.args
+            texts.append(self._generate(prompt, normalize_gen_kwargs(generation_kwargs, MAX_NEW_TOKENS)))
+            self.cache_hook.add_partial("generate_until", (prompt, generation_kwargs), texts[-1])
         return texts
 
-    def _write(self, prompt: str, wanted: dict[str, Any]) -> str:
-        until, most, sampling = _generation(wanted)
-        tokenizer, room = self.subject.tokenizer, self.max_length - most
+    def _generate(self, prompt: str, generation_kwargs: dict[str, Any]) -> str:
+        until, num_new, sampling = _parse_generation(generation_kwargs)
+        tokenizer, room = self.subject.tokenizer, self.max_length - num_new
         if room < 1:
             raise UsageError(
-                f"max_gen_toks={most} leaves no room for a prompt: the model sees {self.max_length} tokens. Use fewer."
+                f"max_gen_toks={num_new} leaves no room for a prompt: the model's window is {self.max_length} tokens. "
+                "Use fewer."
             )
         context = prompt_tokens(tokenizer, prompt)[-room:]
         ids: list[int] = []
-        for token in generate_tokens(self.subject.model, context, most, sampling, self.max_length, tokenizer.eod_id):
+        for token in generate_tokens(self.subject.model, context, num_new, sampling, self.max_length, tokenizer.eod_id):
             ids += [token] if token != tokenizer.eod_id else []
             if any(stop in tokenizer.decode(ids) for stop in until):
                 break
         return str(postprocess_generated_text(tokenizer.decode(ids), until, None))
 
-    def _score(self, requests: Sequence[Request]) -> list[Scored]:
+    def _score(self, requests: Sequence[Request]) -> list[TargetScores]:
         scorer = Scorer(self.subject.model, batch_size=self.batch_size)
         return list(tqdm(scorer.score(requests), desc="scored by lmtrain", total=len(requests)))
 
@@ -141,14 +142,18 @@ def _request(context: list[int], target: list[int], max_length: int, item: int =
     return Request(np.array((context + target)[-(max_length + 1) :], np.int64), len(target), item)
 
 
-def _generation(wanted: dict[str, Any]) -> tuple[list[str], int, Sampling]:
-    """Return the stop strings, the most new tokens and the sampling. Raise UsageError for unknown arguments."""
-    given = dict(wanted)
-    until, most, samples = given.pop("until"), given.pop("max_gen_toks"), given.pop("do_sample")
-    temperature = given.pop("temperature", 0.0)
-    sampling = {key: given.pop(key) for key in ("top_k", "top_p", "seed") if key in given}
-    for key, value in given.items():
-        raise UsageError(f"--gen_kwargs {key}={value} is not known to lmtrain. {spelling_hint(key, tuple(wanted))}")
+def _parse_generation(generation_kwargs: dict[str, Any]) -> tuple[list[str], int, Sampling]:
+    """Return the stop strings, the largest number of new tokens and the sampling settings.
+
+    Raise UsageError for unknown arguments.
+    """
+    rest = dict(generation_kwargs)
+    until, num_new, samples = rest.pop("until"), rest.pop("max_gen_toks"), rest.pop("do_sample")
+    temperature = rest.pop("temperature", 0.0)
+    chosen = {key: rest.pop(key) for key in ("top_k", "top_p", "seed") if key in rest}
+    for key, value in rest.items():
+        hint = spelling_hint(key, tuple(generation_kwargs))
+        raise UsageError(f"--gen_kwargs {key}={value} is not known to lmtrain. {hint}")
     # because: the harness's own model samples at temperature 1 if a task sets do_sample and no temperature
-    drawn = Sampling(temperature=(temperature or 1.0) if samples else 0.0, **sampling)
-    return [stop for stop in until if stop], most, drawn
+    settings = Sampling(temperature=(temperature or 1.0) if samples else 0.0, **chosen)
+    return [stop for stop in until if stop], num_new, settings

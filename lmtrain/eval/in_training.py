@@ -17,18 +17,20 @@ from lmtrain.batch import Batch
 from lmtrain.errors import OutOfMemoryError
 from lmtrain.eval.runner import Subject, score
 from lmtrain.eval.scoring import Scorable
-from lmtrain.eval.task import Answers, Prepared, Task, sum_up, window_of
+from lmtrain.eval.task import Answers, Prepared, Task, choose_window, sum_columns
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.tokenizer.base import Tokenizer
 
-_KEPT = (
+_ROW_KEYS = (
     "protocol", "protocol_version", "data", "text_sha256", "num_targets", "seq_len", "dtype", "nll_sum_nats",
     "headline", "measures", "groups",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlannedEvaluation:
+    """A task with its prepared text, which training scores again at each evaluation."""
+
     name: str  # prefix of the measures' names
     task: Task
     data: str  # description of the text's source
@@ -37,55 +39,60 @@ class Planned:
     @property
     def measures(self) -> list[str]:
         """The names of the task's measures, computed from the answers of a model that is sure of every target."""
-        asked = [(request.item, request.num_scored) for request in self.prepared.requests]
-        item, scored = np.array(asked, np.int64).reshape(-1, 2).T
-        columns = self.task.columns(self.prepared, Answers(item, np.zeros(len(asked)), scored, scored))
-        return list(self.task.measures(sum_up(columns)))
+        items_and_targets = [(request.item, request.num_scored) for request in self.prepared.requests]
+        item, scored = np.array(items_and_targets, np.int64).reshape(-1, 2).T
+        columns = self.task.columns(self.prepared, Answers(item, np.zeros(len(items_and_targets)), scored, scored))
+        return list(self.task.measures(sum_columns(columns)))
 
 
 @dataclass(frozen=True, kw_only=True)
-class DuringTraining:
-    planned: Sequence[Planned]
+class TrainingEvaluator:
+    """The evaluations that a training run calls; built once, before the first step."""
+
+    planned: Sequence[PlannedEvaluation]
     tokenizer: Tokenizer
     dtype: str
     batch_size: int
 
     def __call__(
-        self, model: ParallelModel, before_each: Callable[[], None], doing: Callable[[str], None]
+        self, model: ParallelModel, before_each: Callable[[], None], show_activity: Callable[[str], None]
     ) -> Iterator[dict[str, Any]]:
         """Yield a row of metrics for each task, without event and step. Collective: every rank must call it.
 
-        `before_each` is called before each batch, `doing` with a progress text.
+        `before_each` is called before each batch, `show_activity` with a progress text.
         """
         shape = model.settings.shape
         subject = Subject(
-            model=cast(Scorable, _Asking(model, before_each)), tokenizer=self.tokenizer, seq_len=shape.seq_len,
+            model=cast(Scorable, _HookedModel(model, before_each)), tokenizer=self.tokenizer, seq_len=shape.seq_len,
             vocab_size=shape.vocab_size, dtype=self.dtype,
             causal=shape.causal, pairs="pair" in model.settings.terms,
         )  # fmt: skip
-        for one in self.planned:
+        for planned in self.planned:
             began = time.monotonic()
-            yield self._row(one, subject, doing) | {"seconds": time.monotonic() - began}
+            yield self._evaluate(planned, subject, show_activity) | {"seconds": time.monotonic() - began}
 
-    def _row(self, one: Planned, subject: Subject, doing: Callable[[str], None]) -> dict[str, Any]:
+    def _evaluate(
+        self, planned: PlannedEvaluation, subject: Subject, show_activity: Callable[[str], None]
+    ) -> dict[str, Any]:
         def report(done: int, total: int, **_: object) -> None:
-            doing(f"evaluating {one.name}: {done / total:.0%}")
+            show_activity(f"evaluating {planned.name}: {done / total:.0%}")
 
+        seq_len = choose_window(planned.task, subject.seq_len, None)
         try:
-            found = score(
-                one.task, subject, one.prepared, one.data, seq_len=window_of(one.task, subject.seq_len, None),
+            result = score(
+                planned.task, subject, planned.prepared, planned.data, seq_len=seq_len,
                 batch_size=self.batch_size, resamples=0, progress=report,
             ).result  # fmt: skip
         except OutOfMemoryError as error:
             raise OutOfMemoryError(
-                f"{subject.model.device} ran out of memory evaluating {one.name}. "
+                f"{subject.model.device} ran out of memory evaluating {planned.name}. "
                 f"Use an eval.batch_size below {self.batch_size}."
             ) from error
-        return {"name": one.name} | {key: getattr(found, key) for key in _KEPT}
+        return {"name": planned.name} | {key: getattr(result, key) for key in _ROW_KEYS}
 
 
 @dataclass(frozen=True)
-class _Asking:
+class _HookedModel:
     """A model that calls `before_each` before each batch."""
 
     model: Any  # a Scorable
@@ -95,9 +102,9 @@ class _Asking:
         return getattr(self.model, name)
 
     def scores(self, batches: Iterable[Batch]) -> Any:
-        return self.model.scores(self._asked(batches))
+        return self.model.scores(self._hooked(batches))
 
-    def _asked(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def _hooked(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
             self.before_each()
             yield batch

@@ -21,7 +21,7 @@ import numpy as np
 
 from lmtrain.checkpoint.disk.format import MANIFEST, MAX_MANIFEST_BYTES
 from lmtrain.errors import OutputError
-from lmtrain.eval.scoring import Scored
+from lmtrain.eval.scoring import TargetScores
 from lmtrain.eval.windows import Request
 from lmtrain.runtime.files.files import open_output, read_bytes, read_range, storage_errors
 from lmtrain.runtime.processes.faults import fault_point
@@ -29,26 +29,26 @@ from lmtrain.runtime.processes.faults import fault_point
 _HEAD = b"lmtrain evaluation journal 1\n"
 _FRAME = struct.Struct("<II")  # length of the record in bytes, and its CRC-32
 _KEY_BYTES = 16
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 Share = Callable[[bytes], bytes]  # returns rank 0's bytes on every rank
 
 
 class Journal:
     """The journal of a scorer. Only rank 0 has a file; all ranks share its answers, and so skip the same batches."""
 
-    def __init__(self, path: Path | None, tell: Tell = lambda said: None, share: Share = lambda data: data) -> None:
-        self._path, self._tell, self._identity = path, tell, b""
-        self._fd = None if path is None else _open_alone(path)
+    def __init__(self, path: Path | None, report: Report = lambda text: None, share: Share = lambda data: data) -> None:
+        self._path, self._report, self._identity = path, report, b""
+        self._fd = None if path is None else _open_locked(path)
         data = b"" if self._fd is None else read_range(self._fd, 0, os.fstat(self._fd).st_size)
-        self._data = share(self._whole_part(data))
-        self._records = _records(self._data)
+        self._data = share(self._undamaged_part(data))
+        self._records = _record_ranges(self._data)
         self._next = 0
 
-    def of(self, identity: str) -> None:
-        """Set the identity of the model and its computation, from `identity_of`, for the following answers."""
+    def set_identity(self, identity: str) -> None:
+        """Set the identity of the model and its computation, from `model_identity`, for the following answers."""
         self._identity = identity.encode()
 
-    def find(self, requests: Sequence[Request]) -> list[Scored] | None:
+    def find(self, requests: Sequence[Request]) -> list[TargetScores] | None:
         """Return the answers if the next record is of these requests.
 
         Otherwise discard that record and all after it, and return None.
@@ -56,18 +56,19 @@ class Journal:
         if self._next == len(self._records):
             return None
         start, stop = self._records[self._next]
-        found = _decoded(self._data[start:stop], self._key(requests), len(requests))
-        if found is None:
-            self._forget_rest()
+        answers = _decode_record(self._data[start:stop], self._key(requests), len(requests))
+        if answers is None:
+            self._discard_rest()
             return None
         if self._next == 0:
-            self._tell(f"{self._path} holds answers of an earlier call: they are not scored again.")
+            self._report(f"{self._path} holds answers of an earlier call: they are not scored again.")
         self._next += 1
-        return found
+        return answers
 
-    def add(self, requests: Sequence[Request], answers: Sequence[Scored]) -> None:
+    def add(self, requests: Sequence[Request], answers: Sequence[TargetScores]) -> None:
+        """Append the answers of a batch to the file; only rank 0 does."""
         if self._fd is not None and self._path is not None:
-            record = _encoded(self._key(requests), answers)
+            record = _encode_record(self._key(requests), answers)
             with storage_errors(self._path, "Writing"):
                 os.write(self._fd, _FRAME.pack(len(record), zlib.crc32(record)))
                 fault_point("eval.journal")
@@ -80,7 +81,7 @@ class Journal:
                 self._path.unlink(missing_ok=True)
             os.close(self._fd)
 
-    def _whole_part(self, data: bytes) -> bytes:
+    def _undamaged_part(self, data: bytes) -> bytes:
         """Return the undamaged part of the file's content, and truncate the file to it; an empty file gets the header.
 
         Raise OutputError if the file is no journal.
@@ -88,11 +89,11 @@ class Journal:
         if self._fd is None or self._path is None:
             return b""
         if data.startswith(_HEAD):
-            records = _records(data)
-            whole = records[-1][1] if records else len(_HEAD)
-            if whole < len(data):
-                self._tell(f"{self._path} is torn or damaged after {len(records)} batches; the rest is scored again.")
-            data = data[:whole]
+            records = _record_ranges(data)
+            num_bytes = records[-1][1] if records else len(_HEAD)
+            if num_bytes < len(data):
+                self._report(f"{self._path} is torn or damaged after {len(records)} batches; the rest is scored again.")
+            data = data[:num_bytes]
         else:
             if not _HEAD.startswith(data):
                 raise OutputError(f"{self._path} is not a journal of ours, whose place it has. Remove or rename it.")
@@ -104,15 +105,15 @@ class Journal:
                 os.write(self._fd, _HEAD)
         return data or _HEAD
 
-    def _forget_rest(self) -> None:
-        kept = self._records[self._next][0] - _FRAME.size
+    def _discard_rest(self) -> None:
+        num_bytes = self._records[self._next][0] - _FRAME.size
         self._records = self._records[: self._next]
-        self._tell(
+        self._report(
             f"{self._path} is of another evaluation (other weights, text or options), and begun again"
             + (f" after {self._next} batches." if self._next else ".")
         )
         if self._fd is not None:
-            os.ftruncate(self._fd, kept)
+            os.ftruncate(self._fd, num_bytes)
             os.lseek(self._fd, 0, os.SEEK_END)
 
     def _key(self, requests: Sequence[Request]) -> bytes:
@@ -124,15 +125,15 @@ class Journal:
 
 
 @contextmanager
-def journal_beside(
-    output: Path | None, tell: Tell = lambda said: None, share: Share = lambda data: data
+def open_journal(
+    output: Path | None, report: Report = lambda text: None, share: Share = lambda data: data
 ) -> Iterator[Journal]:
     """Open the journal OUTPUT.journal for the enclosed block; after an exception the file stays for the next call."""
     path = None if output is None else output.with_name(f"{output.name}.journal")
     if path is not None:
         with storage_errors(path, "Writing"):
             path.parent.mkdir(parents=True, exist_ok=True)
-    journal = Journal(path, tell, share)
+    journal = Journal(path, report, share)
     try:
         yield journal
     except BaseException:
@@ -141,8 +142,8 @@ def journal_beside(
     journal.close(done=True)
 
 
-def identity_of(checkpoint: Path, *computed: str) -> str:
-    """Return a text that identifies a model, by a hash, and its computation, by `computed`.
+def model_identity(checkpoint: Path, *computation: str) -> str:
+    """Return a text that identifies a model, by a hash, and its computation, by the texts in `computation`.
 
     A checkpoint is hashed by its manifest, another program's folder by the names, sizes and times of its files.
     """
@@ -151,12 +152,13 @@ def identity_of(checkpoint: Path, *computed: str) -> str:
         digest.update(read_bytes(checkpoint / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False))
     else:
         for file in sorted(checkpoint.iterdir()):
-            found = file.stat()
-            digest.update(f"{file.name}\0{found.st_size}\0{found.st_mtime_ns}\0".encode(errors="replace"))
-    return "\0".join([digest.hexdigest(), *computed])
+            status = file.stat()
+            digest.update(f"{file.name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode(errors="replace"))
+    return "\0".join([digest.hexdigest(), *computation])
 
 
-def _open_alone(path: Path) -> int:
+def _open_locked(path: Path) -> int:
+    """Open or create the file with an exclusive lock. Raise OutputError if another process holds the lock."""
     with storage_errors(path, "Opening"):
         fd = open_output(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -167,29 +169,29 @@ def _open_alone(path: Path) -> int:
     return fd
 
 
-def _records(data: bytes) -> list[tuple[int, int]]:
+def _record_ranges(data: bytes) -> list[tuple[int, int]]:
     """Return the (start, stop) of each whole record, up to the first that is torn or damaged."""
-    found, at = [], len(_HEAD)
+    ranges, at = [], len(_HEAD)
     while at + _FRAME.size <= len(data):
         size, crc = _FRAME.unpack_from(data, at)
         start, stop = at + _FRAME.size, at + _FRAME.size + size
         if zlib.crc32(data[start:stop]) != crc or stop > len(data):
             break
-        found.append((start, stop))
+        ranges.append((start, stop))
         at = stop
-    return found
+    return ranges
 
 
-def _encoded(key: bytes, answers: Sequence[Scored]) -> bytes:
+def _encode_record(key: bytes, answers: Sequence[TargetScores]) -> bytes:
     arrays = [
-        np.array([len(one.nll) for one in answers], "<u4"),
-        np.concatenate([one.nll for one in answers]).astype("<f8"),
-        np.concatenate([one.greedy for one in answers]).astype(np.uint8),
+        np.array([len(answer.nll) for answer in answers], "<u4"),
+        np.concatenate([answer.nll for answer in answers]).astype("<f8"),
+        np.concatenate([answer.greedy for answer in answers]).astype(np.uint8),
     ]
     return key + b"".join(array.tobytes() for array in arrays)
 
 
-def _decoded(record: bytes, key: bytes, num_requests: int) -> list[Scored] | None:
+def _decode_record(record: bytes, key: bytes, num_requests: int) -> list[TargetScores] | None:
     """Return the answers in a record, or None if the record's key is another."""
     if record[:_KEY_BYTES] != key:
         return None
@@ -198,4 +200,4 @@ def _decoded(record: bytes, key: bytes, num_requests: int) -> list[Scored] | Non
     at = _KEY_BYTES + counts.nbytes
     nll = np.frombuffer(record, "<f8", total, at).astype(np.float64)
     greedy = np.frombuffer(record, np.uint8, total, at + 8 * total).astype(np.bool_)
-    return [Scored(n, g) for n, g in zip(np.split(nll, ends[:-1]), np.split(greedy, ends[:-1]), strict=True)]
+    return [TargetScores(n, g) for n, g in zip(np.split(nll, ends[:-1]), np.split(greedy, ends[:-1]), strict=True)]

@@ -23,25 +23,26 @@ from lmtrain.runtime.machine.device import device_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedModel:
     subject: Subject
     facts: dict[str, Any]  # checkpoint, step and device, printed under every result
 
 
-def load_for_eval(path: Path, device: torch.device, precision: str) -> Loaded:
+def load_for_eval(path: Path, device: torch.device, precision: str) -> LoadedModel:
     """Load the causal model of a checkpoint, a run folder or its checkpoints folder, on one process."""
     source = checkpoint_source(path)
     check_causal(source)
-    return load(source, device, precision)
+    return load_source(source, device, precision)
 
 
-def load(
+def load_source(
     source: Source,
     device: torch.device,
     precision: str,
     mesh: Mesh | None = None,
     parallel: ParallelSettings = ParallelSettings(),
-) -> Loaded:
+) -> LoadedModel:
+    """Load a model's weights on a device in a precision; with `mesh`, this rank's shard by the `parallel` layout."""
     weights, tokenizer = source.open(), source.tokenizer()
     settings = weights.settings
     model = build_parallel(
@@ -61,6 +62,6 @@ def load(
         pairs="pair" in settings.terms,
     )
     check_vocabulary(subject)
-    return Loaded(
+    return LoadedModel(
         subject=subject, facts=source.facts | {"parameters": model.num_parameters, "device": device_name(device)}
     )

@@ -27,10 +27,10 @@ from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.units import format_count, format_measure, format_seconds, plural
 
 _HEAD_TOKENS = 24
-_MOST_BYTES = 4 << 30
-_WORDS = ("result", "task", "item", "text", "target", "right")  # keys of a row that are not columns
-_FEW_SOURCES = 8  # most sources shown without --full
-_HASH = 12  # characters of a hash without --full
+_MAX_BYTES = 4 << 30
+_ROW_KEYS = ("result", "task", "item", "text", "target", "right")  # keys of a row that are not columns
+_MAX_SOURCES = 8  # most sources shown without --full
+_HASH_CHARACTERS = 12  # characters of a hash without --full
 
 
 def sample_rows(
@@ -40,7 +40,7 @@ def sample_rows(
 
     The text is empty for an item without requests.
     """
-    heads = _heads(prepared, tokenizer)
+    heads = _item_texts(prepared, tokenizer)
     for item in range(prepared.num_items):
         values = {name: float(column[item]) for name, column in columns.items()}
         row = {"result": number, "task": result.task, "item": item, **heads.get(item, {"text": ""})}
@@ -49,68 +49,73 @@ def sample_rows(
         yield row | values
 
 
-def _heads(prepared: Prepared, tokenizer: Tokenizer) -> dict[int, dict[str, str]]:
+def _item_texts(prepared: Prepared, tokenizer: Tokenizer) -> dict[int, dict[str, str]]:
     """Return per item the beginning of its text, and its target if not all tokens are scored."""
-    firsts: dict[int, Request] = {}
+    first_requests: dict[int, Request] = {}
     for request in prepared.requests:
-        firsts.setdefault(request.item, request)
-    found = {}
-    for item, request in firsts.items():
+        first_requests.setdefault(request.item, request)
+    texts = {}
+    for item, request in first_requests.items():
         ids = request.tokens.tolist()
         fed = ids[: request.num_fed] if isinstance(request, MaskedRequest) else ids
-        found[item] = {"text": tokenizer.decode(fed[:_HEAD_TOKENS])}
+        texts[item] = {"text": tokenizer.decode(fed[:_HEAD_TOKENS])}
         if isinstance(request, MaskedRequest) and request.places is None:
             continue  # because: the label of a pair is no token
         if request.num_scored < len(ids) - 1:
-            found[item]["target"] = tokenizer.decode(ids[-request.num_scored :][:_HEAD_TOKENS])
-    return found
+            texts[item]["target"] = tokenizer.decode(ids[-request.num_scored :][:_HEAD_TOKENS])
+    return texts
 
 
-def as_lines(rows: Iterator[dict[str, Any]]) -> bytes:
+def encode_rows(rows: Iterator[dict[str, Any]]) -> bytes:
+    """Encode rows as JSON, one a line."""
     return b"".join(json_bytes(row) + b"\n" for row in rows)
 
 
 def read_columns(path: Path, sha256: str) -> dict[int, Columns]:
     """Return the columns of each result, by its number. Raise DataError if the file's SHA-256 differs from `sha256`."""
-    data = read_bytes(path, _MOST_BYTES)
+    data = read_bytes(path, _MAX_BYTES)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DataError(
             f"{path} is not the file that was written with its results: its SHA-256 is another. Evaluate once more."
         )
-    found: dict[int, dict[str, list[float]]] = {}
+    columns_by_result: dict[int, dict[str, list[float]]] = {}
     for line in data.splitlines():
         row = parse_json(line, path)
         if not isinstance(row, Mapping):
             raise DataError(f"{path} has a line that is no row of a sample. Evaluate once more.")
-        of = found.setdefault(row["result"], {})
+        of = columns_by_result.setdefault(row["result"], {})
         for name, value in row.items():
-            if name not in _WORDS:
+            if name not in _ROW_KEYS:
                 of.setdefault(name, []).append(value)
-    return {number: {name: np.array(values, np.float64) for name, values in of.items()} for number, of in found.items()}
+    return {
+        number: {name: np.array(values, np.float64) for name, values in columns.items()}
+        for number, columns in columns_by_result.items()
+    }
 
 
 def render(result: Result, model: dict[str, Any], *, full: bool = False) -> RenderableType:
+    """Return a result as tables; `model` has the model's facts. With `full` everything that the JSON has."""
     published = result.notes.get(NOT_PUBLISHED)
     limit, few = result.limit, ""
     if limit is not None:
         few = f"PARTIAL: the first {plural(limit, 'item', f'{limit:,}')}"
-    headline = _Whole(
+    headline = _TextPieces(
         Text(result.protocol, "bold"),
         Text(few, "bold yellow"),
         Text("" if published is None else f"NOT OF {published} AS PUBLISHED", "bold yellow"),
         Text(f"{result.headline} {format_measure(result.headline, result.measures[result.headline])}", "bold green"),
-        Text(_sure(result, result.headline)),
+        Text(_interval_text(result, result.headline)),
     )
     parts: list[RenderableType] = [headline]
     if full:
-        parts.append(_measures(result))
+        parts.append(_measures_table(result))
     if result.baselines:
-        parts.append(_baselines(result))
-    if result.groups and (full or len(result.groups) <= _FEW_SOURCES):
-        parts.append(_groups(result))
+        parts.append(_baselines_table(result))
+    if result.groups and (full or len(result.groups) <= _MAX_SOURCES):
+        parts.append(_groups_table(result))
     if full:
-        return Group(*parts, _positions(result), _named([*model.items(), *_recipe_rows(result)]))
-    return Group(*parts, _named(_short_rows(result, model)))
+        return Group(*parts, _positions_table(result), _facts_table([*model.items(), *_recipe_rows(result)]))
+    return Group(*parts, _facts_table(_short_rows(result, model)))
 
 
 def render_tasks(tasks: dict[str, Task]) -> RenderableType:
@@ -120,38 +125,37 @@ def render_tasks(tasks: dict[str, Task]) -> RenderableType:
         rows = [("data", task.data), *task.recipe.items(), ("measure", task.headline)]
         if task.compares:
             rows.append(("baseline", "--baseline PREFIX also scores by that dataset's counts"))
-        parts += [Text(name, style="bold"), _named(rows), Text()]
+        parts += [Text(name, style="bold"), _facts_table(rows), Text()]
     return Group(*parts[:-1])
 
 
 def render_comparison(comparison: Comparison, *, full: bool = False) -> RenderableType:
     """Return a table of A's and B's measures, the difference, its interval, and whether it is clear of 0."""
     differences = comparison.differences
-    few = [name for name in (comparison.headline, "bits_per_byte") if name in differences]
-    table = _plain(
-        Column("measure", no_wrap=True), *map(_right, ("A", "B", "B - A", f"{LEVEL:.0%} interval")), Column("clear")
-    )
-    for name in differences if full else few or differences:
-        one = differences[name]
+    main = [name for name in (comparison.headline, "bits_per_byte") if name in differences]
+    numbers = map(_right_column, ("A", "B", "B - A", f"{LEVEL:.0%} interval"))
+    table = _plain_table(Column("measure", no_wrap=True), *numbers, Column("clear"))
+    for name in differences if full else main or differences:
+        difference = differences[name]
         table.add_row(
             name,
-            format_measure(name, one.a),
-            format_measure(name, one.b),
-            _signed(name, one.difference),
-            " to ".join(_signed(name, edge) for edge in one.interval or ()) or "one item: none",
-            "-" if one.interval is None else "yes" if one.beyond_chance else "no",
+            format_measure(name, difference.a),
+            format_measure(name, difference.b),
+            _signed_text(name, difference.difference),
+            " to ".join(_signed_text(name, edge) for edge in difference.interval or ()) or "one item: none",
+            "-" if difference.interval is None else "yes" if difference.beyond_chance else "no",
         )
     notes = [("items", f"{comparison.num_items:,}, drawn alike for both; clear: 0 is outside the interval")]
     if comparison.left_out:
         notes.append(("left out", f"{', '.join(comparison.left_out)}: the tokenizers differ"))
-    return Group(Text.assemble((comparison.protocol, "bold"), f"  {comparison.data}"), table, _named(notes))
+    return Group(Text.assemble((comparison.protocol, "bold"), f"  {comparison.data}"), table, _facts_table(notes))
 
 
-def _signed(name: str, value: float) -> str:
+def _signed_text(name: str, value: float) -> str:
     return ("+" if value > 0 else "") + format_measure(name, value)
 
 
-class _Whole:
+class _TextPieces:
     """Pieces of text side by side. A piece that does not fit begins a new line, indented like the rows below."""
 
     def __init__(self, *pieces: Text) -> None:
@@ -167,7 +171,7 @@ class _Whole:
         yield line
 
 
-def _sure(result: Result, name: str) -> str:
+def _interval_text(result: Result, name: str) -> str:
     """Return the interval of a measure in words: how far it may be off because of the choice of items."""
     interval = result.intervals.get(name)
     if interval is None:
@@ -177,31 +181,34 @@ def _sure(result: Result, name: str) -> str:
 
 
 def _short_rows(result: Result, model: dict[str, Any]) -> list[tuple[str, str]]:
-    others = [f"{n} {format_measure(n, v)}" for n, v in result.measures.items() if n != result.headline]
-    counted = [(result.num_documents, "document"), (result.num_words, "word"), (result.num_bytes, "byte")]
-    counts = ", ".join(plural(number, word, f"{number:,}") for number, word in counted if number is not None)
-    whole = "" if result.limit is None else "the whole text: "
+    other_measures = [f"{n} {format_measure(n, v)}" for n, v in result.measures.items() if n != result.headline]
+    numbers = [(result.num_documents, "document"), (result.num_words, "word"), (result.num_bytes, "byte")]
+    counts = ", ".join(plural(number, word, f"{number:,}") for number, word in numbers if number is not None)
+    scope = "" if result.limit is None else "the whole text: "
     on = f"{result.dtype} on {model['device']}" if "device" in model else result.dtype
     return [
-        ("also", ", ".join(others)),
+        ("also", ", ".join(other_measures)),
         ("model", "; ".join([*([str(model["checkpoint"])] if "checkpoint" in model else []), on, result.layout])),
-        ("text", f"{result.data}; sha256 {result.text_sha256[:_HASH]}; {whole}{counts}"),
-        ("recipe", f"{_windows(result)}; prefix: {result.prefix}; divided by {result.denominator}"),
-        ("scored", f"{result.num_targets:,} targets, {result.nll_sum_nats:.3f} nats; {_time(result)}; --full: all"),
+        ("text", f"{result.data}; sha256 {result.text_sha256[:_HASH_CHARACTERS]}; {scope}{counts}"),
+        ("recipe", f"{_windows_text(result)}; prefix: {result.prefix}; divided by {result.denominator}"),
+        (
+            "scored",
+            f"{result.num_targets:,} targets, {result.nll_sum_nats:.3f} nats; {_time_text(result)}; --full: all",
+        ),
     ]
 
 
-def _windows(result: Result) -> str:
+def _windows_text(result: Result) -> str:
     return f"window {result.seq_len:,}, stride {'none' if result.stride is None else f'{result.stride:,}'}"
 
 
-def _time(result: Result) -> str:
+def _time_text(result: Result) -> str:
     took = format_seconds(result.seconds)
     return f"{took}, {format_count(result.tokens_per_s)} tokens/s fed" if result.tokens_per_s else took
 
 
-def _measures(result: Result) -> Table:
-    table = Table("measure", _right("value"), _right(f"{LEVEL:.0%} interval"), box=box.SIMPLE_HEAD)
+def _measures_table(result: Result) -> Table:
+    table = Table("measure", _right_column("value"), _right_column(f"{LEVEL:.0%} interval"), box=box.SIMPLE_HEAD)
     for name, value in result.measures.items():
         table.add_row(
             name,
@@ -211,19 +218,19 @@ def _measures(result: Result) -> Table:
     return table
 
 
-def _groups(result: Result) -> Table:
+def _groups_table(result: Result) -> Table:
     """Return a table of the headline measure by source of the items."""
-    table = _plain(Column("by source", overflow="fold"), _right(result.headline))
+    table = _plain_table(Column("by source", overflow="fold"), _right_column(result.headline))
     for name, measures in result.groups.items():
         table.add_row(name, format_measure(result.headline, measures.get(result.headline, math.nan)))
     return table
 
 
-def _positions(result: Result) -> RenderableType:
+def _positions_table(result: Result) -> RenderableType:
     """Return a table of the loss by number of tokens before the target, or an empty text if there is none."""
     if not result.loss_by_position:
         return Text()
-    table = Table(*map(_right, ("tokens before", "targets", "nats a token")), box=box.SIMPLE_HEAD)
+    table = Table(*map(_right_column, ("tokens before", "targets", "nats a token")), box=box.SIMPLE_HEAD)
     for row in result.loss_by_position:
         first, last = row["tokens_before_from"], row["tokens_before_to"]
         table.add_row(
@@ -234,7 +241,7 @@ def _positions(result: Result) -> RenderableType:
     return table
 
 
-def _baselines(result: Result) -> Table:
+def _baselines_table(result: Result) -> Table:
     """Return a table of the count-based baselines on the same targets; ratios are model over baseline."""
     titles = ("bits per byte", "ratio", "token perplexity", "ratio")
     table = Table(
@@ -255,19 +262,20 @@ def _baselines(result: Result) -> Table:
     return table
 
 
-def _named(rows: list[tuple[str, Any]]) -> Table:
-    table = _plain(Column(no_wrap=True, style="dim"), Column(overflow="fold", style="dim"), show_header=False)
+def _facts_table(rows: list[tuple[str, Any]]) -> Table:
+    """Return a table of names and values without borders."""
+    table = _plain_table(Column(no_wrap=True, style="dim"), Column(overflow="fold", style="dim"), show_header=False)
     for name, value in rows:
         table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
     return table
 
 
-def _plain(*columns: Column, show_header: bool = True) -> Table:
+def _plain_table(*columns: Column, show_header: bool = True) -> Table:
     """Return a table without lines, which is narrow enough for a hash in 80 columns."""
     return Table(*columns, show_header=show_header, box=None, padding=(0, 2, 0, 0), pad_edge=False)
 
 
-def _right(title: str) -> Column:
+def _right_column(title: str) -> Column:
     return Column(title, justify="right")
 
 
@@ -283,7 +291,7 @@ def _recipe_rows(result: Result) -> list[tuple[str, str]]:
         ("words", f"{words}{result.words_rule}"),
         ("bytes", f"{result.num_bytes:,}; {result.bytes_rule}"),
         ("tokens", f"{result.num_tokens:,}, of which scored as targets: {result.num_targets:,}"),
-        ("windows", _windows(result)),
+        ("windows", _windows_text(result)),
         ("padding", f"{result.padding_share:.2%} of what was fed"),
         ("prefix", result.prefix),
         ("denominator", result.denominator),
@@ -293,6 +301,6 @@ def _recipe_rows(result: Result) -> list[tuple[str, str]]:
         ("layout", result.layout),
         ("tokenizer", result.tokenizer_fingerprint),
         *((name.replace("_", " "), str(value)) for name, value in notes.items()),
-        ("time", _time(result)),
+        ("time", _time_text(result)),
         ("lmtrain", result.lmtrain),
     ]

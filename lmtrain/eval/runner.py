@@ -14,47 +14,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError, UsageError
-from lmtrain.eval.scoring import Known, Passes, Scorable, Scored, Scorer
+from lmtrain.eval.scoring import AnswerCache, Scorable, Scorer, SharedAnswers, TargetScores
 from lmtrain.eval.source import check_kind
 from lmtrain.eval.statistics import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.task import (
     NOT_PUBLISHED,
     ONE_PROCESS,
     Answers,
-    Asked,
     Columns,
     Prepared,
     Result,
     Task,
+    TaskOptions,
     TextTask,
+    choose_window,
     ratio,
-    sum_up,
-    window_of,
+    sum_columns,
 )
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.tokenizer.base import Tokenizer
 
-_MOST = 64  # powers of two
+_NUM_POWERS = 64  # powers of two
 T = TypeVar("T")
-Progress = Callable[..., None]  # (tokens fed and known, total; earlier=tokens known)
+Progress = Callable[..., None]  # (tokens fed or cached, total; earlier=tokens cached)
 
 
-class Positions:
+class PositionLosses:
     """Loss sums by position: targets with 1, 2 to 3, 4 to 7, ... tokens before them in the window."""
 
     def __init__(self) -> None:
-        self._nll, self._targets = np.zeros(_MOST), np.zeros(_MOST, np.int64)
+        self._nll, self._targets = np.zeros(_NUM_POWERS), np.zeros(_NUM_POWERS, np.int64)
 
     def add(self, request: Request, nll: NDArray[np.float64]) -> None:
+        """Add the losses of a request's scored targets; a masked model's are left out."""
         if isinstance(request, MaskedRequest):
             return  # because: a masked model sees both sides of a target
         num_fed = request.num_fed
         power = np.frexp(np.arange(num_fed - len(nll) + 1, num_fed + 1))[1] - 1
-        self._nll += np.bincount(power, nll, _MOST)
-        self._targets += np.bincount(power, minlength=_MOST)
+        self._nll += np.bincount(power, nll, _NUM_POWERS)
+        self._targets += np.bincount(power, minlength=_NUM_POWERS)
 
     def rows(self) -> tuple[dict[str, Any], ...]:
+        """Return a row per range of positions that has targets, as the result's `loss_by_position`."""
         return tuple(
             {
                 "tokens_before_from": 1 << power,
@@ -80,13 +82,13 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
         )
     if limit >= num_items:
         return prepared
-    requests = Again(lambda: (request for request in prepared.requests if request.item < limit))
+    requests = Reiterable(lambda: (request for request in prepared.requests if request.item < limit))
     return replace(
         prepared,
         requests=requests,
         num_targets=sum(request.num_scored for request in requests),
-        known={name: values[:limit] for name, values in prepared.known.items()},
-        documents=None if documents is None else Again(lambda: islice(documents, limit)),
+        text_columns={name: values[:limit] for name, values in prepared.text_columns.items()},
+        documents=None if documents is None else Reiterable(lambda: islice(documents, limit)),
         facts=replace(
             facts,
             protocol=f"{facts.protocol}-first{limit}",
@@ -97,7 +99,7 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
 
 
 @dataclass(frozen=True)
-class Again(Generic[T]):
+class Reiterable(Generic[T]):
     """An iterable that calls `walk` for each iteration, so it can be iterated more than once."""
 
     walk: Callable[[], Iterator[T]]
@@ -142,15 +144,15 @@ def run(
 ) -> Outcome:
     """Prepare the text and score it.
 
-    `limit` keeps only the first items, `hashes` is as in `Asked`, and `options` are those of `score`.
+    `limit` keeps only the first items, `hashes` is as in `TaskOptions`, and `options` are those of `score`.
     """
     check_kind(task, causal=subject.causal, pairs=subject.pairs)
     check_vocabulary(subject)
-    window = window_of(task, subject.seq_len, seq_len)
+    window = choose_window(task, subject.seq_len, seq_len)
     prepared, name = prepare(
         task,
         source,
-        Asked(
+        TaskOptions(
             tokenizer=subject.tokenizer, seq_len=window, stride=stride, shortened=window < subject.seq_len,
             hashes=hashes or {},
         ),
@@ -159,15 +161,17 @@ def run(
     return score(task, subject, prepared, name, seq_len=window, **options)
 
 
-def prepare(task: Task, source: Path | TextInput, asked: Asked, limit: int | None = None) -> tuple[Prepared, str]:
+def prepare(
+    task: Task, source: Path | TextInput, options: TaskOptions, limit: int | None = None
+) -> tuple[Prepared, str]:
     """Return the requests and facts of a text, and its name. Raise DataError if there is nothing to score."""
     if isinstance(source, TextInput):
         assert isinstance(task, TextTask), f"{task.id} reads a file of its own kind"
-        prepared, name = task.prepare_texts(source, asked), source.name
+        prepared, name = task.prepare_texts(source, options), source.name
     else:
-        prepared, name = task.prepare(source, asked), str(source)
+        prepared, name = task.prepare(source, options), str(source)
     facts = prepared.facts
-    if task.published and facts.text_sha256 != asked.hashes.get(task.published, facts.text_sha256):
+    if task.published and facts.text_sha256 != options.hashes.get(task.published, facts.text_sha256):
         prepared = replace(prepared, facts=replace(facts, notes=facts.notes | {NOT_PUBLISHED: task.published}))
     if limit is not None:
         prepared = first_items(prepared, limit)
@@ -185,27 +189,27 @@ def score(
     seq_len: int,
     batch_size: int = 8,
     resamples: int = RESAMPLES,
-    known: Known | None = None,
-    passes: Passes | None = None,
+    cache: AnswerCache | None = None,
+    passes: SharedAnswers | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
     """Score what was prepared for windows of `seq_len`, and return the result. Collective: every rank must call it.
 
-    `known` is the journal of answers, so that a killed evaluation resumes; `passes` has answers of the model's other
+    `cache` is the journal of answers, so that a killed evaluation resumes; `passes` has answers of the model's other
     tasks; 0 `resamples` compute no intervals.
     """
     new = prepared.requests if passes is None else passes.new(prepared.requests)
-    scorer = Scorer(subject.model, batch_size=batch_size, known=known, report=_reported(new, progress))
-    positions, began_s = Positions(), perf_counter()
+    scorer = Scorer(subject.model, batch_size=batch_size, cache=cache, report=_progress_callback(new, progress))
+    positions, began_s = PositionLosses(), perf_counter()
     scored = scorer.score if passes is None else partial(passes.score, score=scorer.score)
-    answers = gather(prepared.requests, scored(prepared.requests), positions)
+    answers = gather_answers(prepared.requests, scored(prepared.requests), positions)
     seconds = perf_counter() - began_s
     if int(answers.targets.sum()) != prepared.num_targets:
         raise LmtrainError(f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets: our mistake.")
     columns = task.columns(prepared, answers)
-    sums, num_items = sum_up(columns), len(columns["nll"])
-    found = intervals(columns, task.measures, resamples) if resamples else {}
-    rule = f"middle {LEVEL:.0%} of {resamples} resamples of {num_items} items, seed {SEED}" if found else "none"
+    sums, num_items = sum_columns(columns), len(columns["nll"])
+    interval_of = intervals(columns, task.measures, resamples) if resamples else {}
+    rule = f"middle {LEVEL:.0%} of {resamples} resamples of {num_items} items, seed {SEED}" if interval_of else "none"
     return Outcome(
         result=Result(
             **vars(prepared.facts),
@@ -221,16 +225,16 @@ def score(
             nll_sum_nats=sums["nll"],
             headline=task.headline,
             measures=task.measures(sums),
-            intervals=found,
+            intervals=interval_of,
             intervals_rule=rule,
             loss_by_position=positions.rows(),
             seconds=seconds,
             tokens_per_s=ratio(scorer.num_fed, seconds),
             padding_share=scorer.padding_share,
             groups={
-                group: task.measures(sum_up({name: values[kept] for name, values in columns.items()}))
+                group: task.measures(sum_columns({name: values[in_range] for name, values in columns.items()}))
                 for group, items in prepared.groups.items()
-                if len(kept := items[items < num_items])  # without the items that `limit` left out
+                if len(in_range := items[items < num_items])  # without the items that `limit` left out
             },
         ),
         prepared=prepared,
@@ -238,26 +242,30 @@ def score(
     )
 
 
-def _reported(requests: Iterable[Request], progress: Progress | None) -> Callable[[int, int], None] | None:
+def _progress_callback(requests: Iterable[Request], progress: Progress | None) -> Callable[[int, int], None] | None:
     """Return a progress callback that counts fed tokens, because time is proportional to these and not to targets."""
     if progress is None:
         return None
     total = sum(request.num_fed for request in requests)
     progress(0, total)  # because: the time before this call must not count in the speed of scoring
-    return lambda fed, known: progress(fed + known, total, earlier=known)
+    return lambda fed, cached: progress(fed + cached, total, earlier=cached)
 
 
-def gather(requests: Iterable[Request], scored: Iterable[Scored], positions: Positions | None = None) -> Answers:
+def gather_answers(
+    requests: Iterable[Request], scored: Iterable[TargetScores], positions: PositionLosses | None = None
+) -> Answers:
+    """Sum the scores of each request's targets, and add them to `positions` if that is given."""
     rows = []
-    for request, one in zip(requests, scored, strict=True):
-        rows.append((request.item, one.nll.sum(), len(one.nll), one.greedy.sum()))
+    for request, scores in zip(requests, scored, strict=True):
+        rows.append((request.item, scores.nll.sum(), len(scores.nll), scores.greedy.sum()))
         if positions is not None:
-            positions.add(request, one.nll)
+            positions.add(request, scores.nll)
     item, nll, targets, greedy = map(np.array, zip(*rows, strict=True)) if rows else np.zeros((4, 0))
     return Answers(item.astype(np.int64), nll, targets.astype(np.int64), greedy.astype(np.int64))
 
 
 def check_vocabulary(subject: Subject) -> None:
+    """Raise DataError if the tokenizer has more tokens than the model."""
     if subject.tokenizer.vocab_size > subject.vocab_size:
         raise DataError(
             f"The tokenizer has {subject.tokenizer.vocab_size} tokens and the model {subject.vocab_size}. "

@@ -28,10 +28,10 @@ from lmtrain.eval.windows import MaskedRequest, Request
 from lmtrain.runtime.processes.faults import fault_point
 
 LOOK_AHEAD = 16  # batches sorted by length together, so that short requests are not padded to long ones
-MOST_TARGETS = 10_000_000  # targets remembered; because: these take 90 MB
-MOST_PADDING = 0.05  # fraction of the tokens fed
+MAX_SHARED_TARGETS = 10_000_000  # targets remembered; because: these take 90 MB
+MAX_PADDING = 0.05  # fraction of the tokens fed
 # because: a block mask doubles the cost of attention, and this many tokens keep most devices busy without packing
-ENOUGH_TOKENS = 2048
+MIN_PACKED_TOKENS = 2048
 
 
 class Scorable(Protocol):
@@ -61,19 +61,19 @@ class Scorable(Protocol):
 
 
 @dataclass(frozen=True)
-class Scored:
+class TargetScores:
     """The answer to a request: a value for each of its scored targets, in order."""
 
     nll: NDArray[np.float64]  # nats
     greedy: NDArray[np.bool_]  # True where the target was the most likely token
 
 
-class Known(Protocol):
-    """Memory of the answers to batches of requests: a journal on disk. All ranks must have the same answers."""
+class AnswerCache(Protocol):
+    """Store of earlier answers to batches of requests: a journal on disk. All ranks must have the same answers."""
 
-    def find(self, requests: Sequence[Request]) -> list[Scored] | None: ...
+    def find(self, requests: Sequence[Request]) -> list[TargetScores] | None: ...
 
-    def add(self, requests: Sequence[Request], answers: Sequence[Scored]) -> None: ...
+    def add(self, requests: Sequence[Request], answers: Sequence[TargetScores]) -> None: ...
 
 
 class Scorer:
@@ -85,84 +85,92 @@ class Scorer:
         *,
         batch_size: int,
         report: Callable[[int, int], None] | None = None,
-        known: Known | None = None,
+        cache: AnswerCache | None = None,
     ) -> None:
-        """Create a scorer; `report` is called after every batch with (tokens fed, tokens whose answers were known)."""
+        """Create a scorer; `report` is called after every batch with (tokens fed, tokens whose answers were cached)."""
         self.model, self.batch_size = model, batch_size
-        self._report, self._known = report, known
-        self._packs = model.separates_documents
-        self.num_fed = self.num_known = 0
+        self._report, self._cache = report, cache
+        self._can_pack = model.separates_documents
+        self.num_fed = self.num_cached = 0
         self.num_padding = 0  # padding tokens in all batches
 
     @property
     def padding_share(self) -> float:
-        return self.num_padding / max(self.num_padding + self.num_fed + self.num_known, 1)
+        return self.num_padding / max(self.num_padding + self.num_fed + self.num_cached, 1)
 
-    def score(self, requests: Iterable[Request]) -> Iterator[Scored]:
+    def score(self, requests: Iterable[Request]) -> Iterator[TargetScores]:
         """Yield the answers in the order of the requests, which are read only a little ahead."""
         stream, ahead = iter(requests), max(LOOK_AHEAD, self.model.scored_at_once)
         while chunk := list(islice(stream, self.batch_size * ahead)):
             self.model.check_alike(_checksum(chunk))
-            answers: dict[int, Scored] = {}
-            together = list(batches(chunk, self.batch_size, packs=self._packs))
-            asked = [[chunk[row] for row in rows] for rows in together]
-            self.num_padding += sum(num_padding(some, packs=self._packs) for some in asked)
-            for rows, found in zip(together, self._answers(asked), strict=True):
-                answers.update(zip(rows, found, strict=True))
+            answers: dict[int, TargetScores] = {}
+            index_batches = list(batch_indices(chunk, self.batch_size, packs=self._can_pack))
+            request_lists = [[chunk[row] for row in rows] for rows in index_batches]
+            self.num_padding += sum(num_padding(batch, packs=self._can_pack) for batch in request_lists)
+            for rows, batch_answers in zip(index_batches, self._batch_answers(request_lists), strict=True):
+                answers.update(zip(rows, batch_answers, strict=True))
             yield from (answers[row] for row in range(len(chunk)))
         self.model.check_alike(_checksum([]))
 
-    def _answers(self, asked: Sequence[list[Request]]) -> Iterator[list[Scored]]:
+    def _batch_answers(self, batches: Sequence[list[Request]]) -> Iterator[list[TargetScores]]:
         """Yield the answers to each batch.
 
-        Known answers come first, because the journal records them in the order in which batches are scored.
+        Cached answers come first, because the journal records them in the order in which batches are scored.
         """
         first = 0
-        while first < len(asked) and self._known is not None and (found := self._known.find(asked[first])) is not None:
-            self.num_known += _num_fed(asked[first])
-            yield self._told(found)
+        while (
+            first < len(batches)
+            and self._cache is not None
+            and (answers := self._cache.find(batches[first])) is not None
+        ):
+            self.num_cached += _num_fed(batches[first])
+            yield self._report_progress(answers)
             first += 1
-        for requests, found in zip(asked[first:], self._batches(asked[first:]), strict=True):
+        for requests, answers in zip(batches[first:], self._score_batches(batches[first:]), strict=True):
             self.num_fed += _num_fed(requests)
-            if self._known is not None:
-                self._known.add(requests, found)
-            yield self._told(found)
+            if self._cache is not None:
+                self._cache.add(requests, answers)
+            yield self._report_progress(answers)
 
-    def _told(self, answers: list[Scored]) -> list[Scored]:
+    def _report_progress(self, answers: list[TargetScores]) -> list[TargetScores]:
         if self._report is not None:
-            self._report(self.num_fed, self.num_known)
+            self._report(self.num_fed, self.num_cached)
         return answers
 
-    def _batches(self, asked: Sequence[list[Request]]) -> Iterator[list[Scored]]:
+    def _score_batches(self, batches: Sequence[list[Request]]) -> Iterator[list[TargetScores]]:
         """Yield the answers to each batch as the model scores it."""
-        scores = self.model.scores(_fed(requests, packs=self._packs) for requests in asked)
+        scores = self.model.scores(_build_batch(requests, packs=self._can_pack) for requests in batches)
         try:
-            for requests, found in zip(asked, scores, strict=True):
-                yield self._scored(requests, *found.numpy())
+            for requests, scores_of_batch in zip(batches, scores, strict=True):
+                yield self._split_scores(requests, *scores_of_batch.numpy())
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
-                f"{self.model.device} ran out of memory scoring {self.batch_size} x {asked[0][0].num_fed} "
+                f"{self.model.device} ran out of memory scoring {self.batch_size} x {batches[0][0].num_fed} "
                 f"tokens. Use a --batch-size below {self.batch_size}."
             ) from error
 
-    def _scored(self, requests: list[Request], nll: NDArray[np.float64], best: NDArray[np.float64]) -> list[Scored]:
+    def _split_scores(
+        self, requests: list[Request], nll: NDArray[np.float64], best: NDArray[np.float64]
+    ) -> list[TargetScores]:
+        """Split a batch's scores by request. Raise NonFiniteLossError if a score is not finite."""
         if not np.isfinite(nll).all():
             raise NonFiniteLossError(
                 f"{np.count_nonzero(~np.isfinite(nll))} of {len(nll)} targets have a log-likelihood that is not "
                 "finite. The weights are damaged or --precision is too narrow: try --precision fp32."
             )
         ends = np.cumsum([request.num_scored for request in requests])[:-1]
-        return [Scored(n, g) for n, g in zip(np.split(nll, ends), np.split(best > 0, ends), strict=True)]
+        return [TargetScores(n, g) for n, g in zip(np.split(nll, ends), np.split(best > 0, ends), strict=True)]
 
 
 def _checksum(requests: Sequence[Request]) -> int:
-    found = 0
+    """Return a checksum of requests, by which ranks check that all score the same ones."""
+    checksum = 0
     for request in requests:
-        found = crc32(request.key, crc32(request.num_scored.to_bytes(8, "little"), found))
-    return found
+        checksum = crc32(request.key, crc32(request.num_scored.to_bytes(8, "little"), checksum))
+    return checksum
 
 
-def _fed(requests: list[Request], *, packs: bool) -> Batch:
+def _build_batch(requests: list[Request], *, packs: bool) -> Batch:
     fault_point("eval.batch")
     return collate(requests, packs=packs).map(torch.from_numpy)
 
@@ -171,12 +179,12 @@ def _num_fed(requests: Sequence[Request]) -> int:
     return sum(request.num_fed for request in requests)
 
 
-class Passes:
+class SharedAnswers:
     """Answers to the requests that several tasks share, so that a model is fed each only once. Create one per model."""
 
     def __init__(self) -> None:
         self.num_shared = 0  # number of requests answered without the model
-        self._earlier: dict[bytes, Scored] = {}
+        self._earlier: dict[bytes, TargetScores] = {}
         self._num_targets = 0
 
     def new(self, requests: Iterable[Request]) -> Iterator[Request]:
@@ -184,52 +192,53 @@ class Passes:
         return (request for request in requests if self._find(request) is None)
 
     def score(
-        self, requests: Iterable[Request], score: Callable[[Iterable[Request]], Iterable[Scored]]
-    ) -> Iterator[Scored]:
+        self, requests: Iterable[Request], score: Callable[[Iterable[Request]], Iterable[TargetScores]]
+    ) -> Iterator[TargetScores]:
         """Yield answers in the order of the requests, calling `score` with the new ones. Iterates requests twice."""
         scored = iter(score(self.new(requests)))
-        found: list[tuple[bytes, Scored]] = []
+        new_answers: list[tuple[bytes, TargetScores]] = []
         for request in requests:
             answer = self._find(request)
             if answer is None:
                 answer = next(scored)
-                if self._num_targets < MOST_TARGETS:
+                if self._num_targets < MAX_SHARED_TARGETS:
                     self._num_targets += len(answer.nll)
-                    found.append((_key(request), answer))
+                    new_answers.append((_request_key(request), answer))
             else:
                 self.num_shared += 1
             yield answer
-        self._earlier.update(found)  # not before, because `new` is still iterating
+        self._earlier.update(new_answers)  # not before, because `new` is still iterating
 
-    def _find(self, request: Request) -> Scored | None:
-        found = self._earlier.get(_key(request)) if self._earlier else None
-        if found is None or len(found.nll) < request.num_scored:
+    def _find(self, request: Request) -> TargetScores | None:
+        answer = self._earlier.get(_request_key(request)) if self._earlier else None
+        if answer is None or len(answer.nll) < request.num_scored:
             return None
-        start = len(found.nll) - request.num_scored
-        return Scored(found.nll[start:], found.greedy[start:])
+        start = len(answer.nll) - request.num_scored
+        return TargetScores(answer.nll[start:], answer.greedy[start:])
 
 
-def _key(request: Request) -> bytes:
+def _request_key(request: Request) -> bytes:
+    """Return a hash by which requests for the same answer are found."""
     return blake2b(request.key, digest_size=16).digest()
 
 
-def batches(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Iterator[list[int]]:
+def batch_indices(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Iterator[list[int]]:
     """Yield batches as lists of indices, each request once, in the order that `collate` needs.
 
     A batch has at most as many tokens as `batch_size` of the longest requests. `packs`: the model keeps documents of a
     row apart, so requests may share a row.
     """
     lengths = [request.num_fed for request in requests]
-    left = sorted(range(len(requests)), key=lambda one: -lengths[one])
-    most_tokens = batch_size * lengths[left[0]] if left else 0
-    while left:
-        most_rows = most_tokens // lengths[left[0]]
-        batch = _like(left[:most_rows], lengths)
-        if packs and len(batch) < min(most_rows, len(left)) and len(batch) * lengths[batch[0]] < ENOUGH_TOKENS:
-            batch = _filled(left, lengths, most_rows)
+    remaining = sorted(range(len(requests)), key=lambda index: -lengths[index])
+    most_tokens = batch_size * lengths[remaining[0]] if remaining else 0
+    while remaining:
+        most_rows = most_tokens // lengths[remaining[0]]
+        batch = _similar_lengths(remaining[:most_rows], lengths)
+        if packs and len(batch) < min(most_rows, len(remaining)) and len(batch) * lengths[batch[0]] < MIN_PACKED_TOKENS:
+            batch = _packed_rows(remaining, lengths, most_rows)
         yield batch
         taken = set(batch)
-        left = [one for one in left if one not in taken]
+        remaining = [index for index in remaining if index not in taken]
 
 
 def collate(requests: list[Request], *, packs: bool) -> Batch:
@@ -240,13 +249,13 @@ def collate(requests: list[Request], *, packs: bool) -> Batch:
     """
     if isinstance(requests[0], MaskedRequest):
         return collate_masked(requests)
-    rows, width = _laid_out(requests, packs=packs)
+    rows, width = _row_layout(requests, packs=packs)
     shape = len(rows), width
     tokens_BT, labels_BT = np.zeros(shape, np.int64), np.full(shape, IGNORED, np.int64)
     positions_BT, documents_BT = np.zeros(shape, np.int64), np.full(shape, -1, np.int32)
-    for row, some in enumerate(rows):
+    for row, row_requests in enumerate(rows):
         stop = 0
-        for number, request in enumerate(some):
+        for number, request in enumerate(row_requests):
             start, stop = stop, stop + request.num_fed
             tokens_BT[row, start:stop] = request.tokens[:-1]
             labels_BT[row, stop - request.num_scored : stop] = request.tokens[-request.num_scored :]
@@ -260,11 +269,11 @@ def collate(requests: list[Request], *, packs: bool) -> Batch:
 
 def collate_masked(requests: Sequence[Request]) -> Batch:
     """Return a batch of numpy arrays, padded on the right; labels are IGNORED where nothing is predicted."""
-    asked = cast(Sequence[MaskedRequest], requests)
-    shape = len(asked), max(request.num_fed for request in asked)
+    masked = cast(Sequence[MaskedRequest], requests)
+    shape = len(masked), max(request.num_fed for request in masked)
     tokens_BT, segments_BT = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     labels_BT, not_padding_BT = np.full(shape, IGNORED, np.int64), np.zeros(shape, np.bool_)
-    for row, request in enumerate(asked):
+    for row, request in enumerate(masked):
         length = request.num_fed
         tokens_BT[row, :length] = request.tokens[:length]
         not_padding_BT[row, :length] = True
@@ -272,7 +281,7 @@ def collate_masked(requests: Sequence[Request]) -> Batch:
             segments_BT[row, :length] = request.segments
         if request.places is not None:
             labels_BT[row, request.places] = request.tokens[-request.num_scored :]
-    pairs = asked[0].places is None
+    pairs = masked[0].places is None
     is_query_BT = labels_BT != IGNORED
     is_query_BT[:, 0] |= pairs  # because: the pair head reads the first token
     return Batch(
@@ -281,17 +290,17 @@ def collate_masked(requests: Sequence[Request]) -> Batch:
         segments_BT=segments_BT,
         not_padding_BT=not_padding_BT,
         is_query_BT=is_query_BT,
-        pair_labels_B=np.array([request.tokens[-1] for request in asked], np.int64) if pairs else None,
+        pair_labels_B=np.array([request.tokens[-1] for request in masked], np.int64) if pairs else None,
     )
 
 
 def num_padding(requests: list[Request], *, packs: bool) -> int:
     """Return the number of padding tokens in the requests' batch."""
-    rows, width = _laid_out(requests, packs=packs)
+    rows, width = _row_layout(requests, packs=packs)
     return len(rows) * width - sum(request.num_fed for request in requests)
 
 
-def _laid_out(requests: list[Request], *, packs: bool) -> tuple[list[list[Request]], int]:
+def _row_layout(requests: list[Request], *, packs: bool) -> tuple[list[list[Request]], int]:
     """Return the requests of each row, and the width of the rows."""
     width = max(request.num_fed for request in requests)
     rows: list[list[Request]] = []
@@ -305,21 +314,21 @@ def _laid_out(requests: list[Request], *, packs: bool) -> tuple[list[list[Reques
     return rows, width
 
 
-def _like(some: list[int], lengths: list[int]) -> list[int]:
+def _similar_lengths(ordered: list[int], lengths: list[int]) -> list[int]:
     """Return as many of the longest requests as fit into a batch of one request per row with little padding."""
-    widths = np.array([lengths[one] for one in some])
-    fed = widths[0] * np.arange(1, len(some) + 1)
-    fits = fed - np.cumsum(widths) <= MOST_PADDING * fed
-    return some[: int(fits.nonzero()[0][-1]) + 1]
+    widths = np.array([lengths[index] for index in ordered])
+    fed = widths[0] * np.arange(1, len(ordered) + 1)
+    fits = fed - np.cumsum(widths) <= MAX_PADDING * fed
+    return ordered[: int(fits.nonzero()[0][-1]) + 1]
 
 
-def _filled(some: list[int], lengths: list[int], most_rows: int) -> list[int]:
+def _packed_rows(ordered: list[int], lengths: list[int], most_rows: int) -> list[int]:
     """Return requests for rows as long as the longest, each placed in the row where it leaves the least space."""
-    width = lengths[some[0]]
+    width = lengths[ordered[0]]
     rows: list[list[int]] = []
     room: list[int] = []
-    for one in some:
-        fits = [row for row, free in enumerate(room) if lengths[one] <= free]
+    for index in ordered:
+        fits = [row for row, space in enumerate(room) if lengths[index] <= space]
         if fits:
             row = min(fits, key=room.__getitem__)
         elif len(rows) < most_rows:
@@ -328,8 +337,8 @@ def _filled(some: list[int], lengths: list[int], most_rows: int) -> list[int]:
             room.append(width)
         else:
             continue
-        rows[row].append(one)
-        room[row] -= lengths[one]
+        rows[row].append(index)
+        room[row] -= lengths[index]
     fullest = sorted(range(len(rows)), key=room.__getitem__)
-    fits_in = np.cumsum([room[row] for row in fullest]) <= MOST_PADDING * width * np.arange(1, len(rows) + 1)
-    return [one for row in fullest[: int(fits_in.nonzero()[0][-1]) + 1] for one in rows[row]]
+    fits_in = np.cumsum([room[row] for row in fullest]) <= MAX_PADDING * width * np.arange(1, len(rows) + 1)
+    return [index for row in fullest[: int(fits_in.nonzero()[0][-1]) + 1] for index in rows[row]]

@@ -88,11 +88,11 @@ def check_kind(task: Task, *, causal: bool, pairs: bool) -> None:
     """Raise UsageError unless the task fits this kind of model."""
     if task.causal == causal and pairs >= task.pairs:
         return
-    fit = [name for name, one in all_tasks().items() if one.causal == causal and pairs >= one.pairs]
+    fitting = [name for name, other in all_tasks().items() if other.causal == causal and pairs >= other.pairs]
     if task.causal and not causal:
         problem = "asks what comes next, and the model sees both sides, so that it would look the answer up"
     elif causal:
         problem = "asks for what is masked, and the model predicts what comes next"
     else:
         problem = "asks whether one segment follows another, and the model has no head for that"
-    raise UsageError(f"--task={task.id} {problem}. Give another model, or one of its tasks: {', '.join(fit)}.")
+    raise UsageError(f"--task={task.id} {problem}. Give another model, or one of its tasks: {', '.join(fitting)}.")

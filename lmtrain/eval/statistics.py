@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 
 from lmtrain.errors import DataError
 from lmtrain.eval.recipes.documents import open_dataset
-from lmtrain.eval.task import BaselineResult, Columns, Prepared, Result, Task, bits_per_byte, finite, perplexity
+from lmtrain.eval.task import BaselineResult, Columns, Prepared, Result, Task, bits_per_byte, finite_or_none, perplexity
 from lmtrain.eval.windows import Tokens
 from lmtrain.tokenizer.base import Tokenizer
 
 RESAMPLES = 1000
 LEVEL = 0.95
 SEED = 0
-MOST_UNITS = 10_000  # because: a million items would take minutes, and sums of groups say the same
-SAME = ("protocol", "protocol_version", "text_sha256", "limit", "stride", "prefix", "num_items")
-_AT_ONCE = 50  # resamples at once; 10,000 items make 4 MB of counts
+MAX_UNITS = 10_000  # because: a million items would take minutes, and sums of groups say the same
+COMPARED_FIELDS = ("protocol", "protocol_version", "text_sha256", "limit", "stride", "prefix", "num_items")
+_RESAMPLES_AT_ONCE = 50  # resamples at once; 10,000 items make 4 MB of counts
 CHUNK_TOKENS = 1 << 24  # because: 128 MiB of pair keys at a time, so that a memory-mapped corpus is never loaded whole
 
 Table = Mapping[str, NDArray[np.float64]]
@@ -39,14 +39,15 @@ Floats = NDArray[np.float64]
 
 def intervals(columns: Table, measures: Measures, resamples: int = RESAMPLES) -> dict[str, Interval]:
     """Return the middle 95% of each measure's resamples; empty for fewer than two items."""
-    drawn: dict[str, list[float]] = {}
+    values_by_name: dict[str, list[float]] = {}
     for sums in resampled_sums(columns, resamples):
         for name, value in measures(sums).items():
-            drawn.setdefault(name, []).append(value)
-    return {name: found for name, values in drawn.items() if (found := middle(values)) is not None}
+            values_by_name.setdefault(name, []).append(value)
+    found = {name: middle_interval(values) for name, values in values_by_name.items()}
+    return {name: interval for name, interval in found.items() if interval is not None}
 
 
-def middle(values: list[float]) -> Interval | None:
+def middle_interval(values: list[float]) -> Interval | None:
     """Return the bounds of the middle 95% of the values; None if there are no values, or one is NaN."""
     if not values or np.isnan(values).any():
         return None
@@ -61,26 +62,26 @@ def resampled_sums(columns: Table, resamples: int = RESAMPLES) -> Iterator[dict[
     Resamples depend only on the number of items, so that two models are resampled alike.
     """
     names = list(columns)
-    table_IC = _units(np.stack([columns[name] for name in names], axis=1))
+    table_IC = _grouped_rows(np.stack([columns[name] for name in names], axis=1))
     num_units = len(table_IC)
     if num_units < 2:
         return
     random = np.random.default_rng(SEED)
-    for first in range(0, resamples, _AT_ONCE):
-        rows = min(_AT_ONCE, resamples - first)
-        drawn = random.integers(0, num_units, (rows, num_units)) + num_units * np.arange(rows)[:, None]
-        counts_RI = np.bincount(drawn.ravel(), minlength=rows * num_units).reshape(rows, num_units)
+    for first in range(0, resamples, _RESAMPLES_AT_ONCE):
+        rows = min(_RESAMPLES_AT_ONCE, resamples - first)
+        draws = random.integers(0, num_units, (rows, num_units)) + num_units * np.arange(rows)[:, None]
+        counts_RI = np.bincount(draws.ravel(), minlength=rows * num_units).reshape(rows, num_units)
         for sums in counts_RI.astype(np.float64) @ table_IC:
             yield dict(zip(names, sums.tolist(), strict=True))
 
 
-def _units(table_IC: NDArray[np.float64]) -> NDArray[np.float64]:
+def _grouped_rows(table_IC: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the rows, or for more than MOST_UNITS rows the sums of every 10,000th."""
     num_items = len(table_IC)
-    if num_items <= MOST_UNITS:
+    if num_items <= MAX_UNITS:
         return table_IC
-    units = np.zeros((MOST_UNITS, table_IC.shape[1]))
-    np.add.at(units, np.arange(num_items) % MOST_UNITS, table_IC)
+    units = np.zeros((MAX_UNITS, table_IC.shape[1]))
+    np.add.at(units, np.arange(num_items) % MAX_UNITS, table_IC)
     return units
 
 
@@ -115,18 +116,19 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         plain = asdict(self)
-        for name, one in self.differences.items():
-            plain["differences"][name]["beyond_chance"] = one.beyond_chance
-        return {key: finite(value) for key, value in plain.items()}
+        for name, difference in self.differences.items():
+            plain["differences"][name]["beyond_chance"] = difference.beyond_chance
+        return {key: finite_or_none(value) for key, value in plain.items()}
 
 
 def compare(task: Task, a: Side, b: Side, resamples: int = RESAMPLES) -> Comparison:
-    check_same(a, b)
-    ours, theirs = (task.measures({n: float(v.sum()) for n, v in side.columns.items()}) for side in (a, b))
+    """Compare two models' results on the same items. Raise DataError if they do not answer the same question."""
+    check_comparable(a, b)
+    a_measures, b_measures = (task.measures({n: float(v.sum()) for n, v in side.columns.items()}) for side in (a, b))
     same_tokens = a.result.tokenizer_fingerprint == b.result.tokenizer_fingerprint
-    shared = [name for name in ours if name in theirs]
-    kept = [name for name in shared if same_tokens or "token" not in name]
-    drawn = [
+    shared = [name for name in a_measures if name in b_measures]
+    compared = [name for name in shared if same_tokens or "token" not in name]
+    resampled = [
         (task.measures(x), task.measures(y))
         for x, y in zip(resampled_sums(a.columns, resamples), resampled_sums(b.columns, resamples), strict=True)
     ]
@@ -138,22 +140,22 @@ def compare(task: Task, a: Side, b: Side, resamples: int = RESAMPLES) -> Compari
         num_items=a.result.num_items,
         differences={
             name: Difference(
-                ours[name],
-                theirs[name],
-                theirs[name] - ours[name],
-                middle([y.get(name, math.nan) - x.get(name, math.nan) for x, y in drawn]),
+                a_measures[name],
+                b_measures[name],
+                b_measures[name] - a_measures[name],
+                middle_interval([y.get(name, math.nan) - x.get(name, math.nan) for x, y in resampled]),
             )
-            for name in kept
+            for name in compared
         },
-        left_out=tuple(name for name in shared if name not in kept),
+        left_out=tuple(name for name in shared if name not in compared),
     )
 
 
-def check_same(a: Side, b: Side) -> None:
+def check_comparable(a: Side, b: Side) -> None:
     """Raise DataError, naming the differences, unless both sides answer the same question."""
     differs = [
         f"{key} {getattr(a.result, key)} and {getattr(b.result, key)}"
-        for key in SAME
+        for key in COMPARED_FIELDS
         if getattr(a.result, key) != getattr(b.result, key)
     ]
     if not differs and not np.array_equal(a.columns["bytes"], b.columns["bytes"]):
@@ -178,7 +180,7 @@ class Unigram:
 
     def nll(self, tokens: Tokens) -> float:
         """Return the nats to encode one document's tokens, each independently."""
-        return float(-np.log(self.probabilities[_checked(tokens, self.vocab_size)]).sum())
+        return float(-np.log(self.probabilities[_check_ids(tokens, self.vocab_size)]).sum())
 
 
 class WittenBellBigram:
@@ -195,15 +197,15 @@ class WittenBellBigram:
 
     def probabilities(self, contexts: Tokens, tokens: Tokens) -> Floats:
         """Return P(token | context), element by element."""
-        before, after = _checked(contexts, self.vocab_size), _checked(tokens, self.vocab_size)
-        kept = np.where(self._tokens_after[before] > 0, self._kinds_after[before], 1)
-        return (self._count(before, after) + kept * self.unigram.probabilities[after]) / (
-            self._tokens_after[before] + kept
+        before, after = _check_ids(contexts, self.vocab_size), _check_ids(tokens, self.vocab_size)
+        num_kinds = np.where(self._tokens_after[before] > 0, self._kinds_after[before], 1)
+        return (self._count(before, after) + num_kinds * self.unigram.probabilities[after]) / (
+            self._tokens_after[before] + num_kinds
         )
 
     def nll(self, tokens: Tokens) -> float:
         """Return the nats to encode one document's tokens; the first follows an end-of-document token."""
-        ids = _checked(tokens, self.vocab_size)
+        ids = _check_ids(tokens, self.vocab_size)
         return float(-np.log(self.probabilities(np.concatenate(([self.eod_id], ids))[:-1], ids)).sum())
 
     def _count(self, before: Ints, after: Ints) -> Ints:
@@ -229,10 +231,11 @@ def _count_pairs(tokens: Tokens, vocab_size: int) -> tuple[Ints, Ints]:
 
 def _chunks(tokens: Tokens, vocab_size: int, overlap: int) -> Iterator[Ints]:
     for start in range(0, len(tokens), CHUNK_TOKENS):
-        yield _checked(tokens[start : start + CHUNK_TOKENS + overlap], vocab_size)
+        yield _check_ids(tokens[start : start + CHUNK_TOKENS + overlap], vocab_size)
 
 
-def _checked(tokens: Tokens, vocab_size: int) -> Ints:
+def _check_ids(tokens: Tokens, vocab_size: int) -> Ints:
+    """Return the token ids as int64. Raise DataError if one is outside the vocabulary."""
     ids = np.asarray(tokens, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
         raise DataError(
@@ -242,7 +245,7 @@ def _checked(tokens: Tokens, vocab_size: int) -> Ints:
     return ids
 
 
-def with_baselines(result: Result, prepared: Prepared, train: Path, tokenizer: Tokenizer) -> Result:
+def add_baselines(result: Result, prepared: Prepared, train: Path, tokenizer: Tokenizer) -> Result:
     """Return the result with a unigram's and a bigram's numbers, counted on the training dataset.
 
     Raise DataError if the task's documents are not scored whole, or without an end-of-document token.
@@ -254,7 +257,7 @@ def with_baselines(result: Result, prepared: Prepared, train: Path, tokenizer: T
     return replace(
         result,
         baselines=tuple(
-            _row(name, result, prepared, baseline)
+            _baseline_result(name, result, prepared, baseline)
             for name, baseline in (("unigram", bigram.unigram), ("bigram (Witten-Bell)", bigram))
         ),
         notes={
@@ -263,10 +266,12 @@ def with_baselines(result: Result, prepared: Prepared, train: Path, tokenizer: T
     )  # fmt: skip
 
 
-def _row(name: str, result: Result, prepared: Prepared, baseline: Unigram | WittenBellBigram) -> BaselineResult:
+def _baseline_result(
+    name: str, result: Result, prepared: Prepared, baseline: Unigram | WittenBellBigram
+) -> BaselineResult:
     assert prepared.documents is not None
     nll = sum(baseline.nll(tokens[1:]) for tokens in prepared.documents)  # the first token is the prefix
-    bits = bits_per_byte(nll, float(prepared.known["bytes"].sum()))
+    bits = bits_per_byte(nll, float(prepared.text_columns["bytes"].sum()))
     per_token = perplexity(nll, prepared.num_targets)
     return BaselineResult(
         name=name,

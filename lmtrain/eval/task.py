@@ -27,7 +27,7 @@ from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Request, Tokens
 from lmtrain.tokenizer.base import Tokenizer
 
-TASK_ROOM = "lmtrain.eval.tasks"
+TASK_PACKAGE = "lmtrain.eval.tasks"
 ONE_PROCESS = "one process"
 NOT_PUBLISHED = "text_is_not_the_published"  # a note: the file that the id's published figures are of
 _WINDOWED = re.compile(r"(?P<task>.+)-s(?P<seq_len>[1-9]\d{0,8})")
@@ -37,7 +37,7 @@ Sums = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class TaskOptions:
     """The options for which a task prepares its file."""
 
     tokenizer: Tokenizer
@@ -46,12 +46,12 @@ class Asked:
     shortened: bool = False  # True if the model's window is longer than seq_len
     hashes: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of published files, by name
 
-    def protocol(self, task: str, published: int | None = None) -> str:
+    def protocol_id(self, task: str, published: int | None = None) -> str:
         """Return the task's id, with the window appended if it differs from the published one, or from the model's."""
-        named = self.shortened if published is None else self.seq_len != published
-        return f"{task}-s{self.seq_len}" if named else task
+        is_appended = self.shortened if published is None else self.seq_len != published
+        return f"{task}-s{self.seq_len}" if is_appended else task
 
-    def refuse_stride(self, why: str) -> None:
+    def refuse_any_stride(self, why: str) -> None:
         """Raise UsageError if a stride was given; `why` is the reason for which the task has none."""
         if self.stride is not None:
             raise UsageError(f"--stride={self.stride} {why}. Leave it out.")
@@ -83,13 +83,13 @@ class Prepared:
     requests: Iterable[Request]
     num_targets: int
     facts: Facts
-    known: Columns  # columns that follow from the text alone, "bytes" at least
+    text_columns: Columns  # columns that follow from the text alone, "bytes" at least
     documents: Iterable[Tokens] | None = None  # set if all tokens of each but the first are scored: for baselines
     groups: dict[str, NDArray[np.int64]] = field(default_factory=dict)  # by source: the indices of its items
 
     @property
     def num_items(self) -> int:
-        return len(self.known["bytes"])
+        return len(self.text_columns["bytes"])
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,13 @@ class Task(Protocol):
     version: str = "1"  # changes if the same text and model would give another number
     seq_len: int | None = None  # the window, if the id names one
 
-    def prepare(self, source: Path, asked: Asked) -> Prepared: ...
+    def prepare(self, source: Path, options: TaskOptions) -> Prepared:
+        """Read a file, and return its requests and facts."""
+        ...
 
     def columns(self, prepared: Prepared, answers: Answers) -> Columns:
         """Return the columns that `measures` sums up, a value per item; "nll" and "targets" are among them."""
-        return item_columns(prepared.known, answers)
+        return item_columns(prepared.text_columns, answers)
 
     def measures(self, sums: Sums) -> dict[str, float]:
         """Return the measures, from the sums of the columns over any items."""
@@ -131,7 +133,7 @@ class Task(Protocol):
 class TextTask(Protocol):
     """A task on any documents, whatever files they came in; its `prepare` then receives only datasets."""
 
-    def prepare_texts(self, texts: TextInput, asked: Asked) -> Prepared: ...
+    def prepare_texts(self, texts: TextInput, options: TaskOptions) -> Prepared: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,20 +176,20 @@ class Result(Facts):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON; non-finite numbers become null, because JSON has none."""
-        return {key: finite(value) for key, value in asdict(self).items()}
+        return {key: finite_or_none(value) for key, value in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Result:
         """Return the result of `to_dict`'s data; non-finite numbers stay None."""
-        return cls(**{**plain, "baselines": tuple(BaselineResult(**one) for one in plain["baselines"])})
+        return cls(**{**plain, "baselines": tuple(BaselineResult(**baseline) for baseline in plain["baselines"])})
 
 
-def finite(value: Any) -> Any:
+def finite_or_none(value: Any) -> Any:
     """Return the same data with None for each number that is not finite."""
     if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
+        return {key: finite_or_none(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(inner) for inner in value]
+        return [finite_or_none(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -195,7 +197,7 @@ def all_tasks() -> dict[str, Task]:
     """Return every published task by its id: `TASK` or `TASKS` of the folder's files and of a plugin's `*_task.py`."""
     return {
         task.id: task
-        for module in load_modules(TASK_ROOM)
+        for module in load_modules(TASK_PACKAGE)
         for task in getattr(module, "TASKS", [module.TASK] if hasattr(module, "TASK") else [])
     }
 
@@ -208,7 +210,7 @@ def find_task(name: str) -> Task:
     tasks = all_tasks()
     if name in tasks:
         return tasks[name]
-    for module in load_modules(TASK_ROOM):
+    for module in load_modules(TASK_PACKAGE):
         if hasattr(module, "named") and (task := module.named(name)) is not None:
             return cast(Task, task)
     windowed = _WINDOWED.fullmatch(name)
@@ -216,53 +218,63 @@ def find_task(name: str) -> Task:
         task = copy(find_task(windowed["task"]))
         task.seq_len = int(windowed["seq_len"])
         return task
-    if family := [one for one in tasks if one.startswith(f"{name}/")]:
+    if family := [task_id for task_id in tasks if task_id.startswith(f"{name}/")]:
         raise UsageError(f"--task={name} is measured in several ways. Choose one: {', '.join(family)}.")
     raise UsageError(f"--task={name} is not an evaluation task. {spelling_hint(name, tasks)} {PLUGIN_WAY_OUT}")
 
 
-def window_of(task: Task, sees: int, asked: int | None) -> int:
-    """Return the window in tokens: the one in the task's id, else `asked`, else `sees`, the model's. Raise UsageError
-    if it is longer than `sees`, or if the first two differ."""
-    if None not in (task.seq_len, asked) and task.seq_len != asked:
-        raise UsageError(f"--seq-len={asked} is not the window that --task={task.id}-s{task.seq_len} names. Give one.")
-    window = task.seq_len or asked or sees
-    if window > sees:
+def choose_window(task: Task, model_seq_len: int, requested: int | None) -> int:
+    """Return the window in tokens: the one in the task's id, else `requested`, else the model's.
+
+    Raise UsageError if it is longer than the model's, or if the first two differ.
+    """
+    if None not in (task.seq_len, requested) and task.seq_len != requested:
         raise UsageError(
-            f"A window of {window} tokens is more than this model sees, which is {sees}: it has learned no "
-            f"position behind that, rotary ones included. Use a --seq-len of 1 to {sees}."
+            f"--seq-len={requested} is not the window that --task={task.id}-s{task.seq_len} names. Give one of the two."
+        )
+    window = task.seq_len or requested or model_seq_len
+    if window > model_seq_len:
+        raise UsageError(
+            f"A window of {window} tokens is longer than this model's, which is {model_seq_len}: it has learned no "
+            f"position beyond that, with rotary positions too. Use a --seq-len of 1 to {model_seq_len}."
         )
     return window
 
 
-def item_columns(known: Columns, answers: Answers) -> Columns:
-    """Return `known` with sums of the answers by item, and the items whose targets were all the most likely tokens."""
-    found = {
-        name: sum_by_item(answers.item, getattr(answers, name), len(known["bytes"]))
+def item_columns(text_columns: Columns, answers: Answers) -> Columns:
+    """Return `text_columns` with sums of the answers by item.
+
+    The column "items_greedy" is 1 for the items whose targets were all the most likely tokens.
+    """
+    sums = {
+        name: sum_by_item(answers.item, getattr(answers, name), len(text_columns["bytes"]))
         for name in ("nll", "targets", "greedy")
     }
-    scored = found["targets"] > 0
-    whole = scored & (found["greedy"] == found["targets"])
-    return known | found | {"items": scored.astype(np.float64), "items_greedy": whole.astype(np.float64)}
+    scored = sums["targets"] > 0
+    all_greedy = scored & (sums["greedy"] == sums["targets"])
+    return text_columns | sums | {"items": scored.astype(np.float64), "items_greedy": all_greedy.astype(np.float64)}
 
 
-def sum_by_item(item: NDArray[np.int64], values: NDArray[Any], count: int) -> NDArray[np.float64]:
-    found = np.zeros(count)
-    np.add.at(found, item, values)
-    return found
+def sum_by_item(item: NDArray[np.int64], values: NDArray[Any], num_items: int) -> NDArray[np.float64]:
+    """Return the sum of the values of each item; `item` has the item of each value."""
+    sums = np.zeros(num_items)
+    np.add.at(sums, item, values)
+    return sums
 
 
 def eod_id(tokenizer: Tokenizer) -> int:
+    """Return the id of the end-of-document token. Raise DataError if the tokenizer has none."""
     if tokenizer.eod_id is None:
         raise DataError("The tokenizer has no end-of-document token to put before a first token. Add one to it.")
     return tokenizer.eod_id
 
 
-def sum_up(columns: Columns) -> dict[str, float]:
+def sum_columns(columns: Columns) -> dict[str, float]:
     return {name: float(values.sum()) for name, values in columns.items()}
 
 
 def ratio(part: float, whole: float) -> float:
+    """Return part / whole; NaN if `whole` is 0."""
     return part / whole if whole else math.nan
 
 

@@ -62,9 +62,9 @@ class MaskedRequest(Request):
 
     @property
     def key(self) -> bytes:
-        others = (one.astype("<i8").tobytes() for one in (self.places, self.segments) if one is not None)
-        arrays = [super().key, *others]
-        return b"".join([*(len(one).to_bytes(8, "little") for one in arrays), *arrays])
+        more = (array.astype("<i8").tobytes() for array in (self.places, self.segments) if array is not None)
+        arrays = [super().key, *more]
+        return b"".join([*(len(array).to_bytes(8, "little") for array in arrays), *arrays])
 
 
 def windows(num_tokens: int, seq_len: int, stride: int, *, last_looks_back: bool = False) -> Iterator[Window]:
@@ -75,7 +75,7 @@ def windows(num_tokens: int, seq_len: int, stride: int, *, last_looks_back: bool
     disjoint. Every target 1..num_tokens-1 is scored exactly once. With `last_looks_back` the last window feeds seq_len
     tokens too, as lm-evaluation-harness's does.
     """
-    refuse_stride(seq_len, stride)
+    check_stride(seq_len, stride)
     start, first_scored = 0, 1
     while first_scored < num_tokens:
         stop = min(start + seq_len, num_tokens - 1)
@@ -83,7 +83,8 @@ def windows(num_tokens: int, seq_len: int, stride: int, *, last_looks_back: bool
         start, first_scored = start + stride, stop + 1
 
 
-def refuse_stride(seq_len: int, stride: int) -> None:
+def check_stride(seq_len: int, stride: int) -> None:
+    """Raise UsageError unless the stride is 1 to `seq_len`."""
     if not 1 <= stride <= seq_len:
         raise UsageError(
             f"A stride of {stride} does not fit seq_len={seq_len}: targets would be skipped. Use 1 to {seq_len}."

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lmtrain.eval.tasks.wikitext import pages
+from lmtrain.eval.tasks.wikitext import split_pages
 
 LEAST = {"lambada": 1.6, "wikitext": 1.1, "stride 32": 1.3}  # times as fast
 STRIDE = 32
@@ -44,7 +44,7 @@ def pieces(given: argparse.Namespace) -> list[Piece]:
         texts = [json.loads(next(file))["text"] for _ in range(given.lines)]
     pairs = [(" ".join(text.split(" ")[:-1]), " " + text.split(" ")[-1]) for text in texts]
     whole = given.wiki.read_text(encoding="utf-8")
-    some, lines, half = pages(whole)[: given.pages], max(len(pairs) // 3, 1), max(given.pages // 2, 1)
+    some, lines, half = split_pages(whole)[: given.pages], max(len(pairs) // 3, 1), max(given.pages // 2, 1)
     return [
         *(Piece("lambada", pairs[start : start + lines]) for start in range(0, len(pairs), lines)),
         *(Piece("wikitext", some[start : start + half]) for start in range(0, len(some), half)),

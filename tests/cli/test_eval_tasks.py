@@ -61,7 +61,7 @@ def test_a_task_of_ones_own(toy: Toy, tmp_path: Path) -> None:
     assert sum(row["right"] for row in rows) / 2 == result["measures"]["accuracy"]
     (tmp_path / "mine.yaml").write_text('question: "def {noun}"\nchoices: ends\nanswer: right\n')
     said = lmtrain("eval", tmp_path / "run", *asked, code=65)
-    assert f"rows.jsonl line 1 has no noun, and {tmp_path / 'mine.yaml'} line 1 (question) asks for it." in said
+    assert f"rows.jsonl line 1 has no noun, and {tmp_path / 'mine.yaml'} line 1 (question) needs it." in said
     (tmp_path / "mine.yaml").write_text("choice: ends\n")
     said = lmtrain("eval", tmp_path / "run", *asked, code=2)
     assert "has the key choice, which no task has. Did you mean choices?" in said

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lmtrain.eval.journal import _records
+from lmtrain.eval.journal import _record_ranges
 from tests.cli.harness import Toy, lmtrain, start
 
 KILLED = -9
@@ -54,7 +54,7 @@ class Call:
         return self.journal.read_bytes()
 
     def batches(self) -> list[tuple[int, int]]:
-        return _records(self.journal.read_bytes()) if self.journal.exists() else []
+        return _record_ranges(self.journal.read_bytes()) if self.journal.exists() else []
 
 
 def results(path: Path) -> list[dict[str, Any]]:

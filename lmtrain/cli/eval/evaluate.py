@@ -128,7 +128,7 @@ def evaluate(
         find_steps,
     )
     from lmtrain.eval.source import check_kind
-    from lmtrain.eval.task import window_of
+    from lmtrain.eval.task import choose_window
 
     options = Options(
         baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,
@@ -147,7 +147,7 @@ def evaluate(
     for one, _ in jobs:
         for subject in subjects:
             check_kind(one, causal=subject.settings.shape.causal, pairs="pair" in subject.settings.terms)
-            window_of(one, subject.settings.shape.seq_len, seq_len)
+            choose_window(one, subject.settings.shape.seq_len, seq_len)
     if env.world_size > 1 and "-" in (data or []):
         raise UsageError(
             f"--data=- is standard input, which one process alone can read, and here are {env.world_size}. "

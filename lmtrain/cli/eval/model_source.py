@@ -28,7 +28,7 @@ from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.train.ranks.run_facts import Fact, checkpoint_fact, program_facts
 
 if TYPE_CHECKING:
-    from lmtrain.eval.load import Loaded
+    from lmtrain.eval.load import LoadedModel
 
 _KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
 KEYS, TRAINING = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
@@ -112,12 +112,12 @@ def check_device(name: str, env: ProcessEnv) -> None:
 @contextmanager
 def on_processes(
     env: ProcessEnv, settled: Sequence[ParallelSettings], device: str, precision: str
-) -> Iterator[Callable[[Source, ParallelSettings], Loaded]]:
+) -> Iterator[Callable[[Source, ParallelSettings], LoadedModel]]:
     """Yield a function that loads a model, each process its shard, for as long as the block lasts; all end it together.
 
     Several models in turn have one layout, whatever else is settled for each.
     """
-    from lmtrain.eval.load import load
+    from lmtrain.eval.load import load_source
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.runtime.machine.device import memory_errors, pick_device
     from lmtrain.runtime.processes.process_group import open_process_group
@@ -130,9 +130,9 @@ def on_processes(
             check_facts_agree(partial(_computed_by, first), met.hosts)
             mesh = build_mesh(first.layout, picked, first.timeout_s)
 
-            def loaded(source: Source, parallel: ParallelSettings) -> Loaded:
+            def loaded(source: Source, parallel: ParallelSettings) -> LoadedModel:
                 check_facts_agree(partial(_model_of, source), met.hosts)
-                found = load(source, picked, precision, mesh, parallel)
+                found = load_source(source, picked, precision, mesh, parallel)
                 if env.world_size == 1:
                     return found
                 return replace(found, subject=replace(found.subject, layout=layout_words(parallel).partition(",")[0]))

@@ -23,9 +23,9 @@ from lmtrain.cli.eval.model_source import on_processes
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.cli.screen.terminal import print_json, print_message
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, join_few
-from lmtrain.eval.report import as_lines, read_columns, render, render_comparison, sample_rows
+from lmtrain.eval.report import encode_rows, read_columns, render, render_comparison, sample_rows
 from lmtrain.eval.source import Source
-from lmtrain.eval.statistics import Comparison, Side, compare, with_baselines
+from lmtrain.eval.statistics import Comparison, Side, add_baselines, compare
 from lmtrain.eval.task import Result, Task, find_task
 from lmtrain.eval.texts import TextInput
 from lmtrain.observe.screen.row_text import sparkline
@@ -39,9 +39,9 @@ from lmtrain.units import format_measure
 
 if TYPE_CHECKING:
     from lmtrain.eval.journal import Journal
-    from lmtrain.eval.load import Loaded
+    from lmtrain.eval.load import LoadedModel
     from lmtrain.eval.runner import Outcome
-    from lmtrain.eval.scoring import Passes
+    from lmtrain.eval.scoring import SharedAnswers
 
 _CURVE = 40  # characters
 Job = tuple[Task, Callable[[Reporter], Path | TextInput]]  # what reads the text, when its turn comes
@@ -77,11 +77,11 @@ class Session:
         self._given: dict[int, Path | TextInput] = {}  # by job: texts are read once, however many models there are
 
     @contextmanager
-    def processes(self) -> Iterator[Callable[[Source, int], Loaded]]:
+    def processes(self) -> Iterator[Callable[[Source, int], LoadedModel]]:
         """Hold the processes together, and yield a function that loads a source by its number."""
         with on_processes(self._env, self._settled, self.options.device, self.options.precision) as load:
 
-            def loaded(source: Source, number: int) -> Loaded:
+            def loaded(source: Source, number: int) -> LoadedModel:
                 with progress(self.console, f"loading {source.path.name}"):
                     return load(source, self._settled[number])
 
@@ -89,11 +89,11 @@ class Session:
 
     def journal(self) -> AbstractContextManager[Journal]:
         """Open the journal of all models and tasks of this call, once the processes are together."""
-        from lmtrain.eval.journal import journal_beside
+        from lmtrain.eval.journal import open_journal
         from lmtrain.runtime.processes.process_group import broadcast_from_rank0
 
         output = self.options.output if self._env.rank == 0 else None
-        return journal_beside(output, lambda said: print_message(self.console, said), broadcast_from_rank0)
+        return open_journal(output, lambda said: print_message(self.console, said), broadcast_from_rank0)
 
     def write(self, document: dict[str, Any]) -> None:
         if self.options.output is not None and self._env.rank == 0:
@@ -113,17 +113,17 @@ class Session:
         if self.options.as_json and self._env.rank == 0:
             print_document(document)
 
-    def outcomes(self, loaded: Loaded, journal: Journal) -> Iterator[Outcome]:
+    def outcomes(self, loaded: LoadedModel, journal: Journal) -> Iterator[Outcome]:
         """Yield the outcome of each task as it ends."""
         import torch
 
-        from lmtrain.eval.journal import identity_of
-        from lmtrain.eval.scoring import Passes
+        from lmtrain.eval.journal import model_identity
+        from lmtrain.eval.scoring import SharedAnswers
 
         subject, facts = loaded.subject, loaded.facts
         computed = (subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)
-        journal.of(identity_of(Path(facts["checkpoint"]), *computed))
-        passes = Passes() if len(self.jobs) > 1 else None
+        journal.set_identity(model_identity(Path(facts["checkpoint"]), *computed))
+        passes = SharedAnswers() if len(self.jobs) > 1 else None
         for number, (task, _) in enumerate(self.jobs):
             yield self._outcome(task, self._text(number), loaded, journal, passes)
 
@@ -135,7 +135,7 @@ class Session:
         return self._given[number]
 
     def _outcome(
-        self, task: Task, given: Path | TextInput, loaded: Loaded, journal: Journal, passes: Passes | None
+        self, task: Task, given: Path | TextInput, loaded: LoadedModel, journal: Journal, passes: SharedAnswers | None
     ) -> Outcome:
         from data_tools.corpora.recipe import published_hashes
         from lmtrain.eval.runner import run
@@ -149,12 +149,12 @@ class Session:
                 passes=passes, progress=shown,
             )  # fmt: skip
 
-    def compared(self, outcome: Outcome, loaded: Loaded) -> Outcome:
+    def compared(self, outcome: Outcome, loaded: LoadedModel) -> Outcome:
         """Return an outcome with its baselines, if they were requested and can be counted."""
         if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
             return outcome
         with progress(self.console, "counting for the baselines"):
-            result = with_baselines(
+            result = add_baselines(
                 outcome.result, outcome.prepared, self.options.baseline, loaded.subject.tokenizer
             )
         return replace(outcome, result=result)
@@ -165,11 +165,11 @@ def evaluate_one(source: Source, session: Session) -> None:
     options, lines = session.options, list[bytes]()
     document = new_document("lmtrain evaluation", model={}, results=[])
 
-    def add(outcome: Outcome, loaded: Loaded) -> None:
+    def add(outcome: Outcome, loaded: LoadedModel) -> None:
         outcome = session.compared(outcome, loaded)
         if options.samples is not None:
             prepared, tokenizer = outcome.prepared, loaded.subject.tokenizer
-            lines.append(as_lines(sample_rows(len(lines), outcome.result, prepared, outcome.columns, tokenizer)))
+            lines.append(encode_rows(sample_rows(len(lines), outcome.result, prepared, outcome.columns, tokenizer)))
             document["samples"] = session.write_samples(options.samples, lines)
         document["results"].append(outcome.result.to_dict())
         session.write(document)

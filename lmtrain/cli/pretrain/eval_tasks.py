@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lmtrain.errors import LmtrainError, MissingInputError, SettingsError, UsageError, spelling_hint
 
 if TYPE_CHECKING:
-    from lmtrain.eval.in_training import Planned
+    from lmtrain.eval.in_training import PlannedEvaluation
     from lmtrain.eval.task import Task
     from lmtrain.eval.texts import TextInput
     from lmtrain.train.before.preflight import Inputs
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lmtrain.train.in_loop.measurements import Evaluation
 
 
-def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[Planned]]:
+def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[PlannedEvaluation]]:
     """Read the data of every entry of eval.tasks and cut it into windows for this model.
 
     Return the run's inputs, extended by the facts and warnings about these data, and the prepared evaluations.
@@ -28,16 +28,16 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
     if not config.eval.tasks:
         return inputs, []
     from data_tools.corpora.recipe import published_hashes
-    from lmtrain.eval.in_training import Planned
+    from lmtrain.eval.in_training import PlannedEvaluation
     from lmtrain.eval.runner import prepare
-    from lmtrain.eval.task import NOT_PUBLISHED, Asked
+    from lmtrain.eval.task import NOT_PUBLISHED, TaskOptions
     from lmtrain.train.before.preflight import EvaluationTask
 
     evaluations = []
     for number, (entry, task) in enumerate(zip(config.eval.tasks, _find_tasks(config), strict=True)):
         window = task.seq_len or config.seq_len
         published = published_hashes() if task.published else {}
-        request = Asked(
+        request = TaskOptions(
             tokenizer=inputs.tokenizer, seq_len=window, shortened=window < config.seq_len, hashes=published
         )
         try:
@@ -45,7 +45,7 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
         except LmtrainError as error:
             error.add_note(f"It was read for eval.tasks[{number}], {entry.task}.")
             raise
-        evaluations.append(Planned(name=entry.measure_name, task=task, data=data, prepared=prepared))
+        evaluations.append(PlannedEvaluation(name=entry.measure_name, task=task, data=data, prepared=prepared))
     _check_best_by(config, evaluations)
     evaluated = tuple(
         EvaluationTask(each.name, each.data, each.prepared.num_targets, each.prepared.facts.text_sha256)
@@ -59,13 +59,13 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
     return replace(inputs, evaluations=evaluated, warnings=(*inputs.warnings, *warnings)), evaluations
 
 
-def build_evaluation(config: RunConfig, inputs: Inputs, evaluations: list[Planned]) -> Evaluation | None:
+def build_evaluation(config: RunConfig, inputs: Inputs, evaluations: list[PlannedEvaluation]) -> Evaluation | None:
     """Return the evaluator that the training loop calls, or None without evaluations."""
     if not evaluations:
         return None
-    from lmtrain.eval.in_training import DuringTraining
+    from lmtrain.eval.in_training import TrainingEvaluator
 
-    return DuringTraining(
+    return TrainingEvaluator(
         planned=evaluations, tokenizer=inputs.tokenizer, dtype=config.precision.kind, batch_size=config.eval.batch_size
     )
 
@@ -125,7 +125,7 @@ def _open_task_data(task: Task, data: str) -> Path | TextInput:
     return read_texts(find_sources([Path(data)]), "text", lambda done: None)
 
 
-def _check_best_by(config: RunConfig, evaluations: list[Planned]) -> None:
+def _check_best_by(config: RunConfig, evaluations: list[PlannedEvaluation]) -> None:
     """Raise if checkpoint.best_by names no measure of a task; measures are known once the task's file is read."""
     name = config.checkpoint.best_by
     known = [f"eval/{evaluation.name}/{measure}" for evaluation in evaluations for measure in evaluation.measures]

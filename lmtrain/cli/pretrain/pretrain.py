@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from lmtrain.cli.pretrain.attempt import Attempt
-    from lmtrain.eval.in_training import Planned
+    from lmtrain.eval.in_training import PlannedEvaluation
     from lmtrain.train.before.preflight import Inputs
     from lmtrain.train.loop import Summary
 
@@ -84,7 +84,7 @@ def pretrain(
     return None
 
 
-def _train(attempt: Attempt, inputs: Inputs, evaluations: list[Planned], console: Console) -> Summary:
+def _train(attempt: Attempt, inputs: Inputs, evaluations: list[PlannedEvaluation], console: Console) -> Summary:
     from lmtrain.cli.pretrain.eval_tasks import build_evaluation
     from lmtrain.parallel.mesh import build_mesh
     from lmtrain.train.loop import train

@@ -33,14 +33,14 @@ KEYS = {
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
-def _without_brackets(text: str) -> str:
+def _clean_wikihow(text: str) -> str:
     """Return a text cleaned for HellaSwag's WikiHow half, exactly as lm-evaluation-harness does it."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
 
 
 FILTERS: dict[str, Callable[[str], str]] = {"capitalized": str.capitalize, "stripped": str.strip, "lower": str.lower}
-CLEAN: dict[str, Callable[[str], str]] = {"none": lambda text: text, "wikihow": _without_brackets}
+CLEANERS: dict[str, Callable[[str], str]] = {"none": lambda text: text, "wikihow": _clean_wikihow}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,12 +76,12 @@ class Recipe:
         if not isinstance(row, dict):
             raise DataError(f'{path} line {line} is not a JSON object. Give one {{"key": value, ...}} a line.')
         rows = Row(self, row, path, line)
-        return (one.question() for one in (rows.entries() if self.each else [rows]))
+        return (entry.question() for entry in (rows.entries() if self.each else [rows]))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a file, with the methods that read it by the recipe's keys."""
+    """A row of a file, read by the recipe's keys; a key that the row lacks raises DataError."""
 
     recipe: Recipe
     values: dict[str, Any]
@@ -90,21 +90,21 @@ class Row:
 
     def entries(self) -> list[Row]:
         lists = [self._list("each", key) for key in self.recipe.each]
-        if len({len(one) for one in lists}) > 1:
-            counts = ", ".join(f"{key} {len(one)}" for key, one in zip(self.recipe.each, lists, strict=True))
-            raise self._wrong("each", f"has lists of different lengths ({counts})", "Give each as many entries.")
+        if len({len(values) for values in lists}) > 1:
+            counts = ", ".join(f"{key} {len(values)}" for key, values in zip(self.recipe.each, lists, strict=True))
+            raise self._error("each", f"has lists of different lengths ({counts})", "Give each as many entries.")
         return [
-            replace(self, values=self.values | dict(zip(self.recipe.each, some, strict=True)))
-            for some in zip(*lists, strict=True)
+            replace(self, values=self.values | dict(zip(self.recipe.each, values_of_entry, strict=True)))
+            for values_of_entry in zip(*lists, strict=True)
         ]
 
     def question(self) -> Question:
-        recipe, clean = self.recipe, CLEAN[self.recipe.clean]
+        recipe, clean = self.recipe, CLEANERS[self.recipe.clean]
         text = clean(self._filled("question", recipe.question))
         choices = self._texts("choices", recipe.choices)
         if len(choices) < 2 or not all(choices):
             what = "has an empty choice" if len(choices) > 1 else "has fewer than two choices"
-            raise self._wrong("choices", what, "Give two or more texts to choose from.")
+            raise self._error("choices", what, "Give two or more texts to choose from.")
         return Question(
             text=text,
             choices=[clean(choice) for choice in choices],
@@ -114,30 +114,30 @@ class Row:
 
     def _answer(self, count: int) -> int:
         value = self._value("answer", self.recipe.answer)
-        said = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
-        given = self.recipe.labels
-        labels = [*map(str, range(count))] if given is None else self._texts("labels", given)[:count]
-        if said not in labels:
-            known = f"The {count} choices are called {', '.join(labels)}: change it, or give `labels`."
-            raise self._wrong("answer", f"has the answer {shorten(said or value, 60)!r}", known)
-        return labels.index(said)
+        label = str(value) if isinstance(value, (str, int)) and not isinstance(value, bool) else ""
+        named_labels = self.recipe.labels
+        labels = [*map(str, range(count))] if named_labels is None else self._texts("labels", named_labels)[:count]
+        if label not in labels:
+            way_out = f"The {count} choices are called {', '.join(labels)}: change it, or give `labels`."
+            raise self._error("answer", f"has the answer {shorten(label or value, 60)!r}", way_out)
+        return labels.index(label)
 
-    def _texts(self, key: str, given: str | list[str]) -> list[str]:
-        if isinstance(given, list):
-            return [self._filled(key, text) for text in given]
-        return [self._text(key, given, value) for value in self._list(key, given)]
+    def _texts(self, key: str, source: str | list[str]) -> list[str]:
+        if isinstance(source, list):
+            return [self._filled(key, text) for text in source]
+        return [self._text(key, source, value) for value in self._list(key, source)]
 
     def _list(self, key: str, path: str) -> list[Any]:
         value = self._value(key, path)
         if not isinstance(value, list):
-            raise self._wrong(key, f"has no list as {path}", "Name a key that holds one.")
+            raise self._error(key, f"has no list as {path}", "Name a key that holds one.")
         return value
 
     def _filled(self, key: str, template: str) -> str:
-        def value(found: re.Match[str]) -> str:
-            if found[1] is None:
-                return found[0][0]
-            path, _, change = found[1].partition("|")
+        def value(match: re.Match[str]) -> str:
+            if match[1] is None:
+                return match[0][0]
+            path, _, change = match[1].partition("|")
             text = self._text(key, path, self._value(key, path))
             return FILTERS[change](text) if change else text
 
@@ -145,7 +145,7 @@ class Row:
 
     def _text(self, key: str, path: str, value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise self._wrong(key, f"has no text as {path}", "Name a key that holds one.")
+            raise self._error(key, f"has no text as {path}", "Name a key that holds one.")
         return str(value)
 
     def _value(self, key: str, path: str) -> Any:
@@ -154,15 +154,15 @@ class Row:
         try:
             for place, part in enumerate(parts):
                 if isinstance(value, list):
-                    return [reduce(getitem, parts[place:], one) for one in value]
+                    return [reduce(getitem, parts[place:], element) for element in value]
                 value = value[part]
         except (KeyError, TypeError) as error:
-            raise self._wrong(key, f"has no {path}", spelling_hint(path, self.values)) from error
+            raise self._error(key, f"has no {path}", spelling_hint(path, self.values)) from error
         return value
 
-    def _wrong(self, key: str, what: str, way_out: str) -> DataError:
+    def _error(self, key: str, problem: str, way_out: str) -> DataError:
         return DataError(
-            f"{self.path} line {self.line} {what}, and {self.recipe.at.get(key, self.recipe.id)} asks for it. {way_out}"
+            f"{self.path} line {self.line} {problem}, and {self.recipe.at.get(key, self.recipe.id)} needs it. {way_out}"
         )
 
 
@@ -174,20 +174,20 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
     own = {key: value for key, value in file.data.items() if key in KEYS}
     at = {key: f"{file.location(key)} ({key})" for key in own}
     base: dict[str, Any] = {"id": f"choice/{path.stem}"}
-    like = own.pop("like", None)
-    if isinstance(like, str):
-        base = vars(find(str(path.parent / like) if like.endswith(SUFFIXES) else like)) | base
+    base_name = own.pop("like", None)
+    if isinstance(base_name, str):
+        base = vars(find(str(path.parent / base_name) if base_name.endswith(SUFFIXES) else base_name)) | base
         at = base.pop("at") | at
-    elif like is not None:
+    elif base_name is not None:
         problems.append(
-            f"{file.location('like')} has like={shorten(like)}, which is no text. Name a task, as choice/piqa."
+            f"{file.location('like')} has like={shorten(base_name)}, which is no text. Name a task, as choice/piqa."
         )
     values = base | own
     problems += [
         f"{path} has no `{key}:` line, {KEYS[key]}. Add one, or begin with `like: choice/piqa`."
         for key in ("question", "choices", "answer") if key not in values
     ]  # fmt: skip
-    problems += _problems(file, own)
+    problems += _value_problems(file, own)
     if problems:
         raise SettingsError(problems)
     if "shots_file" in own:
@@ -200,39 +200,39 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
     return Recipe(**values | {"at": at})
 
 
-def _problems(file: YamlFile, own: dict[str, Any]) -> Iterator[str]:
-    def wrong(key: str, rule: str, way_out: str) -> str:
+def _value_problems(file: YamlFile, own: dict[str, Any]) -> Iterator[str]:
+    def problem(key: str, rule: str, way_out: str) -> str:
         return f"{file.location(key)} has {key}={shorten(str(own[key]), 80)}, which {rule}. {way_out}"
 
     for key, value in own.items():
-        texts = isinstance(value, list) and value and all(isinstance(one, str) for one in value)
+        texts = isinstance(value, list) and value and all(isinstance(text, str) for text in value)
         if key == "shots":
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1000:
-                yield wrong(key, "is not a whole number from 0 to 1000", "Write shots: 5.")
+                yield problem(key, "is not a whole number from 0 to 1000", "Write shots: 5.")
         elif key == "shots_seed":
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                yield wrong(key, "is not a whole number from 0 on", "Write shots_seed: 1, or leave it out.")
+                yield problem(key, "is not a whole number from 0 on", "Write shots_seed: 1, or leave it out.")
         elif key == "each":
             if not texts:
-                yield wrong(key, "is not a list of keys", "Write each: [questions, answers].")
+                yield problem(key, "is not a list of keys", "Write each: [questions, answers].")
         elif not isinstance(value, str) and not (key in ("choices", "labels") and texts):
-            yield wrong(key, "is no text" + (" and no list of texts" if key in ("choices", "labels") else ""),
+            yield problem(key, "is no text" + (" and no list of texts" if key in ("choices", "labels") else ""),
                         "Put it in quotes if it is one.")  # fmt: skip
         else:
-            yield from _field_problems(key, value, wrong)
+            yield from _field_problems(key, value, problem)
 
 
-def _field_problems(key: str, value: str | list[str], wrong: Callable[[str, str, str], str]) -> Iterator[str]:
-    known = {"clean": tuple(CLEAN), "normalisation": get_args(Normalisation)}.get(key)
-    if known and value not in known:
-        yield wrong(key, "is not known", spelling_hint(str(value), known))
+def _field_problems(key: str, value: str | list[str], problem: Callable[[str, str, str], str]) -> Iterator[str]:
+    allowed = {"clean": tuple(CLEANERS), "normalisation": get_args(Normalisation)}.get(key)
+    if allowed and value not in allowed:
+        yield problem(key, "is not known", spelling_hint(str(value), allowed))
     if key in ("answer", "choices", "labels") and isinstance(value, str) and "{" in value:
-        yield wrong(key, "is a text where the name of a key is asked for", f"Write {key}: label, without braces.")
+        yield problem(key, "is a text where the name of a key is asked for", f"Write {key}: label, without braces.")
     if key == "question" or (key in ("choices", "labels") and isinstance(value, list)):
         for text in value if isinstance(value, list) else [value]:
-            for found in _FIELD.finditer(text):
-                name, _, change = (found[1] or "").partition("|")
-                if found[0] in ("{", "}") or (found[1] is not None and not name):
-                    yield wrong(key, f"has {found[0]} where no key is named", "Write {goal}, or {{ for a brace.")
+            for match in _FIELD.finditer(text):
+                name, _, change = (match[1] or "").partition("|")
+                if match[0] in ("{", "}") or (match[1] is not None and not name):
+                    yield problem(key, f"has {match[0]} where no key is named", "Write {goal}, or {{ for a brace.")
                 elif change and change not in FILTERS:
-                    yield wrong(key, f"has the filter {change}, which there is not", spelling_hint(change, FILTERS))
+                    yield problem(key, f"has the filter {change}, which there is not", spelling_hint(change, FILTERS))

@@ -20,9 +20,10 @@ from lmtrain.eval.windows import Tokens
 from lmtrain.runtime.files.files import refuse_sparse_file
 from lmtrain.tokenizer.base import Tokenizer
 
-_TOKENS = 1 << 24  # tokens read at once
-MOST_GROUPS = 100  # because: a folder with thousands of small files is one text to the user
-Said = tuple[Columns, dict[str, Any]]  # columns by document, and facts of all documents: part of a task's Facts
+_READ_TOKENS = 1 << 24  # tokens read at once
+MAX_GROUPS = 100  # because: a folder with thousands of small files is one text to the user
+# columns with a value per document, and facts of all documents, which are part of a task's Facts
+ColumnsAndFacts = tuple[Columns, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
     refuse_sparse_file(dataset_file(prefix, ".bin"))
     total = indexed.num_tokens
     # read every token once, which also compares it with the checksums of its writing
-    parts = (indexed.read(first, min(first + _TOKENS, total)) for first in range(0, total, _TOKENS))
+    parts = (indexed.read(first, min(first + _READ_TOKENS, total)) for first in range(0, total, _READ_TOKENS))
     highest = max((int(part.max()) for part in parts), default=-1)
     if highest >= tokenizer.vocab_size:
         raise DataError(
@@ -72,9 +73,11 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
     return indexed
 
 
-def said_of_texts(texts: TextInput) -> Said:
+def describe_texts(texts: TextInput) -> ColumnsAndFacts:
+    """Return the columns and facts of texts. Raise DataError if they hold only blanks."""
     documents = texts.documents
-    words, num_bytes = [len(one.split()) for one in documents], [len(one.encode()) for one in documents]
+    words = [len(document.split()) for document in documents]
+    num_bytes = [len(document.encode()) for document in documents]
     if any(num_bytes) and not any(words):
         raise DataError(f"{texts.name} holds no word, only {sum(num_bytes)} blank bytes. Give a file with text.")
     return {"words": np.array(words, np.float64), "bytes": np.array(num_bytes, np.float64)}, {
@@ -88,7 +91,9 @@ def said_of_texts(texts: TextInput) -> Said:
     }
 
 
-def said_of_dataset(prefix: Path, indexed: IndexedDataset, documents: Iterable[Tokens], tokenizer: Tokenizer) -> Said:
+def describe_dataset(
+    prefix: Path, indexed: IndexedDataset, documents: Iterable[Tokens], tokenizer: Tokenizer
+) -> ColumnsAndFacts:
     """Return the columns and facts of a dataset. `documents` are its tokens without special tokens."""
     decoded = np.array([len(tokenizer.decode(tokens.tolist()).encode()) for tokens in documents], np.float64)
     num_bytes, rule = int(decoded.sum()), "UTF-8 bytes of the decoded tokens"
@@ -107,9 +112,9 @@ def said_of_dataset(prefix: Path, indexed: IndexedDataset, documents: Iterable[T
     }
 
 
-def groups_of(files: dict[str, int]) -> dict[str, NDArray[np.int64]]:
+def group_by_file(files: dict[str, int]) -> dict[str, NDArray[np.int64]]:
     """Return the indices of the documents by file; empty for one file, or for more than MOST_GROUPS."""
-    if not 1 < len(files) <= MOST_GROUPS:
+    if not 1 < len(files) <= MAX_GROUPS:
         return {}
     stops = np.cumsum(list(files.values()))
     return {name: np.arange(stop - count, stop) for (name, count), stop in zip(files.items(), stops, strict=True)}

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from lmtrain.errors import DataError
-from lmtrain.eval.task import Asked, Facts, Prepared, Sums, Task, bits_per_byte, perplexity, ratio
+from lmtrain.eval.task import Facts, Prepared, Sums, Task, TaskOptions, bits_per_byte, perplexity, ratio
 from lmtrain.eval.texts import jsonl_texts, oddities, read_text_file
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
@@ -47,23 +47,23 @@ class Lambada(Task):
     def texts(self, content: str, source: Path) -> list[str]:
         return jsonl_texts(content, source)
 
-    def prepare(self, source: Path, asked: Asked) -> Prepared:
-        asked.refuse_stride(f"means nothing to {self.id}, which has no windows")
+    def prepare(self, source: Path, options: TaskOptions) -> Prepared:
+        options.refuse_any_stride(f"means nothing to {self.id}, which has no windows")
         content, sha256 = read_text_file(source)
         texts = self.texts(content, source)
-        examples = list(self._examples(texts, asked, source))
-        prefix = _prefix(asked.tokenizer, examples)
+        examples = list(self._examples(texts, options, source))
+        prefix = _prefix(options.tokenizer, examples)
         rows = [(example.context or prefix) + example.target for example in examples]
         num_bytes = np.array([len(example.scored.encode()) for example in examples], np.float64)
         return Prepared(
             requests=[
-                Request(np.array(cut_on_the_left(row, asked.seq_len), np.int64), len(example.target), item)
+                Request(np.array(cut_on_the_left(row, options.seq_len), np.int64), len(example.target), item)
                 for item, (row, example) in enumerate(zip(rows, examples, strict=True))
             ],
             num_targets=sum(len(example.target) for example in examples),
-            known={"words": np.ones(len(texts)), "bytes": num_bytes},
+            text_columns={"words": np.ones(len(texts)), "bytes": num_bytes},
             facts=Facts(
-                protocol=asked.protocol(self.id),
+                protocol=options.protocol_id(self.id),
                 text_sha256=sha256,
                 num_documents=len(texts),
                 num_words=len(texts),
@@ -75,22 +75,22 @@ class Lambada(Task):
                 stride=None,
                 denominator=f"lines = {len(texts)}",
                 notes={
-                    "lines_cut_on_the_left": sum(len(row) > asked.seq_len + 1 for row in rows),
+                    "lines_cut_on_the_left": sum(len(row) > options.seq_len + 1 for row in rows),
                     "lines_of_one_word": sum(len(text.split()) == 1 for text in texts),
                     **oddities(*texts),
                 },
             ),
         )
 
-    def _examples(self, texts: list[str], asked: Asked, source: Path) -> Iterator[Example]:
+    def _examples(self, texts: list[str], options: TaskOptions, source: Path) -> Iterator[Example]:
         for number, text in enumerate(texts, 1):
             if not text.strip():
                 raise DataError(f"{source}: text {number} has no word to guess. Give lines that end in a word.")
-            example = self.example(asked.tokenizer, text)
-            if not 1 <= len(example.target) <= asked.seq_len:
+            example = self.example(options.tokenizer, text)
+            if not 1 <= len(example.target) <= options.seq_len:
                 raise DataError(
                     f"{source}: what is to guess of text {number} is {len(example.target)} tokens, and the model sees "
-                    f"{asked.seq_len}. Use a tokenizer that knows the text or a longer window."
+                    f"{options.seq_len}. Use a tokenizer that knows the text or a longer window."
                 )
             yield example
 

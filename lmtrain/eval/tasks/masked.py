@@ -21,15 +21,15 @@ from lmtrain.data.data_settings import MaskedSettings
 from lmtrain.data.samples.masked import MaskedDataset, MaskVocabulary, build_sampler
 from lmtrain.data.samples.masked_twin import Sentences
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.recipes.documents import dataset_prefix, groups_of, open_dataset, said_of_dataset, said_of_texts
-from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, perplexity, ratio
+from lmtrain.eval.recipes.documents import dataset_prefix, describe_dataset, describe_texts, group_by_file, open_dataset
+from lmtrain.eval.task import Columns, Facts, Prepared, Sums, Task, TaskOptions, perplexity, ratio
 from lmtrain.eval.texts import TextInput
-from lmtrain.eval.windows import MaskedRequest, Tokens, refuse_stride, windows
+from lmtrain.eval.windows import MaskedRequest, Tokens, check_stride, windows
 
 SEED = 1
-MARKS = 2  # [CLS] and [SEP] around each window
-LEAST_SEQ_LEN = 8
-_AT_ONCE = 256  # windows masked together
+NUM_MARKS = 2  # [CLS] and [SEP] around each window
+MIN_SEQ_LEN = 8
+_WINDOWS_AT_ONCE = 256  # windows masked together
 _TEXT = "any text that `lmtrain preprocess` reads (.txt, .jsonl, .parquet, compressed, a folder), or a .bin/.idx prefix"
 _MARKS = "[CLS] before each window and [SEP] behind it, which are never asked"
 
@@ -54,6 +54,8 @@ class Documents:
 
 @dataclass(frozen=True)
 class SampledMasks:
+    """Requests for disjoint windows, in each of which a fixed share of the tokens is masked at random."""
+
     documents: Documents
     vocabulary: MaskVocabulary
     seq_len: int
@@ -67,14 +69,14 @@ class SampledMasks:
         return int(sizes[:, 0].sum())
 
     def __iter__(self) -> Iterator[MaskedRequest]:
-        for first in range(0, len(self._items), _AT_ONCE):
-            items = self._items[first : first + _AT_ONCE]
+        for first in range(0, len(self._items), _WINDOWS_AT_ONCE):
+            items = self._items[first : first + _WINDOWS_AT_ONCE]
             tokens_BT, labels_BT, _, not_padding_BT, *_ = self._sampler.batch(np.arange(first, first + len(items)))
             for row, item in enumerate(items.tolist()):
                 places = np.flatnonzero(labels_BT[row] != IGNORED)
                 if len(places):
-                    asked = np.concatenate([tokens_BT[row, not_padding_BT[row]], labels_BT[row, places]])
-                    yield MaskedRequest(asked, len(places), item, places=places)
+                    tokens = np.concatenate([tokens_BT[row, not_padding_BT[row]], labels_BT[row, places]])
+                    yield MaskedRequest(tokens, len(places), item, places=places)
 
     @cached_property
     def _items(self) -> NDArray[np.int64]:
@@ -83,7 +85,7 @@ class SampledMasks:
 
     @property
     def _room(self) -> int:
-        return self.seq_len - MARKS
+        return self.seq_len - NUM_MARKS
 
     @cached_property
     def _sampler(self) -> Any:
@@ -102,7 +104,9 @@ class SampledMasks:
 
 
 @dataclass(frozen=True)
-class OneByOne:
+class SingleMasks:
+    """Requests that mask one token each: every token of every document once."""
+
     documents: Documents
     vocabulary: MaskVocabulary
     seq_len: int
@@ -116,16 +120,18 @@ class OneByOne:
         special = self.vocabulary.special
         for item, tokens in enumerate(self.documents):
             # because: a token is masked in its own place, as if it were the target of the token before it
-            for cut in windows(len(tokens) + 1, self.seq_len - MARKS, self.stride, last_looks_back=True):
-                fed = np.array([special["cls"], *tokens[cut.start : cut.stop], special["sep"]], np.int64)
-                for place in range(cut.first_scored - cut.start, len(fed) - 1):
-                    asked = np.append(fed, fed[place])
-                    asked[place] = special["mask"]
-                    yield MaskedRequest(asked, 1, item, places=np.array([place]))
+            for window in windows(len(tokens) + 1, self.seq_len - NUM_MARKS, self.stride, last_looks_back=True):
+                fed = np.array([special["cls"], *tokens[window.start : window.stop], special["sep"]], np.int64)
+                for place in range(window.first_scored - window.start, len(fed) - 1):
+                    masked = np.append(fed, fed[place])
+                    masked[place] = special["mask"]
+                    yield MaskedRequest(masked, 1, item, places=np.array([place]))
 
 
 @dataclass(frozen=True)
-class Pairs:
+class PairRequests:
+    """Requests for the label of each pair of segments of a dataset."""
+
     dataset: MaskedDataset
 
     @property
@@ -133,11 +139,11 @@ class Pairs:
         return self.dataset.num_samples
 
     def __iter__(self) -> Iterator[MaskedRequest]:
-        for first in range(0, self.num_targets, _AT_ONCE):
-            batch = self.dataset.batch(np.arange(first, min(first + _AT_ONCE, self.num_targets)))
+        for first in range(0, self.num_targets, _WINDOWS_AT_ONCE):
+            batch = self.dataset.batch(np.arange(first, min(first + _WINDOWS_AT_ONCE, self.num_targets)))
             for row, real_T in enumerate(batch.not_padding_BT):
-                asked = np.append(batch.tokens_BT[row, real_T], batch.pair_labels_B[row])
-                yield MaskedRequest(asked, 1, first + row, segments=batch.segments_BT[row, real_T])
+                tokens = np.append(batch.tokens_BT[row, real_T], batch.pair_labels_B[row])
+                yield MaskedRequest(tokens, 1, first + row, segments=batch.segments_BT[row, real_T])
 
 
 class Masked(Task):
@@ -146,36 +152,39 @@ class Masked(Task):
     compares = False
 
     @abstractmethod
-    def requests(self, documents: Documents, vocabulary: MaskVocabulary, asked: Asked) -> SampledMasks | OneByOne: ...
+    def requests(
+        self, documents: Documents, vocabulary: MaskVocabulary, options: TaskOptions
+    ) -> SampledMasks | SingleMasks:
+        """Return the requests for these documents, which may be iterated more than once."""
 
-    def prepare_texts(self, texts: TextInput, asked: Asked) -> Prepared:
-        documents = Documents.of(asked.tokenizer.encode_batch(texts.documents))
-        known, facts = said_of_texts(texts)
-        return self._prepared(documents, asked, known, facts, groups=groups_of(texts.files))
+    def prepare_texts(self, texts: TextInput, options: TaskOptions) -> Prepared:
+        documents = Documents.of(options.tokenizer.encode_batch(texts.documents))
+        text_columns, facts = describe_texts(texts)
+        return self._prepared(documents, options, text_columns, facts, groups=group_by_file(texts.files))
 
-    def prepare(self, source: Path, asked: Asked) -> Prepared:
+    def prepare(self, source: Path, options: TaskOptions) -> Prepared:
         prefix = dataset_prefix(source) or source
-        indexed = open_dataset(prefix, asked.tokenizer)
-        ranges = np.array([indexed.document_range(one) for one in range(indexed.num_documents)], np.int64)
+        indexed = open_dataset(prefix, options.tokenizer)
+        ranges = np.array([indexed.document_range(document) for document in range(indexed.num_documents)], np.int64)
         starts, stops = ranges.reshape(-1, 2).T
         documents = Documents(indexed.tokens, starts, stops - starts)
-        known, facts = said_of_dataset(prefix, indexed, documents, asked.tokenizer)
-        return self._prepared(documents, asked, known, facts)
+        text_columns, facts = describe_dataset(prefix, indexed, documents, options.tokenizer)
+        return self._prepared(documents, options, text_columns, facts)
 
     def _prepared(
-        self, documents: Documents, asked: Asked, known: Columns, facts: dict[str, Any], **more: Any
+        self, documents: Documents, options: TaskOptions, text_columns: Columns, facts: dict[str, Any], **more: Any
     ) -> Prepared:
-        requests = self.requests(documents, checked(self, asked), asked)
+        requests = self.requests(documents, mask_vocabulary(self, options), options)
         num_targets = requests.num_targets
         return Prepared(
             requests=requests,
             num_targets=num_targets,
-            known=known,
+            text_columns=text_columns,
             facts=Facts(
-                protocol=asked.protocol(self.id),
+                protocol=options.protocol_id(self.id),
                 num_tokens=int(documents.lengths.sum()),
                 prefix=_MARKS,
-                stride=requests.stride if isinstance(requests, OneByOne) else asked.seq_len - MARKS,
+                stride=requests.stride if isinstance(requests, SingleMasks) else options.seq_len - NUM_MARKS,
                 denominator=f"masked tokens = {num_targets}",
                 **facts | {"notes": facts["notes"] | {"masks": self.recipe["masks"]}},
             ),
@@ -189,16 +198,16 @@ class MaskedTokens(Masked):
     settings = MaskedSettings(path="text", pairs="none", min_sentences=1)
     recipe: ClassVar = {
         "text": "as it is, document by document",
-        "windows": f"seq_len - {MARKS} tokens, disjoint",
+        "windows": f"seq_len - {NUM_MARKS} tokens, disjoint",
         "masks": f"15 % of a window's tokens, in whole words; 80 % of them [MASK], 10 % any token, 10 % as they are; "
         f"seed {SEED}, the same whatever the batch size and the layout",
         "prefix": _MARKS,
         "denominator": "masked tokens, every piece of a masked word",
     }
 
-    def requests(self, documents: Documents, vocabulary: MaskVocabulary, asked: Asked) -> SampledMasks:
-        asked.refuse_stride(f"is not {self.id}, whose windows are disjoint")
-        return SampledMasks(documents, vocabulary, asked.seq_len, self.settings)
+    def requests(self, documents: Documents, vocabulary: MaskVocabulary, options: TaskOptions) -> SampledMasks:
+        options.refuse_any_stride(f"is not {self.id}, whose windows are disjoint")
+        return SampledMasks(documents, vocabulary, options.seq_len, self.settings)
 
     def measures(self, sums: Sums) -> dict[str, float]:
         return {
@@ -213,28 +222,28 @@ class PseudoPerplexity(Masked):
     headline = "pseudo_perplexity"
     recipe: ClassVar = {
         "text": "as it is, document by document",
-        "windows": f"seq_len - {MARKS} tokens, moved by --stride (default: as many); the last one of a document is as "
-        "long as the others; each token once",
+        "windows": f"seq_len - {NUM_MARKS} tokens, moved by --stride (default: as many); the last one of a document is "
+        "as long as the others; each token once",
         "masks": "one token at a time, by [MASK]; the other pieces of its word stay",
         "prefix": _MARKS,
         "denominator": "tokens, or words as the measure's name says; as many passes as tokens",
     }
 
-    def requests(self, documents: Documents, vocabulary: MaskVocabulary, asked: Asked) -> OneByOne:
-        room = asked.seq_len - MARKS
-        stride = room if asked.stride is None else asked.stride
-        refuse_stride(room, stride)
-        return OneByOne(documents, vocabulary, asked.seq_len, stride)
+    def requests(self, documents: Documents, vocabulary: MaskVocabulary, options: TaskOptions) -> SingleMasks:
+        room = options.seq_len - NUM_MARKS
+        stride = room if options.stride is None else options.stride
+        check_stride(room, stride)
+        return SingleMasks(documents, vocabulary, options.seq_len, stride)
 
     def measures(self, sums: Sums) -> dict[str, float]:
-        found = {
+        measures = {
             "pseudo_perplexity": perplexity(sums["nll"], sums["targets"]),
             "masked_token_accuracy": ratio(sums["greedy"], sums["targets"]),
             "nll_per_token_nats": ratio(sums["nll"], sums["targets"]),
         }
         if sums.get("words"):
-            found["pseudo_word_perplexity"] = perplexity(sums["nll"], sums["words"])
-        return found
+            measures["pseudo_word_perplexity"] = perplexity(sums["nll"], sums["words"])
+        return measures
 
 
 class PairAccuracy(Task):
@@ -253,25 +262,26 @@ class PairAccuracy(Task):
             "denominator": "pairs",
         }
 
-    def prepare(self, source: Path, asked: Asked) -> Prepared:
-        asked.refuse_stride(f"means nothing to {self.id}, which has no windows")
+    def prepare(self, source: Path, options: TaskOptions) -> Prepared:
+        options.refuse_any_stride(f"means nothing to {self.id}, which has no windows")
         prefix = dataset_prefix(source)
         if prefix is None:
             raise DataError(
                 f"--data={source} is no dataset, and {self.id} takes sentences. Give a .bin/.idx prefix that "
                 "`lmtrain preprocess --split-sentences` has made."
             )
-        vocabulary = checked(self, asked)
-        indexed = open_dataset(prefix, asked.tokenizer)
-        every = range(indexed.num_documents)
-        pairs = Pairs(MaskedDataset(indexed, every, asked.seq_len, vocabulary, self.settings, SEED))
-        _, facts = said_of_dataset(prefix, indexed, (indexed.document(one) for one in every), asked.tokenizer)
+        vocabulary = mask_vocabulary(self, options)
+        indexed = open_dataset(prefix, options.tokenizer)
+        all_documents = range(indexed.num_documents)
+        pairs = PairRequests(MaskedDataset(indexed, all_documents, options.seq_len, vocabulary, self.settings, SEED))
+        documents = (indexed.document(number) for number in all_documents)
+        _, facts = describe_dataset(prefix, indexed, documents, options.tokenizer)
         return Prepared(
             requests=pairs,
             num_targets=pairs.num_targets,
-            known={"bytes": np.zeros(pairs.num_targets)},
+            text_columns={"bytes": np.zeros(pairs.num_targets)},
             facts=Facts(
-                protocol=asked.protocol(self.id),
+                protocol=options.protocol_id(self.id),
                 num_tokens=indexed.num_tokens,
                 prefix="[CLS] before a pair and [SEP] behind each segment",
                 stride=None,
@@ -287,10 +297,11 @@ class PairAccuracy(Task):
         }
 
 
-def checked(task: Task, asked: Asked) -> MaskVocabulary:
-    if asked.seq_len < LEAST_SEQ_LEN:
-        raise UsageError(f"A window of {asked.seq_len} tokens is too short for {task.id}. Use {LEAST_SEQ_LEN} or more.")
-    return MaskVocabulary.of(asked.tokenizer)
+def mask_vocabulary(task: Task, options: TaskOptions) -> MaskVocabulary:
+    """Return the tokenizer's tokens by their use in masking. Raise UsageError if the window is too short."""
+    if options.seq_len < MIN_SEQ_LEN:
+        raise UsageError(f"A window of {options.seq_len} tokens is too short for {task.id}. Use {MIN_SEQ_LEN} or more.")
+    return MaskVocabulary.of(options.tokenizer)
 
 
 TASKS = (

@@ -16,12 +16,23 @@ from numpy.typing import NDArray
 from lmtrain.eval.recipes.documents import (
     DatasetSequences,
     dataset_prefix,
-    groups_of,
+    describe_dataset,
+    describe_texts,
+    group_by_file,
     open_dataset,
-    said_of_dataset,
-    said_of_texts,
 )
-from lmtrain.eval.task import Asked, Columns, Facts, Prepared, Sums, Task, bits_per_byte, eod_id, perplexity, ratio
+from lmtrain.eval.task import (
+    Columns,
+    Facts,
+    Prepared,
+    Sums,
+    Task,
+    TaskOptions,
+    bits_per_byte,
+    eod_id,
+    perplexity,
+    ratio,
+)
 from lmtrain.eval.texts import TextInput
 from lmtrain.eval.windows import Tokens, WindowedRequests
 
@@ -38,45 +49,45 @@ class Perplexity(Task):
         "denominator": "tokens, words or bytes, as each measure's name says",
     }
 
-    def prepare_texts(self, texts: TextInput, asked: Asked) -> Prepared:
-        prefix = eod_id(asked.tokenizer)
-        sequences = [np.array([prefix, *ids], np.int64) for ids in asked.tokenizer.encode_batch(texts.documents)]
-        known, facts = said_of_texts(texts)
-        return _prepared(sequences, asked, known, groups_of(texts.files), **facts)
+    def prepare_texts(self, texts: TextInput, options: TaskOptions) -> Prepared:
+        prefix = eod_id(options.tokenizer)
+        sequences = [np.array([prefix, *ids], np.int64) for ids in options.tokenizer.encode_batch(texts.documents)]
+        text_columns, facts = describe_texts(texts)
+        return _prepared(sequences, options, text_columns, group_by_file(texts.files), **facts)
 
-    def prepare(self, source: Path, asked: Asked) -> Prepared:
+    def prepare(self, source: Path, options: TaskOptions) -> Prepared:
         prefix = dataset_prefix(source) or source
-        indexed = open_dataset(prefix, asked.tokenizer)
-        sequences = DatasetSequences(indexed, eod_id(asked.tokenizer))
-        known, facts = said_of_dataset(prefix, indexed, (tokens[1:] for tokens in sequences), asked.tokenizer)
-        return _prepared(sequences, asked, known, {}, **facts)
+        indexed = open_dataset(prefix, options.tokenizer)
+        sequences = DatasetSequences(indexed, eod_id(options.tokenizer))
+        text_columns, facts = describe_dataset(prefix, indexed, (tokens[1:] for tokens in sequences), options.tokenizer)
+        return _prepared(sequences, options, text_columns, {}, **facts)
 
     def measures(self, sums: Sums) -> dict[str, float]:
-        found = {
+        measures = {
             "token_perplexity": perplexity(sums["nll"], sums["targets"]),
             "nll_per_token_nats": ratio(sums["nll"], sums["targets"]),
             "token_accuracy": ratio(sums["greedy"], sums["targets"]),
             "bits_per_byte": bits_per_byte(sums["nll"], sums["bytes"]),
         }
         if sums.get("words"):
-            found["word_perplexity"] = perplexity(sums["nll"], sums["words"])
-        return found
+            measures["word_perplexity"] = perplexity(sums["nll"], sums["words"])
+        return measures
 
 
 def _prepared(
-    sequences: Iterable[Tokens], asked: Asked, known: Columns, groups: dict[str, NDArray[np.int64]],
+    sequences: Iterable[Tokens], options: TaskOptions, text_columns: Columns, groups: dict[str, NDArray[np.int64]],
     **facts: Any,
 ) -> Prepared:  # fmt: skip
-    stride = max(asked.seq_len // 2, 1) if asked.stride is None else asked.stride
+    stride = max(options.seq_len // 2, 1) if options.stride is None else options.stride
     num_targets = sum(len(tokens) - 1 for tokens in sequences)
     return Prepared(
-        requests=WindowedRequests(sequences, asked.seq_len, stride),
+        requests=WindowedRequests(sequences, options.seq_len, stride),
         num_targets=num_targets,
         documents=sequences,
-        known=known,
+        text_columns=text_columns,
         groups=groups,
         facts=Facts(
-            protocol=asked.protocol(Perplexity.id),
+            protocol=options.protocol_id(Perplexity.id),
             num_tokens=num_targets,
             prefix="end of document, before each document",
             stride=stride,

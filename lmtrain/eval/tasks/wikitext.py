@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.task import (
     Answers,
-    Asked,
     Columns,
     Facts,
     Prepared,
     Sums,
     Task,
+    TaskOptions,
     bits_per_byte,
     eod_id,
     item_columns,
@@ -38,15 +38,15 @@ from lmtrain.eval.task import (
     sum_by_item,
 )
 from lmtrain.eval.texts import jsonl_texts, oddities, read_text_file
-from lmtrain.eval.windows import StreamRequests, Window, WindowedRequests, refuse_stride, windows
+from lmtrain.eval.windows import StreamRequests, Window, WindowedRequests, check_stride, windows
 
 PUBLISHED_SEQ_LEN = 1024
 LOSS_CAP = 20.0  # because: Megatron-LM reports exp(min(20, loss))
 Step = Callable[[str], str]
-_PRINTED = re.compile(r"\S")
+_NOT_BLANK = re.compile(r"\S")
 
 
-def _read(source: Path) -> tuple[str, str]:
+def _read_text(source: Path) -> tuple[str, str]:
     """Return a text and its SHA-256. Raise DataError if it holds no word."""
     text, sha256 = read_text_file(source)
     if not text.strip():
@@ -63,16 +63,16 @@ class OneStream(Task):
     def __init__(self, stride: int) -> None:
         self.id, self.stride = f"{self.family}{stride}", stride
 
-    def prepare(self, source: Path, asked: Asked) -> Prepared:
-        if asked.stride not in (None, self.stride):
+    def prepare(self, source: Path, options: TaskOptions) -> Prepared:
+        if options.stride not in (None, self.stride):
             raise UsageError(
-                f"--stride={asked.stride} is not {self.id}, whose stride is {self.stride}. "
-                f"Use --task {self.family}{asked.stride}."
+                f"--stride={options.stride} is not {self.id}, whose stride is {self.stride}. "
+                f"Use --task {self.family}{options.stride}."
             )
-        return self.cut(source, asked)
+        return self.prepare_stream(source, options)
 
     @abstractmethod
-    def cut(self, source: Path, asked: Asked) -> Prepared:
+    def prepare_stream(self, source: Path, options: TaskOptions) -> Prepared:
         """Return the requests and facts of a file, at the stride that the id names."""
 
 
@@ -95,22 +95,24 @@ class HuggingFace(OneStream):
         "also": "any stride and any window, as wikitext/hf-stride256 and wikitext/hf-stride512-s2048",
     }
 
-    def cut(self, source: Path, asked: Asked) -> Prepared:
-        text, sha256 = _read(source)
-        whole = joined(text)
-        parts = articles(whole)
-        ids, ends = (np.array(found, np.int64) for found in asked.tokenizer.encode_with_ends(whole))
-        items = articles_of_tokens(ends, parts, whole)
-        labelled = list(labelled_windows(len(ids), asked.seq_len, self.stride))
-        cut = [window for window, _ in labelled]
-        scored = np.concatenate([np.arange(window.first_scored, window.stop + 1) for window in cut] or [ids[:0]])
-        num_bytes = sum_by_item(items[scored], _bytes_of_tokens(whole, ends)[scored], len(parts))
+    def prepare_stream(self, source: Path, options: TaskOptions) -> Prepared:
+        text, sha256 = _read_text(source)
+        joined = join_rows(text)
+        parts = split_articles(joined)
+        ids, ends = (np.array(values, np.int64) for values in options.tokenizer.encode_with_ends(joined))
+        items = article_of_each_token(ends, parts, joined)
+        labelled = list(labelled_windows(len(ids), options.seq_len, self.stride))
+        all_windows = [window for window, _ in labelled]
+        scored_by_window = [np.arange(window.first_scored, window.stop + 1) for window in all_windows]
+        scored = np.concatenate(scored_by_window or [ids[:0]])
+        weighted = sum(weight * _num_targets(window) for window, weight in labelled)
+        num_bytes = sum_by_item(items[scored], _bytes_of_each_token(joined, ends)[scored], len(parts))
         return Prepared(
-            requests=StreamRequests(ids, items, cut, [weight for _, weight in labelled]),
+            requests=StreamRequests(ids, items, all_windows, [weight for _, weight in labelled]),
             num_targets=len(scored),
-            known={"bytes": num_bytes},
+            text_columns={"bytes": num_bytes},
             facts=Facts(
-                protocol=asked.protocol(self.id, PUBLISHED_SEQ_LEN),
+                protocol=options.protocol_id(self.id, PUBLISHED_SEQ_LEN),
                 text_sha256=sha256,
                 num_documents=len(parts),
                 num_words=None,
@@ -120,17 +122,17 @@ class HuggingFace(OneStream):
                 num_tokens=len(ids),
                 prefix="none",
                 stride=self.stride,
-                denominator=f"weighted targets = {sum(weight * _count(window) for window, weight in labelled):.0f}",
+                denominator=f"weighted targets = {weighted:.0f}",
                 notes=oddities(text),
             ),
         )
 
     def columns(self, prepared: Prepared, answers: Answers) -> Columns:
         weights = np.array([request.weight for request in prepared.requests])
-        found = item_columns(prepared.known, answers)
+        columns = item_columns(prepared.text_columns, answers)
         for name, values in (("nll", answers.nll), ("targets", answers.targets)):
-            found[f"{name}_weighted"] = sum_by_item(answers.item, values * weights, len(found["nll"]))
-        return found
+            columns[f"{name}_weighted"] = sum_by_item(answers.item, values * weights, len(columns["nll"]))
+        return columns
 
     def measures(self, sums: Sums) -> dict[str, float]:
         return {
@@ -141,7 +143,7 @@ class HuggingFace(OneStream):
         }
 
 
-def joined(text: str) -> str:
+def join_rows(text: str) -> str:
     r"""Return the rows of the published dataset joined by "\n\n"; rows keep their newline unless they are blank."""
     lines = [line + "\n" for line in text.split("\n")]
     return "\n\n".join(line if line.strip() else "" for line in (lines[:-1] if text.endswith("\n") else lines))
@@ -153,23 +155,25 @@ def labelled_windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[tup
     A window holds seq_len tokens in all. The published loss is a mean over the targets, weighted by the number of
     labels minus one. If windows do not overlap, the first label has no token before it and is no target.
     """
-    refuse_stride(seq_len, stride)
+    check_stride(seq_len, stride)
     labelled = 0
     for start in range(0, num_tokens, stride):
         stop = min(start + seq_len, num_tokens)
         window = Window(start, stop - 1, max(labelled, start + 1))
-        if _count(window):
-            yield window, (stop - labelled - 1) / _count(window)
+        if _num_targets(window):
+            yield window, (stop - labelled - 1) / _num_targets(window)
         labelled = stop
         if stop == num_tokens:
             return
 
 
-def _count(window: Window) -> int:
+def _num_targets(window: Window) -> int:
+    """Return the number of targets that a window scores."""
     return window.stop + 1 - window.first_scored
 
 
-def _bytes_of_tokens(text: str, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+def _bytes_of_each_token(text: str, ends: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the UTF-8 bytes of each token; `ends` are the positions in the text at which tokens end."""
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
     return np.diff(np.concatenate([[0], np.cumsum(widths)])[ends], prepend=0).astype(np.float64)
@@ -197,22 +201,22 @@ class WikitextLmEval(Task):
         self.id = f"{corpus}/lmeval-{self.version}"
         self.data = f'wiki.test.raw of {folder}, or a .jsonl with one {{"page": ...}} a line'
 
-    def prepare(self, source: Path, asked: Asked) -> Prepared:
-        asked.refuse_stride(f"is not {self.id}, whose windows are disjoint")
-        text, sha256 = _read(source)
-        originals = jsonl_texts(text, source, "page") if source.suffix == ".jsonl" else pages(text)
-        prefix = eod_id(asked.tokenizer)
+    def prepare(self, source: Path, options: TaskOptions) -> Prepared:
+        options.refuse_any_stride(f"is not {self.id}, whose windows are disjoint")
+        text, sha256 = _read_text(source)
+        originals = jsonl_texts(text, source, "page") if source.suffix == ".jsonl" else split_pages(text)
+        prefix = eod_id(options.tokenizer)
         detokenized = [detokenize(page) for page in originals]
-        documents = [np.array([prefix, *ids], np.int64) for ids in asked.tokenizer.encode_batch(detokenized)]
+        documents = [np.array([prefix, *ids], np.int64) for ids in options.tokenizer.encode_batch(detokenized)]
         num_targets = sum(len(tokens) - 1 for tokens in documents)
         words, num_bytes = [count_words(page) for page in originals], [len(page.encode()) for page in originals]
         return Prepared(
-            requests=WindowedRequests(documents, asked.seq_len, asked.seq_len, last_looks_back=True),
+            requests=WindowedRequests(documents, options.seq_len, options.seq_len, last_looks_back=True),
             num_targets=num_targets,
             documents=documents,
-            known={"words": np.array(words, np.float64), "bytes": np.array(num_bytes, np.float64)},
+            text_columns={"words": np.array(words, np.float64), "bytes": np.array(num_bytes, np.float64)},
             facts=Facts(
-                protocol=asked.protocol(self.id),
+                protocol=options.protocol_id(self.id),
                 text_sha256=sha256,
                 num_documents=len(originals),
                 num_words=sum(words),
@@ -221,7 +225,7 @@ class WikitextLmEval(Task):
                 bytes_rule="UTF-8 bytes of the original pages",
                 num_tokens=num_targets,
                 prefix="end of document, before each page",
-                stride=asked.seq_len,
+                stride=options.seq_len,
                 denominator=f"words = {sum(words)}",
                 notes=oddities(*originals),
             ),
@@ -238,6 +242,7 @@ class WikitextLmEval(Task):
 
 
 def count_words(page: str) -> int:
+    """Count words as the harness does: blanks at either end of the page add a word each."""
     return len(re.split(r"\s+", page))
 
 
@@ -260,26 +265,26 @@ class Megatron(OneStream):
         "also": "any stride and any window, as wikitext103/megatron-o64 and wikitext103/megatron-o32-s2048",
     }
 
-    def cut(self, source: Path, asked: Asked) -> Prepared:
-        text, sha256 = _read(source)
-        parts, whole = articles(text), detokenize(text)
-        ids, ends = asked.tokenizer.encode_with_ends(whole)
+    def prepare_stream(self, source: Path, options: TaskOptions) -> Prepared:
+        text, sha256 = _read_text(source)
+        parts, whole = split_articles(text), detokenize(text)
+        ids, ends = options.tokenizer.encode_with_ends(whole)
         num_words = len(text.strip().split(" "))
         if num_words == 1:
             raise DataError(f"{source} is one word, and {self.id} divides by words less one. Give the whole file.")
         return Prepared(
             requests=StreamRequests(
                 np.array(ids, np.int64),
-                articles_of_tokens(np.array(ends, np.int64), [detokenize(part) for part in parts], whole),
-                list(windows(len(ids), asked.seq_len, self.stride)),
+                article_of_each_token(np.array(ends, np.int64), [detokenize(part) for part in parts], whole),
+                list(windows(len(ids), options.seq_len, self.stride)),
             ),
             num_targets=max(len(ids) - 1, 0),
-            known={
-                "words": words_between(text, parts),
+            text_columns={
+                "words": spaces_by_article(text, parts),
                 "bytes": np.array([len(part.encode()) for part in parts], np.float64),
             },
             facts=Facts(
-                protocol=asked.protocol(self.id, PUBLISHED_SEQ_LEN),
+                protocol=options.protocol_id(self.id, PUBLISHED_SEQ_LEN),
                 text_sha256=sha256,
                 num_documents=len(parts),
                 num_words=num_words,
@@ -305,7 +310,7 @@ class Megatron(OneStream):
         }
 
 
-def words_between(text: str, parts: list[str]) -> NDArray[np.float64]:
+def spaces_by_article(text: str, parts: list[str]) -> NDArray[np.float64]:
     """Return the number of single spaces in each article; their sum is the number of words minus one."""
     first, stop = len(text) - len(text.lstrip()), len(text.rstrip())
     edges = pairwise(accumulate(map(len, parts), initial=0))
@@ -313,59 +318,61 @@ def words_between(text: str, parts: list[str]) -> NDArray[np.float64]:
 
 
 def named(name: str) -> Task | None:
+    """Return the task of an id with any stride, such as wikitext/hf-stride256, or None for another id."""
     kinds = {kind.family: kind for kind in (HuggingFace, Megatron)}
-    found = re.fullmatch(rf"({'|'.join(kinds)})([1-9]\d{{0,8}})", name)
-    return kinds[found[1]](int(found[2])) if found else None
+    match = re.fullmatch(rf"({'|'.join(kinds)})([1-9]\d{{0,8}})", name)
+    return kinds[match[1]](int(match[2])) if match else None
 
 
-def _swap(old: str, new: str) -> Step:
+def _replace(old: str, new: str) -> Step:
     return lambda text: text.replace(old, new)
 
 
-def _regex(pattern: str, new: str) -> Step:
+def _substitute(pattern: str, new: str) -> Step:
     compiled = re.compile(pattern)
     return lambda text: compiled.sub(new, text)
 
 
 STEPS: tuple[Step, ...] = (
-    _swap("s '", "s'"),
-    _regex(r"/' [0-9]/", r"/'[0-9]/"),
+    _replace("s '", "s'"),
+    _substitute(r"/' [0-9]/", r"/'[0-9]/"),
     # number separators
-    _swap(" @-@ ", "-"),
-    _swap(" @,@ ", ","),
-    _swap(" @.@ ", "."),
+    _replace(" @-@ ", "-"),
+    _replace(" @,@ ", ","),
+    _replace(" @.@ ", "."),
     # punctuation
-    _swap(" : ", ": "),
-    _swap(" ; ", "; "),
-    _swap(" . ", ". "),
-    _swap(" ! ", "! "),
-    _swap(" ? ", "? "),
-    _swap(" , ", ", "),
+    _replace(" : ", ": "),
+    _replace(" ; ", "; "),
+    _replace(" . ", ". "),
+    _replace(" ! ", "! "),
+    _replace(" ? ", "? "),
+    _replace(" , ", ", "),
     # brackets and quotes lose the space on their inner side
-    _regex(r"\(\s*([^\)]*?)\s*\)", r"(\1)"),
-    _regex(r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
-    _regex(r"{\s*([^}]*?)\s*}", r"{\1}"),
-    _regex(r"\"\s*([^\"]*?)\s*\"", r'"\1"'),
-    _regex(r"'\s*([^']*?)\s*'", r"'\1'"),
+    _substitute(r"\(\s*([^\)]*?)\s*\)", r"(\1)"),
+    _substitute(r"\[\s*([^\]]*?)\s*\]", r"[\1]"),
+    _substitute(r"{\s*([^}]*?)\s*}", r"{\1}"),
+    _substitute(r"\"\s*([^\"]*?)\s*\"", r'"\1"'),
+    _substitute(r"'\s*([^']*?)\s*'", r"'\1'"),
     # headings, degrees, lines, numbers and genitives
-    _swap("= = = =", "===="),
-    _swap("= = =", "==="),
-    _swap("= =", "=="),
-    _swap(" " + chr(176) + " ", chr(176)),
-    _swap(" \n", "\n"),
-    _swap("\n ", "\n"),
-    _swap(" N ", " 1 "),
-    _swap(" 's", "'s"),
+    _replace("= = = =", "===="),
+    _replace("= = =", "==="),
+    _replace("= =", "=="),
+    _replace(" " + chr(176) + " ", chr(176)),
+    _replace(" \n", "\n"),
+    _replace("\n ", "\n"),
+    _replace(" N ", " 1 "),
+    _replace(" 's", "'s"),
 )
 
 
 def detokenize(text: str) -> str:
+    """Undo WikiText's tokenization by all STEPS, in order."""
     for step in STEPS:
         text = step(text)
     return text
 
 
-def articles(text: str) -> list[str]:
+def split_articles(text: str) -> list[str]:
     """Return the articles of a text; joined they are the text.
 
     Blank text before the first heading belongs to the first article.
@@ -373,21 +380,21 @@ def articles(text: str) -> list[str]:
     return _pieces(text, [start for start in _headings(text) if text[:start].strip()])
 
 
-def pages(text: str) -> list[str]:
+def split_pages(text: str) -> list[str]:
     """Return the harness's documents: pages without the newline before the next heading, and without blank pages."""
     *before, last = _pieces(text, _headings(text))
     return [page[:-1] for page in before if page.strip()] + [last]
 
 
-def articles_of_tokens(ends: NDArray[np.int64], parts: list[str], whole: str) -> NDArray[np.int64]:
+def article_of_each_token(ends: NDArray[np.int64], parts: list[str], whole: str) -> NDArray[np.int64]:
     """Return the index of the article in which each token ends; `ends` are positions in `whole`.
 
     The parts may be detokenized separately. Since the detokenizer pairs quotes and brackets across articles, their
     joined text can differ from `whole`. But the characters that are not blank are the same in both, and an article
     begins at the first of its own.
     """
-    printed = accumulate(len(_PRINTED.findall(part)) for part in parts)
-    places = np.array([*(found.start() for found in _PRINTED.finditer(whole)), len(whole)], np.int64)
+    printed = accumulate(len(_NOT_BLANK.findall(part)) for part in parts)
+    places = np.array([*(match.start() for match in _NOT_BLANK.finditer(whole)), len(whole)], np.int64)
     return np.searchsorted(places[list(printed)[:-1]], np.maximum.accumulate(ends), side="left")
 
 

@@ -35,7 +35,7 @@ class Evaluation(Protocol):
     """The evaluation tasks of a run, as a function that scores a model."""
 
     def __call__(
-        self, model: ParallelModel, before_each: Callable[[], None], doing: Callable[[str], None]
+        self, model: ParallelModel, before_each: Callable[[], None], show_activity: Callable[[str], None]
     ) -> Iterator[dict[str, Any]]:
         """Yield a row per task: its `name`, its `measures`, the `headline` measure's name, and the facts of its data.
 

@@ -29,20 +29,20 @@ MUTANTS = [
         function="resampled_sums",
         old=(
             "    random = np.random.default_rng(SEED)\n"
-            "    for first in range(0, resamples, _AT_ONCE):\n"
-            "        rows = min(_AT_ONCE, resamples - first)\n"
+            "    for first in range(0, resamples, _RESAMPLES_AT_ONCE):\n"
+            "        rows = min(_RESAMPLES_AT_ONCE, resamples - first)\n"
         ),
         new=(
-            "    for first in range(0, resamples, _AT_ONCE):\n"
+            "    for first in range(0, resamples, _RESAMPLES_AT_ONCE):\n"
             "        random = np.random.default_rng(SEED)\n"
-            "        rows = min(_AT_ONCE, resamples - first)\n"
+            "        rows = min(_RESAMPLES_AT_ONCE, resamples - first)\n"
         ),
         breaks="Intervals and comparisons rest on 50 resamples, each twenty times, while the result says 1000.",
     ),
     Mutant(
         name="ninety_percent_under_the_name_of_ninety_five",
         file="lmtrain/eval/statistics.py",
-        function="middle",
+        function="middle_interval",
         old="edge = (1 - LEVEL) / 2",
         new="edge = 1 - LEVEL",
         breaks="What is called a 95% interval encloses 90%, so differences are called clear that may be chance.",
@@ -50,8 +50,8 @@ MUTANTS = [
     Mutant(
         name="the_question_itself_is_shown_with_its_answer",
         file="lmtrain/eval/tasks/choice.py",
-        function="Shots.before",
-        old="islice((row for row in self.rows if _key(row) != _key(question)), self.count)",
+        function="Shots.text_before",
+        old="islice((row for row in self.rows if _question_key(row) != _question_key(question)), self.count)",
         new="islice(self.rows, self.count)",
         breaks="Questions have their own right answer shown before them, and the accuracy comes out too high.",
         only_for="a shots_file that holds questions which are also asked, the first ones of it",
@@ -60,8 +60,8 @@ MUTANTS = [
         name="long_rows_lose_one_token_too_many",
         file="lmtrain/eval/tasks/choice.py",
         function="Choice.prepare",
-        old="tokens = np.array(ids[-(asked.seq_len + 1) :], np.int64)",
-        new="tokens = np.array(ids[-asked.seq_len :], np.int64)",
+        old="tokens = np.array(ids[-(options.seq_len + 1) :], np.int64)",
+        new="tokens = np.array(ids[-options.seq_len :], np.int64)",
         breaks="The model is fed one token of context less than it sees, so scores differ from the protocol's.",
         only_for="rows of more than seq_len tokens",
     ),
@@ -78,9 +78,9 @@ MUTANTS = [
     Mutant(
         name="nucleus_before_the_top_k",
         file="lmtrain/eval/generate.py",
-        function="draw",
-        old="_nucleus(_top(logits_V / sampling.temperature, sampling.top_k), sampling.top_p)",
-        new="_top(_nucleus(logits_V / sampling.temperature, sampling.top_p), sampling.top_k)",
+        function="draw_token",
+        old="_keep_top_p(_keep_top_k(logits_V / sampling.temperature, sampling.top_k), sampling.top_p)",
+        new="_keep_top_k(_keep_top_p(logits_V / sampling.temperature, sampling.top_p), sampling.top_k)",
         breaks="--top-p is measured on the whole vocabulary and not on what --top-k has left, so tokens are drawn that "
         "should be out.",
         only_for="generation with both --top-k and --top-p",
@@ -88,8 +88,8 @@ MUTANTS = [
     Mutant(
         name="answers_of_another_precision_are_taken",
         file="lmtrain/eval/journal.py",
-        function="identity_of",
-        old='return "\\0".join([digest.hexdigest(), *computed])',
+        function="model_identity",
+        old='return "\\0".join([digest.hexdigest(), *computation])',
         new="return digest.hexdigest()",
         breaks="The result mixes answers of two precisions or layouts and says that all are of the second.",
         only_for="an evaluation that was killed and is gone on with by another --precision, device or layout",
@@ -115,12 +115,12 @@ MUTANTS = [
     Mutant(
         name="shared_answers_are_taken_from_the_wrong_end",
         file="lmtrain/eval/scoring.py",
-        function="Passes._find",
+        function="SharedAnswers._find",
         old=(
-            "        start = len(found.nll) - request.num_scored\n"
-            "        return Scored(found.nll[start:], found.greedy[start:])\n"
+            "        start = len(answer.nll) - request.num_scored\n"
+            "        return TargetScores(answer.nll[start:], answer.greedy[start:])\n"
         ),
-        new="        return Scored(found.nll[: request.num_scored], found.greedy[: request.num_scored])\n",
+        new="        return TargetScores(answer.nll[: request.num_scored], answer.greedy[: request.num_scored])\n",
         breaks="A task gets the numbers of a word's first token where it asks for the last.",
         only_for="several tasks in one call that feed the same tokens and score fewer of them than the one before, as "
         "both LAMBADA protocols of Megatron do",
@@ -138,7 +138,7 @@ MUTANTS = [
     Mutant(
         name="blanks_at_the_ends_count_as_words",
         file="lmtrain/eval/tasks/wikitext.py",
-        function="words_between",
+        function="spaces_by_article",
         old="max(begin, first), min(end, stop)",
         new="begin, end",
         breaks="The loss is divided by more words than the denominator in the result says, and the perplexity is not "
@@ -148,7 +148,7 @@ MUTANTS = [
     Mutant(
         name="four_bytes_count_as_three",
         file="lmtrain/eval/tasks/wikitext.py",
-        function="_bytes_of_tokens",
+        function="_bytes_of_each_token",
         old="widths = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)",
         new="widths = 1 + (points > 0x7F) + (points > 0x7FF)",
         breaks="The number of bytes is too small and bits per byte are too large.",
@@ -157,8 +157,8 @@ MUTANTS = [
     Mutant(
         name="baselines_are_divided_by_the_bytes_of_all_items",
         file="lmtrain/eval/statistics.py",
-        function="_row",
-        old='float(prepared.known["bytes"].sum())',
+        function="_baseline_result",
+        old='float(prepared.text_columns["bytes"].sum())',
         new="float(prepared.facts.num_bytes)",
         breaks="The baselines' bits per byte are far too small, so that the model seems to be worse than counting.",
         only_for="--baseline together with --limit",

@@ -16,9 +16,9 @@ import torch
 from lmtrain.eval.generate import Sampling, generate
 from lmtrain.eval.load import load_for_eval
 from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.scoring import Passes
+from lmtrain.eval.scoring import SharedAnswers
 from lmtrain.eval.task import find_task
-from lmtrain.eval.tasks.wikitext import pages
+from lmtrain.eval.tasks.wikitext import split_pages
 from lmtrain.exchange.huggingface.convert import export_hf
 from lmtrain.exchange.streaming import save_foreign
 from lmtrain.models.gpt_settings import GPTSettings
@@ -62,7 +62,7 @@ def write_tasks(folder: Path, data: Path, subject: Subject, num_lines: int) -> d
 
     `by_article.jsonl` has RACE's rows as they were published, which ours reads, and the harness question by question.
     """
-    articles = pages((data / "wiki.test.raw").read_text(encoding="utf-8"))
+    articles = split_pages((data / "wiki.test.raw").read_text(encoding="utf-8"))
     lines = [json.loads(line)["text"] for line in _lines(data / "lambada_test.jsonl", num_lines)]
     plain = _lines(data / "lambada_test_plain_text.txt", num_lines)
     said = [sentence.strip()[:60] for sentence in articles[0].split(" . ") if len(sentence) > 30][:42]
@@ -187,7 +187,7 @@ class Found:
 
 def compare(name: str, data: Path, folder: Path, num_lines: int = NUM_LINES, softmax: str = "float64") -> Found:
     checkpoint = save(name, data, folder)
-    subject, passes = load_for_eval(checkpoint, torch.device("cpu"), "fp32").subject, Passes()
+    subject, passes = load_for_eval(checkpoint, torch.device("cpu"), "fp32").subject, SharedAnswers()
     tasks = write_tasks(folder, data, subject, num_lines)
     exact = {"pretrained": str(folder / "hf"), "dtype": "float32", "softmax_dtype": softmax}
     models = {"ours": ("lmtrain", {"pretrained": str(checkpoint)}), "theirs": ("hf", exact)}
@@ -204,7 +204,7 @@ def compare(name: str, data: Path, folder: Path, num_lines: int = NUM_LINES, sof
     )
 
 
-def beside(twin: Twin, subject: Subject, passes: Passes, rows: Path, theirs: dict[str, Any]) -> Compared:
+def beside(twin: Twin, subject: Subject, passes: SharedAnswers, rows: Path, theirs: dict[str, Any]) -> Compared:
     """`lmtrain eval`'s task and the harness's `hf`, example by example: a page, a line, an answer."""
     name = str(rows.parent / twin.ours) if twin.ours.endswith(".yaml") else twin.ours
     source = rows.with_name("by_article.jsonl") if twin.theirs == "race_by_question" else rows

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lmtrain.batch import IGNORED, Batch
-from lmtrain.eval.scoring import MOST_PADDING, Scorer, batches, collate
+from lmtrain.eval.scoring import MAX_PADDING, Scorer, batch_indices, collate
 from lmtrain.eval.windows import Request
 from tests.marks import wide
 
@@ -37,14 +37,14 @@ def test_each_request_is_fed_once_with_little_padding(
 ) -> None:
     scored = [data.draw(st.integers(1, length)) for length in lengths]
     requests = requests_of(lengths, scored)
-    found = list(batches(requests, batch_size, packs=packs))
+    found = list(batch_indices(requests, batch_size, packs=packs))
     assert sorted(one for batch in found for one in batch) == list(range(len(requests)))
     for group in found:
         batch = collate([requests[one] for one in group], packs=packs)
         assert packs or (batch.documents_BT is None and len(batch.tokens_BT) == len(group))
         num_real = sum(lengths[one] for one in group)
         assert batch.tokens_BT.size <= batch_size * max(lengths)
-        assert batch.tokens_BT.size - num_real <= MOST_PADDING * batch.tokens_BT.size
+        assert batch.tokens_BT.size - num_real <= MAX_PADDING * batch.tokens_BT.size
         # labels lie in the order of the requests, and each behind the token that it follows
         labels = [requests[one].tokens[-scored[one] :] for one in group]
         assert np.array_equal(batch.labels_BT[batch.labels_BT != IGNORED], np.concatenate(labels))
@@ -53,13 +53,13 @@ def test_each_request_is_fed_once_with_little_padding(
 
 def test_equal_lengths_keep_their_order_and_are_not_packed() -> None:
     requests = requests_of([10] * 7)
-    assert list(batches(requests, 3, packs=True)) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert list(batch_indices(requests, 3, packs=True)) == [[0, 1, 2], [3, 4, 5], [6]]
     assert collate(requests[:3], packs=True).documents_BT is None
 
 
 def test_short_ones_fill_the_rows_of_long_ones() -> None:
     requests = requests_of([30, 20, 10, 29, 12, 18])
-    (group,) = batches(requests, 4, packs=True)
+    (group,) = batch_indices(requests, 4, packs=True)
     batch = collate([requests[one] for one in group], packs=True)
     assert batch.tokens_BT.shape == (4, 30)
     assert batch.documents_BT.max() == 1
@@ -71,7 +71,7 @@ def test_short_ones_fill_the_rows_of_long_ones() -> None:
 
 
 def test_short_requests_share_a_batch_of_as_many_tokens() -> None:
-    first, *others = batches(requests_of([100] + [10] * 40), 2, packs=True)
+    first, *others = batch_indices(requests_of([100] + [10] * 40), 2, packs=True)
     assert first == list(range(11)), "one row of a hundred, one of ten tens"
     assert [len(group) for group in others] == [20, 10]
 
@@ -90,7 +90,7 @@ def test_requests_together_score_as_each_alone(build_gpt: Callable[..., Any], ba
     together = list(scorer.score(requests))
     assert any(batch.documents_BT is not None for batch in fed) == packs
     num_fed = sum(batch.tokens_BT.numel() for batch in fed)
-    assert scorer.num_padding == num_fed - lengths.sum() <= MOST_PADDING * num_fed
+    assert scorer.num_padding == num_fed - lengths.sum() <= MAX_PADDING * num_fed
     alone = [next(Scorer(model, batch_size=1).score([request])) for request in requests]
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_allclose(one.nll, other.nll, rtol=1e-6, atol=2e-6)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtrain.eval import statistics
-from lmtrain.eval.statistics import intervals, middle, resampled_sums
+from lmtrain.eval.statistics import intervals, middle_interval, resampled_sums
 from lmtrain.eval.task import ratio
 
 
@@ -23,7 +23,7 @@ def columns(num_items: int) -> dict[str, np.ndarray[tuple[int], np.dtype[np.floa
 
 @pytest.mark.parametrize("most_units", [10_000, 500])
 def test_the_interval_of_a_mean_is_what_theory_says(most_units: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "MOST_UNITS", most_units)
+    monkeypatch.setattr(statistics, "MAX_UNITS", most_units)
     drawn = columns(2000)
     low, high = intervals(drawn, mean)["mean"]
     error = drawn["nll"].std() / math.sqrt(2000)
@@ -47,5 +47,5 @@ def test_no_resample_is_drawn_twice() -> None:
 
 def test_one_item_has_no_interval_and_neither_has_what_is_not_a_number() -> None:
     assert intervals(columns(1), mean) == {}
-    assert middle([1.0, math.nan, 2.0]) is None
-    assert middle([1.0] * 10 + [math.inf] * 90) == (1.0, math.inf)
+    assert middle_interval([1.0, math.nan, 2.0]) is None
+    assert middle_interval([1.0] * 10 + [math.inf] * 90) == (1.0, math.inf)

@@ -14,7 +14,7 @@ import torch
 from lmtrain.batch import Batch
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.runner import Outcome, Subject, run
-from lmtrain.eval.task import Asked, find_task
+from lmtrain.eval.task import TaskOptions, find_task
 from lmtrain.eval.tasks import choice
 from lmtrain.tokenizer.base import Tokenizer
 
@@ -97,7 +97,7 @@ def _apart(tokenizer: Tokenizer, context: str, target: str) -> tuple[list[int], 
 MISTAKES: dict[str, tuple[Any, str, Any]] = {
     "answers divided by their tokens": (choice, "ChoiceRequest", _tokens),
     "answers tokenized apart": (choice, "encode_pair", _apart),
-    "the last of the likeliest": (choice, "likeliest", lambda item, nll: np.zeros(len(set(item)))),
+    "the last of the likeliest": (choice, "likeliest_choice", lambda item, nll: np.zeros(len(set(item)))),
 }
 
 
@@ -114,14 +114,14 @@ def test_a_planted_mistake_is_noticed(
 
 def test_of_answers_that_are_alike_the_first_is_chosen() -> None:
     item, nll = np.array([0, 0, 1, 1, 1]), np.array([2.0, 2.0, 3.0, 1.0, 1.0])
-    assert choice.likeliest(item, nll).tolist() == [0, 1]
+    assert choice.likeliest_choice(item, nll).tolist() == [0, 1]
 
 
 def test_shots_stand_before_a_question_and_never_the_question_itself(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write(tmp_path / "shots.jsonl", ROWS[:3])
     (tmp_path / "mine.yaml").write_text("like: choice/piqa\nshots: 2\nshots_file: shots.jsonl\n")
     task = find_task(str(tmp_path / "mine.yaml"))
-    asked = Asked(tokenizer=tokenizer, seq_len=512)
+    asked = TaskOptions(tokenizer=tokenizer, seq_len=512)
     prepared = task.prepare(write(tmp_path / "a.jsonl", [ROWS[4], ROWS[1]]), asked)
     first, _, second, _ = prepared.requests
     mill = "Question: the old mill\nAnswer: stood still\n\n"
@@ -145,22 +145,22 @@ def test_long_rows_are_cut_on_the_left_and_an_empty_question_has_a_prefix(tmp_pa
     (tmp_path / "plain.yaml").write_text('question: "{q}"\nchoices: a\nanswer: label\nnormalisation: bytes\n')
     task = find_task(str(tmp_path / "plain.yaml"))
     rows = [{"q": "", "a": ["°C", "C"], "label": 0}, {"q": "the old mill " * 9, "a": ["was", "is"], "label": 1}]
-    prepared = task.prepare(write(tmp_path / "a.jsonl", rows), Asked(tokenizer=tokenizer, seq_len=12))
+    prepared = task.prepare(write(tmp_path / "a.jsonl", rows), TaskOptions(tokenizer=tokenizer, seq_len=12))
     requests: list[Any] = list(prepared.requests)
     assert requests[0].tokens.tolist() == [tokenizer.eod_id, *tokenizer.encode(" °C")]
     assert [one.length for one in requests[:2]] == [3, 1]
     assert len(requests[2].tokens) == 13
     assert prepared.facts.notes["rows_cut_on_the_left"] == 2
-    with pytest.raises(DataError, match="and the model sees 1"):
-        task.prepare(tmp_path / "a.jsonl", Asked(tokenizer=tokenizer, seq_len=1))
+    with pytest.raises(DataError, match="and the window is 1"):
+        task.prepare(tmp_path / "a.jsonl", TaskOptions(tokenizer=tokenizer, seq_len=1))
     with pytest.raises(UsageError, match="has no windows"):
-        task.prepare(tmp_path / "a.jsonl", Asked(tokenizer=tokenizer, seq_len=12, stride=3))
+        task.prepare(tmp_path / "a.jsonl", TaskOptions(tokenizer=tokenizer, seq_len=12, stride=3))
     (tmp_path / "bad.jsonl").write_text("{}\nno\n")
     with pytest.raises(DataError, match="line 1 has no q"):
-        task.prepare(tmp_path / "bad.jsonl", Asked(tokenizer=tokenizer, seq_len=12))
+        task.prepare(tmp_path / "bad.jsonl", TaskOptions(tokenizer=tokenizer, seq_len=12))
     (tmp_path / "bad.jsonl").write_text("\nno\n")
     with pytest.raises(DataError, match="line 2 is not JSON"):
-        task.prepare(tmp_path / "bad.jsonl", Asked(tokenizer=tokenizer, seq_len=12))
+        task.prepare(tmp_path / "bad.jsonl", TaskOptions(tokenizer=tokenizer, seq_len=12))
 
 
 def test_a_copy_model_is_always_right(tmp_path: Path, tokenizer: Tokenizer, build_table: Callable[..., Any]) -> None:

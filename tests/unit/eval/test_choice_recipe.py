@@ -20,13 +20,13 @@ def recipe(path: Path, text: str = MINE) -> Recipe:
     path.write_text(text)
     task = find_task(str(path))
     assert isinstance(task, Choice)
-    return task.asks
+    return task.choice_recipe
 
 
 def asked(name: str, row: dict[str, Any]) -> list[Question]:
     task = find_task(name)
     assert isinstance(task, Choice)
-    return list(task.asks.questions(row, Path("rows.jsonl"), 1))
+    return list(task.choice_recipe.questions(row, Path("rows.jsonl"), 1))
 
 
 def test_three_lines_are_a_task(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_row_that_does_not_fit_is_named_with_the_line_that_asks(
 
 def test_a_key_that_a_row_lacks_and_lists_of_other_lengths(tmp_path: Path) -> None:
     mine = recipe(tmp_path / "mine.yaml")
-    with pytest.raises(DataError, match=r"line 1 has no goal, and .*\(question\) asks for it\. Did you mean goals\?"):
+    with pytest.raises(DataError, match=r"line 1 has no goal, and .*\(question\) needs it\. Did you mean goals\?"):
         list(mine.questions({"goals": "x", "options": ["a", "b"], "label": 0}, Path("rows.jsonl"), 1))
     with pytest.raises(DataError, match="is not a JSON object"):
         list(mine.questions([1], Path("rows.jsonl"), 1))

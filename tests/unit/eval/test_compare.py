@@ -13,7 +13,7 @@ import pytest
 from lmtrain.data.store.indexed import DatasetWriter
 from lmtrain.errors import DataError
 from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.statistics import WittenBellBigram, with_baselines
+from lmtrain.eval.statistics import WittenBellBigram, add_baselines
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document
@@ -53,7 +53,7 @@ def test_a_model_that_is_the_bigram_gets_the_bigrams_number(
         held_out.write_text(held_out.read_text().replace('"text"', '"page"'))
     outcome = run(find_task(task), subject, given_texts(held_out) if task == "perplexity" else held_out, limit=limit)
     result, prepared = outcome.result, outcome.prepared
-    compared = with_baselines(result, prepared, train, tokenizer)
+    compared = add_baselines(result, prepared, train, tokenizer)
     unigram, bigram = compared.baselines
     assert bigram.nll_sum_nats == pytest.approx(result.nll_sum_nats, rel=1e-12)
     assert bigram.bits_per_byte == pytest.approx(result.measures["bits_per_byte"], rel=1e-12)
@@ -74,4 +74,4 @@ def test_a_task_without_documents_has_no_baselines(
     )  # fmt: skip
     outcome = run(find_task("lambada/megatron-strict"), subject, tmp_path / "l.jsonl")
     with pytest.raises(DataError, match="has no baselines"):
-        with_baselines(outcome.result, outcome.prepared, train, tokenizer)
+        add_baselines(outcome.result, outcome.prepared, train, tokenizer)

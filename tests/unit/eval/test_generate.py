@@ -15,12 +15,12 @@ from lmtrain.batch import Batch
 from lmtrain.errors import NonFiniteLossError, UsageError
 from lmtrain.eval.generate import (
     Sampling,
-    draw,
+    draw_token,
     generate,
     generate_stream,
     generate_tokens,
     prompt_tokens,
-    whole_pieces,
+    stream_text,
 )
 from lmtrain.tokenizer.base import Tokenizer
 
@@ -30,7 +30,7 @@ LIKELY = torch.log(torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64))
 
 def drawn(sampling: Sampling, logits: torch.Tensor = LIKELY) -> set[int]:
     generator = torch.Generator().manual_seed(0)
-    return {draw(logits, sampling, generator) for _ in range(300)}
+    return {draw_token(logits, sampling, generator) for _ in range(300)}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_top_k_and_top_p_leave_only_the_likeliest() -> None:
 
 def test_draws_follow_the_probabilities() -> None:
     generator = torch.Generator().manual_seed(0)
-    counts = np.bincount([draw(LIKELY, Sampling(), generator) for _ in range(4000)])
+    counts = np.bincount([draw_token(LIKELY, Sampling(), generator) for _ in range(4000)])
     np.testing.assert_allclose(counts / 4000, [0.1, 0.4, 0.2, 0.3], atol=0.03)
 
 
@@ -119,7 +119,7 @@ def test_streamed_pieces_are_whole_characters(tokenizer: Tokenizer, text: str, c
     text = text.replace("\ufffd", "")
     tokens = tokenizer.encode(text)
     tokens = tokens[: max(len(tokens) - cut, 0)]
-    *pieces, last = ["", *whole_pieces(tokenizer, tokens)]
+    *pieces, last = ["", *stream_text(tokenizer, tokens)]
     assert text.startswith("".join(pieces))
     assert "".join(pieces) + last == tokenizer.decode(tokens)
 
@@ -128,7 +128,7 @@ def test_bytes_that_make_no_character_come_out_once_text_goes_on(tokenizer: Toke
     euro = tokenizer.encode("\u20ac")
     given: list[int] = []
     tokens = [*euro[:2], *tokenizer.encode("a"), *euro]
-    pieces = [(piece, len(given)) for piece in whole_pieces(tokenizer, (given.append(t) or t for t in tokens))]  # type: ignore[func-returns-value]
+    pieces = [(piece, len(given)) for piece in stream_text(tokenizer, (given.append(t) or t for t in tokens))]  # type: ignore[func-returns-value]
     assert pieces == [("\ufffda", 3), ("\u20ac", 6)]
 
 
@@ -149,4 +149,4 @@ def test_wrong_settings_are_refused(wrong: dict[str, Any], key: str) -> None:
 
 def test_a_damaged_model_is_an_error() -> None:
     with pytest.raises(NonFiniteLossError, match="not finite"):
-        draw(torch.tensor([0.0, torch.nan]), Sampling(), torch.Generator())
+        draw_token(torch.tensor([0.0, torch.nan]), Sampling(), torch.Generator())

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import OutputError
-from lmtrain.eval.journal import Journal, identity_of, journal_beside
-from lmtrain.eval.scoring import Scored, Scorer
+from lmtrain.eval.journal import Journal, model_identity, open_journal
+from lmtrain.eval.scoring import Scorer, TargetScores
 from lmtrain.eval.windows import Request, WindowedRequests
 from lmtrain.runtime.processes.faults import Fault, arm
 
@@ -39,10 +39,10 @@ class Work:
         self.model, self.requests, self.output = model, requests, output
         self.said: list[str] = []
 
-    def __call__(self, identity: str = "weights") -> list[Scored]:
-        with journal_beside(self.output, self.said.append) as journal:
-            journal.of(identity)
-            return list(Scorer(self.model, batch_size=BATCH, known=journal).score(self.requests))
+    def __call__(self, identity: str = "weights") -> list[TargetScores]:
+        with open_journal(self.output, self.said.append) as journal:
+            journal.set_identity(identity)
+            return list(Scorer(self.model, batch_size=BATCH, cache=journal).score(self.requests))
 
     @property
     def num_scored(self) -> int:
@@ -58,7 +58,7 @@ def work(build_gpt: Callable[..., Any], requests: list[Request], tmp_path: Path)
     return Work(build_gpt(), requests, tmp_path / "r.json")
 
 
-def digits(answers: list[Scored]) -> list[bytes]:
+def digits(answers: list[TargetScores]) -> list[bytes]:
     return [one.nll.tobytes() + one.greedy.tobytes() for one in answers]
 
 
@@ -126,16 +126,16 @@ def test_other_tasks_behind_those_that_were_done_keep_them(work: Work, tmp_path:
         work()
     done = len(work.model.rows_through_head)
     journal = Journal(work.journal)
-    journal.of("weights")
-    kept = list(Scorer(work.model, batch_size=BATCH, known=journal).score(work.requests))
+    journal.set_identity("weights")
+    kept = list(Scorer(work.model, batch_size=BATCH, cache=journal).score(work.requests))
     journal.close(done=False)
     assert len(work.model.rows_through_head) > done
     again = Journal(work.journal)
-    again.of("weights")
+    again.set_identity("weights")
     work.model.rows_through_head.clear()
     more = [*work.requests, *work.requests[:5]]
-    scored = [*Scorer(work.model, batch_size=BATCH, known=again).score(work.requests)]
-    scored += Scorer(work.model, batch_size=BATCH, known=again).score(work.requests[:5])
+    scored = [*Scorer(work.model, batch_size=BATCH, cache=again).score(work.requests)]
+    scored += Scorer(work.model, batch_size=BATCH, cache=again).score(work.requests[:5])
     again.close(done=True)
     assert digits(scored[: len(kept)]) == digits(kept)
     assert len(scored) == len(more)
@@ -155,9 +155,9 @@ def test_every_rank_has_the_first_ones_answers_and_only_the_first_writes(work: W
     journals = [Journal(work.journal, share=first), Journal(None, share=lambda data: told[0])]
     counts = []
     for journal in journals:
-        journal.of("weights")
+        journal.set_identity("weights")
         work.model.rows_through_head.clear()
-        assert digits(list(Scorer(work.model, batch_size=BATCH, known=journal).score(work.requests))) == expected
+        assert digits(list(Scorer(work.model, batch_size=BATCH, cache=journal).score(work.requests))) == expected
         counts.append(work.num_scored)
         journal.close(done=True)
     assert counts[0] == counts[1] < sum(request.num_scored for request in work.requests)
@@ -170,9 +170,9 @@ def test_a_file_that_is_no_journal_is_left_alone_and_one_in_use_is_refused(work:
     assert work.journal.read_text() == "notes of mine"
     work.journal.unlink()
     with (
-        journal_beside(work.output),
+        open_journal(work.output),
         pytest.raises(OutputError, match="in use by another evaluation"),
-        journal_beside(work.output),
+        open_journal(work.output),
     ):
         pass
     work.journal.symlink_to(work.output)
@@ -182,11 +182,11 @@ def test_a_file_that_is_no_journal_is_left_alone_and_one_in_use_is_refused(work:
 
 def test_a_checkpoint_is_known_by_its_manifest_and_another_folder_by_its_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"12")
-    first = identity_of(tmp_path, "fp32")
-    assert identity_of(tmp_path, "fp32") == first != identity_of(tmp_path, "bf16")
+    first = model_identity(tmp_path, "fp32")
+    assert model_identity(tmp_path, "fp32") == first != model_identity(tmp_path, "bf16")
     (tmp_path / "model.safetensors").write_bytes(b"123")
-    assert identity_of(tmp_path, "fp32") != first
+    assert model_identity(tmp_path, "fp32") != first
     (tmp_path / "manifest.json").write_text("{}")
-    second = identity_of(tmp_path)
+    second = model_identity(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"1234")
-    assert identity_of(tmp_path) == second
+    assert model_identity(tmp_path) == second

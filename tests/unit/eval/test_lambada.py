@@ -13,7 +13,7 @@ import pytest
 
 from lmtrain.errors import DataError, UsageError
 from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.task import Asked, find_task
+from lmtrain.eval.task import TaskOptions, find_task
 from lmtrain.eval.tasks.lambada import split_last_word
 from lmtrain.tokenizer.base import Tokenizer
 
@@ -41,7 +41,7 @@ def subject(model: Any, tokenizer: Tokenizer, seq_len: int = 64) -> Subject:
 @pytest.mark.wide
 def test_counts_of_the_published_file(shared_data: Path) -> None:
     tokenizer = Tokenizer.load(shared_data / "gpt2-vocab.json")
-    prepared = TASK.prepare(shared_data / "lambada_test.jsonl", Asked(tokenizer=tokenizer, seq_len=1024))
+    prepared = TASK.prepare(shared_data / "lambada_test.jsonl", TaskOptions(tokenizer=tokenizer, seq_len=1024))
     assert prepared.facts.num_documents == len(list(prepared.requests)) == 5153
     assert prepared.facts.notes == {"lines_cut_on_the_left": 0, "lines_of_one_word": 0}
 
@@ -94,7 +94,7 @@ def test_measures_follow_from_the_sum(tmp_path: Path, tokenizer: Tokenizer, buil
 
 def test_context_and_target_are_tokenized_apart(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (request,) = TASK.prepare(
-        write(tmp_path / "a.jsonl", ["the  old\n\nmill"]), Asked(tokenizer=tokenizer, seq_len=64)
+        write(tmp_path / "a.jsonl", ["the  old\n\nmill"]), TaskOptions(tokenizer=tokenizer, seq_len=64)
     ).requests
     context, target = tokenizer.encode("the  old"), tokenizer.encode(" mill")
     assert request.tokens.tolist() == context + target
@@ -115,7 +115,9 @@ def test_context_and_target_are_tokenized_apart(tmp_path: Path, tokenizer: Token
 def test_each_protocol_cuts_a_line_in_its_own_place(
     name: str, text: str, context: str, target: str | None, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    prepared = find_task(name).prepare(write(tmp_path / "a.jsonl", [text]), Asked(tokenizer=tokenizer, seq_len=64))
+    prepared = find_task(name).prepare(
+        write(tmp_path / "a.jsonl", [text]), TaskOptions(tokenizer=tokenizer, seq_len=64)
+    )
     (request,) = prepared.requests
     assert tokenizer.eod_id is not None
     before = tokenizer.encode(context) or [tokenizer.eod_id]
@@ -132,17 +134,20 @@ def test_each_protocol_cuts_a_line_in_its_own_place(
 def test_the_original_text_is_read_line_by_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "plain.txt").write_text("the old mill\n\nflour\r\n")
     task = find_task("lambada/lmeval-standard-1.0")
-    facts = task.prepare(tmp_path / "plain.txt", Asked(tokenizer=tokenizer, seq_len=64)).facts
+    facts = task.prepare(tmp_path / "plain.txt", TaskOptions(tokenizer=tokenizer, seq_len=64)).facts
     assert (facts.num_documents, facts.notes["lines_of_one_word"]) == (2, 1)
     assert facts.notes["carriage_returns_scored_as_text"] == 1
     source = write(tmp_path / "a.jsonl", ["the old mill"])
-    assert task.prepare(source, Asked(tokenizer=tokenizer, seq_len=64)).num_targets
+    assert task.prepare(source, TaskOptions(tokenizer=tokenizer, seq_len=64)).num_targets
+    options = TaskOptions(tokenizer=tokenizer, seq_len=64)
     with pytest.raises(DataError, match="line 1"):
-        find_task("lambada/lmeval-openai-1.0").prepare(tmp_path / "plain.txt", Asked(tokenizer=tokenizer, seq_len=64))
+        find_task("lambada/lmeval-openai-1.0").prepare(tmp_path / "plain.txt", options)
 
 
 def test_an_empty_context_is_the_end_of_document_token(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    prepared = TASK.prepare(write(tmp_path / "a.jsonl", ["mill", "the mill"]), Asked(tokenizer=tokenizer, seq_len=64))
+    prepared = TASK.prepare(
+        write(tmp_path / "a.jsonl", ["mill", "the mill"]), TaskOptions(tokenizer=tokenizer, seq_len=64)
+    )
     first, second = prepared.requests
     assert first.tokens.tolist() == [tokenizer.eod_id, *tokenizer.encode(" mill")]
     assert tokenizer.eod_id not in second.tokens
@@ -151,7 +156,7 @@ def test_an_empty_context_is_the_end_of_document_token(tmp_path: Path, tokenizer
 
 def test_long_lines_are_cut_on_the_left_and_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
     source = write(tmp_path / "a.jsonl", ["nobody in the old house dared to speak of the mill", "a mill"])
-    prepared = TASK.prepare(source, Asked(tokenizer=tokenizer, seq_len=8))
+    prepared = TASK.prepare(source, TaskOptions(tokenizer=tokenizer, seq_len=8))
     long, _ = prepared.requests
     everything = tokenizer.encode("nobody in the old house dared to speak of the") + tokenizer.encode(" mill")
     assert long.tokens.tolist() == everything[-9:]
@@ -161,20 +166,20 @@ def test_long_lines_are_cut_on_the_left_and_counted(tmp_path: Path, tokenizer: T
 def test_blank_lines_are_no_samples_and_unicode_line_breaks_stay_inside(tmp_path: Path, tokenizer: Tokenizer) -> None:
     source = write(tmp_path / "a.jsonl", ["the\u2028old mill"])
     source.write_text(source.read_text() + "\n\n")
-    assert TASK.prepare(source, Asked(tokenizer=tokenizer, seq_len=64)).facts.num_documents == 1
+    assert TASK.prepare(source, TaskOptions(tokenizer=tokenizer, seq_len=64)).facts.num_documents == 1
 
 
 @pytest.mark.parametrize("line", ["plain text", '{"page": "a b"}', "[1]", '{"text": 3}', "[" * 100_000])
 def test_lines_of_another_kind_are_named(tmp_path: Path, tokenizer: Tokenizer, line: str) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"text": "a b"}}\n{line}\n')
     with pytest.raises(DataError, match="line 2"):
-        TASK.prepare(tmp_path / "a.jsonl", Asked(tokenizer=tokenizer, seq_len=64))
+        TASK.prepare(tmp_path / "a.jsonl", TaskOptions(tokenizer=tokenizer, seq_len=64))
 
 
 def test_refusals(tmp_path: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match="no word"):
-        TASK.prepare(write(tmp_path / "a.jsonl", [" \n"]), Asked(tokenizer=tokenizer, seq_len=64))
+        TASK.prepare(write(tmp_path / "a.jsonl", [" \n"]), TaskOptions(tokenizer=tokenizer, seq_len=64))
     with pytest.raises(UsageError, match="no windows"):
-        TASK.prepare(write(tmp_path / "a.jsonl", ["a b"]), Asked(tokenizer=tokenizer, seq_len=64, stride=8))
+        TASK.prepare(write(tmp_path / "a.jsonl", ["a b"]), TaskOptions(tokenizer=tokenizer, seq_len=64, stride=8))
     with pytest.raises(DataError, match="the model sees 2"):
-        TASK.prepare(write(tmp_path / "a.jsonl", ["a zqzqzqzq"]), Asked(tokenizer=tokenizer, seq_len=2))
+        TASK.prepare(write(tmp_path / "a.jsonl", ["a zqzqzqzq"]), TaskOptions(tokenizer=tokenizer, seq_len=2))

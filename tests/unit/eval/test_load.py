@@ -12,7 +12,7 @@ import torch
 from lmtrain.batch import Batch
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
-from lmtrain.eval.load import load, load_for_eval
+from lmtrain.eval.load import load_for_eval, load_source
 from lmtrain.eval.runner import run as run_task
 from lmtrain.eval.source import checkpoint_source
 from lmtrain.eval.task import find_task
@@ -75,7 +75,7 @@ def test_a_model_that_predicts_masked_tokens_loads_and_says_so(tmp_path: Path, t
     settings = BertSettings(num_layers=2, width=16, num_heads=2, vocab_size=tokenizer.vocab_size, seq_len=16)
     bert = build_parallel(settings, Fp32Settings(), ComputeSettings(), CPU, seed=3, training=False)
     run = save(tmp_path, bert, tokenizer)
-    loaded = load(checkpoint_source(run), CPU, "fp32")
+    loaded = load_source(checkpoint_source(run), CPU, "fp32")
     assert not loaded.subject.causal
     assert torch.equal(logits(loaded.subject.model), logits(bert))
     with pytest.raises(CheckpointError, match="sees both sides and cannot write on"):

@@ -22,7 +22,7 @@ from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval import scoring
 from lmtrain.eval.runner import Outcome, Subject, run
 from lmtrain.eval.source import check_kind
-from lmtrain.eval.task import Asked, all_tasks, find_task
+from lmtrain.eval.task import TaskOptions, all_tasks, find_task
 from lmtrain.eval.tasks import masked
 from lmtrain.eval.tasks.masked import SEED
 from lmtrain.eval.windows import Window, windows
@@ -255,9 +255,9 @@ def test_each_token_is_asked_once_in_a_full_window(num_tokens: int, stride: int)
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
 def test_batches_hold_each_request_once_and_little_padding(pieces: Tokenizer, batch_size: int) -> None:
     task = find_task("masked/pseudo-perplexity")
-    prepared = task.prepare_texts(texts_of(TEXTS), Asked(tokenizer=pieces, seq_len=SEQ_LEN))  # type: ignore[attr-defined]
+    prepared = task.prepare_texts(texts_of(TEXTS), TaskOptions(tokenizer=pieces, seq_len=SEQ_LEN))  # type: ignore[attr-defined]
     requests = list(prepared.requests)
-    found = list(scoring.batches(requests, batch_size, packs=False))
+    found = list(scoring.batch_indices(requests, batch_size, packs=False))
     assert sorted(row for rows in found for row in rows) == list(range(len(requests)))
     for rows in found:
         batch = scoring.collate([requests[row] for row in rows], packs=False)
@@ -294,6 +294,6 @@ def test_refusals(
     with pytest.raises(DataError, match="--split-sentences"):
         measured(model, pieces, PAIR_TASKS[0], tmp_path / "a.txt")
     with pytest.raises(DataError, match="Use a WordPiece vocabulary"):
-        find_task("masked/tokens").prepare_texts(texts, Asked(tokenizer=tokenizer, seq_len=16))  # type: ignore[attr-defined]
+        find_task("masked/tokens").prepare_texts(texts, TaskOptions(tokenizer=tokenizer, seq_len=16))  # type: ignore[attr-defined]
     with pytest.raises(DataError, match="no token to predict"):
         measured(model, pieces, "masked/tokens", texts_of([""]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lmtrain.eval.runner import first_items
-from lmtrain.eval.task import Asked
+from lmtrain.eval.task import TaskOptions
 from lmtrain.eval.tasks.perplexity import TASK
 from lmtrain.eval.texts import TextInput
 from lmtrain.tokenizer.base import Tokenizer
@@ -11,7 +11,7 @@ from lmtrain.tokenizer.base import Tokenizer
 
 def test_requests_and_documents_can_be_walked_twice(tokenizer: Tokenizer) -> None:
     texts = TextInput(name="four", documents=["one two three", "a", "four five", "six"], sha256="", sha256_of="")
-    whole = TASK.prepare_texts(texts, Asked(tokenizer=tokenizer, seq_len=4))
+    whole = TASK.prepare_texts(texts, TaskOptions(tokenizer=tokenizer, seq_len=4))
     first = first_items(whole, 3)
     assert first.documents is not None
     assert whole.documents is not None

@@ -14,7 +14,7 @@ import pytest
 from lmtrain.data.store.indexed import DatasetWriter
 from lmtrain.errors import DataError, MissingInputError
 from lmtrain.eval.runner import Subject, run
-from lmtrain.eval.task import Asked, Result
+from lmtrain.eval.task import Result, TaskOptions
 from lmtrain.eval.tasks.perplexity import TASK
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.data.writing import add_document
@@ -117,7 +117,7 @@ def test_more_context_by_a_smaller_stride_changes_the_number_not_the_count(subje
 
 
 def test_the_first_token_is_conditioned_on_the_end_of_document(subject: Subject, jsonl: Path) -> None:
-    prepared = TASK.prepare_texts(given_texts(jsonl), Asked(tokenizer=subject.tokenizer, seq_len=SEQ_LEN))
+    prepared = TASK.prepare_texts(given_texts(jsonl), TaskOptions(tokenizer=subject.tokenizer, seq_len=SEQ_LEN))
     first = next(iter(prepared.requests))
     assert first.tokens[0] == subject.tokenizer.eod_id
     assert first.num_scored == len(first.tokens) - 1

@@ -53,7 +53,7 @@ MISTAKES: dict[str, tuple[str, Plant]] = {
     ),
     "words after detokenizing": (
         "wikitext103/megatron-o32",
-        _replace(wikitext, "words_between", lambda text, parts: np.array([len(p.split()) for p in parts])),
+        _replace(wikitext, "spaces_by_article", lambda text, parts: np.array([len(p.split()) for p in parts])),
     ),
     "another prefix": (
         "wikitext103/lmeval-2.0", _replace(wikitext, "eod_id", lambda tokenizer: tokenizer.eod_id + 1),
@@ -61,7 +61,7 @@ MISTAKES: dict[str, tuple[str, Plant]] = {
     "another prefix of an empty context": (
         "lambada/lmeval-openai-1.0", _replace(lambada, "_prefix", lambda tokenizer, _: [tokenizer.eod_id + 1]),
     ),
-    "pages concatenated": ("wikitext103/lmeval-2.0", _replace(wikitext, "pages", lambda text: [text])),
+    "pages concatenated": ("wikitext103/lmeval-2.0", _replace(wikitext, "split_pages", lambda text: [text])),
     "long lines cut on the right": (
         "lambada/megatron-strict", _replace(lambada, "cut_on_the_left", lambda row, seq_len: row[: seq_len + 1]),
     ),

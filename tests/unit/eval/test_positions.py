@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from lmtrain.eval.runner import Positions
+from lmtrain.eval.runner import PositionLosses
 from lmtrain.eval.windows import Request
 
 
 def test_targets_are_counted_by_the_tokens_before_them() -> None:
-    found = Positions()
+    found = PositionLosses()
     found.add(Request(np.arange(9), 8), np.arange(1.0, 9.0))  # before them: 1, 2, ... 8
     found.add(Request(np.arange(9), 1), np.array([10.0]))  # before it: 8
     assert [tuple(row.values()) for row in found.rows()] == [
@@ -18,4 +18,4 @@ def test_targets_are_counted_by_the_tokens_before_them() -> None:
 
 
 def test_without_targets_there_are_no_rows() -> None:
-    assert Positions().rows() == ()
+    assert PositionLosses().rows() == ()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.runner import Subject, gather, run
-from lmtrain.eval.scoring import Scored
+from lmtrain.eval.runner import Subject, gather_answers, run
+from lmtrain.eval.scoring import TargetScores
 from lmtrain.eval.task import find_task, item_columns
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
@@ -22,11 +22,11 @@ from tests.unit.eval.conftest import given_texts
 def test_sums_are_kept_by_item() -> None:
     requests = [Request(np.arange(3), 2, item) for item in (0, 2, 2)]
     scored = [
-        Scored(np.array([1.0, 2.0]), np.array([True, True])),
-        Scored(np.array([0.5, 0.25]), np.array([True, True])),
-        Scored(np.array([4.0, 8.0]), np.array([True, False])),
+        TargetScores(np.array([1.0, 2.0]), np.array([True, True])),
+        TargetScores(np.array([0.5, 0.25]), np.array([True, True])),
+        TargetScores(np.array([4.0, 8.0]), np.array([True, False])),
     ]
-    columns = item_columns({"bytes": np.array([7.0, 1.0, 2.0])}, gather(requests, scored))
+    columns = item_columns({"bytes": np.array([7.0, 1.0, 2.0])}, gather_answers(requests, scored))
     assert {name: values.tolist() for name, values in columns.items()} == {
         "bytes": [7, 1, 2], "nll": [3, 0, 12.75], "targets": [2, 0, 4], "greedy": [2, 0, 3],
         "items": [1, 0, 1], "items_greedy": [1, 0, 0],

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lmtrain.errors import DataError
-from lmtrain.eval.report import as_lines, read_columns, sample_rows
+from lmtrain.eval.report import encode_rows, read_columns, sample_rows
 from lmtrain.eval.runner import Outcome, Subject, run
 from lmtrain.eval.task import find_task
 from lmtrain.tokenizer.base import Tokenizer
@@ -43,7 +43,7 @@ def test_a_row_for_every_item_with_its_words_and_numbers(outcome: Outcome, token
 
 
 def test_what_is_read_back_is_what_was_written(outcome: Outcome, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    data = as_lines(iter(rows_of(outcome, tokenizer)))
+    data = encode_rows(iter(rows_of(outcome, tokenizer)))
     (tmp_path / "s.jsonl").write_bytes(data)
     found = read_columns(tmp_path / "s.jsonl", hashlib.sha256(data).hexdigest())
     assert found.keys() == {4}

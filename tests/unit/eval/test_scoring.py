@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lmtrain.batch import Batch
 from lmtrain.errors import NonFiniteLossError
-from lmtrain.eval.scoring import Scored, Scorer
+from lmtrain.eval.scoring import Scorer, TargetScores
 from lmtrain.eval.windows import Request, WindowedRequests
 
 VOCAB_SIZE, SEQ_LEN = 37, 16
@@ -87,7 +87,7 @@ def test_answers_come_in_the_order_asked_whatever_their_lengths(build_table: Cal
 def test_only_scored_positions_go_through_the_head(build_gpt: Callable[..., Any]) -> None:
     model = build_gpt()
     requests = WindowedRequests([IDS], SEQ_LEN, 2)
-    answers: list[Scored] = list(Scorer(model, batch_size=8).score(requests))
+    answers: list[TargetScores] = list(Scorer(model, batch_size=8).score(requests))
     assert sum(model.rows_through_head) == sum(len(a.nll) for a in answers) == len(IDS) - 1
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmtrain.errors import DataError, UsageError
-from lmtrain.eval.task import Asked, find_task
-from lmtrain.eval.tasks.wikitext import joined, labelled_windows
+from lmtrain.eval.task import TaskOptions, find_task
+from lmtrain.eval.tasks.wikitext import join_rows, labelled_windows
 from lmtrain.tokenizer.base import Tokenizer
 from tests.unit.eval.protocols import WIKI
 
@@ -20,7 +20,7 @@ def test_counts_of_the_real_file(shared_data: Path) -> None:
     """287,644 tokens are known of the published file, which here has another layout of lines in four places."""
     tokenizer = Tokenizer.load(shared_data / "gpt2-vocab.json")
     prepared = find_task("wikitext/hf-stride512").prepare(
-        shared_data / "wiki.test.raw", Asked(tokenizer=tokenizer, seq_len=1024)
+        shared_data / "wiki.test.raw", TaskOptions(tokenizer=tokenizer, seq_len=1024)
     )
     assert prepared.facts.num_tokens == 287_640
     assert prepared.num_targets == sum(request.num_scored for request in prepared.requests) == 287_639
@@ -36,7 +36,7 @@ def test_counts_of_the_real_file(shared_data: Path) -> None:
     ],
 )
 def test_rows_keep_their_newline_and_blank_ones_are_empty(text: str, rows: list[str]) -> None:
-    assert joined(text) == "\n\n".join(rows)
+    assert join_rows(text) == "\n\n".join(rows)
 
 
 def test_windows_and_weights_by_hand() -> None:
@@ -60,9 +60,9 @@ def test_bytes_are_those_of_the_scored_tokens(tmp_path: Path, tokenizer: Tokeniz
     path = tmp_path / "wiki"
     original = WIKI + " Characters of 1 to 4 bytes : a \u00e9 \u20ac \U00010330 \n"
     path.write_text(original)
-    text = joined(original)
+    text = join_rows(original)
     first = len(tokenizer.decode(tokenizer.encode(text)[:1]).encode())
-    known = find_task("wikitext/hf-stride8").prepare(path, Asked(tokenizer=tokenizer, seq_len=16)).known
+    known = find_task("wikitext/hf-stride8").prepare(path, TaskOptions(tokenizer=tokenizer, seq_len=16)).text_columns
     assert known["bytes"].sum() == len(text.encode()) - first
     assert len(known["bytes"]) == 4
 
@@ -71,9 +71,9 @@ def test_refusals(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "wiki").write_text(WIKI)
     task = find_task("wikitext/hf-stride512")
     with pytest.raises(UsageError, match="Use --task wikitext/hf-stride8"):
-        task.prepare(tmp_path / "wiki", Asked(tokenizer=tokenizer, seq_len=1024, stride=8))
+        task.prepare(tmp_path / "wiki", TaskOptions(tokenizer=tokenizer, seq_len=1024, stride=8))
     with pytest.raises(UsageError, match="stride of 512 does not fit seq_len=64"):
-        task.prepare(tmp_path / "wiki", Asked(tokenizer=tokenizer, seq_len=64))
+        task.prepare(tmp_path / "wiki", TaskOptions(tokenizer=tokenizer, seq_len=64))
     (tmp_path / "blank").write_text(" \n")
     with pytest.raises(DataError, match="holds no word"):
-        task.prepare(tmp_path / "blank", Asked(tokenizer=tokenizer, seq_len=1024))
+        task.prepare(tmp_path / "blank", TaskOptions(tokenizer=tokenizer, seq_len=1024))
