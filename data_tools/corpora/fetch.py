@@ -87,24 +87,24 @@ def fetch(
         check_address(url)
     if has_expected_file(target, sha256):
         return False
-    part = target.with_name(f"{target.name}.part")
-    with storage_errors(part, "Writing"):
-        part.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.part")
+    with storage_errors(partial, "Writing"):
+        partial.parent.mkdir(parents=True, exist_ok=True)
     problems: list[tuple[str, str]] = []
-    wrong: DataError | None = None
+    wrong_content: DataError | None = None
     for url in urls:
         try:
-            _download(url, part, num_bytes, report)
-            _move_into_place(part, target, sha256, url)
+            _download(url, partial, num_bytes, report)
+            _move_into_place(partial, target, sha256, url)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             problems.append((urlsplit(url).netloc, str(getattr(error, "reason", None) or error)))
         except DataError as error:  # because: an address may give a login page instead, and the next may give the file
-            part.unlink(missing_ok=True)
-            wrong = error
+            partial.unlink(missing_ok=True)
+            wrong_content = error
         else:
             return True
-    if wrong is not None:
-        raise wrong
+    if wrong_content is not None:
+        raise wrong_content
     raise UnreachableError(problems)
 
 
@@ -136,52 +136,52 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _download(url: str, part: Path, num_bytes: int | None, report: ReportBytes | None) -> None:
-    """Download a file to `part`, continuing what is there. Raise ConnectionError if the connection breaks early."""
-    done = part.stat().st_size if part.exists() else 0
-    if num_bytes is not None and done >= num_bytes:
+def _download(url: str, partial: Path, num_bytes: int | None, report: ReportBytes | None) -> None:
+    """Download a file to `partial`, continuing what is there. Raise ConnectionError if the connection breaks early."""
+    num_done = partial.stat().st_size if partial.exists() else 0
+    if num_bytes is not None and num_done >= num_bytes:
         return  # complete or too long; the hash check decides
     request = urllib.request.Request(url, headers={"User-Agent": "lmtrain", "Accept-Encoding": "identity"})  # noqa: S310
-    if done:
-        request.add_header("Range", f"bytes={done}-")
+    if num_done:
+        request.add_header("Range", f"bytes={num_done}-")
     opener = urllib.request.build_opener(_SafeRedirects)
     try:
         response = opener.open(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and done:  # the requested range is empty: the file is complete
+        if error.code == 416 and num_done:  # the requested range is empty: the file is complete
             return
         raise
     with response:
-        if done and response.status != 206:
-            done = 0  # the server ignored the range and sends the whole file
+        if num_done and response.status != 206:
+            num_done = 0  # the server ignored the range and sends the whole file
         length = response.headers.get("Content-Length", "")
-        expected = done + int(length) if length.isdecimal() else None
-        with storage_errors(part, "Writing"):
-            fd = open_output(part, os.O_RDWR | os.O_CREAT | (0 if done else os.O_TRUNC))
+        expected = num_done + int(length) if length.isdecimal() else None
+        with storage_errors(partial, "Writing"):
+            fd = open_output(partial, os.O_RDWR | os.O_CREAT | (0 if num_done else os.O_TRUNC))
         with open(fd, "wb") as file:
-            file.seek(done)
+            file.seek(num_done)
             while data := response.read(_CHUNK):
-                done += len(data)
-                if num_bytes is not None and done > num_bytes:
+                num_done += len(data)
+                if num_bytes is not None and num_done > num_bytes:
                     raise DataError(
                         f"{url} sends more than the {num_bytes:,} bytes that were promised. Do not trust it."
                     )
                 # because: a broken connection is an OSError too and must not be reported as a disk error
-                with storage_errors(part, "Writing"):
+                with storage_errors(partial, "Writing"):
                     file.write(data)
                     file.flush()
                 if report is not None:
-                    report(done, num_bytes or expected)
+                    report(num_done, num_bytes or expected)
             file.truncate()
-    if expected is not None and done < expected:
-        raise ConnectionError(f"the connection broke after {done} of {expected} bytes")
+    if expected is not None and num_done < expected:
+        raise ConnectionError(f"the connection broke after {num_done} of {expected} bytes")
 
 
-def _move_into_place(part: Path, target: Path, sha256: str, url: str) -> None:
+def _move_into_place(partial: Path, target: Path, sha256: str, url: str) -> None:
     """Rename a finished download to its final name. Raise DataError if it does not have the expected hash."""
-    actual = file_sha256(part)
+    actual = file_sha256(partial)
     if actual != sha256:
         raise DataError(f"{url} gave a file with SHA-256 {actual}, not {sha256}. It was deleted; do not trust it.")
     with storage_errors(target, "Writing"):
-        part.rename(target)
+        partial.rename(target)
         fsync_dir(target.parent)

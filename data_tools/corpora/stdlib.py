@@ -169,7 +169,7 @@ def split_topics(data: bytes) -> Iterator[Document]:
 
 
 def choose_heldout(documents: Sequence[Document], ratio: float) -> tuple[set[str], int, float]:
-    """Return the sources of the held-out documents, the number of near-copies not held out, and the largest overlap.
+    """Return the sources of the held-out documents, the number of near-copies among candidates, the largest overlap.
 
     About `ratio` of the bytes of each package is held out, so that every part of the library is tested. A candidate of
     which too much occurs in the other documents taken together, candidates or not, goes to training; this never

@@ -34,10 +34,10 @@ class Filters:
     entry_points: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for what in ("chars", "tokens"):
-            low, high = getattr(self, f"min_{what}"), getattr(self, f"max_{what}")
+        for unit in ("chars", "tokens"):
+            low, high = getattr(self, f"min_{unit}"), getattr(self, f"max_{unit}")
             if low is not None and high is not None and low > high:
-                raise UsageError(f"--min-{what}={low} is more than --max-{what}={high}, so nothing is left. Swap them.")
+                raise UsageError(f"--min-{unit}={low} is more than --max-{unit}={high}, so nothing is left. Swap them.")
         for name, _ in self.scripts:
             check_script(name)
 

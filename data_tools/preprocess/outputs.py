@@ -35,10 +35,10 @@ from lmtrain.data.store.indexed import SUFFIXES, dataset_file
 from lmtrain.data.store.writer import (
     DatasetSpool,
     SpoolState,
-    check_finished,
+    check_finished_files,
     open_without_links,
     publish,
-    refuse_existing,
+    refuse_existing_dataset,
     working_folder,
 )
 from lmtrain.errors import DataError, LmtrainError, OutputError, StorageError
@@ -303,7 +303,7 @@ class Outputs:
             return
         try:
             for prefix in self.names.existing_prefixes():
-                refuse_existing(prefix)
+                refuse_existing_dataset(prefix)
         except OutputError:
             if not self.discarded:  # the folder may be new from this call
                 resources.callback(self._remove_if_empty)
@@ -364,7 +364,7 @@ class Outputs:
                         raise DataError(f"{path} is a link, and nothing here was written as one. Remove it.")
                     return path if os.path.lexists(path) else dataset_file(final, suffix)
 
-                check_finished(path_of, sidecar_hash, self._tokenizer.to_bytes())
+                check_finished_files(path_of, sidecar_hash, self._tokenizer.to_bytes())
         except (LmtrainError, OSError):
             return False
         return len(hashes) == len(self.names.keys)
@@ -434,13 +434,13 @@ class Outputs:
 
     def _finish_shard(self) -> list[str | None]:
         """Complete the files of all keys and sync them to disk; return their sidecars' hashes."""
-        about = {
+        facts = {
             "tokenizer_fingerprint": self._tokenizer.fingerprint,
             "vocab_size": self._tokenizer.vocab_size,
             "eod_id": self._tokenizer.eod_id,
         }
         for spool, num_bytes in zip(self._spools, self.totals.shard_text_bytes, strict=True):
-            spool.finish(about | {"num_bytes": num_bytes}, self._tokenizer.to_bytes())
+            spool.finish(facts | {"num_bytes": num_bytes}, self._tokenizer.to_bytes())
         began = time.perf_counter()
         for spool in self._spools:
             spool.sync()

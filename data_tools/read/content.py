@@ -143,7 +143,7 @@ class LineList:
 
     def locate_rejects(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[BadLine]:
         """Return the rejected lines with their line numbers and offsets in the source, and optionally their content."""
-        bad, line, at = [], 0, 0
+        bad_lines, line, at = [], 0, 0
         for reject in rejects[: MAX_BAD_LINES + 1]:
             line += _count_newlines(self._data, at, reject.item)
             at = reject.item
@@ -151,8 +151,8 @@ class LineList:
             if cause.startswith(_NO_KEY):
                 keys = parse_document(content.removeprefix(BOM), None)
                 cause += f" (its keys: {shorten(join_few(map(repr, keys))) or 'none'})"
-            bad.append(BadLine(line, self._start + reject.offset, cause, content if keep_content else None))
-        return bad
+            bad_lines.append(BadLine(line, self._start + reject.offset, cause, content if keep_content else None))
+        return bad_lines
 
     def _line_end(self, item: int) -> int:
         """Return the end of the line that begins at this item."""
@@ -219,13 +219,13 @@ class TextList:
 
     def locate_rejects(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[BadLine]:
         """Return the rejected documents as BadLine. A row of a table has no byte offset; a text file has one."""
-        bad = []
+        bad_lines = []
         for item, offset, cause in rejects:
             text = self.rows[item][0]
             has_offset = isinstance(text, bytes) and not self._is_table
             line = text.count(b"\n", 0, offset) if has_offset else item
-            bad.append(BadLine(line, offset if has_offset else None, cause))
-        return bad
+            bad_lines.append(BadLine(line, offset if has_offset else None, cause))
+        return bad_lines
 
 
 Content = LineList | TextList
@@ -251,10 +251,10 @@ def read_content(chunk: Chunk, limits: Limits, before_long_read: Callable[[], ob
         start, data, long_at = read_lines(chunk.path, chunk.start, chunk.stop, limits, before_long_read)
     skipped = len(BOM) if start == 0 and bytes(data[: len(BOM)]) == BOM else 0
     lines = LineList(data[skipped:] if skipped else data, start + skipped, start)
-    bad = lines.drop_long(limits)
+    bad_lines = lines.drop_long(limits)
     if long_at is not None:
-        bad.append(BadLine(lines.num_lines, long_at, limits.too_long_cause))
-    return lines, bad
+        bad_lines.append(BadLine(lines.num_lines, long_at, limits.too_long_cause))
+    return lines, bad_lines
 
 
 def _read_parquet(chunk: Chunk, limits: Limits) -> tuple[Content, list[BadLine]]:
@@ -274,17 +274,17 @@ def _num_utf8_bytes(text: str | bytes) -> int:
     return len(text.encode() if isinstance(text, str) else text)
 
 
-def collect_bad_lines(chunk: Chunk, content: Content, bad: list[BadLine]) -> ChunkBadLines:
+def collect_bad_lines(chunk: Chunk, content: Content, bad_lines: list[BadLine]) -> ChunkBadLines:
     """Sort a chunk's bad lines by line; return them with its number of lines, 0 for a plain file (counted on demand).
 
     Raise DataError if there are more than MAX_BAD_LINES.
     """
-    if len(bad) > MAX_BAD_LINES:
+    if len(bad_lines) > MAX_BAD_LINES:
         raise DataError(
             f"{chunk.path}, near byte {chunk.start}: more than {MAX_BAD_LINES} bad lines in one slice. "
             f"It is not a {chunk.kind} file."
         )
-    return sorted(bad, key=lambda line: line.line), 0 if chunk.plain else content.num_lines + bool(chunk.problem)
+    return sorted(bad_lines, key=lambda line: line.line), 0 if chunk.plain else content.num_lines + bool(chunk.problem)
 
 
 # ---- bad lines -------------------------------------------------------------------------------------------------------
@@ -310,13 +310,13 @@ class BadLines:
     def __post_init__(self) -> None:
         self._counter = _LineCounter()
 
-    def add(self, chunk: Chunk, bad: Sequence[BadLine], num_lines: int) -> bytes:
+    def add(self, chunk: Chunk, bad_lines: Sequence[BadLine], num_lines: int) -> bytes:
         """Count a chunk's bad lines; return their lines for the rejects file. Raise DataError if not allowed."""
         if chunk.start == 0:
             self.line = 0
-        before = self._counter.lines_before(chunk.path, chunk.start) if chunk.plain and bad else self.line
+        before = self._counter.lines_before(chunk.path, chunk.start) if chunk.plain and bad_lines else self.line
         rejects = []
-        for bad_line in bad:
+        for bad_line in bad_lines:
             self.counts[bad_line.kind] += 1
             line = before + bad_line.line + 1
             self._check(format_location(chunk, line, bad_line), bad_line, chunk)
@@ -324,10 +324,11 @@ class BadLines:
         self.line += num_lines
         return b"".join(rejects)
 
-    def _check(self, place: str, bad: BadLine, chunk: Chunk) -> None:
+    def _check(self, place: str, bad_line: BadLine, chunk: Chunk) -> None:
         """Raise DataError if bad lines stop the run or exceed `max_bad`."""
         if self.on_error is OnError.STOP:
-            raise DataError(f"{place}: {bad.cause}. {_advice(chunk, bad, ', or skip such lines: --on-error skip')}")
+            advice = _advice(chunk, bad_line, ", or skip such lines: --on-error skip")
+            raise DataError(f"{place}: {bad_line.cause}. {advice}")
         total = self.counts.total()
         if self.max_bad is not None and total > self.max_bad:
             causes = ", ".join(f"{number} {cause}" for cause, number in self.counts.most_common())
@@ -355,34 +356,34 @@ class _LineCounter:
         return self._num_ends + 1
 
 
-def format_location(chunk: Chunk, line: int, bad: BadLine) -> str:
+def format_location(chunk: Chunk, line: int, bad_line: BadLine) -> str:
     """Format the place of a bad line for messages: PATH:LINE (byte OFFSET), or the row of a table."""
     if chunk.kind == "parquet":
         return f"{chunk.path}, row {line}"
-    return f"{chunk.path}:{line} (byte {bad.offset})"
+    return f"{chunk.path}:{line} (byte {bad_line.offset})"
 
 
-def _advice(chunk: Chunk, bad: BadLine, alternative: str = "") -> str:
+def _advice(chunk: Chunk, bad_line: BadLine, alternative: str = "") -> str:
     """Return the advice for a bad line: to change an option if all lines are probably bad alike, else to repair it."""
-    if bad.cause.startswith(_NO_KEY):
+    if bad_line.cause.startswith(_NO_KEY):
         return "Name the key of the text with --key."
-    if chunk.path == STDIN and bad.kind == "not valid JSON":
+    if chunk.path == STDIN and bad_line.kind == "not valid JSON":
         return "If it is plain text, add --format txt."
-    if bad.kind == "invalid UTF-8" and chunk.kind != "parquet":
+    if bad_line.kind == "invalid UTF-8" and chunk.kind != "parquet":
         return f"Leave out files that are not text, such as images; in a text, repair or remove the line{alternative}."
     return f"Repair or remove the line{alternative}."
 
 
-def _reject_line(chunk: Chunk, line: int, bad: BadLine) -> bytes:
+def _reject_line(chunk: Chunk, line: int, bad_line: BadLine) -> bytes:
     """Return a line of the rejects file."""
     tree: dict[str, Any] = {"file": str(chunk.path)}
-    tree |= {"row": line} if chunk.kind == "parquet" else {"line": line, "byte": bad.offset}
-    tree["cause"] = bad.cause
-    if bad.content is not None:
+    tree |= {"row": line} if chunk.kind == "parquet" else {"line": line, "byte": bad_line.offset}
+    tree["cause"] = bad_line.cause
+    if bad_line.content is not None:
         try:
-            tree["content"] = bad.content.decode()
+            tree["content"] = bad_line.content.decode()
         except UnicodeDecodeError:
-            tree["content_base64"] = base64.b64encode(bad.content).decode()
+            tree["content_base64"] = base64.b64encode(bad_line.content).decode()
     return json.dumps(tree, ensure_ascii=False).encode() + b"\n"
 
 
@@ -423,11 +424,12 @@ class SourceTexts:
                 _raise_bad_line(chunk, line, content.locate_rejects([text])[0])
             else:
                 yield chunk.path, text
-        for bad in too_long:
-            _raise_bad_line(chunk, line, bad)
+        for bad_line in too_long:
+            _raise_bad_line(chunk, line, bad_line)
         return content.num_lines
 
 
-def _raise_bad_line(chunk: Chunk, line: int, bad: BadLine) -> None:
+def _raise_bad_line(chunk: Chunk, line: int, bad_line: BadLine) -> None:
     """Raise DataError for a bad line of a chunk with `line` lines before it."""
-    raise DataError(f"{format_location(chunk, line + bad.line + 1, bad)}: {bad.cause}. {_advice(chunk, bad)}")
+    location = format_location(chunk, line + bad_line.line + 1, bad_line)
+    raise DataError(f"{location}: {bad_line.cause}. {_advice(chunk, bad_line)}")

@@ -153,21 +153,21 @@ def _full_reads(file: IO[bytes]) -> Iterator[bytes]:
 
 def _gunzip(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the decompressed data of one or more concatenated gzip archives."""
-    data, part = file.read(_FEED_BYTES), zlib.decompressobj(31)
+    data, decompressor = file.read(_FEED_BYTES), zlib.decompressobj(31)
     while data:
         try:
-            yield part.decompress(data, STEP_BYTES)
-            while not part.eof and part.unconsumed_tail:
-                yield part.decompress(part.unconsumed_tail, STEP_BYTES)
-            data = part.unused_data or file.read(_FEED_BYTES)
-            while not part.eof and not data and (rest := part.decompress(b"", STEP_BYTES)):
+            yield decompressor.decompress(data, STEP_BYTES)
+            while not decompressor.eof and decompressor.unconsumed_tail:
+                yield decompressor.decompress(decompressor.unconsumed_tail, STEP_BYTES)
+            data = decompressor.unused_data or file.read(_FEED_BYTES)
+            while not decompressor.eof and not data and (rest := decompressor.decompress(b"", STEP_BYTES)):
                 yield rest
         except zlib.error as error:
             raise DamagedArchiveError(f"the archive is damaged ({error})") from error
-        if part.eof:
+        if decompressor.eof:
             data = _next_archive(data, file)
-            part = zlib.decompressobj(31) if data else part
-    if not part.eof:
+            decompressor = zlib.decompressobj(31) if data else decompressor
+    if not decompressor.eof:
         raise DamagedArchiveError("the archive is cut short")
 
 
@@ -183,18 +183,18 @@ def _next_archive(data: bytes, file: IO[bytes]) -> bytes:
 
 def _unpack(build: Callable[[], Any], file: IO[bytes]) -> Iterator[bytes]:
     """Yield the decompressed data of bz2 or xz; `build` returns the format's decompressor."""
-    data, part = file.read(_FEED_BYTES), build()
+    data, decompressor = file.read(_FEED_BYTES), build()
     while data:
         try:
-            yield part.decompress(data, STEP_BYTES)
-            while not part.eof and not part.needs_input:
-                yield part.decompress(b"", STEP_BYTES)
+            yield decompressor.decompress(data, STEP_BYTES)
+            while not decompressor.eof and not decompressor.needs_input:
+                yield decompressor.decompress(b"", STEP_BYTES)
         except (OSError, lzma.LZMAError) as error:
             raise DamagedArchiveError(f"the archive is damaged ({error})") from error
-        data = _next_archive(part.unused_data, file) if part.eof else file.read(_FEED_BYTES)
-        if part.eof and data:
-            part = build()
-    if not part.eof:
+        data = _next_archive(decompressor.unused_data, file) if decompressor.eof else file.read(_FEED_BYTES)
+        if decompressor.eof and data:
+            decompressor = build()
+    if not decompressor.eof:
         raise DamagedArchiveError("the archive is cut short")
 
 
@@ -202,12 +202,12 @@ def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the decompressed data of one or more concatenated zstd frames."""
     zstandard = _import_package("zstandard", "zst")
     build: Callable[[], Any] = zstandard.ZstdDecompressor(max_window_size=_ZST_WINDOW_BYTES).decompressobj
-    part, data = build(), file.read(_ZST_FEED_BYTES)
+    decompressor, data = build(), file.read(_ZST_FEED_BYTES)
     pieces: list[bytes] = []
     num_bytes = 0  # bytes held; because: `pieces` may have many empty items, from a hundred thousand empty archives
     while data:
         try:
-            pieces.append(part.decompress(data))
+            pieces.append(decompressor.decompress(data))
         except zstandard.ZstdError as error:
             yield b"".join(pieces)
             raise DamagedArchiveError(f"the archive is damaged ({error})") from error
@@ -215,11 +215,11 @@ def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
         if num_bytes >= STEP_BYTES:
             yield b"".join(pieces)
             pieces, num_bytes = [], 0
-        data = (part.unused_data if part.eof else b"") or file.read(_ZST_FEED_BYTES)
-        if part.eof and data:
-            part = build()
+        data = (decompressor.unused_data if decompressor.eof else b"") or file.read(_ZST_FEED_BYTES)
+        if decompressor.eof and data:
+            decompressor = build()
     yield b"".join(pieces)
-    if not part.eof:
+    if not decompressor.eof:
         raise DamagedArchiveError("the archive is cut short")
 
 
@@ -235,7 +235,7 @@ _UNPACK: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
 
 
 def archive_contents(path: Path, is_wanted: MemberFilter) -> Contents:
-    """Yield (name, stream) of the members of an archive for which `is_wanted(name, size)`, or of another file."""
+    """Yield (name, stream) of an archive's members for which `is_wanted(name, size)`, or of a plain file itself."""
     with read_errors(path), open(path, "rb") as file:
         start = file.read(8)
         file.seek(0)
@@ -327,10 +327,10 @@ def _row_batches(
     """Yield as `read_rows` does, for an open ParquetFile."""
     at, total = 0, max(file.metadata.num_rows, 1)
     for group in range(file.metadata.num_row_groups):
-        about = file.metadata.row_group(group)
-        num_rows = max(1, min(_MAX_ROWS, batch_bytes * about.num_rows // max(about.total_byte_size, 1)))
-        if at + about.num_rows <= start:
-            at += about.num_rows
+        group_facts = file.metadata.row_group(group)
+        num_rows = max(1, min(_MAX_ROWS, batch_bytes * group_facts.num_rows // max(group_facts.total_byte_size, 1)))
+        if at + group_facts.num_rows <= start:
+            at += group_facts.num_rows
             continue
         for batch in file.iter_batches(batch_size=num_rows, row_groups=[group], columns=list(columns)):
             for first, rows, num_bytes in _split_batch(at, batch, columns, batch_bytes):

@@ -59,8 +59,8 @@ class Loader:
         """Return this rank's micro-batches of a step, read in the calling thread."""
         first, num_samples = self.plan.range_of(step)
         ids = self.order.ids(first, num_samples)
-        mine = ids.reshape(-1, self.dp_size, self.micro_batch)[:, self.dp_index]
-        microbatches = [self.dataset.batch(row).map(self._to_torch) for row in mine]
+        own_ids = ids.reshape(-1, self.dp_size, self.micro_batch)[:, self.dp_index]
+        microbatches = [self.dataset.batch(row).map(self._to_torch) for row in own_ids]
         labels, tokens = self.dataset.counts(ids)
         counts = labels_per_term(labels, num_samples, microbatches[0])
         return StepBatches(step, microbatches, num_samples, counts, ids, tokens)

@@ -49,6 +49,7 @@ class OpenDatasets:
 
     @property
     def datasets(self) -> list[IndexedDataset]:
+        """All datasets, training first."""
         return self.train + self.valid
 
 
@@ -230,7 +231,7 @@ class _DatasetBuilder:
         return IndexCache(self.index_folder(indexed))
 
     def split_ranges(self, indexed: IndexedDataset) -> Sequence[range]:
-        """Return the ranges of documents (Megatron-LM: of sequences) for training, for validation, and for no use."""
+        """Return the ranges of documents (Megatron-LM: of sequences) for training, for validation, and unused."""
         if self.megatron:
             return split_sequences(len(self.full_range(indexed)), self.split)
         if self.shares != TOKEN_SHARES or not self.share:
@@ -248,10 +249,10 @@ class _DatasetBuilder:
         map_ = DocumentMap.of(indexed, self.cache(indexed))
         return map_.start(documents.stop) - map_.start(documents.start)
 
-    def build_domains(self, opened: Sequence[IndexedDataset]) -> dict[str, Dataset]:
-        """Return validation domain -> dataset of all its documents; empty if `valid_paths` is not set."""
+    def build_domains(self, valid: Sequence[IndexedDataset]) -> dict[str, Dataset]:
+        """Return domain -> samples of all documents of its validation dataset; empty if `valid_paths` is not set."""
         paths = self.settings.valid_paths
-        named = zip(paths, opened if paths else (), strict=True)
+        named = zip(paths, valid if paths else (), strict=True)
         return {name: self.build_dataset(indexed, self.full_range(indexed), None) for name, indexed in named}
 
     def build_order(self, dataset: Dataset) -> SampleOrder:
@@ -397,12 +398,12 @@ def _build_valid_blend(settings: BlendSettings, builder: _DatasetBuilder, opened
     """Return the blend's validation samples, in the blend's proportions until the first dataset runs out."""
     if opened.valid:
         parts = settings.valid_datasets
-        chosen = [(indexed, builder.full_range(indexed)) for indexed in opened.valid]
+        documents_of = [(indexed, builder.full_range(indexed)) for indexed in opened.valid]
     else:
         parts = settings.datasets
-        chosen = [(indexed, builder.split_ranges(indexed)[1]) for indexed in opened.train]
+        documents_of = [(indexed, builder.split_ranges(indexed)[1]) for indexed in opened.train]
     sets, kept_parts = [], []
-    for part, (indexed, documents) in zip(parts, chosen, strict=True):
+    for part, (indexed, documents) in zip(parts, documents_of, strict=True):
         if opened.valid or _has_sample(builder, indexed, documents):  # a small dataset may give no sample
             sets.append(builder.build_dataset(indexed, documents, None))
             kept_parts.append(part)

@@ -102,8 +102,8 @@ def similarity(first: Signature, second: Signature) -> npt.NDArray[np.float64]:
 
 def content_hash(text: str) -> bytes:
     """Return a 128-bit hash of a text that ignores case, white space and the composition of accents."""
-    plain = " ".join(unicodedata.normalize("NFC", text).casefold().split())
-    return hashlib.blake2b(plain.encode(), digest_size=16).digest()
+    normalized = " ".join(unicodedata.normalize("NFC", text).casefold().split())
+    return hashlib.blake2b(normalized.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True)

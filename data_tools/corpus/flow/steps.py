@@ -185,9 +185,9 @@ class StepWorker:
         files = self._step.run(count_documents(), key, tally)
         for chunk in portion.chunks:
             chunk.content = None  # because: the portion is kept until its output is written; its content is not needed
-        for bad, _ in reader.bad:
-            tally.num_in += len(bad)
-            tally.drop_bad(bad)
+        for bad_lines, _ in reader.bad:
+            tally.num_in += len(bad_lines)
+            tally.drop_bad(bad_lines)
         return StepResult(files, tally, reader.bad)
 
 
@@ -273,9 +273,9 @@ class Tally:
         """Count a dropped document under its cause."""
         self.dropped[cause] += 1
 
-    def drop_bad(self, bad: Sequence[BadLine]) -> None:
+    def drop_bad(self, bad_lines: Sequence[BadLine]) -> None:
         """Count bad lines as dropped documents."""
-        self.dropped.update(f"bad line: {line.kind}" for line in bad)
+        self.dropped.update(f"bad line: {line.kind}" for line in bad_lines)
 
     def add(self, other: Tally) -> None:
         """Add the counts of another tally."""

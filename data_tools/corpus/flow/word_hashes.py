@@ -35,7 +35,7 @@ class _WordHashes(dict[str, int]):
 _hash_of = _WordHashes().__getitem__
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return a text's words in lower case, without punctuation."""
     return _WORD.findall(text.lower())
 
@@ -55,7 +55,7 @@ def hash_runs(hashes: Hashes, length: int) -> Hashes:
 
 def shingles(text: str, words: int) -> Hashes:
     """Return the sorted distinct hashes of all runs of `words` words in a text; a shorter text is a single run."""
-    hashes = hash_words(words_of(text))
+    hashes = hash_words(split_words(text))
     return np.unique(hash_runs(hashes, min(words, hashes.size))) if hashes.size else hashes
 
 

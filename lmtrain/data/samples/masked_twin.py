@@ -177,10 +177,10 @@ class MaskedSamplerTwin(Sentences):
 
     def _draw_replacement(self, token: int, draw: int) -> int:
         """Return what replaces a masked token for this 64-bit draw: [MASK], the token itself or another token."""
-        chance = draw >> 32
-        if chance < _MASK_BELOW:
+        draw_32 = draw >> 32
+        if draw_32 < _MASK_BELOW:
             return self.mask
-        if chance >= _KEEP_FROM:
+        if draw_32 >= _KEEP_FROM:
             return token
         replacement = ((draw & 0xFFFFFFFF) * (len(self.kinds) - len(self.specials))) >> 32
         for special in self.specials:

@@ -133,7 +133,7 @@ class DatasetSpool:
         return SpoolState(**counts, sizes=tuple(file.num_bytes for file in self._files), hashes=hashes)
 
     def rewind(self, states: Sequence[SpoolState]) -> int:
-        """Rewind the spool to the last of these states, oldest first, that the files on disk match.
+        """Rewind the spool to the last of these states, oldest first, that the files on disk match, or to empty.
 
         Return how many states match: each state and all before it must match.
         """
@@ -270,7 +270,7 @@ def publish(folder: Path, name: str, prefix: Path) -> None:
         files.fsync_dir(prefix.parent)
 
 
-def refuse_existing(prefix: Path) -> None:
+def refuse_existing_dataset(prefix: Path) -> None:
     """Raise OutputError if any file of the output dataset exists."""
     for path in (dataset_file(prefix, suffix) for suffix in SUFFIXES):
         if path.exists():
@@ -297,7 +297,7 @@ class DatasetWriter:
 
     def __enter__(self) -> DatasetWriter:
         if not self._overwrite:
-            refuse_existing(self.prefix)
+            refuse_existing_dataset(self.prefix)
         folder = working_folder(self.prefix)
         with ExitStack() as resources:
             resources.enter_context(files.folder_lock(folder))
@@ -330,8 +330,11 @@ class DatasetWriter:
         }  # fmt: skip
 
 
-def check_finished(path_of: Callable[[str], Path], sidecar_sha256: str, tokenizer: bytes) -> None:
-    """Raise DataError if a file of the dataset does not belong to this sidecar. `path_of` maps a suffix to the file."""
+def check_finished_files(path_of: Callable[[str], Path], sidecar_sha256: str, tokenizer: bytes) -> None:
+    """Raise DataError unless a finished dataset's files are undamaged and belong to this sidecar and tokenizer.
+
+    `path_of` returns the path of the file with a suffix such as ".bin".
+    """
     info = DatasetInfo.read(path_of(".json"))
     if info.sidecar_sha256 != sidecar_sha256 or info.blocks_sha256 is None:
         raise DataError(f"{path_of('.json')} is not the sidecar that was written here. Make the dataset again.")

@@ -7,8 +7,8 @@ MUTANTS = [
         name="ranks_take_blocks_of_the_batch",
         file="lmtrain/data/loader.py",
         function="Loader.read",
-        old="mine = ids.reshape(-1, self.dp_size, self.micro_batch)[:, self.dp_index]",
-        new="mine = ids.reshape(self.dp_size, -1, self.micro_batch)[self.dp_index]",
+        old="own_ids = ids.reshape(-1, self.dp_size, self.micro_batch)[:, self.dp_index]",
+        new="own_ids = ids.reshape(self.dp_size, -1, self.micro_batch)[self.dp_index]",
         breaks="Each rank reads one long stretch of the global batch, so which samples share microbatch m (and its "
         "dropout noise) depends on the number of ranks.",
         only_for="dp > 1 with several microbatches a step; the samples of the whole step are still the right ones",

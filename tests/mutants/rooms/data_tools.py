@@ -151,8 +151,8 @@ MUTANTS = [
         name="first_stream_of_an_archive",
         file="data_tools/read/streams.py",
         function="_unpack",
-        old="data = _next_archive(part.unused_data, file) if part.eof else file.read(_FEED_BYTES)",
-        new='data = b"" if part.eof else file.read(_FEED_BYTES)',
+        old="data = _next_archive(decompressor.unused_data, file) if decompressor.eof else file.read(_FEED_BYTES)",
+        new='data = b"" if decompressor.eof else file.read(_FEED_BYTES)',
         breaks="Reading ends after the first of the streams of which an archive is made; the rest of the text is "
         "missing, and nothing says so.",
         only_for=".bz2 and .xz files of several streams, such as pbzip2's and Wikipedia's multistream dumps",

@@ -6,15 +6,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_tools.corpus.flow.word_hashes import hash_runs, hash_words, mix, shingles, words_of
+from data_tools.corpus.flow.word_hashes import hash_runs, hash_words, mix, shingles, split_words
 
 
 def test_case_and_punctuation_are_ignored() -> None:
-    assert words_of("Don't stop, PLEASE!") == ["don", "t", "stop", "please"]
+    assert split_words("Don't stop, PLEASE!") == ["don", "t", "stop", "please"]
 
 
 def test_scripts_without_spaces_give_a_word_a_character() -> None:
-    assert words_of("GPT是模型 ภาษา") == ["gpt", "是", "模", "型", "ภ", "า", "ษ", "า"]
+    assert split_words("GPT是模型 ภาษา") == ["gpt", "是", "模", "型", "ภ", "า", "ษ", "า"]
 
 
 def test_hashes_are_the_same_for_ever() -> None:
