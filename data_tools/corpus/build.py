@@ -46,7 +46,7 @@ from data_tools.read.content import OnError
 from data_tools.read.sources import Inputs
 from lmtrain.config.base import Problem, Settings
 from lmtrain.config.build import build_settings
-from lmtrain.config.names import SettingNames
+from lmtrain.config.setting_names import SettingNames
 from lmtrain.config.yaml_file import read_yaml
 from lmtrain.runtime.files.files import read_json, storage_errors, write_json
 

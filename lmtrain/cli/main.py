@@ -52,7 +52,7 @@ def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
         verbs = getattr(getattr(context, "command", None), "commands", {})
         return UsageError(f"{command} {match[1]} is not a command. {spelling_hint(match[1], verbs)}")
     if match := re.search(r"['\"](\S*)['\"] is not one of (.+?)\.?$", message):
-        from lmtrain.config.names import closest_value
+        from lmtrain.config.setting_names import closest_value
 
         suggestion = closest_value(match[1], re.findall(r"['\"](\S+?)['\"]", match[2]))
         return UsageError(f"{_with_full_stop(message)} {f'Did you mean {suggestion}?' if suggestion else help_hint}")
@@ -104,7 +104,7 @@ def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], 
     closest = difflib.get_close_matches(option, similar, n=1, cutoff=0.8)
     if takes_settings and not closest:
         from lmtrain.cli.keys.foreign import PROCESSES
-        from lmtrain.config.names import UNSUPPORTED_SETTINGS
+        from lmtrain.config.setting_names import UNSUPPORTED_SETTINGS
 
         if name in PROCESSES and any("--nproc" in param.opts for param in error.ctx.command.params):
             return "Did you mean --nproc?"
@@ -128,7 +128,7 @@ def _option_value(option: str, argv: Sequence[str]) -> str:
 def _suggest_settings(option: str, name: str, argv: Sequence[str]) -> list[str]:
     """Return the overrides (key=value) that a user who typed this option may mean; `name` is its plain name."""
     from lmtrain.config.compose import group_choices
-    from lmtrain.config.names import SettingNames
+    from lmtrain.config.setting_names import SettingNames
     from lmtrain.train.config import RunConfig
 
     value = _option_value(option, argv) or "true"

@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lmtrain import units
 from lmtrain.config.base import PLUGIN_WAY_OUT, Choice, Settings, kinds, show
-from lmtrain.config.names import SettingNames, percent_as_fraction, suggest_value
 from lmtrain.config.overrides import blend_hint, hydra_quoted, shell_quoted
+from lmtrain.config.setting_names import SettingNames, percent_as_fraction, suggest_value
 from lmtrain.errors import LayoutError, SettingsError, join_few, settings_error, spelling_hint
 
 _PARSERS = {"count": units.parse_count, "bytes": units.parse_bytes, "seconds": units.parse_seconds}

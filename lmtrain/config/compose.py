@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from lmtrain.config import references
 from lmtrain.config.base import Settings
 from lmtrain.config.build import build_settings
-from lmtrain.config.names import SettingNames, suggest_value
 from lmtrain.config.overrides import RefusedOverrides, apply_override, override_key, parse_overrides, sweep_refusal
+from lmtrain.config.setting_names import SettingNames, suggest_value
 from lmtrain.errors import LayoutError, MissingInputError, SettingsError, join_few, spelling_hint
 
 if TYPE_CHECKING:
-    from lmtrain.config.source import CompositionRequest
+    from lmtrain.config.hydra_source import CompositionRequest
 
 S = TypeVar("S", bound=Settings)
 MAX_RUNS = 10_000  # because: every run's settings are checked before the first run starts, at about 10 ms each
@@ -82,7 +82,7 @@ def compose_plain(
     Raise SettingsError on wrong overrides, on unresolved references and on keys such as `_target_`.
     """
     # because: hydra takes 0.3 s to import, and most commands compose no config
-    from lmtrain.config.source import compose_files
+    from lmtrain.config.hydra_source import compose_files
 
     folders, request, choices, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
     tree = compose_files(folders, request, choices)
@@ -104,7 +104,7 @@ def prepare_composition(
     Raise RefusedOverrides if any override is malformed or names an unknown choice.
     """
     # because: hydra is slow to import
-    from lmtrain.config.source import CompositionRequest
+    from lmtrain.config.hydra_source import CompositionRequest
 
     overrides, folders = [*dict.fromkeys(overrides)], _config_folders(config_dir)  # an override typed twice counts once
     roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.plan.price.hardware import Factors, Hardware, fitted_interval, fitted_memory_factors, fitted_time_factors
+from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.run_model.run import PlannedRun
-from lmtrain.plan.search.rank import Prices
+from lmtrain.plan.search.ranking import Prices
 
 FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
 MACHINE_FACTORS = ("side_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")

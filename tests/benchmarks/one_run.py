@@ -23,7 +23,7 @@ from lmtrain.cli.main import main as lmtrain
 from lmtrain.observe.measure.throughput import peak_flops
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.observe.profile.kernels import read_tables
-from lmtrain.plan.run_model.ranks import NEED_A_GPU, rank_bytes_of
+from lmtrain.plan.run_model.rank_bytes import NEED_A_GPU, rank_bytes_of
 from lmtrain.train.before.preflight import load_data
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layouts.dry_run import planned_run

@@ -35,8 +35,8 @@ from lmtrain.parallel.pipeline import messages
 from lmtrain.parallel.products import compute_or_defer
 from lmtrain.parallel.weights import sharding
 from lmtrain.placement.parallel_settings import ParallelSettings
+from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.plan.run_model.replay import Seconds, replay_step
-from lmtrain.plan.run_model.run import PlannedRun
 from tests.layouts.bugs import replaced
 from tests.layouts.workers import Pool
 

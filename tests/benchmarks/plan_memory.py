@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lmtrain.plan.price.hardware import MEMORY_FACTORS, Factors
 from lmtrain.plan.price.workload import build_columns
-from lmtrain.plan.run_model.memory import GIB, RankMemory, price_memory
+from lmtrain.plan.run_model.closed_form_memory import GIB, RankMemory, price_memory
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import PROGRAMS, Row, case_of, read_rows, why_not
 

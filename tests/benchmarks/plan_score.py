@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.plan.price.hardware import TIME_FACTORS, Factors
-from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.step_time import price_step
 from lmtrain.plan.price.workload import build_columns
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import Published, published, read_rows, seconds_of, why_not

@@ -19,7 +19,7 @@ from lmtrain.optim.state import apply_empty_state
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.mesh import Mesh, build_mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.plan.run_model.run import PlannedRun
+from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.spec import LanguageModel
 from lmtrain.train.setup import build_optimizer
 from tests.layouts.bugs import replaced

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.optim.adamw_settings import AdamWSettings
-from lmtrain.plan.run_model.ranks import rank_bytes_of
-from lmtrain.plan.run_model.run import PlannedRun
+from lmtrain.plan.run_model.planned_run import PlannedRun
+from lmtrain.plan.run_model.rank_bytes import rank_bytes_of
 from tests.layouts.cases import Case, random_cases
 from tests.layouts.toy_data import EvenlyMasked
 from tests.layouts.workers import Pool

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args, get_origin
 
 from lmtrain.config.compose import conf_dir, group_choices
-from lmtrain.config.names import FOREIGN_NAMES, types_by_key, union_members
+from lmtrain.config.setting_names import FOREIGN_NAMES, types_by_key, union_members
 from lmtrain.config.yaml_file import read_yaml
 from lmtrain.train.config import RunConfig
 from tests.mistakes.mistake import Mistake

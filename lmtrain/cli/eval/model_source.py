@@ -25,7 +25,7 @@ from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.preflight import process_problems
 from lmtrain.train.layouts.layout_table import layout_words
-from lmtrain.train.ranks.run_facts import Fact, checkpoint_fact, program_facts
+from lmtrain.train.ranks.rank_facts import Fact, checkpoint_fact, program_facts
 
 if TYPE_CHECKING:
     from lmtrain.eval.load import LoadedModel

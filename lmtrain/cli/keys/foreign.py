@@ -1,7 +1,7 @@
 """A command line of another tool, as one types it here: its options become settings, or it is said that there is none.
 
-Called by main, where an option is none of a verb's. What other tools call a setting stands in config/names.py; here is
-how their values are written.
+Called by main, where an option is none of a verb's. What other tools call a setting stands in config/setting_names.py;
+here is how their values are written.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmtrain.config.compose import group_choices
-from lmtrain.config.names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
 from lmtrain.config.overrides import shell_quoted
+from lmtrain.config.setting_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
 from lmtrain.errors import shorten
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.config import RunConfig

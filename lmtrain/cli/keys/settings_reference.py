@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeGuard, get_args, get_origin
 
 from lmtrain.config.base import Choice, Settings, kinds, show
 from lmtrain.config.compose import conf_dir, group_choices
-from lmtrain.config.names import union_members
+from lmtrain.config.setting_names import union_members
 from lmtrain.config.yaml_file import MAX_BYTES
 
 _INTRO = """# Settings

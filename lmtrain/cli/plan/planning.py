@@ -35,10 +35,9 @@ from lmtrain.placement.parallel_settings import (
 )
 from lmtrain.plan.calibrate import machine_prices
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.step import dollars
-from lmtrain.plan.run_model.run import PlannedRun
-from lmtrain.plan.search.rank import FAMILY_COLUMNS, Limits, Prices, RankedLayouts
-from lmtrain.plan.search.result import (
+from lmtrain.plan.price.step_time import dollars
+from lmtrain.plan.run_model.planned_run import PlannedRun
+from lmtrain.plan.search.layout_result import (
     CurveInputs,
     CurvePoint,
     LayoutResult,
@@ -49,7 +48,8 @@ from lmtrain.plan.search.result import (
     too_large_results,
     why_slower,
 )
-from lmtrain.plan.search.search import FixedSettings
+from lmtrain.plan.search.layout_space import FixedSettings
+from lmtrain.plan.search.ranking import FAMILY_COLUMNS, Limits, Prices, RankedLayouts
 from lmtrain.train.before.preflight import check_checkpoint_size
 from lmtrain.train.config import RunConfig
 from lmtrain.train.durations import Durations, young_daly_s

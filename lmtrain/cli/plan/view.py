@@ -31,7 +31,7 @@ from lmtrain.page.document import (
     svg_text,
 )
 from lmtrain.plan.run_model.replay import replay_step
-from lmtrain.plan.search.result import STEP_PARTS, CurvePoint, LayoutResult, excess_share, why_slower
+from lmtrain.plan.search.layout_result import STEP_PARTS, CurvePoint, LayoutResult, excess_share, why_slower
 from lmtrain.schedules.simulate import Timeline
 from lmtrain.schedules.table import Kind
 from lmtrain.units import format_bytes, format_count, format_seconds

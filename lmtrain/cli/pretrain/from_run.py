@@ -91,7 +91,7 @@ def prepare_ranks(tokenizer: str, settings: dict[str, Any] | None) -> None:
     """
     from lmtrain.cli.verbs import build_verb
     from lmtrain.tokenizer.base import Tokenizer
-    from lmtrain.train.ranks.run_facts import PACKAGE, code_digests
+    from lmtrain.train.ranks.rank_facts import PACKAGE, code_digests
 
     global _launcher_config
     build_verb("pretrain")

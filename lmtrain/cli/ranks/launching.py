@@ -60,7 +60,7 @@ TRAINING_IMPORTS = (  # for every training run
     "lmtrain.train.layouts.layout_choice", "lmtrain.train.loop", "lmtrain.train.setup",
     "lmtrain.train.in_loop.lost_starts", "numpy.random", "typer._adapters",
 )  # fmt: skip
-COMPOSING_IMPORTS = ("lmtrain.config.source",)  # for training runs whose ranks compose their settings themselves
+COMPOSING_IMPORTS = ("lmtrain.config.hydra_source",)  # for training runs whose ranks compose their settings themselves
 # because: torch imports these itself when a pipeline passes gradients on, and when its compiler is configured
 PIPELINE_IMPORT, COMPILER_IMPORT = "torch.fx.experimental.symbolic_shapes", "torch._dynamo"
 EVALUATION_IMPORTS = (

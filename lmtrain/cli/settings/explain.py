@@ -32,7 +32,7 @@ class Origin:
 def origins(overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain") -> dict[str, Origin]:
     """Return the origin of every value that a file or an override sets, by its dotted key."""
     # because: hydra is slow to import
-    from lmtrain.config.source import merged_files
+    from lmtrain.config.hydra_source import merged_files
 
     found: dict[str, Origin] = {}
     folders, asked, words, changes = prepare_composition(overrides, config_dir=config_dir, name=name)

@@ -1,6 +1,6 @@
 """Replay of a run's pipeline: every action of the schedule table, with each stage's own layers and collectives.
 
-Called for layouts that are shown or chosen; price.step.makespan is the closed form for thousands of layouts.
+Called for layouts that are shown or chosen; price.step_time.makespan is the closed form for thousands of layouts.
 Collectives run when FSDP runs them in parallel.sharding; they are hidden only as far as the table itself hides them.
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from lmtrain.plan.price.hardware import Factors, Hardware
-from lmtrain.plan.price.step import StepTime, price_microbatch, price_step
+from lmtrain.plan.price.step_time import StepTime, price_microbatch, price_step
 from lmtrain.plan.price.workload import build_columns
-from lmtrain.plan.run_model.ranks import count_weight_groups
-from lmtrain.plan.run_model.run import PlannedRun, case_of
+from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
+from lmtrain.plan.run_model.rank_bytes import count_weight_groups
 from lmtrain.schedules.simulate import Costs, Timeline, makespan, simulate
 from lmtrain.schedules.table import Action, Kind
 

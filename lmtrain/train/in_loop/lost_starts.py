@@ -27,7 +27,7 @@ from lmtrain.runtime.processes.launch import CRASH_CODE, RESTARTABLE_CODES
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.before.preflight import Inputs, with_final_model
 from lmtrain.train.config import RunConfig
-from lmtrain.train.ranks.run_facts import program_facts
+from lmtrain.train.ranks.rank_facts import program_facts
 
 MAX_LOST = 3  # lost starts at the same step, after which the run is refused
 _NO_CAUSE = "killed without a message"

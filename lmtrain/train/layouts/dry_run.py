@@ -19,11 +19,11 @@ from lmtrain.observe.screen.row_text import milliseconds
 from lmtrain.placement.places import stages_of_rank
 from lmtrain.plan.calibrate import machine_prices
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.step import watts
-from lmtrain.plan.run_model.memory import GIB
-from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
+from lmtrain.plan.price.step_time import watts
+from lmtrain.plan.run_model.closed_form_memory import GIB
+from lmtrain.plan.run_model.planned_run import PlannedRun
+from lmtrain.plan.run_model.rank_bytes import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.run_model.run import PlannedRun
 from lmtrain.runtime.machine.gpus import Gpus, has_kernel_compiler
 from lmtrain.schedules.simulate import activations_held, simulate
 from lmtrain.train.before.preflight import Inputs, changed_settings

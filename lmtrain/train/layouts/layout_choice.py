@@ -21,10 +21,10 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.calibrate import machine_prices
 from lmtrain.plan.price.hardware import Hardware
+from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.run_model.run import PlannedRun
-from lmtrain.plan.search.rank import FAMILY_COLUMNS, Limits, RankedLayouts, rank_layouts
-from lmtrain.plan.search.search import legal_layouts
+from lmtrain.plan.search.layout_space import legal_layouts
+from lmtrain.plan.search.ranking import FAMILY_COLUMNS, Limits, RankedLayouts, rank_layouts
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.train.config import RunConfig, read_run_config

@@ -21,7 +21,7 @@ from lmtrain.runtime.processes.process_group import gather_to_rank0, wait_for_ra
 from lmtrain.runtime.processes.signals import ignore_stops
 from lmtrain.train.before.preflight import Inputs
 from lmtrain.train.config import RunConfig
-from lmtrain.train.ranks.run_facts import Fact, rank_facts
+from lmtrain.train.ranks.rank_facts import Fact, rank_facts
 
 _PURPOSE = "the agreement on settings"
 _DIGEST_BYTES = 8  # because: a vote sends int64 numbers; collisions by chance are negligible, and there is no attacker

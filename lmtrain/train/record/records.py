@@ -39,7 +39,7 @@ from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.plan.run_model.ranks import rank_bytes_of
+from lmtrain.plan.run_model.rank_bytes import rank_bytes_of
 from lmtrain.runfolder.names import (
     CHECKPOINTS,
     CONFIG,

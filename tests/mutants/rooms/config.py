@@ -34,7 +34,7 @@ MUTANTS = [
     ),
     Mutant(
         name="own_files_come_second",
-        file="lmtrain/config/source.py",
+        file="lmtrain/config/hydra_source.py",
         function="_open_loader",
         old="for folder in reversed(folders):",
         new="for folder in folders:",

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="mfu_of_the_settings_precision",
-        file="lmtrain/plan/search/result.py",
+        file="lmtrain/plan/search/layout_result.py",
         function="LayoutResult.mfu",
         old="self.hardware.peak(self.run.product_precision)",
         new="self.hardware.peak(self.run.precision.kind)",
@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         name="room_in_decimal_gigabytes",
-        file="lmtrain/plan/search/rank.py",
+        file="lmtrain/plan/search/ranking.py",
         function="RankedLayouts.device_bytes",
         old="self.hardware.memory_GiB * GIB",
         new="self.hardware.memory_GiB * 1e9",
@@ -32,7 +32,7 @@ MUTANTS = [
     ),
     Mutant(
         name="switch_may_not_be_filled",
-        file="lmtrain/plan/search/rank.py",
+        file="lmtrain/plan/search/ranking.py",
         function="rank_layouts",
         old='space.column("tp", rows) <= (limits.switch or np.inf)',
         new='space.column("tp", rows) < (limits.switch or np.inf)',
@@ -41,7 +41,7 @@ MUTANTS = [
     ),
     Mutant(
         name="copies_stand_side_by_side",
-        file="lmtrain/plan/price/step.py",
+        file="lmtrain/plan/price/step_time.py",
         function="replica_group",
         old="np.maximum(c.dp / c.shard, 1.0), c.tp * c.shard)",
         new="np.maximum(c.dp / c.shard, 1.0), c.tp)",
@@ -51,7 +51,7 @@ MUTANTS = [
     ),
     Mutant(
         name="two_stages_that_fill_a_node_are_apart",
-        file="lmtrain/plan/price/step.py",
+        file="lmtrain/plan/price/step_time.py",
         function="send_seconds",
         old="np.where(stage * 2 <= c.node, 0.5, 1.0)",
         new="np.where(stage * 2 < c.node, 0.5, 1.0)",
@@ -60,7 +60,7 @@ MUTANTS = [
     ),
     Mutant(
         name="optimizer_is_shared_among_copies_too",
-        file="lmtrain/plan/price/step.py",
+        file="lmtrain/plan/price/step_time.py",
         function="price_step",
         old="updated_weights = num_weights / np.where(c.zero > 0, c.shard, 1.0)",
         new="updated_weights = num_weights / np.where(c.zero > 0, c.dp, 1.0)",
@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         name="fullest_rank_of_the_first_ranks",
-        file="lmtrain/plan/run_model/ranks.py",
+        file="lmtrain/plan/run_model/rank_bytes.py",
         function="fullest_rank",
         old="firsts = range(0, layout.world_size, layout.world_size // layout.pp)",
         new="firsts = range(layout.pp)",
@@ -89,7 +89,7 @@ MUTANTS = [
     ),
     Mutant(
         name="logits_are_gone_after_the_first_half",
-        file="lmtrain/plan/run_model/ranks.py",
+        file="lmtrain/plan/run_model/rank_bytes.py",
         function="_peak_activation_bytes",
         old="float(np.max((in_flight.awaiting_backward + in_flight.awaiting_weight_half) @ logits)),",
         new="float(np.max(in_flight.awaiting_backward @ logits)),",
@@ -99,7 +99,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_layer_a_stage_is_never_tried",
-        file="lmtrain/plan/search/search.py",
+        file="lmtrain/plan/search/layout_space.py",
         function="_Search._pipeline_settings",
         old="range(1, num_layers // pp + 1)",
         new="range(1, num_layers // pp)",
@@ -108,7 +108,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recompute_is_offered_to_split_backwards",
-        file="lmtrain/plan/search/search.py",
+        file="lmtrain/plan/search/layout_space.py",
         function="_Search._recompute_settings",
         old="if not any((*recompute.problems_in_layout(parallel), *recompute.problems_in_model(num_layers))):",
         new="if not any(recompute.problems_in_model(num_layers)):",
@@ -118,7 +118,7 @@ MUTANTS = [
     ),
     Mutant(
         name="recompute_of_the_rank_with_least",
-        file="lmtrain/plan/run_model/run.py",
+        file="lmtrain/plan/run_model/planned_run.py",
         function="recomputed_shares",
         old="max(_recomputed_share(run, stages) for stages in run.stages)",
         new="min(_recomputed_share(run, stages) for stages in run.stages)",
@@ -128,7 +128,7 @@ MUTANTS = [
     ),
     Mutant(
         name="curve_forgets_the_last_point_that_fits",
-        file="lmtrain/plan/search/result.py",
+        file="lmtrain/plan/search/layout_result.py",
         function="scaling_curve",
         old="previous = best or previous",
         new="previous = best",

@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         name="last_page_of_a_dataset_is_not_compared",
-        file="lmtrain/train/ranks/run_facts.py",
+        file="lmtrain/train/ranks/rank_facts.py",
         function="_dataset_digest",
         old="for i in range(_PAGES + 1):",
         new="for i in range(_PAGES):",

@@ -11,9 +11,9 @@ from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.parallel.compute_settings import Bf16Settings, ComputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.run_model.run import PlannedRun
-from lmtrain.plan.search.rank import Limits, Prices, RankedLayouts
-from lmtrain.plan.search.result import CurveInputs
+from lmtrain.plan.run_model.planned_run import PlannedRun
+from lmtrain.plan.search.layout_result import CurveInputs
+from lmtrain.plan.search.ranking import Limits, Prices, RankedLayouts
 from tests.unit.plan.machines import hardware_named
 
 LARGE = GPTSettings(num_layers=8, width=6144, num_heads=48, vocab_size=32000, seq_len=2048)

@@ -12,9 +12,9 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.compute_settings import Fp32Settings, NoRecomputeSettings
 from lmtrain.plan.calibrate import MeasuredRun, calibrate, machine_prices
 from lmtrain.plan.price.hardware import Hardware, fitted_interval, fitted_time_factors
-from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.step_time import price_step
 from lmtrain.plan.price.workload import build_columns
-from lmtrain.plan.run_model.run import PlannedRun, case_of
+from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
 from tests.unit.plan.machines import hardware_named
 from tests.unit.plan.planned_runs import planned
 

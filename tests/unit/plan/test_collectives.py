@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.step import dp_group, replica_group, send_seconds, tp_group
+from lmtrain.plan.price.step_time import dp_group, replica_group, send_seconds, tp_group
 from lmtrain.plan.price.workload import build_columns
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.plan.search.rank import Limits, Prices
-from lmtrain.plan.search.result import CurveInputs, CurvePoint, LayoutResult, scaling_curve
+from lmtrain.plan.search.layout_result import CurveInputs, CurvePoint, LayoutResult, scaling_curve
+from lmtrain.plan.search.ranking import Limits, Prices
 from tests.unit.plan.ranked_run import h100, ranked, run_of, study
 
 LLAMA_7B = GPTSettings(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.step import makespan
+from lmtrain.plan.price.step_time import makespan
 from lmtrain.plan.price.workload import Schedule, build_columns
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import simulate

@@ -18,9 +18,9 @@ from lmtrain.parallel.compute_settings import (
     NoRecomputeSettings,
     OperatorsRecomputeSettings,
 )
-from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.step_time import price_step
 from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, RecomputedShares, Schedule, build_columns
-from lmtrain.plan.run_model.run import PlannedRun, case_of
+from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.planned_runs import GPT3, planned

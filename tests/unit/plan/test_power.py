@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.price.hardware import fitted_time_factors
-from lmtrain.plan.price.step import COMPUTE_POWER_SHARE, IDLE_POWER_SHARE, busy_share, dollars, price_step, watts
+from lmtrain.plan.price.step_time import COMPUTE_POWER_SHARE, IDLE_POWER_SHARE, busy_share, dollars, price_step, watts
 from lmtrain.plan.price.workload import build_columns
-from lmtrain.plan.run_model.run import case_of
+from lmtrain.plan.run_model.planned_run import case_of
 from tests.unit.plan.ranked_run import LARGE, h100, run_of
 
 

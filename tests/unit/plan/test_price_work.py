@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.step import price_work, product_seconds
+from lmtrain.plan.price.step_time import price_work, product_seconds
 from lmtrain.plan.price.workload import Attention, Case, Column, Program, build_columns
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal

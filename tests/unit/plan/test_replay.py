@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lmtrain.parallel.compute_settings import NoRecomputeSettings
-from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.step_time import price_step
 from lmtrain.plan.price.workload import build_columns
+from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
 from lmtrain.plan.run_model.replay import Seconds, pipeline_seconds, price_runs, replay_step
-from lmtrain.plan.run_model.run import PlannedRun, case_of
 from tests.unit.plan.cases import CONF
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.planned_runs import GPT3, planned

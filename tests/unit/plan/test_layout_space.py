@@ -19,8 +19,8 @@ from lmtrain.parallel.compute_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.price.workload import build_columns
 from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
-from lmtrain.plan.run_model.run import PlannedRun, case_of
-from lmtrain.plan.search.search import legal_layouts
+from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
+from lmtrain.plan.search.layout_space import legal_layouts
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import RampUpSettings, TrainSettings

@@ -13,13 +13,13 @@ from itertools import islice
 from typing import Any
 
 from lmtrain.plan.price.hardware import Hardware
-from lmtrain.plan.price.step import StepTime, watts
-from lmtrain.plan.run_model.memory import GIB
-from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
+from lmtrain.plan.price.step_time import StepTime, watts
+from lmtrain.plan.run_model.closed_form_memory import GIB
+from lmtrain.plan.run_model.planned_run import PlannedRun
+from lmtrain.plan.run_model.rank_bytes import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import Seconds, price_runs
-from lmtrain.plan.run_model.run import PlannedRun
-from lmtrain.plan.search.rank import Limits, Prices, RankedLayouts, rank_layouts
-from lmtrain.plan.search.search import FixedSettings, Rows, legal_layouts
+from lmtrain.plan.search.layout_space import FixedSettings, Rows, legal_layouts
+from lmtrain.plan.search.ranking import Limits, Prices, RankedLayouts, rank_layouts
 
 STEP_PARTS = {  # disjoint parts of a step's time
     "compute": "computation",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.config.compose import group_choices
-from lmtrain.config.names import FOREIGN_NAMES, SettingNames, closest_value, suggest_value, types_by_key
+from lmtrain.config.setting_names import FOREIGN_NAMES, SettingNames, closest_value, suggest_value, types_by_key
 from lmtrain.train.config import RunConfig
 
 NAMES = SettingNames(RunConfig, group_choices())

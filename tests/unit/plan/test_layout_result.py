@@ -7,10 +7,9 @@ from itertools import islice
 import pytest
 
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings, NoRecomputeSettings
-from lmtrain.plan.run_model.memory import GIB
+from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.search.rank import FAMILY_COLUMNS, Prices
-from lmtrain.plan.search.result import (
+from lmtrain.plan.search.layout_result import (
     STEP_PARTS,
     LayoutResult,
     best_by_pp_and_tp,
@@ -19,6 +18,7 @@ from lmtrain.plan.search.result import (
     too_large_results,
     why_slower,
 )
+from lmtrain.plan.search.ranking import FAMILY_COLUMNS, Prices
 from tests.unit.plan.planned_runs import planned
 from tests.unit.plan.ranked_run import LARGE, h100, ranked
 

@@ -1,11 +1,11 @@
 """The space of all legal layouts of a model on a number of devices, with priced columns. Torch-free.
 
 The settings' own rules decide what is legal and are never restated here. Each rule is evaluated for a few settings at a
-time, since no rule connects, for example, stages with shards; tests/unit/plan/test_search.py applies all rules to every
-combination and compares. A million layouts share a few thousand stages, copies, cuts and micro-batches. Each of these
-is a row of a table (an Axis) for settings that belong together and becomes a case once; a column for a million layouts
-is picked from the table that decides the column. Called by rank and its readers, and by a run that leaves its layout
-open.
+time, since no rule connects, for example, stages with shards; tests/unit/plan/test_layout_space.py applies all rules to
+every combination and compares. A million layouts share a few thousand stages, copies, cuts and micro-batches. Each of
+these is a row of a table (an Axis) for settings that belong together and becomes a case once; a column for a million
+layouts is picked from the table that decides the column. Called by ranking and its readers, and by a run that leaves
+its layout open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.workload import Case, Column, Columns, build_columns
 from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
-from lmtrain.plan.run_model.run import PlannedRun, case_of
+from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 
 FixedSettings = Mapping[

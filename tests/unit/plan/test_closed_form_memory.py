@@ -6,7 +6,7 @@ import pytest
 
 from lmtrain.plan.price.hardware import MEMORY_FACTORS, Factors
 from lmtrain.plan.price.workload import RecomputedShares, build_columns
-from lmtrain.plan.run_model.memory import price_memory
+from lmtrain.plan.run_model.closed_form_memory import price_memory
 from tests.unit.plan.cases import gpt3
 
 F = Factors({name: factor.value for name, factor in MEMORY_FACTORS.items()})

@@ -22,8 +22,8 @@ from lmtrain.optim.optim_settings import OptimSettings
 from lmtrain.placement.memory import FP32_BYTES, ElementCounts, Weights, count_elements, places_of_stages, rank_bytes
 from lmtrain.placement.places import Stage
 from lmtrain.plan.price.hardware import fitted_memory_factors
-from lmtrain.plan.run_model.memory import GIB
-from lmtrain.plan.run_model.run import LOSS_NUMBERS, PlannedRun
+from lmtrain.plan.run_model.closed_form_memory import GIB
+from lmtrain.plan.run_model.planned_run import LOSS_NUMBERS, PlannedRun
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.table import Kind
 from lmtrain.spec import Split

@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lmtrain.config import references
-from lmtrain.config.names import suggest_value
+from lmtrain.config.setting_names import suggest_value
 from lmtrain.config.yaml_file import YamlFile, read_yaml
 from lmtrain.errors import MissingInputError, SettingsError, join_few, spelling_hint
 

@@ -1,9 +1,10 @@
 """Ranking of all layouts of a search by seconds, bytes and joules, fastest first. Torch-free.
 
 Called by result, by the curve over numbers of devices, and by a run that chooses its layout. Bytes of all layouts come
-from a closed form (memory), which is within 10% for most layouts and far off for some; a layout is reported to fit only
-after the bytes of its ranks were counted (ranks). A layout far from fitting is not timed. Seconds of all layouts come
-from a closed form too; the pipelines of the first layouts are replayed, until each of these has a replayed time.
+from a closed form (closed_form_memory), which is within 10% for most layouts and far off for some; a layout is reported
+to fit only after the bytes of its ranks were counted (rank_bytes). A layout far from fitting is not timed. Seconds of
+all layouts come from a closed form too; the pipelines of the first layouts are replayed, until each of these has a
+replayed time.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.plan.price.hardware import Factors, Hardware, fitted_interval, fitted_memory_factors, fitted_time_factors
-from lmtrain.plan.price.step import price_step, watts
+from lmtrain.plan.price.step_time import price_step, watts
 from lmtrain.plan.price.workload import Column
-from lmtrain.plan.run_model.memory import GIB, price_memory
-from lmtrain.plan.run_model.ranks import fullest_rank, rank_bytes_of
+from lmtrain.plan.run_model.closed_form_memory import GIB, price_memory
+from lmtrain.plan.run_model.planned_run import PlannedRun
+from lmtrain.plan.run_model.rank_bytes import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.run_model.run import PlannedRun
-from lmtrain.plan.search.search import Rows, Space
+from lmtrain.plan.search.layout_space import Rows, Space
 
 _CHUNK = 8192  # because: columns of this length stay in a core's cache
 _TIME_LIMIT = 1.5  # multiple of the device's memory; layouts that need more are not timed

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from lmtrain.plan.price.hardware import Factors
-from lmtrain.plan.price.step import stage_weights
+from lmtrain.plan.price.step_time import stage_weights
 from lmtrain.plan.price.workload import Attention, Column, Columns, Pointwise, Schedule
 
 GIB = 2.0**30

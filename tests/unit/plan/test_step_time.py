@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.price.hardware import MEMORY_FACTORS, TIME_FACTORS
-from lmtrain.plan.price.step import busy_share, price_microbatch, price_step, price_work, replica_group, stage_weights
+from lmtrain.plan.price.step_time import (
+    busy_share,
+    price_microbatch,
+    price_step,
+    price_work,
+    replica_group,
+    stage_weights,
+)
 from lmtrain.plan.price.workload import Case, Program, RecomputedShares, build_columns
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal, range_problems

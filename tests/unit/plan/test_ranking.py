@@ -8,12 +8,12 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from lmtrain.plan.price.step import price_step
+from lmtrain.plan.price.step_time import price_step
 from lmtrain.plan.price.workload import build_columns
-from lmtrain.plan.run_model.memory import GIB, price_memory
+from lmtrain.plan.run_model.closed_form_memory import GIB, price_memory
+from lmtrain.plan.run_model.planned_run import case_of
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.run_model.run import case_of
-from lmtrain.plan.search.rank import FAMILY_COLUMNS
+from lmtrain.plan.search.ranking import FAMILY_COLUMNS
 from tests.unit.plan.ranked_run import LARGE, h100, ranked, run_of, study
 
 
