@@ -172,7 +172,7 @@ class Held(Memory):
         super().__init__("cpu", rank)
         self.num_bytes = num_bytes
 
-    def now(self) -> tuple[int, int]:
+    def measure(self) -> tuple[int, int]:
         return self.num_bytes, self._rank
 
 
