@@ -166,7 +166,7 @@ MUTANTS = [
     Mutant(
         name="bytes_of_a_dataset_are_those_of_its_tokens",
         file="lmtrain/eval/recipes/documents.py",
-        function="said_of_dataset",
+        function="describe_dataset",
         old='{"bytes": decoded * ratio(num_bytes, decoded.sum())}',
         new='{"bytes": decoded}',
         breaks="Bits per byte are divided by another number of bytes than the result states, and the same text as a "
