@@ -155,7 +155,7 @@ MUTANTS = [
         file="lmtrain/parallel/model.py",
         function="ParallelModel.forward_backward",
         old="""\
-        self.set_training_mode(training=True)
+        self.set_training_mode(True)
         self.tied_sums.wait()""",
         new="        self.tied_sums.wait()",
         breaks="After the first evaluation on tasks the model stays in evaluation mode, so the rest of the run trains "
