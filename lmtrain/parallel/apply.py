@@ -123,7 +123,7 @@ def build_parallel(
     tied_sums = TiedSums(settings.ties() if training else (), mesh, runner.end_ranks, weights, device)
     return ParallelModel(
         stages, runner, settings, device, mesh,
-        sequence_parallel=noise.splits_all, objective=objective, masters=weights, tied_sums=tied_sums,
+        sequence_parallel=noise.varies_by_rank, objective=objective, masters=weights, tied_sums=tied_sums,
         loss_scale=LossScale(precision), places=places, noise=noise, applied=applied, compiled=compiled,
     )  # fmt: skip
 

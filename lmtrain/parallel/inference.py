@@ -22,7 +22,7 @@ from lmtrain.parallel.blocks.masks import use_dense_masks
 from lmtrain.parallel.collectives import all_reduce, gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis, Mesh, peers_before_mesh
 from lmtrain.parallel.pipeline.executor import Pipeline, SingleStage
-from lmtrain.parallel.tensor import label_scores, whole_sequences
+from lmtrain.parallel.tensor import heads_take_whole_sequences, label_scores
 from lmtrain.runtime.processes.agreement import all_equal
 from lmtrain.spec import LanguageModel, PairModel
 
@@ -147,7 +147,7 @@ class Inference:
                 hidden_BTD = gather_sequence(hidden_BTD, self.mesh.tp)
             hidden_BTD = hidden_BTD[:, :length]
             assert isinstance(model, nn.Module)
-            with whole_sequences(model):
+            with heads_take_whole_sequences(model):
                 return compute_result(model, hidden_BTD if keep_BT is None else hidden_BTD[keep_BT], index)
 
         with use_dense_masks(self.stages.values()):

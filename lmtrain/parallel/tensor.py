@@ -46,14 +46,14 @@ EXP_ROWS = 16  # because: the intermediate results of 16 rows fit a core's cache
 
 
 def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence_parallel: bool) -> str | None:
-    """Replace modules in place by this rank's parts; return the log line, or None if tp is 1.
+    """Replace a model's modules in place by this rank's parts of them; return the log line, or None if tp is 1.
 
     Raise LayoutError if tp does not divide the heads or columns.
     """
     if axis.size == 1:
         return None
     assert isinstance(model, nn.Module)
-    shape, cuts, num_cut = model.shape, model.cuts(), 0
+    shape, cuts, num_sharded = model.shape, model.cuts(), 0
     # heads and columns are never split. Settings are checked earlier; this check is for callers without settings
     for key, value in (("num_kv_heads", shape.num_kv_heads), ("ffn_width", shape.ffn_width)):
         if value % axis.size != 0:
@@ -62,15 +62,17 @@ def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence_parallel
             raise LayoutError(f"parallel.tp={axis.size} does not divide model.{key}={value}. {way_out}")
     for path, module in list(model.named_modules()):
         cut = cuts.get(f"{path}.weight", Cut(Split.NONE))
-        part = _part(module, cut, axis, sequence_parallel)
-        if part is not None:
-            model.set_submodule(path, part)
-            num_cut += cut.split is not Split.NONE
+        replacement = _sharded_module(module, cut, axis, sequence_parallel)
+        if replacement is not None:
+            model.set_submodule(path, replacement)
+            num_sharded += cut.split is not Split.NONE
     apply_ties(model)
-    return f"tensor parallel over {axis.size}: {num_cut} modules{', sequence parallel' if sequence_parallel else ''}"
+    sequence = ", sequence parallel" if sequence_parallel else ""
+    return f"tensor parallel over {axis.size}: {num_sharded} modules{sequence}"
 
 
-def _part(module: nn.Module, cut: Cut, axis: Axis, sequence_parallel: bool) -> nn.Module | None:
+def _sharded_module(module: nn.Module, cut: Cut, axis: Axis, sequence_parallel: bool) -> nn.Module | None:
+    """Return the replacement of a module by this rank's part of it; None if the module stays."""
     match cut.split, module:
         case Split.COLUMN, nn.Linear():
             return ColumnLinear(module, axis, sequence_parallel=sequence_parallel)
@@ -86,18 +88,20 @@ def _part(module: nn.Module, cut: Cut, axis: Axis, sequence_parallel: bool) -> n
             return BroadcastFromFirst(axis)
         case Split.NONE, _:
             return None
-    raise LayoutError(f"{type(module).__name__} has no {cut.split.value} cut. Use a Linear, an Embedding or a Head.")
+    raise LayoutError(
+        f"a {type(module).__name__} cannot be split by {cut.split.value}. Use a Linear, an Embedding or a Head."
+    )
 
 
 class ColumnLinear(SummingModule):
     """A linear with this rank's part of the outputs, over the whole sequence. Every section must be divisible by tp."""
 
-    def __init__(self, whole: nn.Linear, axis: Axis, *, sequence_parallel: bool) -> None:
+    def __init__(self, linear: nn.Linear, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        rows = whole.out_features // axis.size
-        self.weight = nn.Parameter(whole.weight.new_empty(rows, whole.in_features))
-        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.new_empty(rows))
+        rows = linear.out_features // axis.size
+        self.weight = nn.Parameter(linear.weight.new_empty(rows, linear.in_features))
+        self.bias = None if linear.bias is None else nn.Parameter(linear.bias.new_empty(rows))
 
     def forward(self, x_BTD: Tensor, *, add_bias: bool = True) -> Tensor:
         bias = self.bias if add_bias else None
@@ -110,11 +114,11 @@ class ColumnLinear(SummingModule):
 class RowLinear(SummingModule):
     """A linear over this rank's part of the inputs; the ranks' outputs are summed, then the bias is added once."""
 
-    def __init__(self, whole: nn.Linear, axis: Axis, *, sequence_parallel: bool) -> None:
+    def __init__(self, linear: nn.Linear, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        self.weight = nn.Parameter(whole.weight.new_empty(whole.out_features, whole.in_features // axis.size))
-        self.bias = whole.bias
+        self.weight = nn.Parameter(linear.weight.new_empty(linear.out_features, linear.in_features // axis.size))
+        self.bias = linear.bias
 
     def forward(self, x_BTF: Tensor) -> Tensor:
         return row_linear(
@@ -126,10 +130,10 @@ class RowLinear(SummingModule):
 class SequenceEmbedding(nn.Module):
     """A whole embedding table (positions, segments), read for this rank's shard of the sequence."""
 
-    def __init__(self, whole: nn.Embedding, axis: Axis) -> None:
+    def __init__(self, embedding: nn.Embedding, axis: Axis) -> None:
         super().__init__()
         self.axis = axis
-        self.weight = whole.weight
+        self.weight = embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the embeddings of this rank's shard; `ids` are those of the whole sequence, in their last dim."""
@@ -149,21 +153,21 @@ class BroadcastFromFirst(nn.Module):
 
 
 def rows_per_rank(num_rows: int, size: int) -> int:
-    """Return the rows per rank, with the vocabulary padded so that every rank has equally many."""
+    """Return how many of `num_rows` vocabulary rows each of `size` ranks holds, padded to equal numbers."""
     return -(-num_rows // size)
 
 
 class VocabEmbedding(nn.Module):
     """An embedding with this rank's rows: other tokens give 0, and the sum over ranks is the embedding."""
 
-    def __init__(self, whole: nn.Embedding, axis: Axis, *, sequence_parallel: bool) -> None:
+    def __init__(self, embedding: nn.Embedding, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
         self.axis, self.sequence_parallel = axis, sequence_parallel
-        rows = rows_per_rank(whole.num_embeddings, axis.size)
-        self.weight = nn.Parameter(whole.weight.new_empty(rows, whole.embedding_dim))
+        rows = rows_per_rank(embedding.num_embeddings, axis.size)
+        self.weight = nn.Parameter(embedding.weight.new_empty(rows, embedding.embedding_dim))
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        row_BT, mine_BT = _find(tokens_BT, self.weight.shape[0], self.axis)
+        row_BT, mine_BT = _local_rows(tokens_BT, self.weight.shape[0], self.axis)
         x_BTD = F.embedding(row_BT, self.weight).masked_fill(~mine_BT.unsqueeze(-1), 0.0)
         return sum_parts(x_BTD, self.axis, sequence_parallel=self.sequence_parallel)
 
@@ -171,12 +175,12 @@ class VocabEmbedding(nn.Module):
 class VocabHead(SummingModule):
     """A head with this rank's tokens. `forward` takes hidden states, whole or sequence shards."""
 
-    def __init__(self, whole: Head, axis: Axis, *, sequence_parallel: bool) -> None:
+    def __init__(self, head: Head, axis: Axis, *, sequence_parallel: bool) -> None:
         super().__init__()
-        self.axis, self.sequence_parallel, self.vocab_size = axis, sequence_parallel, whole.vocab_size
-        rows = rows_per_rank(whole.out_features, axis.size)
-        self.weight = nn.Parameter(whole.weight.new_empty(rows, whole.in_features))
-        self.bias = None if whole.bias is None else nn.Parameter(whole.bias.new_empty(rows))
+        self.axis, self.sequence_parallel, self.vocab_size = axis, sequence_parallel, head.vocab_size
+        rows = rows_per_rank(head.out_features, axis.size)
+        self.weight = nn.Parameter(head.weight.new_empty(rows, head.in_features))
+        self.bias = None if head.bias is None else nn.Parameter(head.bias.new_empty(rows))
 
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         return column_linear(
@@ -190,8 +194,8 @@ class VocabHead(SummingModule):
 
 
 @contextmanager
-def whole_sequences(model: nn.Module) -> Iterator[None]:
-    """Make a model's heads take hidden states of whole sequences, or selected rows, within the context."""
+def heads_take_whole_sequences(model: nn.Module) -> Iterator[None]:
+    """Within the context, make a model's heads take hidden states of whole sequences, or selected rows, not shards."""
     heads = [module for module in model.modules() if isinstance(module, VocabHead) and module.sequence_parallel]
     for head in heads:
         head.sequence_parallel = False
@@ -216,9 +220,9 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
 
 @torch.no_grad()
 def count_hits(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
-    """Return how many labels, IGNORED ones excluded, have the highest logit of their row over all ranks, in fp32."""
+    """Return, as an fp32 scalar, how many labels, IGNORED ones excluded, have the highest logit over all ranks."""
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
-    column_N, mine_N = _find(labels_N, logits_NV.shape[-1], axis)
+    column_N, mine_N = _local_rows(labels_N, logits_NV.shape[-1], axis)
     label_N = logits_NV.gather(-1, column_N.unsqueeze(-1)).squeeze(-1).masked_fill(~mine_N, float("-inf"))
     best_2N = torch.stack((logits_NV.amax(-1), label_N)).float()
     # collective: the maximum logit of each row, and the label's logit, over tp
@@ -227,24 +231,25 @@ def count_hits(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
 
 
 @torch.no_grad()
-def label_scores(logits_of: Callable[[Tensor], Tensor], hidden_KD: Tensor, labels_K: Tensor, axis: Axis) -> Tensor:
+def label_scores(compute_logits: Callable[[Tensor], Tensor], hidden_KD: Tensor, labels_K: Tensor, axis: Axis) -> Tensor:
     """Return [2, K] in float64, equal on every rank: -log p of each label, and 1 if it is the most likely token.
 
-    If several tokens have the highest logit, the first counts as the most likely. float64 keeps the accuracy of the
-    logits in a sum over a corpus; only the logits of a few rows exist at a time.
+    `compute_logits` returns the logits over this rank's tokens for some of the hidden states, so that only the logits
+    of a few rows exist at a time. If several tokens have the highest logit, the first counts as the most likely.
+    float64 keeps the accuracy of the logits in a sum over a corpus.
     """
-    here = [hidden_KD.new_empty(4, 0, dtype=torch.float64)]
+    chunk_results = [hidden_KD.new_empty(4, 0, dtype=torch.float64)]
     for hidden, labels in zip(*(torch.split(x, HEAD_ROWS) for x in (hidden_KD, labels_K)), strict=True):
-        logits_NV = logits_of(hidden)
-        column_N = _column(labels, logits_NV.shape[-1], axis)
-        split = zip(*(torch.split(x, EXP_ROWS) for x in (logits_NV, column_N)), strict=True)
+        logits_NV = compute_logits(hidden)
+        column_N = _local_column(labels, logits_NV.shape[-1], axis)
+        small_chunks = zip(*(torch.split(x, EXP_ROWS) for x in (logits_NV, column_N)), strict=True)
         best_N = logits_NV.argmax(-1) + axis.index * logits_NV.shape[-1]
-        exact_3N = torch.cat([row_statistics(rows, column, torch.float64) for rows, column in split], 1)
-        here.append(torch.cat([exact_3N, best_N[None].double()]))
-    here_4K = torch.cat(here, 1)
+        sums_3N = torch.cat([row_statistics(rows, column, torch.float64) for rows, column in small_chunks], 1)
+        chunk_results.append(torch.cat([sums_3N, best_N[None].double()]))
+    local_4K = torch.cat(chunk_results, 1)
     # collective: gathers four numbers per label from every tp rank; each rank then combines them
-    parts_R4K = gather_stack(here_4K, axis) if axis.size > 1 else here_4K[None]
-    top_RK, sum_RK, label_RK, best_RK = parts_R4K.unbind(1)
+    all_R4K = gather_stack(local_4K, axis) if axis.size > 1 else local_4K[None]
+    top_RK, sum_RK, label_RK, best_RK = all_R4K.unbind(1)
     top_K = top_RK.amax(0)
     nll_K = (sum_RK * (top_RK - top_K).exp()).sum(0).log() + (top_K - label_RK.sum(0))
     first_K = (top_RK == top_K).byte().argmax(0)  # because: ranks hold the tokens in order, so the first rank is right
@@ -255,7 +260,7 @@ def label_scores(logits_of: Callable[[Tensor], Tensor], hidden_KD: Tensor, label
 class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, labels_N: Tensor, axis: Axis) -> Tensor:
-        column_N = _column(labels_N, logits_NV.shape[-1], axis)
+        column_N = _local_column(labels_N, logits_NV.shape[-1], axis)
         # collective: gathers three fp32 numbers per row from every tp rank; each rank then combines them
         top_RN, sum_RN, label_RN = gather_stack(row_statistics(logits_NV, column_N), axis).unbind(1)
         top_N = top_RN.amax(0)
@@ -272,14 +277,14 @@ class _CrossEntropySum(torch.autograd.Function):
         return logits_gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None
 
 
-def _column(labels_N: Tensor, num_rows: int, axis: Axis) -> Tensor:
-    """Return each label's column among this rank's columns, or NOWHERE."""
-    row_N, mine_N = _find(labels_N, num_rows, axis)
+def _local_column(labels_N: Tensor, num_rows: int, axis: Axis) -> Tensor:
+    """Return each label's column among this rank's `num_rows` tokens, or NO_COLUMN."""
+    row_N, mine_N = _local_rows(labels_N, num_rows, axis)
     return row_N.masked_fill(~mine_N, NO_COLUMN)
 
 
-def _find(ids: Tensor, num_rows: int, axis: Axis) -> tuple[Tensor, Tensor]:
-    """Return each id's row among this rank's rows (0 if absent), and a mask of the ids that this rank holds."""
+def _local_rows(ids: Tensor, num_rows: int, axis: Axis) -> tuple[Tensor, Tensor]:
+    """Return each id's row among this rank's `num_rows` rows (0 if absent), and a mask of the ids it holds."""
     local = ids - axis.index * num_rows
-    mine = (local >= 0) & (local < num_rows)
-    return local.masked_fill(~mine, 0), mine
+    is_local = (local >= 0) & (local < num_rows)
+    return local.masked_fill(~is_local, 0), is_local

@@ -99,7 +99,7 @@ def _dropout_repeated_under_recompute() -> Iterator[Patch]:
     """What is computed again draws what another microbatch drew."""
 
     def contexts(self: Noise) -> Any:
-        return nullcontext(), self.at(replace(self.current, number=0))
+        return nullcontext(), self.use_microbatch(replace(self.current, number=0))
 
     yield Noise, "contexts", contexts
 

@@ -34,12 +34,12 @@ class Microbatch:
 
 
 class Noise:
-    """The random state of dropout: which numbers the current micro-batch draws."""
+    """The random state of dropout, a function of seed, step, micro-batch, stage and, if needed, tp rank."""
 
     def __init__(self, seed: int, tp: Axis, dp: Axis, *, sequence_parallel: bool, uses_dropout: bool) -> None:
         self.seed, self.tp, self.dp, self.uses_dropout = seed, tp, dp, uses_dropout
-        self.splits_all = sequence_parallel and tp.size > 1
-        self.splits_heads = not sequence_parallel and tp.size > 1
+        self.varies_by_rank = sequence_parallel and tp.size > 1  # every activation is split over tp
+        self.varies_in_attention = not sequence_parallel and tp.size > 1  # only attention's heads are split over tp
         self.current = Microbatch(0, 0)
 
     def enter(self, step: int, index: int, stage: int = 0) -> None:
@@ -50,7 +50,7 @@ class Noise:
         """
         self.current = Microbatch(step, index * self.dp.size + self.dp.index, stage)
         if self.uses_dropout:
-            at: tuple[int | str, ...] = ("tp", self.tp.index) if self.splits_all else ()
+            at: tuple[int | str, ...] = ("tp", self.tp.index) if self.varies_by_rank else ()
             at += ("stage", stage) if stage else ()
             torch.manual_seed(derive_seed(self.seed, "dropout", step, self.current.number, *at))
 
@@ -60,7 +60,8 @@ class Noise:
         return derive_seed(self.seed, "dropout", at.step, at.number, "tp", self.tp.index, path)
 
     @contextmanager
-    def at(self, microbatch: Microbatch) -> Iterator[None]:
+    def use_microbatch(self, microbatch: Microbatch) -> Iterator[None]:
+        """Draw the numbers of this micro-batch within the context."""
         before, self.current = self.current, microbatch
         try:
             yield
@@ -68,25 +69,28 @@ class Noise:
             self.current = before
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return checkpoint's `context_fn` pair: recompute may run after another micro-batch has been entered."""
-        return nullcontext(), self.at(self.current)
+        """Return the contexts around a forward and around its recompute, which draws the same numbers again.
+
+        because: recompute may run after another micro-batch has been entered
+        """
+        return nullcontext(), self.use_microbatch(self.current)
 
 
 def apply_noise(model: nn.Module, noise: Noise) -> str | None:
-    """Give each attention core separate random numbers per tp rank, in place; return the log line or None.
+    """Give each attention core random numbers of its tp rank, in place; return the log line, or None if not needed.
 
     The seed contains the module path, so that pipelines and the order of layers do not matter.
     """
-    if not (noise.uses_dropout and noise.splits_heads):
+    if not (noise.uses_dropout and noise.varies_in_attention):
         return None
     cores = [(path, module) for path, module in model.named_modules() if isinstance(module, DotProduct)]
     for path, module in cores:
-        model.set_submodule(path, SplitCore(module, noise, path))
+        model.set_submodule(path, RankNoiseCore(module, noise, path))
     return f"dropout: {len(cores)} attention cores with random numbers per tp rank"
 
 
-class SplitCore(nn.Module):
-    """An attention core with the rank's own random numbers; torch's generator stays in step with the other tp ranks."""
+class RankNoiseCore(nn.Module):
+    """An attention core with random numbers of its tp rank; torch's own generator stays equal on all tp ranks."""
 
     def __init__(self, core: nn.Module, noise: Noise, path: str) -> None:
         super().__init__()

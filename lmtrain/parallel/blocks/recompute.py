@@ -23,13 +23,13 @@ from lmtrain.errors import SettingsError
 from lmtrain.models.layers.attention import DotProduct
 from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum
 from lmtrain.objectives.objective import CausalLM
-from lmtrain.parallel.blocks.dropout import Noise, SplitCore
+from lmtrain.parallel.blocks.dropout import Noise, RankNoiseCore
 from lmtrain.parallel.compute_settings import SomeRecomputeSettings
 from lmtrain.spec import LanguageModel
 
 _aten = torch.ops.aten
 # results that `operators` keeps: matrix products, before the tp reduction, and fused attention on every device
-KEPT = (
+SAVED_OPERATORS = (
     _aten.mm.default,
     _aten.addmm.default,
     _aten.bmm.default,
@@ -39,30 +39,34 @@ KEPT = (
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
 )
-KEPT_BY_NAME = "flex_attention"  # because: the operator exists only after an import that takes a second
+SAVED_BY_NAME = "flex_attention"  # because: the operator exists only after an import that takes a second
 
-Pair = tuple[AbstractContextManager[Any], ...]  # context managers around forward and around recompute
-Contexts = Callable[[], Pair]
+ContextPair = tuple[AbstractContextManager[Any], ...]  # context managers around forward and around recompute
+ContextFunction = Callable[[], ContextPair]
 
 
 def apply_recompute(
     model: LanguageModel, settings: SomeRecomputeSettings, noise: Noise, *, compiled: bool
 ) -> str | None:
-    """Wrap the selected blocks in place; return the log line, or None if a pipeline stage has no selected block."""
-    options = _options(settings.kind, noise, compiled=compiled)
+    """Make the selected blocks recompute in place; return the log line, or None if this stage has no such block.
+
+    `compiled` means that the blocks are compiled afterwards.
+    """
+    options = _checkpoint_options(settings.kind, noise, compiled=compiled)
     blocks = [block for number, block in model.blocks.items() if settings.is_for(int(number))]
     for block in blocks:
         if settings.kind == "attention":
-            _apply_to_cores(block, options)
+            _recompute_cores(block, options)
         else:
-            block.forward = Recomputed(
-                block.forward, options, inside=settings.kind == "operators"
+            block.forward = RecomputedForward(
+                block.forward, options, traced=settings.kind == "operators"
             )
     return f"recompute: {settings.kind}, {len(blocks)} blocks" if blocks else None
 
 
-def _apply_to_cores(block: nn.Module, options: Mapping[str, Any]) -> None:
-    cores = {path: module for path, module in block.named_modules() if isinstance(module, (DotProduct, SplitCore))}
+def _recompute_cores(block: nn.Module, options: Mapping[str, Any]) -> None:
+    """Make a block's attention cores recompute; raise SettingsError if it has none."""
+    cores = {path: module for path, module in block.named_modules() if isinstance(module, (DotProduct, RankNoiseCore))}
     outer = {path: core for path, core in cores.items() if path.rpartition(".")[0] not in cores}
     if not outer:
         raise SettingsError(["recompute.kind=attention finds no attention in this model's blocks. Use recompute=full."])
@@ -70,18 +74,18 @@ def _apply_to_cores(block: nn.Module, options: Mapping[str, Any]) -> None:
         block.set_submodule(path, RecomputedCore(core, options))
 
 
-class Recomputed:
-    """A replacement of a block's forward that recomputes.
+class RecomputedForward:
+    """A replacement of a block's forward, `inner`, that recomputes it in backward.
 
-    With `inside` the compiler traces recompute as part of the graph and plans it; otherwise only `inner` is compiled,
+    With `traced` the compiler traces recompute as part of the graph and plans it; otherwise only `inner` is compiled,
     and the same compiled graph runs twice.
     """
 
-    def __init__(self, inner: Callable[..., Tensor], options: Mapping[str, Any], *, inside: bool) -> None:
-        self.inner, self.options, self.inside = inner, options, inside
+    def __init__(self, inner: Callable[..., Tensor], options: Mapping[str, Any], *, traced: bool) -> None:
+        self.inner, self.options, self.traced = inner, options, traced
 
     def __call__(self, *args: Any) -> Tensor:
-        return _recomputed(self.inner, self.options, *args)
+        return _run_with_recompute(self.inner, self.options, *args)
 
 
 class RecomputedCore(nn.Module):
@@ -95,39 +99,43 @@ class RecomputedCore(nn.Module):
         self.core, self.options = core, options
 
     def forward(self, *args: Any) -> Tensor:
-        return _recomputed(self.core, self.options, *args)
+        return _run_with_recompute(self.core, self.options, *args)
 
 
-def _recomputed(inner: Callable[..., Tensor], options: Mapping[str, Any], *args: Any) -> Tensor:
+def _run_with_recompute(inner: Callable[..., Tensor], options: Mapping[str, Any], *args: Any) -> Tensor:
+    """Run `inner` under torch's checkpoint; without gradients run it directly."""
     if not torch.is_grad_enabled():
         return inner(*args)
     y: Tensor = checkpoint(inner, *args, use_reentrant=False, **options)
     return y
 
 
-def _options(kind: str, noise: Noise, *, compiled: bool) -> dict[str, Any]:
+def _checkpoint_options(kind: str, noise: Noise, *, compiled: bool) -> dict[str, Any]:
     """Return checkpoint's options: whether to restore torch's generator, and the contexts of both forwards."""
     options: dict[str, Any] = {"preserve_rng_state": noise.uses_dropout}
     # because: a compiler can trace only torch's selective-checkpoint context; it restores random numbers by itself
     if kind == "operators":
-        keep = partial(create_selective_checkpoint_contexts, _policy)
-        return options | {"context_fn": keep if compiled else partial(_both, keep, noise.contexts)}
+        save_operators = partial(create_selective_checkpoint_contexts, _checkpoint_policy)
+        context_fn = save_operators if compiled else partial(_combine_contexts, save_operators, noise.contexts)
+        return options | {"context_fn": context_fn}
     if kind == "attention" and compiled:
         return options
     return options | {"context_fn": noise.contexts}
 
 
-def _policy(context: Any, operator: Any, *args: Any, **options: Any) -> CheckpointPolicy:
-    kept = operator in KEPT or operator.name() == KEPT_BY_NAME
-    return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+def _checkpoint_policy(context: Any, operator: Any, *args: Any, **options: Any) -> CheckpointPolicy:
+    """Return torch's policy for an operator: its results are saved, or it may be recomputed."""
+    is_saved = operator in SAVED_OPERATORS or operator.name() == SAVED_BY_NAME
+    return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _both(first: Contexts, second: Contexts) -> Pair:
-    return tuple(_stacked(*pair) for pair in zip(first(), second(), strict=True))
+def _combine_contexts(first: ContextFunction, second: ContextFunction) -> ContextPair:
+    """Return the pair of contexts in which the contexts of `second` are nested in those of `first`."""
+    return tuple(_nested_context(*pair) for pair in zip(first(), second(), strict=True))
 
 
 @contextmanager
-def _stacked(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+def _nested_context(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
     with outer, inner:
         yield
 
@@ -139,10 +147,10 @@ def apply_compile(model: LanguageModel, *, deterministic: bool) -> str:
     """
     for block in model.blocks.values():
         forward = block.forward
-        if isinstance(forward, Recomputed) and not forward.inside:
-            forward.inner = _compiled(forward.inner, deterministic)
+        if isinstance(forward, RecomputedForward) and not forward.traced:
+            forward.inner = _compile(forward.inner, deterministic)
         else:
-            block.forward = _compiled(forward, deterministic)
+            block.forward = _compile(forward, deterministic)
     return f"compile: {len(model.blocks)} blocks, each separately"
 
 
@@ -151,11 +159,12 @@ def compile_loss(objective: CausalLM, *, deterministic: bool) -> str:
     # the vocabulary-parallel loss can be compiled unchanged
     function = cross_entropy_plain if objective.cross_entropy is cross_entropy_sum else objective.cross_entropy
     # because: by default torch compiles twice, the second time with a dynamic number of rows
-    objective.cross_entropy = _compiled(function, deterministic, dynamic=None if objective.rows_vary else False)
+    objective.cross_entropy = _compile(function, deterministic, dynamic=None if objective.rows_vary else False)
     return "compile: the loss"
 
 
-def _compiled(function: Any, deterministic: bool, *, dynamic: bool | None = False) -> Any:
+def _compile(function: Any, deterministic: bool, *, dynamic: bool | None = False) -> Any:
+    """Return the compiled function."""
     # because: compute.tf32 decides on TF32, and with warnings as errors this warning would end the run
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     # because: autotuning selects the fastest kernel of a trial, which may differ between runs

@@ -56,7 +56,7 @@ MUTANTS = [
         name="recompute_draws_for_the_newest_microbatch",
         file="lmtrain/parallel/blocks/dropout.py",
         function="Noise.contexts",
-        old="return nullcontext(), self.at(self.current)",
+        old="return nullcontext(), self.use_microbatch(self.current)",
         new="return nullcontext(), nullcontext()",
         breaks="What backward computes again drops other attention scores than forward did, those of the microbatch "
         "that was entered last, and gradients are wrong without a word.",
@@ -65,9 +65,9 @@ MUTANTS = [
     Mutant(
         name="recompute_keeps_no_generator_with_sequence_cut",
         file="lmtrain/parallel/blocks/recompute.py",
-        function="_options",
+        function="_checkpoint_options",
         old='{"preserve_rng_state": noise.uses_dropout}',
-        new='{"preserve_rng_state": noise.uses_dropout and not noise.splits_all}',
+        new='{"preserve_rng_state": noise.uses_dropout and not noise.varies_by_rank}',
         breaks="Backward computes activations again with other dropout masks than forward had, so gradients belong to "
         "a function that nobody evaluated.",
         only_for="recompute with dropout where the sequence is cut over tp",

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lmtrain.models.layers.attention import DotProduct
-from lmtrain.parallel.blocks.dropout import Microbatch, Noise, SplitCore, apply_noise
+from lmtrain.parallel.blocks.dropout import Microbatch, Noise, RankNoiseCore, apply_noise
 from lmtrain.parallel.mesh import Axis
 from lmtrain.runtime.seed import derive_seed
 from tests.layouts.workers import Pool
@@ -63,7 +63,7 @@ def test_a_resumed_step_draws_the_same_again() -> None:
 
 def core_mask(noise: Noise, path: str = "blocks.0.attention.core") -> Tensor:
     """Which weights a core dropped: with equal scores and values of one position each they are its output."""
-    core = SplitCore(DotProduct(0.5, causal=False), noise, path).train()
+    core = RankNoiseCore(DotProduct(0.5, causal=False), noise, path).train()
     zeros, ones = torch.zeros(2, 3, 8, 8), torch.eye(8).expand(2, 3, 8, 8)
     mask: Tensor = core(zeros, zeros, ones, None) > 0
     return mask
@@ -93,7 +93,7 @@ def test_a_core_that_fails_leaves_it_too() -> None:
     noise = noise_of(num_tp=2)
     expected = entered(noise, 0, 0)
     noise.enter(0, 0)
-    core = SplitCore(DotProduct(0.5, causal=False), noise, "core").train()
+    core = RankNoiseCore(DotProduct(0.5, causal=False), noise, "core").train()
     with pytest.raises(RuntimeError):
         core(torch.zeros(1, 1, 2, 4), torch.zeros(1, 1, 2, 3), torch.zeros(1, 1, 2, 4), None)
     assert drawn() == expected
@@ -115,7 +115,7 @@ def test_contexts_bring_back_the_microbatch_they_were_made_in() -> None:
 def test_cores_are_swapped_only_where_heads_alone_are_split(sequence: bool, num_tp: int, swapped: int) -> None:
     model = uncut(DROPPING)
     apply_noise(model, noise_of(num_tp=num_tp, sequence=sequence))
-    assert sum(isinstance(module, SplitCore) for module in model.modules()) == swapped
+    assert sum(isinstance(module, RankNoiseCore) for module in model.modules()) == swapped
 
 
 def hidden_and_gradients(settings: dict[str, Any], sequence: bool, recompute: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 
 from lmtrain.config.build import build_settings
 from lmtrain.errors import SettingsError
-from lmtrain.parallel.blocks.recompute import Recomputed, apply_recompute
+from lmtrain.parallel.blocks.recompute import RecomputedForward, apply_recompute
 from lmtrain.parallel.compute_settings import FullRecomputeSettings, RecomputeSettings
 from tests.layouts.workers import Pool
 from tests.marks import wide
@@ -115,7 +115,7 @@ def test_blocks_count_in_the_whole_model() -> None:
         model.cut(range(2, 4), first=False, last=True)
         noise = build(NONE).noise
         said = apply_recompute(model, FullRecomputeSettings(blocks=blocks), noise, compiled=False)
-        assert [isinstance(block.forward, Recomputed) for block in model.blocks.values()] == expected
+        assert [isinstance(block.forward, RecomputedForward) for block in model.blocks.values()] == expected
         assert said == (f"recompute: full, {sum(expected)} blocks" if any(expected) else None)
 
 

@@ -99,7 +99,7 @@ def test_a_wrong_table_is_refused() -> None:
     Table((0, 1), 1, rows)
     for wrong, said in (
         ((rows[0], rows[1][:1]), "B1.0 more than once or not at all"),
-        ((rows[0], (*rows[1], Action(f, 1, 0))), "F1.0 too often"),
+        ((rows[0], (*rows[1], Action(f, 1, 0))), "F1.0 more than once"),
         ((rows[1], rows[0]), "F1.0 on rank 0, which does not hold"),
         ((tuple(reversed(rows[0])), rows[1]), "deadlocks: rank 0 at B0.0, rank 1 at F1.0"),
     ):

@@ -16,7 +16,7 @@ from lmtrain.models import gpt
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.collectives import gather_columns, gather_sequence
 from lmtrain.parallel.mesh import Axis
-from lmtrain.parallel.tensor import ColumnLinear, apply_tensor_parallel, cross_entropy_sum, whole_sequences
+from lmtrain.parallel.tensor import ColumnLinear, apply_tensor_parallel, cross_entropy_sum, heads_take_whole_sequences
 from tests.layouts.workers import Pool
 from tests.marks import wide
 from tests.unit.parallel.cut_models import (
@@ -72,7 +72,7 @@ def compare_with_uncut(settings: dict[str, Any], sequence: bool, documents: bool
         vocab_size = settings["vocab_size"]
         for name, keep in (("logits", None), ("kept logits", kept)):
             logits = whole.logits(hidden if keep is None else hidden[keep])[..., :vocab_size]
-            with whole_sequences(model):
+            with heads_take_whole_sequences(model):
                 columns = gather_columns(model.logits(here if keep is None else here[keep]), axis)
             found[name] = distance(columns[..., :vocab_size], logits)
     return found
