@@ -42,9 +42,9 @@ def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
     if option := getattr(error, "option_name", None) if hasattr(error, "possibilities") else None:
         takes_settings = any(param.name == "overrides" for param in error.ctx.command.params)
         if takes_settings:
-            from lmtrain.cli.keys.foreign import whole_line
+            from lmtrain.cli.keys.foreign import foreign_line_message
 
-            if rule := whole_line(command, error, argv):
+            if rule := foreign_line_message(command, error, argv):
                 return UsageError(rule)
         way_out = _suggest_option(option, command, error, argv, takes_settings)
         return UsageError(f"{option} is not an option of {command}. {way_out}")
@@ -103,10 +103,10 @@ def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], 
     name = option.lstrip("-").lower().replace("-", "_")
     closest = difflib.get_close_matches(option, similar, n=1, cutoff=0.8)
     if takes_settings and not closest:
-        from lmtrain.cli.keys.foreign import PROCESSES
+        from lmtrain.cli.keys.foreign import PROCESS_COUNT_NAMES
         from lmtrain.config.setting_names import UNSUPPORTED_SETTINGS
 
-        if name in PROCESSES and any("--nproc" in param.opts for param in error.ctx.command.params):
+        if name in PROCESS_COUNT_NAMES and any("--nproc" in param.opts for param in error.ctx.command.params):
             return "Did you mean --nproc?"
         if name in UNSUPPORTED_SETTINGS:
             return UNSUPPORTED_SETTINGS[name]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.keys.completion import _joined
+from lmtrain.cli.keys.completion import _rejoin_words
 from lmtrain.config.compose import group_choices
 
 SCRIPT = "import sys; sys.argv = ['lmtrain']; from lmtrain.cli.main import main; main([])"
@@ -114,4 +114,4 @@ def test_only_the_keys_of_the_chosen_kind(tmp_path: Path) -> None:
     ],
 )
 def test_words_are_joined_again(words: list[str], joined: list[str]) -> None:
-    assert _joined(words) == joined
+    assert _rejoin_words(words) == joined

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lmtrain.cli.keys.settings_reference import known_keys
+from lmtrain.cli.keys.settings_reference import all_keys
 from lmtrain.config.base import kinds
 from lmtrain.config.compose import conf_dir, group_choices
 from lmtrain.optim.optim_settings import OptimSettings
@@ -107,7 +107,7 @@ def test_explain_a_key_of_another_kind_and_one_that_is_missing() -> None:
 def test_explain_all_of_a_run() -> None:
     given = ["model=llama_tiny", "train.rampup={start: 8, increment: 8, samples: 1k}", "data.path=x"]
     rows = {row["key"]: row for row in json.loads(lmtrain("config", "explain", "all", *given, "--json"))}
-    assert rows.keys() <= known_keys().keys()
+    assert rows.keys() <= all_keys().keys()
     assert rows["train.rampup.start"]["value"] == 8
     assert rows["data.path"]["from"] == "the command line: data.path=x"
     assert rows["model.positions"]["from"].startswith("conf/model/llama_tiny.yaml")

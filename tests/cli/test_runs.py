@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 
 from lmtrain.cli.pretrain.sweep import print_sweep_table, summarize_run
-from lmtrain.cli.runs.plot import draw
+from lmtrain.cli.runs.plot import draw_curves
 from lmtrain.runfolder.stop import DONE
 from tests.cli.harness import Toy, lmtrain, on_terminal
 
@@ -137,7 +137,7 @@ def test_a_picture_of_any_height_has_numbers_on_its_axis(log: bool) -> None:
     for low, high in ((2.05, 2.47), (4.1, 9.7), (3.2, 9.8), (5.5, 9e5), (1e-7, 2e-7), (3.0, 3.0)):
         values = np.linspace(low, high, 10)
         for height in range(4, 61):
-            lines = [*draw([("a", steps, values)], "loss", "step", log, 24, height, fine=True)]
+            lines = [*draw_curves([("a", steps, values)], "loss", "step", log, 24, height, use_braille=True)]
             assert len(lines) == height + 3
             assert any("┤" in str(line) for line in lines), (low, high, height)
 

@@ -1,4 +1,4 @@
-"""`lmtrain reshard SOURCE --to ... --output DIR`: a checkpoint for another layout or another program, or from one."""
+"""`lmtrain reshard SOURCE --to ... --output DIR`: convert a checkpoint to another layout or program, or from one."""
 
 from __future__ import annotations
 
@@ -68,39 +68,41 @@ def reshard(
     """
     if from_ is None and (set_ or tokenizer):
         raise UsageError(f"{'--set' if set_ else '--tokenizer'} is read with --from alone. Add --from hf or megatron.")
-    resumes = to is not None and from_ is None and not _program(to)
-    again = "goes on where this one was" if resumes else "begins anew"
-    with progress("written", "bytes", interrupted=f"{output} is not there yet; the same command {again}.") as show:
+    resumes = to is not None and from_ is None and not _is_program(to)
+    what_a_restart_does = "goes on where this one was" if resumes else "begins anew"
+    interrupted = f"{output} is not there yet; the same command {what_a_restart_does}."
+    with progress("written", "bytes", interrupted=interrupted) as report:
         memory_bytes = parse_size("--max-memory", max_memory)
 
         def write(source: Path) -> dict[str, Any]:
             if to is None:
                 raise UsageError("--to is missing. Give a layout such as tp=2,pp=4, or hf, or megatron.")
-            if _program(to):
-                return _export(source, output, to, dtype, show)
-            return _change(source, output, to, memory_bytes, workers, overwrite, show)
+            if _is_program(to):
+                return _export_for_program(source, output, to, dtype, report)
+            return _write_for_layout(source, output, to, memory_bytes, workers, overwrite, report)
 
         if from_ is None:
             facts = write(source)
         elif to is None:
-            facts = _import(from_, source, output, tokenizer, set_ or [], show)
+            facts = _import_from_program(from_, source, output, tokenizer, set_ or [], report)
         else:
-            if not _program(to):  # because: what is wrong in itself is said before an import, not after it
+            if not _is_program(to):  # because: a wrong layout is reported before the import, not after it
                 parse_layout(to)
-            with _beside(output) as between:
-                imported = _import(from_, source, between, tokenizer, set_ or [], show)
+            with _temporary_folder_for(output) as temporary:
+                imported = _import_from_program(from_, source, temporary, tokenizer, set_ or [], report)
                 facts = {key: value for key, value in imported.items() if key not in ("checkpoint", "bytes")}
                 facts |= write(Path(imported["checkpoint"])) | {"from": str(source)}
     return print_json(facts, default=str) if as_json else _print(facts)
 
 
-def _program(to: str) -> bool:
+def _is_program(to: str) -> bool:
+    """Return True if `--to` names another program (hf or megatron) and not a layout."""
     return to.partition(",")[0] in ("hf", "megatron")
 
 
 @contextmanager
-def _beside(output: Path) -> Iterator[Path]:
-    """Yield a temporary folder on the disk of the output."""
+def _temporary_folder_for(output: Path) -> Iterator[Path]:
+    """Context manager: yield a temporary folder in the same parent folder, and so on the same disk, as `output`."""
     with storage_errors(output, "Importing for"):
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=f".{output.name}.imported-", dir=output.parent)
@@ -108,9 +110,10 @@ def _beside(output: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def _change(
-    source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool, show: Reporter
+def _write_for_layout(
+    source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool, report: Reporter
 ) -> dict[str, Any]:
+    """Write the checkpoint for another layout, or go on with an interrupted attempt; return facts about it."""
     from lmtrain.checkpoint.contents import Contents, checked_model, layout_of
     from lmtrain.checkpoint.reshard.run import reshard
     from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
@@ -121,59 +124,65 @@ def _change(
     began = perf_counter()
     limits = Limits(memory_bytes, workers or num_usable_cpus())
     contents = Contents(resolve_checkpoint(source), limits.num_cached_blocks)
-    manifest, before = contents.manifest, layout_of(contents.manifest.state)
-    model, parallel = checked_model(contents), parse_layout(to, before)
+    manifest, old_layout = contents.manifest, layout_of(contents.manifest.state)
+    model, parallel = checked_model(contents), parse_layout(to, old_layout)
     check_layout(model, parallel)
-    done = reshard(
+    result = reshard(
         contents, output, files_of_layout(manifest, model, parallel),
-        state_at_layout(manifest.state, parallel), limits, overwrite=overwrite, report=show,
+        state_at_layout(manifest.state, parallel), limits, overwrite=overwrite, report=report,
     )  # fmt: skip
     return {
-        "checkpoint": str(done.path), "step": manifest.step, "from": layout_words(before) if before else "not said",
+        "checkpoint": str(result.path), "step": manifest.step,
+        "from": layout_words(old_layout) if old_layout else "not said",
         "to": layout_words(parallel), "processes": parallel.layout.world_size,
-        "tensors": len(manifest.tensors), "files": done.num_files, "bytes": done.num_bytes,
-        "bytes_done_before": done.num_bytes if done.was_finished else done.earlier_bytes,
+        "tensors": len(manifest.tensors), "files": result.num_files, "bytes": result.num_bytes,
+        "bytes_done_before": result.num_bytes if result.was_finished else result.earlier_bytes,
         "seconds": round(perf_counter() - began, 2),
     }  # fmt: skip
 
 
-def _export(source: Path, output: Path, to: str, dtype: str, show: Reporter) -> dict[str, Any]:
+def _export_for_program(source: Path, output: Path, to: str, dtype: str, report: Reporter) -> dict[str, Any]:
+    """Write the weights for Hugging Face or Megatron-LM; return facts about the result."""
     program, _, rest = to.partition(",")
     if program == "hf":
         from lmtrain.exchange.huggingface.convert import export_hf
 
         if rest:
             raise UsageError(f"--to {to}: a folder for Hugging Face has no layout. Use --to hf.")
-        return export_hf(source, output, dtype=dtype, report=show)
-    sizes = {key: int(size) for key, size in _pairs("--to", rest.split(",") if rest else [], ("tp", "pp")).items()}
+        return export_hf(source, output, dtype=dtype, report=report)
+    pairs = _parse_pairs("--to", rest.split(",") if rest else [], ("tp", "pp"))
+    sizes = {key: int(size) for key, size in pairs.items()}
     from lmtrain.exchange.megatron.convert import export_megatron
 
-    return export_megatron(source, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype, report=show)
+    return export_megatron(source, output, tp=sizes.get("tp", 1), pp=sizes.get("pp", 1), dtype=dtype, report=report)
 
 
-def _import(
-    program: str, source: Path, output: Path, tokenizer: Path | None, given: list[str], show: Reporter
+def _import_from_program(
+    program: str, source: Path, output: Path, tokenizer: Path | None, overrides: list[str], report: Reporter
 ) -> dict[str, Any]:
-    values = {key: _value(text) for key, text in _pairs("--set", given).items()}
+    """Write a checkpoint from a Hugging Face or Megatron-LM folder; return facts about it."""
+    values = {key: _parse_value(text) for key, text in _parse_pairs("--set", overrides).items()}
     if program == "hf":
         from lmtrain.exchange.huggingface.convert import import_hf
 
-        return import_hf(source, output, tokenizer=tokenizer, overrides=values, report=show)
+        return import_hf(source, output, tokenizer=tokenizer, overrides=values, report=report)
     from lmtrain.exchange.megatron.convert import import_megatron
 
-    return import_megatron(source, output, tokenizer=tokenizer, overrides=values, report=show)
+    return import_megatron(source, output, tokenizer=tokenizer, overrides=values, report=report)
 
 
-def _pairs(option: str, words: list[str], known: tuple[str, ...] = ()) -> dict[str, str]:
+def _parse_pairs(option: str, words: list[str], allowed_keys: tuple[str, ...] = ()) -> dict[str, str]:
+    """Parse words of the form KEY=VALUE. With `allowed_keys`, values have to be positive numbers. Raise UsageError."""
     pairs = {key: value for key, equals, value in (word.partition("=") for word in words) if equals and value}
-    numbers = not known or all(value.isdecimal() and int(value) > 0 for value in pairs.values())
-    if len(pairs) < len(words) or (known and not pairs.keys() <= set(known)) or not numbers:
-        kind = f"{' or '.join(known)}=NUMBER" if known else "KEY=VALUE"
-        raise UsageError(f"{option} {','.join(words)} is wrong. Give {kind}, each once.")
+    are_numbers = not allowed_keys or all(value.isdecimal() and int(value) > 0 for value in pairs.values())
+    if len(pairs) < len(words) or (allowed_keys and not pairs.keys() <= set(allowed_keys)) or not are_numbers:
+        form = f"{' or '.join(allowed_keys)}=NUMBER" if allowed_keys else "KEY=VALUE"
+        raise UsageError(f"{option} {','.join(words)} is wrong. Give {form}, each once.")
     return pairs
 
 
-def _value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
+    """Return the JSON value of a text, or the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

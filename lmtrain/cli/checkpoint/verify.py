@@ -1,4 +1,4 @@
-"""`lmtrain verify PATH`: every byte of a checkpoint against its hash, every tensor against its model."""
+"""`lmtrain verify PATH`: check every byte of a checkpoint against its hash, and every tensor against the model."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def verify(
     from lmtrain.checkpoint.diff import raise_problems, verify_checkpoints
     from lmtrain.cli.screen.console import PlainConsole
 
-    found = []
+    results = []
     for facts in verify_checkpoints(path):
-        found.append(facts)
+        results.append(facts)
         if not as_json and not facts["problems"]:
             tensors, files = plural(facts["tensors"], "tensor"), plural(facts["files"], "file")
             counts = f"{tensors}, {files}, {format_bytes(facts['bytes'])}"
             print_message(PlainConsole(), f"{facts['checkpoint']}: all is well: step {facts['step']}, {counts}")
     if as_json:
-        print_json(found)
-    raise_problems(found)
+        print_json(results)
+    raise_problems(results)

@@ -1,4 +1,4 @@
-"""What `lmtrain inspect` says of a checkpoint, and of two: facts as plain data, and their printing."""
+"""`lmtrain inspect` for a checkpoint, or for two to compare: facts as plain data, and their printing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lmtrain.checkpoint import diff
 from lmtrain.checkpoint.contents import Contents, layout_of
 from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.store import resolve_checkpoint
-from lmtrain.cli.inspect.dataset_view import tokenizer_words
-from lmtrain.cli.inspect.run_view import model_words
+from lmtrain.cli.inspect.dataset_view import describe_tokenizer
+from lmtrain.cli.inspect.run_view import describe_model
 from lmtrain.cli.screen.terminal import echo
 from lmtrain.runfolder.differences import differences
 from lmtrain.train.layouts.layout_table import layout_words
@@ -21,10 +21,11 @@ from lmtrain.units import format_bytes, format_count, plural
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-_SHOWN = 40  # lines of a kind in a comparison
+_MAX_LINES = 40  # per section of a comparison
 
 
 def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
+    """Return a checkpoint's facts from its manifest; with `verify`, read all bytes and raise if any is damaged."""
     if verify:
         diff.raise_problems(diff.verify_checkpoints(path))
     manifest = Contents(path).manifest
@@ -56,7 +57,8 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
     }
 
 
-def print_checkpoint(facts: dict[str, Any], all_: bool) -> None:
+def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
+    """Print a checkpoint's main facts; with `show_all` also its settings, files and tensors."""
     from lmtrain.cli.screen.console import PlainConsole, print_facts, print_tree
 
     counts = [(key, facts[key]) for key in ("step", "samples", "tokens")]
@@ -64,18 +66,18 @@ def print_checkpoint(facts: dict[str, Any], all_: bool) -> None:
     lines += [(key, str(facts[key] or "-")) for key in ("layout", "digest")]
     lines.append(("parameters", format_count(facts["parameters"])))
     size, files, names = format_bytes(facts["bytes"]), len(facts["files"]), facts["tensors"]
-    both = " with the optimizer's" if any(name.startswith("optim.") for name in names) else ""
-    lines.append(("on disk", f"{size} in {plural(files, 'file')}, {plural(len(names), 'tensor')}{both}"))
+    optimizer_note = " with the optimizer's" if any(name.startswith("optim.") for name in names) else ""
+    lines.append(("on disk", f"{size} in {plural(files, 'file')}, {plural(len(names), 'tensor')}{optimizer_note}"))
     if isinstance(facts["model"], dict):
-        lines.append(("model", model_words(facts["model"])))
+        lines.append(("model", describe_model(facts["model"])))
     match facts["tokenizer"]:
         case {"vocab_size": int(pieces), "fingerprint": str(fingerprint), "eod_id": int() | None as eod}:
-            lines.append(("tokenizer", tokenizer_words(pieces, eod, fingerprint)))
+            lines.append(("tokenizer", describe_tokenizer(pieces, eod, fingerprint)))
     lines.append(("verified", "every hash" if facts["verified"] else "no; add --verify to read every byte"))
-    if not all_:
+    if not show_all:
         lines.append(("more", "--all lists settings, files and tensors"))
     print_facts(f"checkpoint {facts['checkpoint']}", lines)
-    if all_:
+    if show_all:
         for key in ("model", "settings"):
             if isinstance(facts[key], dict):
                 print_tree(key, facts[key])
@@ -84,30 +86,30 @@ def print_checkpoint(facts: dict[str, Any], all_: bool) -> None:
 
 
 def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
-    """Names by their dots; every branch says what is under it."""
+    """Return a tree of tensors by the dotted parts of their names; each branch shows the number and size below it."""
     from rich.text import Text
     from rich.tree import Tree
 
-    def say(tree: Tree, word: str, names: list[str], depth: int) -> None:
+    def add_branch(tree: Tree, part: str, names: list[str], depth: int) -> None:
         if len(names) == 1:
             tensor, rest = tensors[names[0]], ".".join(names[0].split(".")[depth:])
-            label = f"{word}.{rest}" if rest else word
+            label = f"{part}.{rest}" if rest else part
             where = tensor["files"][0] if len(tensor["files"]) == 1 else f"{len(tensor['files'])} files"
             tree.add(Text(f"{label}  {tensor['dtype']} {tensor['shape']}  {format_bytes(tensor['bytes'])}  {where}"))
             return
         total = format_bytes(sum(tensors[name]["bytes"] for name in names))
-        branch = tree.add(Text(f"{word}  {plural(len(names), 'tensor')}  {total}"))
-        for inner, some in _by_word(names, depth):
-            say(branch, inner, some, depth + 1)
+        branch = tree.add(Text(f"{part}  {plural(len(names), 'tensor')}  {total}"))
+        for inner_part, inner_names in _group_by_part(names, depth):
+            add_branch(branch, inner_part, inner_names, depth + 1)
 
     root = Tree("tensors")
-    for word, names in _by_word(list(tensors), 0):
-        say(root, word, names, 1)
+    for part, names in _group_by_part(list(tensors), 0):
+        add_branch(root, part, names, 1)
     return root
 
 
-def _by_word(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
-    """Names by the word at this depth; numbers in their own order."""
+def _group_by_part(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
+    """Group tensor names by their dotted part at this depth; parts that are numbers are sorted as numbers."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault((name.split(".") + [""] * depth)[depth], []).append(name)
@@ -115,6 +117,7 @@ def _by_word(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
 
 
 def difference_facts(path: Path, other: Path) -> dict[str, Any]:
+    """Return what differs between two checkpoints: state, tensors in only one, dtypes or shapes, and values."""
     a, b = Contents(resolve_checkpoint(path)), Contents(resolve_checkpoint(other))
     only_a, only_b = diff.missing_names(a, b)
     facts: dict[str, Any] = {
@@ -124,30 +127,31 @@ def difference_facts(path: Path, other: Path) -> dict[str, Any]:
         "only_in_checkpoint": only_a,
         "only_in_other": only_b,
         "kinds": {name: list(pair) for name, pair in diff.type_differences(a, b).items()},
-        "values": {name: asdict(found) for name, found in diff.value_differences(a, b)},
+        "values": {name: asdict(difference) for name, difference in diff.value_differences(a, b)},
     }
     facts["same_tensors"] = not any(facts[key] for key in ("only_in_checkpoint", "only_in_other", "kinds", "values"))
     return facts
 
 
 def print_difference(facts: dict[str, Any]) -> None:
+    """Print the facts of `difference_facts`, at most 40 lines per kind of difference."""
     echo(f"{facts['checkpoint']} and {facts['other']}")
     for title, lines in (
         ("state", [f"{key}: {a} -> {b}" for key, (a, b) in facts["state"].items()]),
         ("tensors of the first alone", facts["only_in_checkpoint"]),
         ("tensors of the second alone", facts["only_in_other"]),
         ("other types or shapes", [f"{name}: {a} -> {b}" for name, (a, b) in facts["kinds"].items()]),
-        ("other values", [f"{name}: {_values(found)}" for name, found in facts["values"].items()]),
+        ("other values", [f"{name}: {_describe_difference(pair)}" for name, pair in facts["values"].items()]),
     ):
-        more = [f"... and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-        for text in [title, *(f"  {line}" for line in lines[:_SHOWN] + more)] if lines else []:
+        more = [f"... and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
+        for text in [title, *(f"  {line}" for line in lines[:_MAX_LINES] + more)] if lines else []:
             echo(text)
     if facts["same_tensors"]:
         echo("all tensors are the same, bit for bit")
 
 
-def _values(found: dict[str, Any]) -> str:
+def _describe_difference(difference: dict[str, Any]) -> str:
     return (
-        f"{found['num_different']:,} of {found['num_values']:,} numbers, by at most {found['largest']:.3g} where the "
-        f"largest is {found['scale']:.3g}"
+        f"{difference['num_different']:,} of {difference['num_values']:,} numbers, by at most "
+        f"{difference['largest']:.3g} where the largest is {difference['scale']:.3g}"
     )

@@ -1,4 +1,4 @@
-"""What `lmtrain inspect PREFIX` and `lmtrain data inspect` say of a dataset: facts as plain data, and in words."""
+"""`lmtrain inspect PREFIX` and `lmtrain data inspect`: a dataset's facts, documents and samples, and their printing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmtrain.tokenizer.base import Tokenizer
 
 Rows = list[dict[str, Any]]
-_LENGTHS_READ = 1 << 24  # sequences whose lengths are looked at in less than a blink
+_MAX_LENGTHS_READ = 1 << 24  # the lengths of so many sequences are read in a fraction of a second
 
 
 def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
     dataset = IndexedDataset.open(path)
     if verify:
         dataset_operations.verify(dataset)
-    quick = verify or dataset.num_sequences <= _LENGTHS_READ
-    lengths = dataset.lengths if quick and dataset.num_sequences else None
+    reads_lengths = verify or dataset.num_sequences <= _MAX_LENGTHS_READ
+    lengths = dataset.lengths if reads_lengths and dataset.num_sequences else None
     return {
         "dataset": str(dataset.prefix),
         "verified": verify,
@@ -45,6 +45,7 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
 
 
 def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a dataset's facts as (name, text), for printing."""
     documents, sequences, tokens = facts["documents"], facts["sequences"], facts["tokens"]
     per_document = f", {tokens / documents:,.0f} a document" if documents else ""
     yield "documents", f"{documents:,}" + (f" ({sequences:,} sequences)" if sequences != documents else "")
@@ -60,7 +61,8 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         text = sidecar["num_bytes"]
         if text > 0:
             yield "made of", f"{format_bytes(text)} of text, {text / tokens:.2f} bytes a token"
-        yield "tokenizer", tokenizer_words(sidecar["vocab_size"], sidecar["eod_id"], sidecar["tokenizer_fingerprint"])
+        tokenizer = sidecar["vocab_size"], sidecar["eod_id"], sidecar["tokenizer_fingerprint"]
+        yield "tokenizer", describe_tokenizer(*tokenizer)
         yield "content sha256", sidecar["content_sha256"]
         if sidecar["sidecar_sha256"] is None:
             yield "sidecar", "has no hash of itself, being of an older lmtrain"
@@ -68,23 +70,25 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "verified", "every entry and every byte" if facts["verified"] else unread
 
 
-def print_dataset(facts: dict[str, Any], all_: bool) -> None:
+def print_dataset(facts: dict[str, Any], show_all: bool) -> None:
+    """Print a dataset's facts; with `show_all` also its sidecar."""
     from lmtrain.cli.screen.console import print_facts, print_tree
 
     print_facts(f"dataset {facts['dataset']}", dataset_lines(facts))
-    if all_ and facts["sidecar"] is not None:
+    if show_all and facts["sidecar"] is not None:
         print_tree("sidecar", facts["sidecar"])
 
 
-def tokenizer_words(vocab_size: int, eod_id: int | None, fingerprint: str) -> str:
+def describe_tokenizer(vocab_size: int, eod_id: int | None, fingerprint: str) -> str:
+    """Return a tokenizer's size, end token and the start of its fingerprint as text."""
     eod = "no end token" if eod_id is None else f"end token {eod_id}"
     return f"{vocab_size:,} pieces, {eod}, fingerprint {fingerprint[:12]}"
 
 
 def document_rows(
-    dataset: IndexedDataset, documents: Sequence[int], most: int | None, tokenizer: Tokenizer | None
+    dataset: IndexedDataset, documents: Sequence[int], max_tokens: int | None, tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
-    """Text, or without a tokenizer the ids."""
+    """Yield the text of each numbered document, or without a tokenizer its token ids, cut to `max_tokens` tokens."""
     dataset.check_index()
     for number in documents:
         if not 0 <= number < dataset.num_documents:
@@ -92,46 +96,49 @@ def document_rows(
                 f"Document {number} is not in {dataset.prefix}. Use a number from 0 to {dataset.num_documents - 1}."
             )
         start, stop = dataset.document_range(number)
-        ids = dataset.read(start, stop if most is None else min(start + most, stop)).tolist()
-        shown = {"ids": ids} if tokenizer is None else {"text": tokenizer.decode(ids)}
-        yield {"document": number, "tokens": stop - start} | shown
+        ids = dataset.read(start, stop if max_tokens is None else min(start + max_tokens, stop)).tolist()
+        content = {"ids": ids} if tokenizer is None else {"text": tokenizer.decode(ids)}
+        yield {"document": number, "tokens": stop - start} | content
 
 
-def print_documents(rows: Rows, most: int | None) -> None:
+def print_documents(rows: Rows, max_tokens: int | None) -> None:
+    """Print documents under a heading with their token counts; `max_tokens` is where they were cut."""
     for row in rows:
-        cut = f", the first {most}" if most is not None and row["tokens"] > most else ""
+        cut_note = f", the first {max_tokens}" if max_tokens is not None and row["tokens"] > max_tokens else ""
         count = f"{row['tokens']:,}"
-        echo(f"document {row['document']}: {plural(row['tokens'], 'token', count)}{cut}", bold=True)
+        echo(f"document {row['document']}: {plural(row['tokens'], 'token', count)}{cut_note}", bold=True)
         echo(row.get("text", " ".join(map(str, row.get("ids", [])))))
 
 
-def sample_row(data: TrainingData, number: int, most: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a sample as it becomes a row of a batch, cut to its first `most` tokens."""
+def sample_row(data: TrainingData, number: int, max_tokens: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a training sample as it becomes a row of a batch, cut to its first `max_tokens` tokens."""
     import numpy as np
 
     from lmtrain.data.samples.causal import CausalDataset
     from lmtrain.data.samples.masked import MaskedDataset
 
-    num, part = data.train.num_samples, 0
-    masked = isinstance(data.train, MaskedDataset)  # its numbers go on through the epochs
-    if not 0 <= number < num and not (masked and number >= 0):
-        raise UsageError(f"--sample={number} is not one of the {num} training samples. Use 0 to {num - 1}.")
-    batch, inside = data.train.batch(np.array([number])), number
-    while part < len(data.parts) - 1 and inside >= data.parts[part].dataset.num_samples:
-        inside, part = inside - data.parts[part].dataset.num_samples, part + 1
+    num_samples, part = data.train.num_samples, 0
+    masked = isinstance(data.train, MaskedDataset)  # its sample numbers continue through the epochs
+    if not 0 <= number < num_samples and not (masked and number >= 0):
+        raise UsageError(
+            f"--sample={number} is not one of the {num_samples} training samples. Use 0 to {num_samples - 1}."
+        )
+    batch, index_in_part = data.train.batch(np.array([number])), number
+    while part < len(data.parts) - 1 and index_in_part >= data.parts[part].dataset.num_samples:
+        index_in_part, part = index_in_part - data.parts[part].dataset.num_samples, part + 1
     dataset = data.parts[part].dataset
     row: dict[str, Any] = {
         "sample": number, "dataset": str(data.parts[part].indexed.prefix), "tokens": len(batch.tokens_BT[0]),
         "num_labels": int((batch.labels_BT >= 0).sum()),
     }  # fmt: skip
-    ids, labels = batch.tokens_BT[0][:most].tolist(), batch.labels_BT[0][:most].tolist()
+    ids, labels = batch.tokens_BT[0][:max_tokens].tolist(), batch.labels_BT[0][:max_tokens].tolist()
     if isinstance(dataset, CausalDataset):
         row["documents"] = [
             {"document": document, "from": first, "to": last}
-            for document, first, last in dataset.index.document_spans(inside)
+            for document, first, last in dataset.index.document_spans(index_in_part)
         ]
     # an ignored label is below 0
-    row |= {"text": tokenizer.decode(ids), "ids": ids, "labels": [one if one >= 0 else None for one in labels]}
+    row |= {"text": tokenizer.decode(ids), "ids": ids, "labels": [label if label >= 0 else None for label in labels]}
     if masked:
         row["predicted"] = {str(i): tokenizer.piece(label) for i, label in enumerate(labels) if label >= 0}
     if batch.pair_labels_B is not None:
@@ -140,21 +147,23 @@ def sample_row(data: TrainingData, number: int, most: int | None, tokenizer: Tok
 
 
 def print_samples(rows: Rows, ids_only: bool) -> None:
+    """Print samples: a heading, notes, the text unless `ids_only`, and the token ids."""
     from lmtrain.cli.screen.console import PlainConsole
 
     for row in rows:
         tokens = plural(row["tokens"], "token")
         echo(f"sample {row['sample']} of {row['dataset']}: {tokens}, {row['num_labels']} with a label", bold=True)
-        for line in _notes(row):
+        for line in _sample_notes(row):
             echo(line, dim=True)
         if not ids_only:
             echo(row["text"])
         print_message(PlainConsole(), " ".join(map(str, row["ids"])))
 
 
-def _notes(row: dict[str, Any]) -> Iterator[str]:
+def _sample_notes(row: dict[str, Any]) -> Iterator[str]:
+    """Yield lines about a sample: its documents, whether its segments follow each other, the masked pieces."""
     if spans := row.get("documents", []):
-        words = [f"{one['document']} (tokens {one['from']} to {one['to'] - 1})" for one in spans]
+        words = [f"{span['document']} (tokens {span['from']} to {span['to'] - 1})" for span in spans]
         more = [f"and {len(words) - 6} more"] if len(words) > 6 else []
         # because: the last token of a sample is only ever a label
         yield f"documents {', '.join(words[:6] + more)}; the last token is a label alone"

@@ -1,4 +1,4 @@
-"""`lmtrain inspect PATH`: look at a dataset, a run folder or a checkpoint without starting anything."""
+"""`lmtrain inspect PATH`: show what a dataset, a run folder or a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -35,31 +35,32 @@ def inspect(
 
     if is_best(path):
         path = resolve_checkpoint(path)
-    show: Callable[[dict[str, Any]], None]
+    print_facts: Callable[[dict[str, Any]], None]
     if diff is not None:
-        facts, show = view.difference_facts(path, diff), view.print_difference
+        facts, print_facts = view.difference_facts(path, diff), view.print_difference
     elif (path / "manifest.json").is_file():
-        facts, show = view.checkpoint_facts(path, verify), partial(view.print_checkpoint, all_=all_)
+        facts, print_facts = view.checkpoint_facts(path, verify), partial(view.print_checkpoint, show_all=all_)
     elif (path / CONFIG).is_file():
         with record_errors(path):
-            facts, show = run_facts(path, verify), partial(_print_run, all_=all_)
+            facts, print_facts = run_facts(path, verify), partial(_print_run, show_all=all_)
     elif path.with_name(path.name + ".idx").is_file() or path.suffix in (".idx", ".bin"):
-        facts, show = dataset_facts(path, verify), partial(print_dataset, all_=all_)
+        facts, print_facts = dataset_facts(path, verify), partial(print_dataset, show_all=all_)
     else:
         raise MissingInputError(
             f"{path} is not a run folder (config.json), a checkpoint (manifest.json) or a dataset ({path}.idx). "
             "Check the path."
         )
-    told = {key: value for key, value in facts.items() if key != "losses"}
-    return print_json(to_json_data(told), allow_nan=False) if as_json else show(facts)
+    shown_facts = {key: value for key, value in facts.items() if key != "losses"}
+    return print_json(to_json_data(shown_facts), allow_nan=False) if as_json else print_facts(facts)
 
 
-def _print_run(facts: dict[str, Any], all_: bool) -> None:
+def _print_run(facts: dict[str, Any], show_all: bool) -> None:
+    """Print a run's facts; with `show_all` also its checkpoints and settings."""
     from lmtrain.cli.screen.console import PlainConsole, print_facts, print_tree
 
     with record_errors(Path(facts["run"])):
         lines = [*run_lines(facts, PlainConsole().encoding.startswith("utf"))]
     print_facts(f"run {facts['run']}", lines)
-    if all_:
+    if show_all:
         print_facts("checkpoints", [("", name) for name in facts["checkpoints"]] or [("", "none")])
         print_tree("settings", facts["settings"])

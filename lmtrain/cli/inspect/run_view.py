@@ -1,4 +1,4 @@
-"""What `lmtrain inspect RUN` says of a run: all facts as plain data, fifteen of them in words. Called by inspect."""
+"""`lmtrain inspect RUN`: all facts about a run as plain data, and the most important ones as text."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from lmtrain.runfolder.names import CHECKPOINTS, METRICS, step_from_name
 from lmtrain.runfolder.rows import last_write_time, read_metrics
 from lmtrain.units import format_bytes, format_count, format_measure, format_seconds, plural
 
-_CURVE = 40  # characters
+_CURVE_WIDTH = 40  # characters
 Rows = Sequence[dict[str, Any]]
 
 
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
+    """Return all facts about a run as plain data; with `verify`, read its checkpoints and raise if one is damaged."""
     import numpy as np
 
     from lmtrain.checkpoint.diff import raise_problems, verify_checkpoints
@@ -54,7 +55,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "attempts": max((row["attempt"] for row in rows), default=0),
         "last_step": steps[-1] if steps else None,
         "last_validation": valid[-1] if valid else None,
-        "best_validation": min((row for row in valid if row.get("loss") is not None), key=_loss, default=None),
+        "best_validation": min((row for row in valid if row.get("loss") is not None), key=_loss_or_inf, default=None),
         "last_evaluations": {row["name"]: row for row in evals},
         "best_evaluations": _best_evaluations(evals),
         "best_checkpoint": _best_checkpoint(path, settings, rows),
@@ -63,44 +64,51 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "smoothed_loss": smoothed(losses),
         "losses": losses,
         "elapsed_s": float(np.nanmax(read_record(metrics).columns["seconds"], initial=0.0)),  # of all starts
-        **planned(path, settings),
-        "checkpoints": [one.name for one in list_checkpoints(path / CHECKPOINTS)],
-        "damaged": [one.name for some in (list_broken, list_damaged) for one in some(path / CHECKPOINTS)],
+        **settings_facts(path, settings),
+        "checkpoints": [checkpoint.name for checkpoint in list_checkpoints(path / CHECKPOINTS)],
+        "damaged": [
+            checkpoint.name
+            for list_folders in (list_broken, list_damaged)
+            for checkpoint in list_folders(path / CHECKPOINTS)
+        ],
         "settings_digest": hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12],
         "settings": settings,
         "changed": changed_histories(row for row in rows if row["event"] == "start"),
     }
 
 
-def _loss(row: dict[str, Any]) -> float:
+def _loss_or_inf(row: dict[str, Any]) -> float:
     loss = float(row["loss"])
-    return loss if loss == loss else float("inf")  # because: a NaN is below nothing, and would be the least
+    return loss if loss == loss else float("inf")  # because: no number is below a NaN, so that `min` would choose it
 
 
 def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
     """Return for each task the row that is best by its headline measure."""
     names = {row["name"]: f"eval/{row['name']}/{row['headline']}" for row in rows}
-    worth = {name: score_by_step(rows, measure) for name, measure in names.items()}
-    best = {name: max(found, key=lambda step: (found[step], -step)) for name, found in worth.items() if found}
+    scores = {name: score_by_step(rows, measure) for name, measure in names.items()}
+    best = {name: max(by_step, key=lambda step: (by_step[step], -step)) for name, by_step in scores.items() if by_step}
     return {row["name"]: row for row in rows if best.get(row["name"]) == row["step"]}
 
 
 def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[str, Any] | None:
-    """Return which checkpoint RUN@best names; None for a run that does not keep the best."""
+    """Return the checkpoint that RUN@best names and its score; None if the run does not keep the best."""
     if not settings.get("checkpoint", {}).get("keep_best"):
         return None
     try:
         name = best_checkpoint(path).name
     except MissingInputError:
         return None
-    by = settings["checkpoint"]["best_by"]
+    measure = settings["checkpoint"]["best_by"]
     step = step_from_name(name)
-    value = next(found[by] for row in rows if row["step"] == step and by in (found := row_measures(row)))
-    return {"name": name, "by": by, "value": value}
+    value = next(all_of[measure] for row in rows if row["step"] == step and measure in (all_of := row_measures(row)))
+    return {"name": name, "by": measure, "value": value}
 
 
-def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what follows from a run's settings; Nones if this version does not know all of them."""
+def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's planned steps, parameters and layout, from its settings.
+
+    Parameters and layout are None if this version cannot read the settings.
+    """
     from lmtrain.train.config import read_run_config
     from lmtrain.train.layouts.layout_table import layout_words
 
@@ -115,57 +123,63 @@ def planned(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run_lines(facts: dict[str, Any], curve: bool) -> Iterator[tuple[str, str]]:
-    """Yield a run's facts as name and text; `curve` says whether the output can show block characters."""
+def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, str]]:
+    """Yield a run's facts as (name, text); `show_curve` adds a sparkline of block characters."""
     row, losses = facts["last_step"] or {}, facts["losses"]
     step, steps = int(row.get("step", 0)), facts["steps"]
     share = f" of {steps:,} ({step / steps:.0%})" if steps else ""
-    yield "state", state_words(facts)
+    yield "state", describe_state(facts)
     yield "step", f"{step:,}{share}" + (f", attempt {facts['attempts']}" if facts["attempts"] > 1 else "")
     if losses:
         smooth = "" if facts["smoothed_loss"] is None else f", smoothed {facts['smoothed_loss']:.4f}"
         yield "loss", f"{losses[-1]:.4f}{smooth}, at first {losses[0]:.4f}"
-        if curve:
-            yield "curve", sparkline(losses, _CURVE)
+        if show_curve:
+            yield "curve", sparkline(losses, _CURVE_WIDTH)
     best, last = facts["best_validation"], facts["last_validation"]
     if best is not None:
-        yield "best validation", _valid_words(best)
+        yield "best validation", _describe_validation(best)
     if last is not None and last is not best:
-        yield "last validation", _valid_words(last)
+        yield "last validation", _describe_validation(last)
     for name, row_ in facts["last_evaluations"].items():
-        yield "evaluation", f"{name}: {_eval_words(row_, facts['best_evaluations'].get(name))}"
-    if found := facts["best_checkpoint"]:
-        value = format_measure(found["by"], found["value"])
-        yield "best checkpoint", f"{found['name']}, by {found['by']} {value}; {facts['run']}@best names it"
-    yield from _pace(facts, row)
-    yield "saved", _save_words(facts)
+        yield "evaluation", f"{name}: {_describe_evaluation(row_, facts['best_evaluations'].get(name))}"
+    if best_checkpoint := facts["best_checkpoint"]:
+        value = format_measure(best_checkpoint["by"], best_checkpoint["value"])
+        name, by = best_checkpoint["name"], best_checkpoint["by"]
+        yield "best checkpoint", f"{name}, by {by} {value}; {facts['run']}@best names it"
+    yield from _progress_lines(facts, row)
+    yield "saved", _describe_saves(facts)
     if facts["damaged"]:
         yield "damaged", ", ".join(facts["damaged"])
-    yield from made_of(facts)
+    yield from ingredient_lines(facts)
     for key, values in facts["changed"].items():
-        yield "changed", f"{key}: {held_words(values)}"
+        yield "changed", f"{key}: {describe_history(values)}"
     yield "settings", f"digest {facts['settings_digest']}; --all lists them"
 
 
-def _valid_words(row: dict[str, Any]) -> str:
+def _describe_validation(row: dict[str, Any]) -> str:
+    """Describe a validation row: loss, step, perplexity and accuracy."""
     loss = "-" if row.get("loss") is None else f"{row['loss']:.4f}"
     quality = f", perplexity {row['ppl']:.2f} a token" if "ppl" in row else ""
     quality += f", accuracy {percent(row['accuracy'])}" if "accuracy" in row else ""
     return f"{loss}{terms(row)}{domains(row)} at step {row['step']:,}{quality}"
 
 
-def _eval_words(row: dict[str, Any], best: dict[str, Any] | None) -> str:
-    last, most = eval_figures(row)[0], eval_figures(best or row)[0]
-    found = f"{last} at step {row['step']:,}"
-    return found if best is None or most == last else f"{found}; the best {most} at step {best['step']:,}"
+def _describe_evaluation(row: dict[str, Any], best: dict[str, Any] | None) -> str:
+    """Describe an evaluation row by its headline measure, and the best row if it is another."""
+    figures, best_figures = eval_figures(row)[0], eval_figures(best or row)[0]
+    text = f"{figures} at step {row['step']:,}"
+    if best is None or best_figures == figures:
+        return text
+    return f"{text}; the best {best_figures} at step {best['step']:,}"
 
 
-def state_words(facts: dict[str, Any]) -> str:
-    stop, seen = facts["stopped"], facts["last_row_time"]
-    since = f" {ago(seen)}" if seen else ""
+def describe_state(facts: dict[str, Any]) -> str:
+    """Describe a run's state, when it last wrote a row, and what starting it again would do."""
+    stop, last_row_time = facts["stopped"], facts["last_row_time"]
+    since = f" {ago(last_row_time)}" if last_row_time else ""
     last = f", last row{since}" if since else ""
     saved = facts.get("checkpoints", True)
-    again = "the same command goes on" if saved else "nothing is saved, and the same command begins anew"
+    restart = "the same command goes on" if saved else "nothing is saved, and the same command begins anew"
     match facts["state"]:
         case "finished":
             return f"finished{since}"
@@ -174,22 +188,24 @@ def state_words(facts: dict[str, Any]) -> str:
         case "out of sight":
             return f"running or killed: {facts['process']} cannot be seen from here{last}"
         case "killed":
-            return f"killed{since} (it left no stop.json); {again}"
+            return f"killed{since} (it left no stop.json); {restart}"
         case "stopped":
-            return f"stopped by {stop['cause']}{since}; {again}"
+            return f"stopped by {stop['cause']}{since}; {restart}"
     return f"failed with exit code {stop.get('exit_code')}{since}: {stop.get('cause')}"
 
 
 def age_s(time: str) -> float:
-    """Return for how long it has been, by this machine's clock, which may be behind the other one's."""
+    """Return the seconds since an ISO time, at least 0; this machine's clock may be behind the writer's."""
     return max((datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds(), 0.0)
 
 
 def ago(time: str) -> str:
+    """Format the time since an ISO time, such as "5m03s ago"."""
     return f"{format_seconds(age_s(time))} ago"
 
 
-def _pace(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _progress_lines(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield speed, optimizer, tokens and time as (name, text) from the newest step row."""
     figures = dict(compute(row))
     if row:
         yield "speed", f"{figures['speed']}, {figures['compute']}, memory {figures['memory']}"
@@ -197,32 +213,33 @@ def _pace(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tuple[str, str
         yield "optimizer", f"learning rate {row['lr']:.2e}, gradient norm {row['grad_norm']:.3f}{skipped}"
     if row.get("tokens") is not None:
         yield "tokens", f"{format_count(row['tokens'])} in {format_count(row['samples'])} samples"
-    left = f", {format_seconds(row['eta_s'])} left" if facts["state"] == "running" and row.get("eta_s") else ""
-    yield "time", format_seconds(facts["elapsed_s"]) + left
+    time_left = f", {format_seconds(row['eta_s'])} left" if facts["state"] == "running" and row.get("eta_s") else ""
+    yield "time", format_seconds(facts["elapsed_s"]) + time_left
 
 
-def _save_words(facts: dict[str, Any]) -> str:
+def _describe_saves(facts: dict[str, Any]) -> str:
+    """Describe the newest checkpoint, and the last save if that wrote it."""
     names, save = facts["checkpoints"], facts["last_save"]
     if not names:
         return "no checkpoint"
-    few = names[-1] if len(names) == 1 else f"{names[-1]} and {len(names) - 1} older"
+    newest = names[-1] if len(names) == 1 else f"{names[-1]} and {len(names) - 1} older"
     if save is None or f"{save['saved_step']:08d}" not in names[-1]:
-        return few
+        return newest
     when = f", {ago(save['time'])}" if "time" in save else ""
-    return f"{few}: {format_bytes(save['bytes'])} in {format_seconds(save['write_s'])}{when}"
+    return f"{newest}: {format_bytes(save['bytes'])} in {format_seconds(save['write_s'])}{when}"
 
 
-def made_of(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a run's model, data and layout, in words."""
+def ingredient_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a run's model, data and layout as (name, text)."""
     model, data, precision = (facts["settings"].get(key, {}) for key in ("model", "data", "precision"))
-    yield "model", model_words(model, facts["parameters"])
+    yield "model", describe_model(model, facts["parameters"])
     paths = [data["path"]] if data.get("path") else [part["path"] for part in data.get("datasets", [])]
     yield "data", f"{data.get('kind', '-')}: {', '.join(paths[:2])}" + (" ..." if len(paths) > 2 else "")
     yield "layout", f"{facts['layout'] or 'not known'}; {precision.get('kind', '-')}"
 
 
-def model_words(model: dict[str, Any], parameters: int | None = None) -> str:
-    """Return a model in words, from settings that another version may have written."""
+def describe_model(model: dict[str, Any], parameters: int | None = None) -> str:
+    """Describe a model in words; `model` is its settings, in which another version may lack keys."""
     size = "" if parameters is None else f", {format_count(parameters)} parameters"
     shape = [plural(model["num_layers"], "layer")] if "num_layers" in model else []
     shape += [f"{model['width']} wide"] if "width" in model else []
@@ -230,15 +247,16 @@ def model_words(model: dict[str, Any], parameters: int | None = None) -> str:
     return ", ".join([f"{model.get('kind', '-')}{size}", *shape, *length])
 
 
-def held_words(values: History) -> str:
+def describe_history(values: History) -> str:
+    """Describe the values of a setting and the steps from which they held."""
     return ", ".join(f"{show(value)} from step {step:,}" for step, value in values)
 
 
-def finite(value: Any) -> Any:
-    """Return what JSON can hold of a number: neither NaN nor a text."""
+def finite_or_none(value: Any) -> Any:
+    """Return the value if it is a finite number, else None, since JSON has no NaN."""
     return value if type(value) in (int, float) and value - value == 0 else None
 
 
-def four(value: float | str | None) -> str:
-    """Return a loss as a table shows it; a text, such as "nan" from metrics.jsonl, stays as it is."""
+def format_loss(value: float | str | None) -> str:
+    """Format a loss with four decimals; None becomes an empty text, and a text such as "nan" stays."""
     return "" if value is None else value if isinstance(value, str) else f"{value:.4f}"

@@ -1,7 +1,7 @@
-"""What the shell offers behind TAB: groups, choices, keys and values of overrides, and ids of evaluation tasks.
+"""Shell completion of overrides (groups, choices, keys and values) and of the ids of evaluation tasks.
 
-Called by typer in a process of its own at every TAB, so that it must be quick; what is offered is a text and a few
-words of help. bash cuts words at `=` and asks for the rest of a word; zsh and fish ask for all of it.
+typer calls it in a new process at every TAB, so it must be quick. A completion is a text and a few words of help. bash
+splits words at `=` and asks for the rest of a word; zsh and fish ask for the whole word.
 """
 
 from __future__ import annotations
@@ -17,46 +17,52 @@ import typer
 if TYPE_CHECKING:
     from lmtrain.cli.keys.settings_reference import Key, Section
 
-Offer = tuple[str, str]  # what would stand there, and its help
+Completion = tuple[str, str]  # the completed text, and its help
 
 
-def complete_override(ctx: typer.Context, incomplete: str) -> list[Offer]:
+def complete_override(ctx: typer.Context, incomplete: str) -> list[Completion]:
     """Complete an argument of the form KEY=VALUE."""
-    *before, word = _joined([*(ctx.params.get("overrides") or ()), incomplete])
-    known = _Known(before, ctx.params.get("config_dir"))
-    given = len(word) - len(incomplete) if word.endswith(incomplete) else 0  # by bash, which asks for what follows
-    return [(text[given:], words) for text, words in _beginning(word, known.offers(word))]
+    *overrides, word = _rejoin_words([*(ctx.params.get("overrides") or ()), incomplete])
+    completer = _Completer(overrides, ctx.params.get("config_dir"))
+    # because: bash asks only for the part of the word after `=`
+    already_typed = len(word) - len(incomplete) if word.endswith(incomplete) else 0
+    completions = _with_prefix(word, completer.completions(word))
+    return [(completed[already_typed:], help_text) for completed, help_text in completions]
 
 
-def complete_group(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    return _beginning(incomplete, _Known([], ctx.params.get("config_dir")).group_offers())
+def complete_group(ctx: typer.Context, incomplete: str) -> list[Completion]:
+    """Complete the name of a group of settings."""
+    return _with_prefix(incomplete, _Completer([], ctx.params.get("config_dir")).group_completions())
 
 
-def complete_choice(ctx: typer.Context, incomplete: str) -> list[Offer]:
+def complete_choice(ctx: typer.Context, incomplete: str) -> list[Completion]:
     """Complete a choice of the group that was typed before it."""
-    known = _Known([], ctx.params.get("config_dir"))
-    return _beginning(incomplete, known.choice_offers(str(ctx.params.get("group") or "")))
+    completer = _Completer([], ctx.params.get("config_dir"))
+    return _with_prefix(incomplete, completer.choice_completions(str(ctx.params.get("group") or "")))
 
 
-def complete_key(ctx: typer.Context, incomplete: str) -> list[Offer]:
+def complete_key(ctx: typer.Context, incomplete: str) -> list[Completion]:
     """Complete the name of a setting, without a value."""
-    offers = dict(_Known([], ctx.params.get("config_dir")).name_offers(incomplete))
-    names = [name for name in offers if "." in name or f"{name[:-1]}." in offers]  # because: some groups are no part
-    return _beginning(incomplete, [(name.removesuffix("="), offers[name]) for name in names])
+    completions = dict(_Completer([], ctx.params.get("config_dir")).name_completions(incomplete))
+    # because: some groups, such as experiment, are not sections of the settings
+    names = [name for name in completions if "." in name or f"{name[:-1]}." in completions]
+    return _with_prefix(incomplete, [(name.removesuffix("="), completions[name]) for name in names])
 
 
-def complete_task(incomplete: str) -> list[Offer]:
+def complete_task(incomplete: str) -> list[Completion]:
+    """Complete the id of an evaluation task."""
     from lmtrain.eval.task import all_tasks
 
-    return _beginning(incomplete, [(name, f"needs {task.data}") for name, task in all_tasks().items()])
+    return _with_prefix(incomplete, [(name, f"needs {task.data}") for name, task in all_tasks().items()])
 
 
-def _beginning(word: str, offers: Iterable[Offer]) -> list[Offer]:
-    return [offer for offer in offers if offer[0].startswith(word)]
+def _with_prefix(prefix: str, completions: Iterable[Completion]) -> list[Completion]:
+    """Return the completions whose text begins with `prefix`."""
+    return [completion for completion in completions if completion[0].startswith(prefix)]
 
 
-def _joined(words: list[str]) -> list[str]:
-    """Words as they were typed: bash tells `model=gpt_tiny` as three, and `model=` as one."""
+def _rejoin_words(words: list[str]) -> list[str]:
+    """Return the words as typed: bash passes `model=gpt_tiny` as three words, and `model=` as one."""
     joined: list[str] = []
     for number, word in enumerate(words):
         last = number == len(words) - 1
@@ -65,55 +71,58 @@ def _joined(words: list[str]) -> list[str]:
         elif joined and joined[-1].endswith("="):
             joined[-1] += word
         elif last and not word and joined and "=" not in joined[-1]:
-            joined[-1] += "="  # because: what lacks a value is not whole, and typer takes the `=` off it
+            joined[-1] += "="  # because: typer removes the `=` of a word without a value
         else:
             joined.append(word)
     return joined
 
 
-class _Known:
-    """What may follow, given the overrides that stand before: `model=llama_1b` decides which keys `model.` has."""
+class _Completer:
+    """Finds completions, given the overrides typed before: `model=llama_1b` decides which keys `model.` has."""
 
-    def __init__(self, before: Iterable[str], config_dir: Path | None) -> None:
+    def __init__(self, overrides: Iterable[str], config_dir: Path | None) -> None:
         from lmtrain.config.compose import group_choices
 
         self._groups = group_choices(config_dir if config_dir and config_dir.is_dir() else None)
         self._config_dir = config_dir
-        self._chosen = dict(word.lstrip("+").partition("=")[::2] for word in before)
+        self._chosen = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
 
     @cached_property
     def _sections(self) -> dict[str, Section]:
-        from lmtrain.cli.keys.settings_reference import sections
+        from lmtrain.cli.keys.settings_reference import settings_sections
 
-        return sections()
+        return settings_sections()
 
-    def offers(self, word: str) -> Iterator[Offer]:
+    def completions(self, word: str) -> Iterator[Completion]:
+        """Yield what may complete a word: names before its `=`, values after it."""
         name, equals, _ = word.partition("=")
         if equals:
-            yield from self._value_offers(name)
+            yield from self._value_completions(name)
             return
-        found = _beginning(word, self.name_offers(word))
-        yield from found
-        if len(found) == 1 and found[0][0].endswith("="):
-            # because: a shell puts a space behind the only offer, and here the value has to follow at once
-            yield from self._value_offers(found[0][0][:-1]) or [(f"{found[0][0]}VALUE", "")]
+        names = _with_prefix(word, self.name_completions(word))
+        yield from names
+        if len(names) == 1 and names[0][0].endswith("="):
+            # because: a shell adds a space after a single completion, but here the value has to follow directly
+            yield from self._value_completions(names[0][0][:-1]) or [(f"{names[0][0]}VALUE", "")]
 
-    def name_offers(self, word: str) -> list[Offer]:
-        """Return groups and parts of the settings; the keys of a part once it is named or is the only one left."""
+    def name_completions(self, word: str) -> list[Completion]:
+        """Return the groups and sections that match; if only one section does, its keys instead."""
         parts = [name for name in self._sections if f"{name}.".startswith(word) or word.startswith(f"{name}.")]
-        groups = [(f"{name}=", words) for name, words in self.group_offers() if f"{name}=".startswith(word)]
+        groups = [(f"{name}=", words) for name, words in self.group_completions() if f"{name}=".startswith(word)]
         if len(parts) == 1 and not groups:
-            return list({f"{key.name}=": _short(key.meaning) for key in self._keys(parts[0])}.items())
+            return list({f"{key.name}=": _first_clause(key.meaning) for key in self._keys(parts[0])}.items())
         return [*groups, *((f"{name}.", f"keys of {name}") for name in parts)]
 
-    def group_offers(self) -> list[Offer]:
+    def group_completions(self) -> list[Completion]:
+        """Return all groups, with the number of their choices."""
         return [(name, f"{len(choices)} to choose from") for name, choices in self._groups.items()]
 
-    def choice_offers(self, group: str) -> list[Offer]:
-        from lmtrain.cli.keys.settings_reference import config_file, headline
+    def choice_completions(self, group: str) -> list[Completion]:
+        """Return the choices of a group, with the first clause of their descriptions."""
+        from lmtrain.cli.keys.settings_reference import config_file, config_headline
 
         return [
-            (name, _short(headline(file)))
+            (name, _first_clause(config_headline(file)))
             for name in self._groups.get(group, ())
             if (file := config_file(group, name, self._config_dir))
         ]
@@ -128,18 +137,19 @@ class _Known:
         choice = self._chosen.get(part) or ("" if "experiment" in self._chosen else default_choices().get(part, ""))
         file = config_file(part, choice, self._config_dir)
         kind = CommentedFile(file).values.get("kind", "") if file else ""
-        return [key for one in ([kind] if kind in section.kinds else list(section.kinds)) for key in section.keys(one)]
+        chosen_kinds = [kind] if kind in section.kinds else list(section.kinds)
+        return [key for each_kind in chosen_kinds for key in section.keys(each_kind)]
 
-    def _value_offers(self, name: str) -> list[Offer]:
+    def _value_completions(self, name: str) -> list[Completion]:
         """Return the choices of a group, or a key's default and its values if they are few."""
         if name in self._groups:
-            return [(f"{name}={choice}", words) for choice, words in self.choice_offers(name)]
+            return [(f"{name}={choice}", words) for choice, words in self.choice_completions(name)]
         keys = [key for key in self._keys(name.partition(".")[0]) if key.name == name]
         words = {value: "" for key in keys for value in key.values}
         words |= {key.default: "the default" for key in keys if key.default}
-        return [(f"{name}={value}", said) for value, said in words.items()]
+        return [(f"{name}={value}", help_text) for value, help_text in words.items()]
 
 
-def _short(text: str) -> str:
-    """Return the first sentence or clause of a text, for the line beside an offer."""
+def _first_clause(text: str) -> str:
+    """Return the first sentence or clause of a text, cut to 70 characters, as help beside a completion."""
     return re.split(r"[.;:] ", text, maxsplit=1)[0][:70]

@@ -1,7 +1,7 @@
-"""A command line of another tool, as one types it here: its options become settings, or it is said that there is none.
+"""Translate a command line of another tool (Megatron-LM, nanoGPT, ...) to settings, for the error message about it.
 
-Called by main, where an option is none of a verb's. What other tools call a setting stands in config/setting_names.py;
-here is how their values are written.
+Called by main if a verb does not have an option. Other tools' names of settings are in config/setting_names.py; this module
+converts their values.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmtrain.config.compose import group_choices
-from lmtrain.config.overrides import shell_quoted
 from lmtrain.config.setting_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
+from lmtrain.config.overrides import shell_quoted
 from lmtrain.errors import shorten
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.config import RunConfig
 
-PROCESSES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus", "nproc_per_node", "ngpu")
+PROCESS_COUNT_NAMES = ("num_processes", "num_gpus", "gpus", "devices", "n_gpus", "nproc_per_node", "ngpu")
 _SWITCHES = {
     "swiglu": "model.activation=swiglu", "disable_bias_linear": "model.bias=false",
     "untie_embeddings_and_output_weights": "model.tied=false",
@@ -27,8 +27,8 @@ _SWITCHES = {
     "gradient_checkpointing": "recompute=full", "checkpoint_activations": "recompute=full",
     "use_cpu": "compute.device=cpu", "no_cuda": "compute.device=cpu", "cpu": "compute.device=cpu",
 }  # fmt: skip
-# what is a number of another unit: the setting, and what to multiply with or to divide by
-_UNITS = {
+# options in another unit: the setting, and the setting to multiply with or to divide by
+_CONVERSIONS = {
     "min_lr": ("schedule.min_ratio", "/", "optim.lr"), "warmup_ratio": ("schedule.warmup_steps", "*", "train.steps"),
     "lr_warmup_fraction": ("schedule.warmup_steps", "*", "train.steps"),
     "train_samples": ("train.steps", "/", "train.global_batch"),
@@ -38,13 +38,14 @@ _UNITS = {
 }  # fmt: skip
 _WIDTH = 70
 _BETAS = {"adam_beta1": 0, "adam_beta2": 1, "beta1": 0, "beta2": 1}
-_OFF = {"decay_lr": "schedule=constant"}  # what it means that these are off; that they are on is the rule here
+_OFF_SWITCHES = {"decay_lr": "schedule=constant"}  # overrides for options that are off; on is the default here
 _FALSE, _TRUE = ("false", "0", "no", "none"), ("true", "1", "yes")
 
 
 @dataclass
-class Translated:
-    """The options of a foreign line: what they are here, those that are nothing here, and those that nobody knows."""
+class Translation:
+    """The result of translating options: settings, process count, notes about options without a setting, unknown ones.
+    """
 
     settings: dict[str, str] = field(default_factory=dict)
     processes: str = ""
@@ -52,80 +53,87 @@ class Translated:
     unknown: list[str] = field(default_factory=list)
 
 
-def translated(options: Mapping[str, Sequence[str]]) -> Translated:
-    """Return what options mean here; they come with their dashes and values, as they were typed."""
-    found, later, betas = Translated(), list[tuple[str, str, str]](), ["0.9", "0.95"]
+def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
+    """Translate options to settings; `options` maps each option, with its dashes, to its values as typed."""
+    result, to_convert, betas = Translation(), list[tuple[str, str, str]](), ["0.9", "0.95"]
     groups = group_choices()
     names = SettingNames(RunConfig, groups)
     for option, values in options.items():
         name, value = option.lstrip("-").lower().replace("-", "_"), " ".join(values)
         last = name.rpartition(".")[2]
-        if last in PROCESSES:
-            found.processes = value
+        if last in PROCESS_COUNT_NAMES:
+            result.processes = value
         elif last in _BETAS:
             betas[_BETAS[last]] = value
-            found.settings["optim.betas"] = f"[{','.join(betas)}]"
-        elif last in _UNITS:
-            later.append((option, last, value))
+            result.settings["optim.betas"] = f"[{','.join(betas)}]"
+        elif last in _CONVERSIONS:
+            to_convert.append((option, last, value))
         elif last in UNSUPPORTED_SETTINGS:
-            found.notes.append(f"{option}: {UNSUPPORTED_SETTINGS[last]}")
-        elif last in _OFF and value.lower() in _FALSE:
-            _put(found, _OFF[last])
-        elif last in _OFF or (values and value.lower() in _FALSE and _switch(last, groups)):
-            continue  # because: what is switched off there is not on here
-        elif word := (value.lower() in ("", *_TRUE) and _switch(last, groups)) or _of_several(last, values):
-            _put(found, word)
-        elif meant := names.suggest_overrides(name, _ours(value)):
-            _put(found, meant[0])
+            result.notes.append(f"{option}: {UNSUPPORTED_SETTINGS[last]}")
+        elif last in _OFF_SWITCHES and value.lower() in _FALSE:
+            _add_override(result, _OFF_SWITCHES[last])
+        elif last in _OFF_SWITCHES or (values and value.lower() in _FALSE and _switch_override(last, groups)):
+            continue  # because: a feature that is off there is off here by default
+        elif override := (
+            (value.lower() in ("", *_TRUE) and _switch_override(last, groups)) or _combined_override(last, values)
+        ):
+            _add_override(result, override)
+        elif overrides := names.suggest_overrides(name, _to_yaml(value)):
+            _add_override(result, overrides[0])
         else:
-            found.unknown.append(option)
-    # because: the batch decides other numbers
-    for option, last, value in sorted(later, key=lambda one: _UNITS[one[1]][0] != "train.global_batch"):
-        key, sign, other = _UNITS[last]
-        # because: what nanoGPT writes so counts batches of an accumulation, and Megatron's --eval-iters those of a step
-        other = "train.micro_batch" if option == "--eval_iters" and "train.micro_batch" in found.settings else other
-        _put_in_our_unit(found, option, value, key, sign, other)
-    if found.settings.get("checkpoint.resume") == found.settings.get("run.dir"):
-        found.settings.pop("checkpoint.resume", None)  # because: a run goes on with its own checkpoints by itself
-    if found.settings.get("schedule") == "constant":
-        found.settings.pop("schedule.min_ratio", None)
-    return found
+            result.unknown.append(option)
+    # because: other conversions depend on train.global_batch, so it comes first
+    for option, last, value in sorted(to_convert, key=lambda item: _CONVERSIONS[item[1]][0] != "train.global_batch"):
+        key, operator, factor_key = _CONVERSIONS[last]
+        # because: nanoGPT's --eval_iters counts micro-batches, and Megatron's --eval-iters batches
+        if option == "--eval_iters" and "train.micro_batch" in result.settings:
+            factor_key = "train.micro_batch"
+        _add_converted(result, option, value, key, operator, factor_key)
+    if result.settings.get("checkpoint.resume") == result.settings.get("run.dir"):
+        result.settings.pop("checkpoint.resume", None)  # because: a run resumes from its own checkpoints by default
+    if result.settings.get("schedule") == "constant":
+        result.settings.pop("schedule.min_ratio", None)
+    return result
 
 
-def whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
-    """Return the message about a line with several foreign options; None if there is only one."""
-    own = {name: one for one in error.ctx.command.params for name in (*one.opts, *one.secondary_opts)}
-    verb, kept, options, scripts = command.split()[1:], list[str](), dict[str, list[str]](), list[str]()
-    rest = list(words[len(verb) :])
-    while rest:
-        option, sign, value = rest.pop(0).partition("=")
-        takes = [value] if sign else []
-        known = own.get(option) if option.startswith("-") else None
-        while option.startswith("-") and not sign and rest and not _is_key(rest[0]):
-            if known is not None and (takes or getattr(known, "is_flag", False)):
+def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str | None:
+    """Return the error message for a command line with foreign options: a translated command to type, and notes.
+
+    Return None if there are fewer than two such options. `command` is the verb's full name, `error` click's error.
+    """
+    own_options = {name: param for param in error.ctx.command.params for name in (*param.opts, *param.secondary_opts)}
+    verb, kept_words, options, scripts = command.split()[1:], list[str](), dict[str, list[str]](), list[str]()
+    remaining = list(argv[len(verb) :])
+    while remaining:
+        option, sign, value = remaining.pop(0).partition("=")
+        values = [value] if sign else []
+        own_option = own_options.get(option) if option.startswith("-") else None
+        while option.startswith("-") and not sign and remaining and not _begins_option_or_setting(remaining[0]):
+            if own_option is not None and (values or getattr(own_option, "is_flag", False)):
                 break
-            takes.append(rest.pop(0))
-        if known is not None:
-            kept += [option, *takes]
+            values.append(remaining.pop(0))
+        if own_option is not None:
+            kept_words += [option, *values]
         elif option.startswith("--"):
-            options[option] = takes
+            options[option] = values
         elif option.endswith(".py") and not sign:
             scripts.append(option)
         else:
-            kept.append(f"{option}{sign}{value}")
+            kept_words.append(f"{option}{sign}{value}")
     if len(options) < 2:
         return None
-    found = translated(options)
-    found.notes += [f"{script}: Settings are no program here; give those in it as words." for script in scripts]
-    settings = [f"{key}={value}" for key, value in found.settings.items()]
-    count = found.processes or (_of_layout(found.settings) if ProcessEnv.detect().world_size == 1 else "")
-    processes = ["--nproc", count] if count and "--nproc" in own and "--nproc" not in kept else []
-    if found.processes and "--nproc" not in own:
-        count = found.processes
-        found.notes.append(f"{count} processes are what the layout makes: parallel.dp_shard={count}.")
-    line = _in_lines([*command.split(), *kept, *settings, *processes])
-    unknown = [f"{option} is nothing that is known here." for option in found.unknown]
-    notes = "".join(f"\n  {note}" for note in [*found.notes, *unknown])
+    translation = translate_options(options)
+    translation.notes += [f"{script}: Settings are no program here; give those in it as words." for script in scripts]
+    settings = [f"{key}={value}" for key, value in translation.settings.items()]
+    is_alone = ProcessEnv.detect().world_size == 1
+    count = translation.processes or (_layout_process_count(translation.settings) if is_alone else "")
+    processes = ["--nproc", count] if count and "--nproc" in own_options and "--nproc" not in kept_words else []
+    if translation.processes and "--nproc" not in own_options:
+        count = translation.processes
+        translation.notes.append(f"{count} processes are what the layout makes: parallel.dp_shard={count}.")
+    line = _shell_lines([*command.split(), *kept_words, *settings, *processes])
+    unknown = [f"{option} is nothing that is known here." for option in translation.unknown]
+    notes = "".join(f"\n  {note}" for note in [*translation.notes, *unknown])
     listed = shorten(", ".join(options))
     return (
         f"{listed} are not options of {command}, whose settings are words without dashes."
@@ -134,15 +142,15 @@ def whole_line(command: str, error: Any, words: Sequence[str]) -> str | None:
     )
 
 
-def _of_layout(settings: Mapping[str, str]) -> str:
-    """Return the number of processes that a layout takes; nothing for one, or where a size is no number."""
+def _layout_process_count(settings: Mapping[str, str]) -> str:
+    """Return the number of processes of a layout as text; empty for one process, or if a size is not a number."""
     sizes = [settings.get(f"parallel.{axis}", "1") for axis in ("tp", "pp", "dp_replicate", "dp_shard")]
     count = math.prod(int(size) if size.isdecimal() else 0 for size in sizes)
     return str(count) if count > 1 else ""
 
 
-def _in_lines(words: Sequence[str]) -> str:
-    """Words as one pastes them into a shell, in lines that go on where they end in a backslash."""
+def _shell_lines(words: Sequence[str]) -> str:
+    """Return a command quoted for a shell, with long lines continued by backslashes."""
     lines = [""]
     for word in map(shell_quoted, words):
         if len(lines[-1]) + len(word) > _WIDTH and lines[-1]:
@@ -151,23 +159,24 @@ def _in_lines(words: Sequence[str]) -> str:
     return " \\\n    ".join(lines)
 
 
-def _is_key(word: str) -> bool:
-    """Return whether a word begins an option or a setting; a negative number is a value."""
+def _begins_option_or_setting(word: str) -> bool:
+    """Return True if a word is an option or a setting, not a value; a negative number is a value."""
     return (word.startswith("-") and not word[1:2].isdigit()) or "=" in word
 
 
-def _ours(value: str) -> str:
-    """Return a value as YAML writes it; a switch without one is on."""
+def _to_yaml(value: str) -> str:
+    """Return a value in YAML's spelling; a switch without a value is `true`."""
     return {"": "true", "True": "true", "False": "false", "None": "null"}.get(value, value)
 
 
-def _switch(name: str, groups: Mapping[str, Sequence[str]]) -> str:
+def _switch_override(name: str, groups: Mapping[str, Sequence[str]]) -> str:
+    """Return the override for an option that is a switch or names a choice of a group; empty for others."""
     chosen = (f"{group}={name}" for group, choices in groups.items() if name in choices)
     return _SWITCHES.get(name) or next(chosen, "")
 
 
-def _of_several(name: str, values: Sequence[str]) -> str:
-    """Values that are one setting together."""
+def _combined_override(name: str, values: Sequence[str]) -> str:
+    """Return the override for an option with several values that form one setting; empty for other options."""
     if name == "rampup_batch_size" and len(values) == 3:
         return "train.rampup={{start: {}, increment: {}, samples: {}}}".format(*values)
     if name == "split" and values:
@@ -178,25 +187,30 @@ def _of_several(name: str, values: Sequence[str]) -> str:
     return ""
 
 
-def _put(found: Translated, word: str) -> None:
-    key, _, value = word.partition("=")
+def _add_override(result: Translation, override: str) -> None:
+    """Add an override KEY=VALUE to the result's settings; a list of datasets also selects data=blend."""
+    key, _, value = override.partition("=")
     if key == "data.datasets":
-        found.settings["data"] = "blend"
-    found.settings[key] = value
+        result.settings["data"] = "blend"
+    result.settings[key] = value
 
 
-def _put_in_our_unit(found: Translated, option: str, value: str, key: str, sign: str, other: str) -> None:
-    """Convert a number of another unit by a value that the line holds; add a note if the line has none."""
-    if key == "train.global_batch" and key in found.settings:
-        found.settings.setdefault(other, found.settings[key])  # because: nanoGPT's batch is one of several in an update
+def _add_converted(result: Translation, option: str, value: str, key: str, operator: str, factor_key: str) -> None:
+    """Add the setting `key`: `value` times (operator "*") or divided by ("/") the line's setting `factor_key`.
+
+    If the line does not have that setting or a number is wrong, add a note instead.
+    """
+    if key == "train.global_batch" and key in result.settings:
+        # because: nanoGPT's batch is a micro-batch
+        result.settings.setdefault(factor_key, result.settings[key])
     try:
-        by, number = float(found.settings[other]), float(value)
-        product = number * by if sign == "*" else number / by
+        factor, number = float(result.settings[factor_key]), float(value)
+        product = number * factor if operator == "*" else number / factor
         if key == "train.global_batch":
-            product *= float(found.processes or 1)
-        whole = str(max(1, round(product)))
+            product *= float(result.processes or 1)
+        rounded = str(max(1, round(product)))
     except (KeyError, ValueError, ZeroDivisionError, OverflowError):
-        how = "times" if sign == "*" else "divided by"
-        found.notes.append(f"{option} is {key} here, which is its value {how} {other}.")
+        operation = "times" if operator == "*" else "divided by"
+        result.notes.append(f"{option} is {key} here, which is its value {operation} {factor_key}.")
         return
-    found.settings[key] = f"{product:.6g}" if key == "schedule.min_ratio" else whole
+    result.settings[key] = f"{product:.6g}" if key == "schedule.min_ratio" else rounded

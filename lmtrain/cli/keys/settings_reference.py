@@ -1,7 +1,7 @@
-"""Every key of a run with its type, default and meaning, and the page of them. Torch-free.
+"""All settings of a run with type, default and meaning, and the reference page about them. Torch-free.
 
-Called by `reference.py`, `lmtrain config` and shell completion. Keys and types come from the dataclasses, meanings from
-the comments of conf/*.yaml, so that neither is said twice.
+Used by `reference.py`, `lmtrain config` and shell completion. Keys and types are read from the dataclasses, meanings
+from the comments of conf/*.yaml, so that each is written only once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Every key can be given on the command line as `key=value`, groups as `group=choi
 [how settings work](../explanation/settings.md). A key without a default must be given. Counts take human sizes
 such as `10M` and `300B`.
 """
-_WORDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
+_TYPE_WORDS = {bool: "true or false", int: "whole number", float: "number", str: "text"}
 
 
 def config_file(group: str, name: str, config_dir: Path | None = None) -> Path | None:
-    """Return the config file of a choice; the user's folder comes before ours."""
+    """Return the config file of a group's choice, from the user's folder if it has one, else from conf/; or None."""
     roots = [*([config_dir] if config_dir else []), conf_dir()]
     return next((path for root in roots if (path := root / group / f"{name}.yaml").is_file()), None)
 
@@ -41,36 +41,36 @@ def default_choices() -> dict[str, str]:
     return {group: name for group, name in re.findall(r"^  - (\w+): (\w+)", text, re.MULTILINE) if name != "null"}
 
 
-def part_of_root(name: str) -> tuple[Path, str] | None:
-    """Return the text of a part of the root config that is no group, such as `train`, and its file."""
+def root_section(name: str) -> tuple[Path, str] | None:
+    """Return the root config's path and the text of a section in it, such as `train`; None if there is none."""
     path = conf_dir() / "pretrain.yaml"
-    found = re.search(rf"^{re.escape(name)}:\n(?: .*\n|\n)+", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return (path, found[0].rstrip() + "\n") if found else None
+    match = re.search(rf"^{re.escape(name)}:\n(?: .*\n|\n)+", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return (path, match[0].rstrip() + "\n") if match else None
 
 
-def text_of(path: Path) -> str:
-    """Return the text of a config, at most as much as a config may have."""
+def read_config_text(path: Path) -> str:
+    """Return the text of a config file, cut at the maximal size of a config."""
     with path.open("rb") as file:
         return file.read(MAX_BYTES).decode("utf-8", errors="replace")
 
 
-def headline(path: Path) -> str:
+def config_headline(path: Path) -> str:
     """Return a config's description: the first comment line at its top, or the comment beside its kind."""
-    for line in text_of(path).splitlines():
+    for line in read_config_text(path).splitlines():
         if not line.startswith("# @package"):
             return line.lstrip("# ") if line.startswith("#") else CommentedFile(path).comments.get("kind", "")
     return ""
 
 
 class CommentedFile:
-    """The dotted keys of a YAML file with their plain values and their comments: beside the key, or right above it."""
+    """The values and comments of a YAML file by dotted key; a comment is beside its key or right above it."""
 
     def __init__(self, path: Path) -> None:
         self.values: dict[str, str] = {}
         self.comments: dict[str, str] = {}
         above: list[str] = []
         parents: list[tuple[int, str]] = []  # indentation and name of every key that is still open
-        for line in text_of(path).splitlines():
+        for line in read_config_text(path).splitlines():
             text = line.strip()
             if text.startswith("#"):
                 above.append(text.lstrip("# "))
@@ -82,41 +82,42 @@ class CommentedFile:
             indent = len(line) - len(line.lstrip())
             parents = [*((i, n) for i, n in parents if i < indent), (indent, name)]
             key = ".".join(n for _, n in parents)
-            value, _, beside = f"{rest} ".partition(" #")
+            value, _, trailing = f"{rest} ".partition(" #")
             if value.strip():
                 self.values[key] = value.strip()
-            if comment := beside.strip() or " ".join(above):
+            if comment := trailing.strip() or " ".join(above):
                 self.comments[key] = comment
             above = []
 
 
 @dataclass(frozen=True)
 class Key:
-    """One setting, and what is said of it."""
+    """A setting, with what the reference page shows about it."""
 
     name: str  # as typed: optim.lr
-    kind: str  # the kind of its group that has it; "" where the group comes in one kind
+    kind: str  # the kind of its section that has it; "" if the section has only one kind
     types: str  # in words
-    default: str  # as typed; "" where it has none
+    default: str  # as typed; "" if it has none
     meaning: str
-    values: tuple[str, ...]  # all that it can be, where they can be counted
+    values: tuple[str, ...]  # all allowed values, if they can be listed
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a run's settings, such as `optim`: of one kind, or a choice of several."""
+    """A top-level section of a run's settings, such as `optim`, with its kinds (such as adamw and lamb)."""
 
     name: str
     base: type[Settings]
-    kinds: dict[str, type[Settings]]  # by their words; the word is "" where there is one kind
+    kinds: dict[str, type[Settings]]  # kind name -> class; the name is "" if there is only one
 
     def keys(self, kind: str) -> Iterator[Key]:
         """Yield the keys of a kind; keys of nested settings follow their parents."""
         cls = self.kinds[kind]
-        return _keys(self.name, cls, Meanings(self.name, getattr(cls, "kind", "")), kind)
+        return _iter_keys(self.name, cls, ConfigComments(self.name, getattr(cls, "kind", "")), kind)
 
 
-def sections() -> dict[str, Section]:
+def settings_sections() -> dict[str, Section]:
+    """Return the sections of a run's settings by name."""
     from lmtrain.train.config import RunConfig
 
     return {
@@ -127,37 +128,39 @@ def sections() -> dict[str, Section]:
 
 
 def _is_choice(cls: type[Settings]) -> TypeGuard[type[Choice]]:
-    """Return whether a class stands for several kinds and is none of them."""
+    """Return True for the base class of several kinds, False for a kind itself or other settings."""
     return issubclass(cls, Choice) and not cls.kind
 
 
-def known_keys() -> dict[str, list[Key]]:
-    """Return every setting by its name, once for each kind that has it."""
-    found: dict[str, list[Key]] = {}
-    for name, section in sections().items():
+def all_keys() -> dict[str, list[Key]]:
+    """Return all settings by name; a name maps to one Key for each kind that has it."""
+    keys: dict[str, list[Key]] = {}
+    for name, section in settings_sections().items():
         if "" not in section.kinds:
-            words = tuple(section.kinds)
+            kind_names = tuple(section.kinds)
             meaning = f"of which kind it is; {name}=NAME chooses one with its settings"
-            found[f"{name}.kind"] = [Key(f"{name}.kind", "", ", ".join(words), "", meaning, words)]
+            keys[f"{name}.kind"] = [Key(f"{name}.kind", "", ", ".join(kind_names), "", meaning, kind_names)]
         for key in (key for kind in section.kinds for key in section.keys(kind)):
-            found.setdefault(key.name, []).append(key)
-    return found
+            keys.setdefault(key.name, []).append(key)
+    return keys
 
 
 def settings_page() -> str:
-    return "\n".join([_INTRO, *(line for section in sections().values() for line in _section(section))])
+    """Return the Markdown page with all settings."""
+    return "\n".join([_INTRO, *(line for section in settings_sections().values() for line in _section_lines(section))])
 
 
-def _section(section: Section) -> Iterator[str]:
+def _section_lines(section: Section) -> Iterator[str]:
+    """Yield the Markdown lines of a section: its docstring, choices and a table of keys for each kind."""
     yield f"## {section.name}\n"
-    if doc := _own_doc(section.base):
+    if doc := _written_docstring(section.base):
         yield f"{doc}\n"
     if choices := group_choices().get(section.name):
         yield f"Choices: {', '.join(f'`{section.name}={choice}`' for choice in choices)}.\n"
     for kind, cls in section.kinds.items():
         if kind:
             yield f"### {section.name}, kind {kind}\n"
-            if doc := _own_doc(cls):
+            if doc := _written_docstring(cls):
                 yield f"{doc}\n"
         lines = [
             f"| `{key.name}` | {key.types} | {f'`{key.default}`' if key.default else ''} | "
@@ -168,56 +171,61 @@ def _section(section: Section) -> Iterator[str]:
         yield "\n".join([*head, *lines] if lines else ["No keys of its own."]) + "\n"
 
 
-def _keys(path: str, cls: type[Settings], meanings: Meanings, kind: str) -> Iterator[Key]:
+def _iter_keys(path: str, cls: type[Settings], comments: ConfigComments, kind: str) -> Iterator[Key]:
+    """Yield the keys of a settings class; `path` is its dotted name, `comments` the comments of its configs."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         name, hint = f"{path}.{field.name}", hints[field.name]
-        default, meaning = meanings.of(name, _default(field))
-        meaning = meaning if meanings.is_sure(name) else _source_comment(cls, field.name) or meaning
-        chosen, unit = field.metadata.get("kinds"), field.metadata.get("unit")
-        words = ", ".join(f"`{word}`" for word in kinds(chosen)) if chosen else type_words(hint, unit)
-        yield Key(name, kind, words, default, meaning, tuple(kinds(chosen)) if chosen else _values(hint))
+        default, meaning = comments.default_and_meaning(name, _default_text(field))
+        meaning = meaning if comments.describes_key(name) else _source_comment(cls, field.name) or meaning
+        choice_base, unit = field.metadata.get("kinds"), field.metadata.get("unit")
+        types = ", ".join(f"`{word}`" for word in kinds(choice_base)) if choice_base else describe_type(hint, unit)
+        values = tuple(kinds(choice_base)) if choice_base else _allowed_values(hint)
+        yield Key(name, kind, types, default, meaning, values)
         inner = settings_class(hint)
         if inner is not None and not _is_choice(inner):
-            yield from _keys(name, inner, meanings, kind)
+            yield from _iter_keys(name, inner, comments, kind)
 
 
-def _values(hint: Any) -> tuple[str, ...]:
+def _allowed_values(hint: Any) -> tuple[str, ...]:
     """Return all values of a type, as typed; nothing if they cannot be listed."""
-    found = {
+    values_by_type = {
         option: ("true", "false") if option is bool else ("null",) if option is type(None) else
         tuple(map(str, get_args(option))) if get_origin(option) is Literal else ()
         for option in union_members(hint)
     }  # fmt: skip
-    return tuple(word for words in found.values() for word in words) if all(found.values()) else ()
+    if not all(values_by_type.values()):
+        return ()
+    return tuple(value for values in values_by_type.values() for value in values)
 
 
 def settings_class(hint: Any) -> type[Settings] | None:
     """Return the settings class in a type hint, also in `X | None`."""
-    options = (one for one in (hint, *get_args(hint)) if isinstance(one, type) and issubclass(one, Settings))
-    return next(options, None)
+    classes = (option for option in (hint, *get_args(hint)) if isinstance(option, type))
+    return next((cls for cls in classes if issubclass(cls, Settings)), None)
 
 
-def type_words(hint: Any, unit: str | None = None) -> str:
+def describe_type(hint: Any, unit: str | None = None) -> str:
+    """Return a type hint in words, such as "whole number or null"; `unit` replaces the word for numbers."""
     origin, options = get_origin(hint), union_members(hint)
     if options != (hint,):
-        names = [type_words(one, unit) for one in options if one is not type(None)]
+        names = [describe_type(option, unit) for option in options if option is not type(None)]
         return " or ".join([*names, "null"] if type(None) in options else names)
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(hint))
     if origin is tuple:
-        return f"list of {type_words(get_args(hint)[0], unit)}s"
+        return f"list of {describe_type(get_args(hint)[0], unit)}s"
     if origin is dict:
-        return f"{type_words(get_args(hint)[1], unit)}s by name"
+        return f"{describe_type(get_args(hint)[1], unit)}s by name"
     if isinstance(hint, type) and issubclass(hint, Settings):
         return "group"
-    return unit or _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+    return unit or _TYPE_WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
+def _default_text(field: dataclasses.Field[Any]) -> str:
     """Return a field's default as it is typed; an empty text if it has none."""
-    made = field.default_factory
-    value = field.default if made is dataclasses.MISSING else made()
+    factory = field.default_factory
+    value = field.default if factory is dataclasses.MISSING else factory()
     return "" if value is dataclasses.MISSING or isinstance(value, Settings) else show(value)
 
 
@@ -230,13 +238,13 @@ def _source_comment(cls: type, name: str) -> str:
     return ""
 
 
-def _own_doc(cls: type) -> str:
+def _written_docstring(cls: type) -> str:
     """Return a class's docstring, unless it is the signature that dataclasses generate."""
     doc = cls.__dict__.get("__doc__") or ""
     return "" if doc.startswith(f"{cls.__name__}(") else " ".join(doc.split())
 
 
-class Meanings:
+class ConfigComments:
     """Defaults and comments from conf/: a group's own files first, then the root config."""
 
     def __init__(self, group: str, kind: str) -> None:
@@ -244,7 +252,7 @@ class Meanings:
         folder = conf_dir() / group.replace(".", "/")
         files = [CommentedFile(path) for path in sorted(folder.glob("*.yaml"))] if folder.is_dir() else []
         files = [file for file in files if not kind or file.values.get("kind") == kind]
-        # because: one file of a group is one choice of many; only a lone choice and the root config name a default
+        # because: a file of a group is one of many choices; only a single choice or the root config states a default
         self._defaults = {
             f"{group}.{k}": v for k, v in (files[0].values if len(files) == 1 else {}).items()
         } | root.values
@@ -253,10 +261,11 @@ class Meanings:
             for key, text in file.comments.items():
                 self._comments.setdefault(f"{group}.{key}", []).append(text)
 
-    def of(self, key: str, default: str) -> tuple[str, str]:
+    def default_and_meaning(self, key: str, default: str) -> tuple[str, str]:
+        """Return a key's default, from conf/ or else `default`, and its most frequent comment."""
         said = self._comments.get(key, [""])
         return self._defaults.get(key, default), max(said, key=said.count)
 
-    def is_sure(self, key: str) -> bool:
-        """Return whether all files of a group have the same comment, which then describes the key and not a value."""
+    def describes_key(self, key: str) -> bool:
+        """Return True if all files have the same comment for a key, which then describes the key and not a value."""
         return len(set(self._comments.get(key, []))) == 1

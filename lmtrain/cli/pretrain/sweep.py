@@ -15,7 +15,7 @@ from statistics import median
 from types import FrameType
 from typing import Any
 
-from lmtrain.cli.inspect.run_view import finite, four
+from lmtrain.cli.inspect.run_view import finite_or_none, format_loss
 from lmtrain.cli.pretrain.from_run import SourceRun, compose_run
 from lmtrain.cli.pretrain.summary import print_plan_facts
 from lmtrain.cli.screen.console import print_table
@@ -244,8 +244,8 @@ def summarize_run(folder: Path, changed: dict[str, str], state: str) -> dict[str
         speeds = [row["tokens_per_s"] for row in steps if row.get("tokens_per_s") is not None]
         return {
             "folder": str(folder), "settings": changed, "state": state,
-            "steps": steps[-1]["step"] if steps else 0, "loss": finite(steps[-1]["loss"]) if steps else None,
-            "best_valid_loss": finite(min(valid)) if valid else None,
+            "steps": steps[-1]["step"] if steps else 0, "loss": finite_or_none(steps[-1]["loss"]) if steps else None,
+            "best_valid_loss": finite_or_none(min(valid)) if valid else None,
             "tokens_per_s": median(speeds) if speeds else None,
             "went_wrong": loss_warning(steps[0], steps[-1]) if steps and state == "done" else "",
         }  # fmt: skip
@@ -278,8 +278,8 @@ def print_sweep_table(rows: Sequence[dict[str, Any]]) -> None:
     print_table([
         {f"<{key}": row["settings"].get(key, "") for key in keys}
         | {"<state": ", ".join(filter(None, (row["state"], row["went_wrong"])))}
-        | {"steps": str(row["steps"]), "loss": four(row["loss"])}
-        | {"best valid": four(row["best_valid_loss"])}
+        | {"steps": str(row["steps"]), "loss": format_loss(row["loss"])}
+        | {"best valid": format_loss(row["best_valid_loss"])}
         | {"tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"])}
         for row in rows
     ])  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from lmtrain.cli.inspect.run_view import finite, made_of, planned
+from lmtrain.cli.inspect.run_view import finite_or_none, ingredient_lines, settings_facts
 from lmtrain.cli.options import check_output_folder, parse_output_file
 from lmtrain.cli.report.figures import MOST_EVALS, charts, eval_rows, headlines
 from lmtrain.cli.report.ranks import kernel_parts, layout_parts, memory_parts, trace_parts
@@ -144,7 +144,8 @@ def summary(seen: RunFolder, record: Record) -> dict[str, str]:
     total = train.get("steps") if isinstance(train, dict) else None
     share = f" of {total:,} ({last / total:.0%})" if type(total) is int and total > 0 else ""
     found["step"] = f"{last:,}{share}"
-    valid = [(row["loss"], row["step"]) for row in record.rows.get("valid", []) if finite(row.get("loss")) is not None]
+    rows = record.rows.get("valid", [])
+    valid = [(row["loss"], row["step"]) for row in rows if finite_or_none(row.get("loss")) is not None]
     if valid:
         found["best validation"] = f"{min(valid)[0]:.4f} at step {min(valid)[1]:,}"
     for key, name, form in (("loss", "loss", "number"), ("tokens", "tokens", "count")):
@@ -169,7 +170,7 @@ def _plan_of(seen: RunFolder) -> Iterator[tuple[str, str]]:
     """Yield the model, data, layout, batch and learning rate of a run, by name."""
     if not seen.settings:
         return
-    yield from made_of({**planned(seen.path, seen.settings), "settings": seen.settings})
+    yield from ingredient_lines({**settings_facts(seen.path, seen.settings), "settings": seen.settings})
     train, optim = (group if isinstance(group := seen.settings.get(key), dict) else {} for key in ("train", "optim"))
     yield "batch", f"{show(train.get('global_batch'))} samples"
     yield "optimizer", f"{optim.get('kind', '-')}, learning rate {show(optim.get('lr'))}"

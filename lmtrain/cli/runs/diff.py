@@ -1,6 +1,6 @@
-"""`lmtrain runs diff A B`: what sets two runs apart, where it first shows, and which difference explains that.
+"""`lmtrain runs diff A B`: the first step at which two runs differ, their other differences, and the probable cause.
 
-Called by runs. It reads what both have recorded, and of checkpoints of the same step the weights.
+Reads the rows, settings and environments that both runs recorded, and the weights of checkpoints of the same step.
 """
 
 from __future__ import annotations
@@ -33,61 +33,65 @@ from lmtrain.runfolder.rows import Row
 from lmtrain.train.before.preflight import with_explicit_sizes
 from lmtrain.units import plural
 
-# settings that say where something lies or what is shown: no number depends on them
-_NO_CAUSE = (
+# prefixes of settings such as paths and displays, on which no number of the training depends
+_HARMLESS = (
     "run.", "observe.", "checkpoint.", "data.prefetch_steps", "data.verify", "data.index_dir", "data.valid_", "eval.",
     "train.valid_", "hardware", "parallel.timeout_s",
 )  # fmt: skip
-_TEXT = re.compile(r"data\.(path|tokenizer|datasets\[\d+\]\.path)")  # of which the content counts
-_SHARES = ("parallel.", "train.micro_batch", "train.global_batch")  # which part of a batch a rank reads
-_MACHINE = ("host", "num_cpus", "num_usable_cpus", "prefix", "launcher")
-_LARGEST = 4 << 30  # bytes of a checkpoint that is read; `inspect --diff` takes larger ones
+_DATA_KEY = re.compile(r"data\.(path|tokenizer|datasets\[\d+\]\.path)")  # compared by content
+_BATCH_SHARE_KEYS = ("parallel.", "train.micro_batch", "train.global_batch")  # which part of a batch a rank reads
+_MACHINE_KEYS = ("host", "num_cpus", "num_usable_cpus", "prefix", "launcher")
+_MAX_CHECKPOINT_BYTES = 4 << 30  # larger checkpoints are not compared here; `inspect --diff` compares them
 
 
 def diff_facts(a: Path, b: Path) -> dict[str, Any]:
-    seen = read_runs([a, b])
-    records = [read_record(one.metrics) for one in seen]
-    starts = [_starts(one, record) for one, record in zip(seen, records, strict=True)]
-    found = compare_records(records[0], records[1], _cut_alike(starts))
+    """Return the differences of two runs, the first step at which each kind of number differs, and the causes."""
+    runs = read_runs([a, b])
+    records = [read_record(run.metrics) for run in runs]
+    starts = [_counted_starts(run, record) for run, record in zip(runs, records, strict=True)]
+    record_difference = compare_records(records[0], records[1], _same_batch_shares(starts))
     first = [rows[0] for rows in starts]
-    begun = {
-        key: [one.get(key) for one in first]
+    initial_digests = {
+        key: [run.get(key) for run in first]
         for key in ("weights_digest", "data_sha256")
-        if all(one.get(key) is not None for one in first) and first[0][key] != first[1][key]
+        if all(run.get(key) is not None for run in first) and first[0][key] != first[1][key]
     }
     problems = [
-        f"{one.name}: {problem}"
-        for one, record in zip(seen, records, strict=True)
-        for problem in (*one.problems, *record.problems)
+        f"{run.name}: {problem}"
+        for run, record in zip(runs, records, strict=True)
+        for problem in (*run.problems, *record.problems)
     ]
     facts: dict[str, Any] = {
-        "a": str(a), "b": str(b), **_ran_with(starts, found.last_shared), "begun": begun,
-        "rows": {"shared": found.num_shared, "last_step": found.last_shared},
-        "first_step": found.step, "first": found.first_difference, "equal_until": found.last_equal,
-        "loss_after": found.loss_differences,
-        "not_compared": [*found.not_compared, *problems, *_untold_starts(seen, starts)],
+        "a": str(a), "b": str(b), **_differing_conditions(starts, record_difference.last_shared), "begun": initial_digests,
+        "rows": {"shared": record_difference.num_shared, "last_step": record_difference.last_shared},
+        "first_step": record_difference.step, "first": record_difference.first_difference,
+        "equal_until": record_difference.last_equal, "loss_after": record_difference.loss_differences,
+        "not_compared": [*record_difference.not_compared, *problems, *_unrecorded_starts(runs, starts)],
     }  # fmt: skip
     last = [rows[-1]["settings"] for rows in starts]
-    ended = differences(last) if all(last) else {}
-    facts["ended"] = {key: values for key, values in ended.items() if facts["settings"].get(key) != values}
-    facts["weights"] = _weights(seen, found)
+    final_settings = differences(last) if all(last) else {}
+    facts["ended"] = {key: values for key, values in final_settings.items() if facts["settings"].get(key) != values}
+    facts["weights"] = _first_differing_weights(runs, record_difference)
     facts["causes"] = list(_causes(facts, starts))
     return facts
 
 
-def _starts(seen: RunFolder, record: Record) -> list[Row]:
-    """Return the starts that count, each with its settings and environment; older runs recorded only the last one's."""
+def _counted_starts(run: RunFolder, record: Record) -> list[Row]:
+    """Return the start rows that later starts did not discard, each with its settings and environment.
+
+    Older versions recorded these only for the newest start; other rows then have empty ones.
+    """
     rows = [dict(row) for row in starts_in_force(record)] or [{"step": 0}]
-    for name, written in (("settings", seen.settings), ("environment", seen.environment)):
+    for name, newest in (("settings", run.settings), ("environment", run.environment)):
         for row in rows:
-            own = row.get(name, written if row is rows[-1] else None)
-            row[name] = own if isinstance(own, dict) else {}
-            row[name] |= _model_written_out(row[name])
+            recorded = row.get(name, newest if row is rows[-1] else None)
+            row[name] = recorded if isinstance(recorded, dict) else {}
+            row[name] |= _resolved_model(row[name])
     return rows
 
 
-def _model_written_out(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a model's settings with the sizes that null stands for; nothing where there are none that are known."""
+def _resolved_model(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return {"model": settings} with the sizes that null stands for; empty if the model's settings are unknown."""
     cls: Any = ModelSettings  # because: the kind of model chooses the class that is built
     try:
         return {"model": with_explicit_sizes(build_settings(cls, settings["model"], "model"))}
@@ -95,108 +99,121 @@ def _model_written_out(settings: dict[str, Any]) -> dict[str, Any]:
         return {}
 
 
-def _untold_starts(seen: Sequence[RunFolder], starts: Sequence[list[Row]]) -> Iterator[str]:
-    for one, rows in zip(seen, starts, strict=True):
+def _unrecorded_starts(runs: Sequence[RunFolder], starts: Sequence[list[Row]]) -> Iterator[str]:
+    """Yield a sentence for each run whose earlier starts have no recorded settings."""
+    for run, rows in zip(runs, starts, strict=True):
         if not all(row["settings"] for row in rows[:-1]):
-            yield f"{one.name}: config.json is of the last of {len(rows)} starts; what those before it had is not known"
+            yield f"{run.name}: config.json is of the last of {len(rows)} starts; what those before it had is not known"
 
 
-def _cut_alike(starts: Sequence[list[Row]]) -> bool:
-    """Return whether rank 0 of both runs is known to read the same part of a batch in every start."""
+def _same_batch_shares(starts: Sequence[list[Row]]) -> bool:
+    """Return True if the recorded settings show that rank 0 of both runs reads the same part of a batch in every start.
+    """
     shares = [
-        {k: v for k, v in flatten(row["settings"]) if k.startswith(_SHARES) and not k.startswith(_NO_CAUSE)}
+        {k: v for k, v in flatten(row["settings"]) if k.startswith(_BATCH_SHARE_KEYS) and not k.startswith(_HARMLESS)}
         | {"": row.get("world_size")}
         for rows in starts
         for row in rows
         if row["settings"]
     ]
-    return len(shares) == sum(map(len, starts)) and all(one == shares[0] for one in shares)
+    return len(shares) == sum(map(len, starts)) and all(share == shares[0] for share in shares)
 
 
-def _ran_with(starts: Sequence[list[Row]], end: int | None) -> dict[str, Any]:
-    """Return the settings, programs and devices that differ at steps of both runs, and after which step."""
-    found: dict[str, Any] = {"settings": {}, "environment": {}, "after": {}}
-    for step, pair in pair_starts(starts, end):
-        for name, more in (("settings", ()), ("environment", ("device",))):
+def _differing_conditions(starts: Sequence[list[Row]], last_shared: int | None) -> dict[str, Any]:
+    """Return the settings, programs and devices that differ while both runs trained, and the step after which they did.
+
+    `last_shared` is the last step of which both runs have a row.
+    """
+    differing: dict[str, Any] = {"settings": {}, "environment": {}, "after": {}}
+    for step, pair in pair_starts(starts, last_shared):
+        for name, row_keys in (("settings", ()), ("environment", ("device",))):
             if all(row[name] for row in pair):
-                trees = [row[name] | {key: row.get(key) for key in more} for row in pair]
+                trees = [row[name] | {key: row.get(key) for key in row_keys} for row in pair]
                 for key, values in differences(trees).items():
-                    found[name].setdefault(key, values)
-                    found["after"].setdefault(key, step)
-    return found
+                    differing[name].setdefault(key, values)
+                    differing["after"].setdefault(key, step)
+    return differing
 
 
 def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]:
-    """Yield what explains the difference, its root first."""
+    """Yield sentences that explain why the runs differ, the most fundamental cause first."""
     first, begun, weights = facts["first"], facts["begun"], facts["weights"]
     differs_at = facts["first_step"] or (weights and weights["step"])
     if differs_at is None:
         return
-    begin = [rows[0] for rows in starts]
+    first_starts = [rows[0] for rows in starts]
     pairs = [pair for _, pair in pair_starts(starts, differs_at)]
-    known = all(row["settings"] for pair in pairs for row in pair)
+    has_settings = all(row["settings"] for pair in pairs for row in pair)
     other_data = {"samples_hash", "batch_digest"} & first.keys()
-    held_out = tuple(key for pair in pairs for key in _held_out(pair)) if other_data else ()
+    held_out = tuple(key for pair in pairs for key in _held_out_settings(pair)) if other_data else ()
     settings = {
         key: v
-        for key, v in _before(facts, "settings", differs_at)
-        if not _is_idle(key, begin) or key.startswith(held_out)
+        for key, v in _differing_before(facts, "settings", differs_at)
+        if not _is_harmless(key, first_starts) or key.startswith(held_out)
     }
-    programs = {key: v for key, v in _before(facts, "environment", differs_at) if key not in _MACHINE}
-    for key, (ours, theirs) in (settings | programs).items():
+    programs = {key: v for key, v in _differing_before(facts, "environment", differs_at) if key not in _MACHINE_KEYS}
+    for key, (value_a, value_b) in (settings | programs).items():
         program = "the device" if key == "device" else key.removeprefix("packages.")
         name = f"the setting {key}" if key in settings else program
-        yield f"{name} is {show(ours)} in A and {show(theirs)} in B{_after(facts, key)}"
+        yield f"{name} is {show(value_a)} in A and {show(value_b)} in B{_after_step(facts, key)}"
     explained = bool(settings)
     if not explained and "samples_hash" in first:
-        though = ", though no setting says so" * known
-        yield f"other samples are read, first seen at step {first['samples_hash']:,}{though}"
+        note = ", though no setting says so" * has_settings
+        yield f"other samples are read, first seen at step {first['samples_hash']:,}{note}"
     elif not explained and ("batch_digest" in first or "data_sha256" in begun):
-        yield _other_text(facts, begin)
-    resumed = [one.get("resumed_from") or one.get("weights_from") for one in begin]
+        yield _describe_other_text(facts, first_starts)
+    resumed = [start.get("resumed_from") or start.get("weights_from") for start in first_starts]
     if not explained and "weights_digest" in begun:
-        of = f" (they come from {join_few(str(one) for one in resumed if one)})" if any(resumed) else ""
-        yield f"the first weights are not the same{of}"
+        origin = f" (they come from {join_few(str(start) for start in resumed if start)})" if any(resumed) else ""
+        yield f"the first weights are not the same{origin}"
     if not explained and weights and weights["tensors"]:
         yield weights["said"]
-    if known and not (settings or programs or begun or weights or {"samples_hash", "batch_digest"} & first.keys()):
+    differs_in_data = {"samples_hash", "batch_digest"} & first.keys()
+    if has_settings and not (settings or programs or begun or weights or differs_in_data):
         yield (
             "neither settings, programs, data nor first weights differ: something that is not recorded, such as a bit "
             "that flipped on the way, or sums that are taken in another order (compute.deterministic=true fixes it)"
         )
 
 
-def _before(facts: dict[str, Any], name: str, step: int) -> Iterator[tuple[str, list[Any]]]:
-    """Return what differs in settings or environment before a step; later changes explain nothing."""
+def _differing_before(facts: dict[str, Any], name: str, step: int) -> Iterator[tuple[str, list[Any]]]:
+    """Return the differences in "settings" or "environment" from before a step; later ones cannot explain it."""
     return ((key, values) for key, values in facts[name].items() if facts["after"][key] < step)
 
 
-def _other_text(facts: dict[str, Any], begin: Sequence[Row]) -> str:
+def _describe_other_text(facts: dict[str, Any], first_starts: Sequence[Row]) -> str:
+    """Explain why the same samples hold different text: other data, or damaged data."""
     first = facts["first"]
     at = f", first seen at step {first['batch_digest']:,}" if "batch_digest" in first else ""
-    why = ": the data is not the same"
-    if begin[0].get("data_sha256") and "data_sha256" not in facts["begun"] and begin[1].get("data_sha256"):
-        why = ", though both name the same data: one has read what is damaged (lmtrain verify tells which)"
-    return f"the same samples hold other text{at}{why}"
+    reason = ": the data is not the same"
+    are_recorded = all(start.get("data_sha256") for start in first_starts)
+    if are_recorded and "data_sha256" not in facts["begun"]:
+        reason = ", though both name the same data: one has read what is damaged (lmtrain verify tells which)"
+    return f"the same samples hold other text{at}{reason}"
 
 
-def _after(facts: dict[str, Any], key: str) -> str:
+def _after_step(facts: dict[str, Any], key: str) -> str:
+    """Return " after step N" for a difference that began during training, else an empty text."""
     step = facts["after"][key]
     return f" after step {step:,}" if step else ""
 
 
-def _is_idle(key: str, starts: Sequence[dict[str, Any]]) -> bool:
-    """Return whether no number of training can depend on a key; a path's content counts, if it was recorded."""
-    if key == "checkpoint.init_from" or _TEXT.fullmatch(key):
-        return all(one.get("weights_digest" if key == "checkpoint.init_from" else "data_sha256") for one in starts)
-    return key.startswith(_NO_CAUSE)
+def _is_harmless(key: str, starts: Sequence[dict[str, Any]]) -> bool:
+    """Return True if no number of the training can depend on a setting.
+
+    A path does not matter if a digest of its content was recorded, as that is compared instead.
+    """
+    if key == "checkpoint.init_from" or _DATA_KEY.fullmatch(key):
+        return all(start.get("weights_digest" if key == "checkpoint.init_from" else "data_sha256") for start in starts)
+    return key.startswith(_HARMLESS)
 
 
-def _held_out(pair: Sequence[Row]) -> Iterator[str]:
-    """Yield settings by which one run alone may hold out training data for validation."""
+def _held_out_settings(pair: Sequence[Row]) -> Iterator[str]:
+    """Yield key prefixes of settings by which only one of the two runs may hold out training data for validation."""
     elsewhere, validates = [], []
     for row in pair:
-        data, train = (one if isinstance(one := row["settings"].get(key), dict) else {} for key in ("data", "train"))
+        groups = [row["settings"].get(key) for key in ("data", "train")]
+        data, train = (group if isinstance(group, dict) else {} for group in groups)
         elsewhere.append(any(data.get(key) for key in ("valid_path", "valid_paths", "valid_datasets")))
         validates.append(bool(train.get("valid_interval_steps")))
     if len({*elsewhere}) > 1:
@@ -205,62 +222,66 @@ def _held_out(pair: Sequence[Row]) -> Iterator[str]:
         yield "train.valid_interval_steps"
 
 
-def _weights(seen: Sequence[RunFolder], found: RecordDifference) -> dict[str, Any] | None:
-    """Return the first checkpoint whose weights differ before the rows do; damaged ones are left out."""
+def _first_differing_weights(runs: Sequence[RunFolder], record_difference: RecordDifference) -> dict[str, Any] | None:
+    """Return how weights differ in the earliest common checkpoint that differs before the rows do; None if none does.
+
+    If checkpoints cannot be read, the returned dict has `step` None and the reason.
+    """
     try:
-        names = [{one.name: one for one in list_checkpoints(run.path / CHECKPOINTS)} for run in seen]
+        names = [{path.name: path for path in list_checkpoints(run.path / CHECKPOINTS)} for run in runs]
         # because: once the rows differ, all weights do
-        before = [
+        shared_names = [
             name
             for name in sorted(names[0].keys() & names[1].keys())
-            if found.step is None or (step_from_name(name) or 0) < found.step
+            if record_difference.step is None or (step_from_name(name) or 0) < record_difference.step
         ]
-        found_in = (_different(*(one[name] for one in names)) for name in reversed(before))
-        told = [*takewhile(bool, found_in)]
-        return told[-1] if told else None
+        comparisons = (_weight_differences(*(paths[name] for paths in names)) for name in reversed(shared_names))
+        differing = [*takewhile(bool, comparisons)]
+        return differing[-1] if differing else None
     except (LmtrainError, OSError, ValueError) as error:
         return {"step": None, "tensors": [], "said": f"checkpoints could not be compared: {shorten(error)}"}
 
 
-def _different(a: Path, b: Path) -> dict[str, Any] | None:
-    """Return which weights of two checkpoints of a step differ, and in how many numbers the first of them."""
-    if sum(file.stat().st_size for file in a.iterdir()) > _LARGEST:
+def _weight_differences(a: Path, b: Path) -> dict[str, Any] | None:
+    """Return which weights of two checkpoints of one step differ, with a sentence; None if equal or too large."""
+    if sum(file.stat().st_size for file in a.iterdir()) > _MAX_CHECKPOINT_BYTES:
         return None
-    both = Contents(a), Contents(b)
-    tensors = [(key, value) for key, value in value_differences(*both) if key.startswith("model.")]
+    checkpoints = Contents(a), Contents(b)
+    tensors = [(key, value) for key, value in value_differences(*checkpoints) if key.startswith("model.")]
     if not tensors:
         return None
-    (key, value), step = tensors[0], both[0].manifest.step
-    many = f" and of {len(tensors) - 1} more" * (len(tensors) > 1)
+    (key, value), step = tensors[0], checkpoints[0].manifest.step
+    others = f" and of {len(tensors) - 1} more" * (len(tensors) > 1)
     return {
         "step": step, "tensors": [name for name, _ in tensors],
-        "said": f"{value.num_different:,} of {value.num_values:,} numbers of {key}{many} differ in the checkpoints of "
-        f"step {step:,}",
+        "said": f"{value.num_different:,} of {value.num_values:,} numbers of {key}{others} differ in the checkpoints "
+        f"of step {step:,}",
     }  # fmt: skip
 
 
 def diff_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the facts as name and text."""
+    """Yield the facts of `diff_facts` as (name, text)."""
     yield "a, b", f"{facts['a']}, {facts['b']}"
-    yield "rows", _rows_words(facts)
-    for key, step in sorted(facts["first"].items(), key=lambda one: one[1]):
+    yield "rows", _describe_rows(facts)
+    for key, step in sorted(facts["first"].items(), key=lambda item: item[1]):
         until = facts["equal_until"].get(key)
         yield key, f"differs from step {step:,} on" + (f"; equal in every row up to step {until:,}" if until else "")
     for at in facts["loss_after"]:
         yield f"loss at {at['step']:,}", f"{at['a']!r} and {at['b']!r}, {at['apart']:+.3g}"
-    for name, found in (
+    for name, facts_key in (
         ("setting", "settings"), ("environment", "environment"), ("at the start", "begun"), ("in the end", "ended")
     ):  # fmt: skip
-        for key, (ours, theirs) in facts[found].items():
-            after = _after(facts, key) if found in ("settings", "environment") else ""
-            yield name, f"{key}: {show(ours)} and {show(theirs)}{after}"
+        for key, (value_a, value_b) in facts[facts_key].items():
+            after = _after_step(facts, key) if facts_key in ("settings", "environment") else ""
+            yield name, f"{key}: {show(value_a)} and {show(value_b)}{after}"
     for cause in facts["causes"] or (["nothing that was recorded"] if facts["first"] else []):
         yield "cause", cause
-    for said in facts["not_compared"]:
-        yield "not compared", said
+    for problem in facts["not_compared"]:
+        yield "not compared", problem
 
 
-def _rows_words(facts: dict[str, Any]) -> str:
+def _describe_rows(facts: dict[str, Any]) -> str:
+    """Describe how many steps both runs have rows of, and the first that differs."""
     rows = facts["rows"]
     if not rows["shared"]:
         return "no step of which both have a row"

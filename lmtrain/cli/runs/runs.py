@@ -1,4 +1,4 @@
-"""`lmtrain runs`: the runs of a folder in a table, two of them compared, some of them drawn. Torch-free.
+"""`lmtrain runs`: list the runs of a folder, compare two runs, plot runs in the terminal. Torch-free.
 
 `lmtrain runs FOLDER` is `lmtrain runs list FOLDER`.
 """
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lmtrain.cli.inspect.run_view import ago, finite, four
+from lmtrain.cli.inspect.run_view import ago, finite_or_none, format_loss
 from lmtrain.cli.options import Json
 from lmtrain.cli.screen.terminal import print_json
 from lmtrain.cli.verbs import PlainGroup, examples_epilog
@@ -30,16 +30,16 @@ EXAMPLES = (
 )
 _STATES = ("running", "finished", "stopped", "failed", "killed", "out of sight")
 _STYLES = {"running": "green", "failed": "bold red", "killed": "red", "stopped": "yellow"}
-_LAST = "why stopped"
-_WORDS = ("run", "state", _LAST)  # the columns that are no numbers
-_LEAST_FIRST = ("tokens/s", "%", "last row", _LAST, "valid")  # what a narrow terminal goes without
-_KEPT = ("state", "step", "loss", "valid")  # for which a long name gives way,
-_LEAST_NAME = 12  # down to so many letters
-_LAST_ROOM = 12  # of why a run stopped at least its beginning
+_WHY_STOPPED = "why stopped"
+_TEXT_COLUMNS = ("run", "state", _WHY_STOPPED)  # columns of words, left-aligned
+_DROPPED_FIRST = ("tokens/s", "%", "last row", _WHY_STOPPED, "valid")  # left out first if a terminal is narrow
+_MAIN_COLUMNS = ("state", "step", "loss", "valid")  # a long name is shortened to make room for them,
+_MIN_NAME_WIDTH = 12  # but not below this width
+_MIN_REASON_WIDTH = 12  # the width kept for the reason of a stop
 
 
-class _ListFirst(PlainGroup):
-    """What is no verb of this group is a folder to list."""
+class _ListByDefault(PlainGroup):
+    """A command group that reads a first argument which is no command as a folder for `list`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or not (args[0] in self.commands or args[0] in ("-h", "--help")):
@@ -48,7 +48,7 @@ class _ListFirst(PlainGroup):
         return parsed
 
 
-app = typer.Typer(cls=_ListFirst, rich_markup_mode="markdown", epilog=examples_epilog(EXAMPLES))
+app = typer.Typer(cls=_ListByDefault, rich_markup_mode="markdown", epilog=examples_epilog(EXAMPLES))
 
 
 @app.command(name="list")
@@ -68,7 +68,7 @@ def list_runs(
     as_json: Json = False,
 ) -> None:
     """Show the runs of a folder: state, step, loss, speed, when they last wrote, and why they stopped."""
-    rows = rows_of(folders or [], state or [], where or [])
+    rows = select_rows(folders or [], state or [], where or [])
     return print_json(rows) if as_json else print_runs(rows)
 
 
@@ -107,62 +107,66 @@ def plot(
     plot_runs(runs, key, by, log, height)
 
 
-def rows_of(folders: Sequence[Path], states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
+def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row of facts for each run below the folders with one of the states and all KEY=VALUE settings."""
     if wrong := [state for state in states if state not in _STATES]:
         raise UsageError(f"--state={wrong[0]} is no state of a run. {spelling_hint(wrong[0], _STATES)}")
-    wanted = [text.partition("=") for text in where]
-    for text, (key, sign, _) in zip(where, wanted, strict=True):
+    conditions = [text.partition("=") for text in where]
+    for text, (key, sign, _) in zip(where, conditions, strict=True):
         if not (key and sign):
             raise UsageError(f"--where={text} names no value. Write KEY=VALUE, as in --where optim.lr=3e-4.")
     folders = folders or [Path("runs") if Path("runs").is_dir() else Path()]
-    if empty := next((one for one in folders if next(find_runs(one), None) is None), None):
-        why = "holds no run" if empty.is_dir() else "is no folder"
-        raise MissingInputError(f"{empty} {why}. Name a folder in which `lmtrain pretrain` has written runs.")
-    seen = read_runs(expand_runs(folders))
-    for one in seen if len(folders) == 1 else ():  # so that a run of a sweep has its sweep's name
-        one.name = str(one.path.relative_to(folders[0])) if one.path != folders[0] else one.name
-    known = {key for one in seen for key, _ in flatten(one.settings)}
-    for key, _, _ in wanted:
-        if key not in known:
-            there = join_few(map(str, folders))
-            raise UsageError(f"--where={key} is a setting that no run in {there} has. {spelling_hint(key, known)}")
-    rows = [_row(one) for one in seen if all(_has(one, key, value) for key, _, value in wanted)]
+    if empty := next((run for run in folders if next(find_runs(run), None) is None), None):
+        problem = "holds no run" if empty.is_dir() else "is no folder"
+        raise MissingInputError(f"{empty} {problem}. Name a folder in which `lmtrain pretrain` has written runs.")
+    runs = read_runs(expand_runs(folders))
+    for run in runs if len(folders) == 1 else ():  # so that the name of a sweep's run includes the sweep's
+        run.name = str(run.path.relative_to(folders[0])) if run.path != folders[0] else run.name
+    known_keys = {key for run in runs for key, _ in flatten(run.settings)}
+    for key, _, _ in conditions:
+        if key not in known_keys:
+            searched = join_few(map(str, folders))
+            hint = spelling_hint(key, known_keys)
+            raise UsageError(f"--where={key} is a setting that no run in {searched} has. {hint}")
+    rows = [_run_row(run) for run in runs if all(_has_setting(run, key, value) for key, _, value in conditions)]
     return [row for row in rows if not states or row["state"] in states]
 
 
-def _has(seen: RunFolder, key: str, value: str) -> bool:
-    found = dict(flatten(seen.settings)).get(key)
-    if type(found) in (int, float):
+def _has_setting(run: RunFolder, key: str, value: str) -> bool:
+    """Return True if a run's setting has this value, as a number or in any usual spelling."""
+    setting = dict(flatten(run.settings)).get(key)
+    if type(setting) in (int, float):
         try:
-            return float(value.replace("_", "")) == found
+            return float(value.replace("_", "")) == setting
         except ValueError:
             return False
-    return value in (show(found), str(found))
+    return value in (show(setting), str(setting))
 
 
-def _row(seen: RunFolder) -> dict[str, Any]:
-    rows = read_last_rows(seen.metrics)
+def _run_row(run: RunFolder) -> dict[str, Any]:
+    """Return a run's facts for the list: state, step, losses, speed, last row, and why it stopped."""
+    rows = read_last_rows(run.metrics)
     steps = [row for row in rows if row["event"] == "step"]
     last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]
-    total = seen.settings.get("train", {})
-    wrong = loss_warning(read_first_step(seen.metrics), last) if seen.state == "finished" else ""
+    train_settings = run.settings.get("train", {})
+    warning = loss_warning(read_first_step(run.metrics), last) if run.state == "finished" else ""
     return {
-        "run": str(seen.path), "name": seen.name, "state": seen.state, "step": finite(last.get("step")) or 0,
-        "steps": finite(total.get("steps")) if isinstance(total, dict) else None,
-        "loss": _loss(last), "valid_loss": _loss(valid[-1]) if valid else None,
-        "tokens_per_s": finite(last.get("tokens_per_s")), "tokens": finite(last.get("tokens")),
-        "last_row": last_write_time(rows, seen.metrics), "why": seen.end_reason or wrong, "missing": seen.problems,
+        "run": str(run.path), "name": run.name, "state": run.state, "step": finite_or_none(last.get("step")) or 0,
+        "steps": finite_or_none(train_settings.get("steps")) if isinstance(train_settings, dict) else None,
+        "loss": _loss_or_text(last), "valid_loss": _loss_or_text(valid[-1]) if valid else None,
+        "tokens_per_s": finite_or_none(last.get("tokens_per_s")), "tokens": finite_or_none(last.get("tokens")),
+        "last_row": last_write_time(rows, run.metrics), "why": run.end_reason or warning, "missing": run.problems,
     }  # fmt: skip
 
 
-def _loss(row: dict[str, Any]) -> float | str | None:
-    """NaN and infinities as metrics.jsonl has them: a run that came to one must not look like one without a loss."""
+def _loss_or_text(row: dict[str, Any]) -> float | str | None:
+    """Return a row's loss; NaN and infinities as text, since a run that reached one is not a run without a loss."""
     value = row.get("loss")
     return to_json_data(value) if type(value) in (int, float) else None
 
 
 def print_runs(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a line for each run; on a terminal the columns that matter least are left out if they do not fit."""
+    """Print a line for each run; on a terminal the least important columns are left out if they do not fit."""
     from rich.cells import cell_len
     from rich.text import Text
 
@@ -172,52 +176,55 @@ def print_runs(rows: Sequence[dict[str, Any]]) -> None:
     if not rows:
         screen.print("no run is of that kind")
         return
-    cells = [_cells(row) for row in rows]
-    titles = [title for title in cells[0] if title == "run" or any(one[title] for one in cells)]
-    widths = {title: max(len(title), *(cell_len(one[title]) for one in cells)) for title in titles}
-    fixed = screen.width - _LAST_ROOM
-    # because: how runs stand is what the table is for, and the end of a long name tells it from others
-    room = max(fixed - 2 - sum(widths.get(title, -2) + 2 for title in _KEPT), _LEAST_NAME)
-    if screen.is_terminal and widths["run"] > room:
-        widths["run"] = room
-        for one in cells:
-            one["run"] = _end_of(one["run"], room)
-    while screen.is_terminal and sum(widths.values()) - widths.get(_LAST, 0) + 2 * len(widths) > fixed:
-        if not (least := next((title for title in _LEAST_FIRST if title in widths), None)):
+    cells = [_table_cells(row) for row in rows]
+    columns = [column for column in cells[0] if column == "run" or any(row_cells[column] for row_cells in cells)]
+    widths = {column: max(len(column), *(cell_len(row_cells[column]) for row_cells in cells)) for column in columns}
+    fixed = screen.width - _MIN_REASON_WIDTH
+    # because: the state is the purpose of the table, and the end of a long name distinguishes it from others
+    name_width = max(fixed - 2 - sum(widths.get(column, -2) + 2 for column in _MAIN_COLUMNS), _MIN_NAME_WIDTH)
+    if screen.is_terminal and widths["run"] > name_width:
+        widths["run"] = name_width
+        for row_cells in cells:
+            row_cells["run"] = _shorten_to_end(row_cells["run"], name_width)
+    while screen.is_terminal and sum(widths.values()) - widths.get(_WHY_STOPPED, 0) + 2 * len(widths) > fixed:
+        if not (dropped := next((column for column in _DROPPED_FIRST if column in widths), None)):
             break
-        del widths[least]
-    for number, row in enumerate([dict(zip(titles, titles, strict=True)), *cells]):
+        del widths[dropped]
+    for number, row in enumerate([dict(zip(columns, columns, strict=True)), *cells]):
         line = Text(style="bold" if number == 0 else "")
-        for title, width in widths.items():
-            space = " " * (width - cell_len(row[title]))  # because: a letter may be two places wide
-            said = row[title] + space if title in _WORDS else space + row[title]
-            line.append(f"{said}  ", style=_STYLES.get(row[title], "") if title == "state" else "")
+        for column, width in widths.items():
+            space = " " * (width - cell_len(row[column]))  # because: a character may be two columns wide
+            cell = row[column] + space if column in _TEXT_COLUMNS else space + row[column]
+            line.append(f"{cell}  ", style=_STYLES.get(row[column], "") if column == "state" else "")
         line.rstrip()
         if screen.is_terminal:
             line.truncate(screen.width, overflow="ellipsis")
         screen.print(line, soft_wrap=True)
 
 
-def _end_of(name: str, width: int) -> str:
+def _shorten_to_end(name: str, width: int) -> str:
+    """Return the end of a name that fits into `width` columns, after an ellipsis if it is cut."""
     from rich.cells import cell_len
 
-    begin = 0
-    while cell_len(name[begin:]) > width - (begin > 0):
-        begin += 1
-    return "…" * (begin > 0) + name[begin:]
+    start = 0
+    while cell_len(name[start:]) > width - (start > 0):
+        start += 1
+    return "…" * (start > 0) + name[start:]
 
 
-def _cells(row: dict[str, Any]) -> dict[str, str]:
+def _table_cells(row: dict[str, Any]) -> dict[str, str]:
+    """Return the texts of a run's row, by column title."""
     return {
         "run": row["name"], "state": row["state"], "step": f"{row['step']:,}",
         "%": f"{row['step'] / row['steps']:.0%}" if row["steps"] else "",
-        "loss": four(row["loss"]), "valid": four(row["valid_loss"]),
+        "loss": format_loss(row["loss"]), "valid": format_loss(row["valid_loss"]),
         "tokens/s": "" if row["tokens_per_s"] is None else format_count(row["tokens_per_s"]),
-        "last row": _ago(row["last_row"]), _LAST: row["why"].split("\n")[0],
+        "last row": _ago_or_empty(row["last_row"]), _WHY_STOPPED: row["why"].split("\n")[0],
     }  # fmt: skip
 
 
-def _ago(time: str | None) -> str:
+def _ago_or_empty(time: str | None) -> str:
+    """Format the time since an ISO time; an empty text if there is no valid time."""
     try:
         return ago(time or "")
     except (TypeError, ValueError):

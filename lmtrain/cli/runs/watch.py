@@ -1,7 +1,6 @@
-"""`lmtrain watch RUN`: how a run goes, from another terminal, out of what it writes into its folder.
+"""`lmtrain watch RUN`: show a run's progress from another terminal, by reading the files in its folder.
 
-On a terminal its panel, of which only changed lines are sent; elsewhere lines as they come. The run knows nothing of
-it.
+On a terminal it shows the run's panel and sends only changed lines; elsewhere it prints lines. The run is not affected.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from lmtrain.cli.inspect.run_view import age_s, model_words, planned, state_words
+from lmtrain.cli.inspect.run_view import age_s, describe_model, describe_state, settings_facts
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.cli.screen.terminal import print_message
 from lmtrain.errors import MissingInputError, UsageError, join_few
@@ -30,8 +29,8 @@ EXAMPLES = (
     ("lmtrain watch runs/a --every 30", "less often, over a slow line"),
     ("lmtrain watch runs/a --once", "how it is now"),
 )
-_LEAST_S = 0.2
-_GOING_ON = ("running", "out of sight")
+_MIN_INTERVAL_S = 0.2
+_LIVE_STATES = ("running", "out of sight")
 
 
 def watch(
@@ -42,91 +41,95 @@ def watch(
     """Watch a run from another terminal, over a slow line too: its panel, or a line for each step that is logged."""
     from lmtrain.observe.screen.verb_progress import is_live
 
-    if not every >= _LEAST_S:
-        raise UsageError(f"--every={every:g} is how often to look, at least {_LEAST_S:g} seconds. Use --every=2.")
+    if not every >= _MIN_INTERVAL_S:
+        raise UsageError(
+            f"--every={every:g} is how often to look, at least {_MIN_INTERVAL_S:g} seconds. Use --every=2."
+        )
     console = PlainConsole()
     try:
-        _wait_for(run, every, console, waits=is_live(console) and not once)
+        _wait_for_run(run, every, console, may_wait=is_live(console) and not once)
         with record_errors(run):
-            (_draw if is_live(console) else _print)(run, every, once, console)
+            (_show_panel if is_live(console) else _print_lines)(run, every, once, console)
     except KeyboardInterrupt:
         print_message(console, "the watching ends here; the run is left as it is")
 
 
-def _wait_for(run: Path, every: float, console: Console, *, waits: bool) -> None:
+def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: bool) -> None:
+    """Return when the folder holds a run. If it does not, wait if `may_wait`, else raise."""
     if (run / CONFIG).is_file():
         return
-    if inside := [str(one) for one in find_runs(run) if one != run]:
-        raise UsageError(f"{run} is not a run but holds runs: {join_few(inside)}. Give one, or type `lmtrain runs`.")
-    there = f"is no run's folder (it has no {CONFIG})" if run.exists() else "does not exist"
-    if not waits or (run.exists() and not run.is_dir()):
+    if runs := [str(path) for path in find_runs(run) if path != run]:
+        raise UsageError(f"{run} is not a run but holds runs: {join_few(runs)}. Give one, or type `lmtrain runs`.")
+    problem = f"is no run's folder (it has no {CONFIG})" if run.exists() else "does not exist"
+    if not may_wait or (run.exists() and not run.is_dir()):
         raise MissingInputError(
-            f"{run} {there} yet, and only a terminal waits for a run to begin. Give the folder of a run, its run.dir."
+            f"{run} {problem} yet, and only a terminal waits for a run to begin. Give the folder of a run, its run.dir."
         )
-    print_message(console, f"{run} {there} yet: waiting for a run to begin there. Ctrl-C ends the waiting.")
+    print_message(console, f"{run} {problem} yet: waiting for a run to begin there. Ctrl-C ends the waiting.")
     while not (run / CONFIG).is_file():
-        time.sleep(every)
+        time.sleep(interval_s)
 
 
-def _draw(run: Path, every: float, once: bool, console: Console) -> None:
-    followed, drawn, panel = RowFollower(run / METRICS), Redrawn(console), _panel(run)
+def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console) -> None:
+    """Show the run's panel and update it until the run ends."""
+    follower, redrawer, panel = RowFollower(run / METRICS), Redrawer(console), _build_panel(run)
     while True:
-        state, rows = read_run_state(run), followed.rows()
+        state, rows = read_run_state(run), follower.rows()
         if any(row["event"] == "start" for row in rows) and panel.row:
-            panel = _panel(run)  # because: it may go on with other settings
+            panel = _build_panel(run)  # because: the new start may have other settings
         for row in rows:
-            _take(panel, row)
-        panel.now, over = _words(state, panel.row), state["state"] not in _GOING_ON
-        if over:
+            _update_panel(panel, row)
+        panel.now, is_over = _describe_row_state(state, panel.row), state["state"] not in _LIVE_STATES
+        if is_over:
             panel.stop(when_last_heard=True)
-        # because: a panel that stands still has no line of its own for what happens now
-        drawn.show(Group(panel, Text(f"  {panel.now}", style="dim")) if over else panel)
-        if over or once:
+        # because: a panel that is no longer live does not show its `now` line
+        redrawer.draw(Group(panel, Text(f"  {panel.now}", style="dim")) if is_over else panel)
+        if is_over or only_once:
             return
-        time.sleep(every)
+        time.sleep(interval_s)
 
 
-def _print(run: Path, every: float, once: bool, console: Console) -> None:
-    """Print the newest step of each look, and everything else that happened."""
+def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console) -> None:
+    """Print at each interval the newest step row, and all validation, evaluation and save rows, until the run ends."""
     from lmtrain.observe.screen.training_view import print_line
     from lmtrain.observe.stragglers.judge import slow_link_line, slow_rank_line
 
-    followed, total, slow, first = RowFollower(run / METRICS), _panel(run).total_steps, "", True
+    follower, total, slow_before, first = RowFollower(run / METRICS), _build_panel(run).total_steps, "", True
     lines: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "valid": valid_line, "eval": eval_line, "save": lambda row: f"saved step {row['saved_step']}",
     }  # fmt: skip
     while True:
-        state, rows = read_run_state(run), followed.rows()
+        state, rows = read_run_state(run), follower.rows()
         steps = [row for row in rows if row["event"] == "step"]
         for row in rows if not first else rows[-1:]:
             if row["event"] in lines:
                 print_line(console, lines[row["event"]](row))
         for row in steps[-1:]:
             print_line(console, step_line(row, total))
-            named = "; ".join(filter(None, [slow_rank_line(row), slow_link_line(row)]))
-            if named != slow:
-                print_line(console, f"slow: {named}" if named else "all keep pace again")
-            slow = named
-        over = once or state["state"] not in _GOING_ON
-        if over or first:
-            print_line(console, _words(state, steps[-1] if steps else {}))
-        if over:
+            slow_now = "; ".join(filter(None, [slow_rank_line(row), slow_link_line(row)]))
+            if slow_now != slow_before:
+                print_line(console, f"slow: {slow_now}" if slow_now else "all keep pace again")
+            slow_before = slow_now
+        is_over = only_once or state["state"] not in _LIVE_STATES
+        if is_over or first:
+            print_line(console, _describe_row_state(state, steps[-1] if steps else {}))
+        if is_over:
             return
         first = False
-        time.sleep(every)
+        time.sleep(interval_s)
 
 
-def _panel(run: Path) -> RunPanel:
-    """Build a panel from the settings of the run's last start, as far as this version knows them."""
+def _build_panel(run: Path) -> RunPanel:
+    """Build a panel from the settings of the run's last start; settings unknown to this version are left out."""
     settings = read_settings(run)
-    facts, saves = planned(run, settings), settings.get("checkpoint", {})
-    words = model_words(settings.get("model", {}), facts["parameters"])
+    facts, saves = settings_facts(run, settings), settings.get("checkpoint", {})
+    words = describe_model(settings.get("model", {}), facts["parameters"])
     title = {"run": str(run), "model": words} | ({"layout": facts["layout"]} if facts["layout"] else {})
     return RunPanel(title, int(facts["steps"] or 0), saves=Saves(saves.get("interval_steps"), saves.get("interval_s")))
 
 
-def _take(panel: RunPanel, row: dict[str, Any]) -> None:
-    """Show a row in the panel, with its age by this machine's clock."""
+def _update_panel(panel: RunPanel, row: dict[str, Any]) -> None:
+    """Pass a row to the panel, with its age by this machine's clock."""
     age = age_s(row["time"]) if "time" in row else 0.0
     match row["event"]:
         case "step":
@@ -139,39 +142,46 @@ def _take(panel: RunPanel, row: dict[str, Any]) -> None:
             panel.saved(row, age)
 
 
-def _words(state: dict[str, Any], row: Mapping[str, Any]) -> str:
-    return state_words(state | {"last_row_time": row.get("time")})
+def _describe_row_state(state: dict[str, Any], row: Mapping[str, Any]) -> str:
+    """Describe the run's state; `row` is its newest step row."""
+    return describe_state(state | {"last_row_time": row.get("time")})
 
 
-class Redrawn:
+class Redrawer:
+    """Draws a renderable again and again at the same place of a terminal, and sends only the lines that changed."""
+
     def __init__(self, console: Console) -> None:
         self._console = console
         self._lines: list[str] = []
         self._size = console.size
 
-    def show(self, what: RenderableType) -> None:
+    def draw(self, renderable: RenderableType) -> None:
         console = self._console
         with console.capture() as captured:
-            console.print(what)
+            console.print(renderable)
         lines = captured.get().split("\n")[:-1]
         if console.size != self._size or len(lines) > console.height - 1:
             self._size, self._lines = console.size, []
-        console.file.write(difference(self._lines, lines))
+        console.file.write(redraw_text(self._lines, lines))
         console.file.flush()
         self._lines = lines
 
 
-def difference(before: list[str], now: list[str]) -> str:
-    """Return what to write so that `now` replaces `before`, with the cursor below it before and after."""
-    now = now + [""] * (len(before) - len(now))
-    sent, at = "", len(before)  # `at`: the line that the cursor is on
-    for number, line in enumerate(now):
+def redraw_text(before: list[str], after: list[str]) -> str:
+    """Return the text, with escape codes, that turns the lines `before` on a terminal into `after`.
+
+    The cursor is below the lines before and after.
+    """
+    after = after + [""] * (len(before) - len(after))
+    output, cursor = "", len(before)  # `at`: the line that the cursor is on
+    for number, line in enumerate(after):
         if number >= len(before):
-            sent, at = f"{sent}{_move(number - at)}\r{line}\n", number + 1
+            output, cursor = f"{output}{_cursor_move(number - cursor)}\r{line}\n", number + 1
         elif line != before[number]:
-            sent, at = f"{sent}{_move(number - at)}\r{line}\x1b[K", number
-    return sent + (_move(len(now) - at) + "\r" if sent else "")
+            output, cursor = f"{output}{_cursor_move(number - cursor)}\r{line}\x1b[K", number
+    return output + (_cursor_move(len(after) - cursor) + "\r" if output else "")
 
 
-def _move(lines: int) -> str:
+def _cursor_move(lines: int) -> str:
+    """Return the escape code that moves the cursor down by `lines`, up if negative."""
     return f"\x1b[{abs(lines)}{'B' if lines > 0 else 'A'}" if lines else ""

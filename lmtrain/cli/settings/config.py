@@ -1,4 +1,4 @@
-"""`lmtrain config`: what there is to choose from, what a choice sets, where a value of a run comes from. Torch-free."""
+"""`lmtrain config`: list groups and choices, show what a choice sets, explain where a value comes from. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rich.text import Text
 
 from lmtrain.cli.keys.completion import complete_choice, complete_group, complete_key
 from lmtrain.cli.keys.settings_reference import (
+    all_keys,
     config_file,
+    config_headline,
     default_choices,
-    headline,
-    known_keys,
-    part_of_root,
-    text_of,
+    read_config_text,
+    root_section,
 )
 from lmtrain.cli.options import ConfigDir, ConfigName, Json, Overrides, Plugins
 from lmtrain.cli.screen.console import PlainConsole, print_pairs, print_table
@@ -30,8 +30,8 @@ from lmtrain.errors import UsageError, spelling_hint
 from lmtrain.units import format_count
 
 app = typer.Typer(no_args_is_help=True)
-_LEAST_COMMENT = 30  # columns
-_CHOSEN = "* what a run has where nothing else is chosen"
+_MIN_COMMENT_WIDTH = 30  # columns
+_DEFAULT_NOTE = "* what a run has where nothing else is chosen"
 
 
 @app.command("list")
@@ -47,11 +47,11 @@ def list_choices(
     """List the groups and their choices; of one group, what each choice is: of `model`, its size."""
     groups, default = group_choices(config_dir), default_choices()
     if group is None:
-        facts = [{"group": name, "default": default.get(name), "choices": found} for name, found in groups.items()]
+        facts = [{"group": name, "default": default.get(name), "choices": choices} for name, choices in groups.items()]
         return print_json(facts) if as_json else print_groups(facts)
     _check_group(group, groups)
     rows = [
-        {"choice": name, "default": name == default.get(group), "about": headline(file), "file": str(file)}
+        {"choice": name, "default": name == default.get(group), "about": config_headline(file), "file": str(file)}
         for name in groups[group]
         if (file := config_file(group, name, config_dir))
     ]
@@ -78,16 +78,18 @@ def show(
 ) -> None:
     """Print what a choice sets, as the YAML file that it is, and where it lies."""
     groups = group_choices(config_dir)
-    shown = part_of_root(group) if name is None and group not in groups else None
-    if shown is None:
+    file_and_text = root_section(group) if name is None and group not in groups else None
+    if file_and_text is None:
         _check_group(group, groups)
         name = name or default_choices().get(group, "")
         file = config_file(group, name, config_dir)
         if file is None:
-            said = f"{group} has no choice {name}" if name else f"A run has no {group} unless one is chosen"
-            raise UsageError(f"{said}. {spelling_hint(name, groups[group])}")
-        shown = file, text_of(file)
-    return print_json({"file": str(shown[0]), "yaml": shown[1]}) if as_json else print_file(*shown)
+            problem = f"{group} has no choice {name}" if name else f"A run has no {group} unless one is chosen"
+            raise UsageError(f"{problem}. {spelling_hint(name, groups[group])}")
+        file_and_text = file, read_config_text(file)
+    if as_json:
+        return print_json({"file": str(file_and_text[0]), "yaml": file_and_text[1]})
+    return print_file(*file_and_text)
 
 
 @app.command()
@@ -109,24 +111,24 @@ def explain(
 
     Of a part, such as `optim`, the value of each of its keys, and the line or the override that has set it.
     """
-    from lmtrain.cli.settings.explain import Composed, held_rows, key_facts, value_rows
+    from lmtrain.cli.settings.explain import ComposedSettings, history_rows, key_facts, value_rows
 
     if run is not None and overrides:
         raise UsageError(f"--run={run} asks about a run that was, {overrides[0]} about one that may be. Leave one out.")
-    known = known_keys()
-    parts = {name[:cut] for name in known for cut, letter in enumerate(name) if letter == "."} | {"all"}
-    if key not in known and key not in parts:
-        same = sorted(name for name in known if name.endswith(f".{key.rpartition('.')[2]}"))
-        # because: `lr` means optim.lr before it means something that is spelt like it
-        near = f"Did you mean {' or '.join(same)}?" if same else spelling_hint(key, [*known, *parts])
-        raise UsageError(f"{key} is not a setting. {near}")
-    composed = Composed.of(list(overrides or []), config_dir, config_name)
-    if key in known:
-        bare = Composed.of([], config_dir, config_name) if overrides else composed
-        facts = key_facts(known[key], composed, bare, config_dir)
-        facts |= {"held": held_rows(key, run)} if run is not None else {}
+    keys = all_keys()
+    parts = {name[:end] for name in keys for end, character in enumerate(name) if character == "."} | {"all"}
+    if key not in keys and key not in parts:
+        same_last_part = sorted(name for name in keys if name.endswith(f".{key.rpartition('.')[2]}"))
+        # because: `lr` is more likely to mean optim.lr than a key with a similar spelling
+        hint = f"Did you mean {' or '.join(same_last_part)}?" if same_last_part else spelling_hint(key, [*keys, *parts])
+        raise UsageError(f"{key} is not a setting. {hint}")
+    composed = ComposedSettings.compose(list(overrides or []), config_dir, config_name)
+    if key in keys:
+        without_overrides = ComposedSettings.compose([], config_dir, config_name) if overrides else composed
+        facts = key_facts(keys[key], composed, without_overrides, config_dir)
+        facts |= {"held": history_rows(key, run)} if run is not None else {}
         return print_json(facts) if as_json else print_key(facts)
-    rows = value_rows("" if key == "all" else f"{key}.", known, composed) if run is None else held_rows(key, run)
+    rows = value_rows("" if key == "all" else f"{key}.", keys, composed) if run is None else history_rows(key, run)
     if as_json:
         return print_json(rows)
     return print_table([
@@ -135,6 +137,7 @@ def explain(
 
 
 def _check_group(group: str, groups: dict[str, list[str]]) -> None:
+    """Raise if there is no such group."""
     if group not in groups:
         raise UsageError(f"{group} is not a group of settings. {spelling_hint(group, groups)}")
 
@@ -144,7 +147,7 @@ def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
     from lmtrain.models.model_settings import ModelSettings
 
     tree: Any = read_yaml(file).data
-    if "defaults" in tree or "${" in str(tree):  # because: composing costs more than all the rest
+    if "defaults" in tree or "${" in str(tree):  # because: composing is slow, and other files do not need it
         tree = compose_plain([f"model={name}"], config_dir=config_dir)["model"]
     model = build_settings(ModelSettings, tree, "model")  # type: ignore[type-abstract]
     shape = model.shape
@@ -155,23 +158,25 @@ def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
 
 
 def print_file(file: Path, text: str) -> None:
-    """Print a config file; on a terminal long comments are wrapped, and the YAML stays equal."""
+    """Print a config file; on a terminal long comments are wrapped, and the YAML stays the same."""
     console = PlainConsole(highlight=False)
     lines = [f"# {file}", *text.splitlines()]
     if console.file.isatty():
-        lines = [part for line in lines for part in _commented(line, console.width)]
+        lines = [part for line in lines for part in _wrap_comment(line, console.width)]
     console.print(Text("\n".join(lines)), soft_wrap=True)
 
 
-def _commented(line: str, width: int) -> list[str]:
+def _wrap_comment(line: str, width: int) -> list[str]:
+    """Wrap the comment of a line to `width` columns, indented below its start; return the lines."""
     before, mark, words = line.partition("# ")
-    if len(line) <= width or not mark or width - len(before) < _LEAST_COMMENT:
+    if len(line) <= width or not mark or width - len(before) < _MIN_COMMENT_WIDTH:
         return [line]
     first, *more = textwrap.wrap(words, width - len(before) - 2, break_long_words=False, break_on_hyphens=False)
     return [f"{before}# {first}", *(f"{' ' * len(before)}# {part}" for part in more)]
 
 
 def print_groups(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table of the groups with their default and choices."""
     print_table([
         {"<group": row["group"], "<default": row["default"] or "", "<choices": ", ".join(row["choices"])}
         for row in rows
@@ -180,23 +185,26 @@ def print_groups(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def print_choices(group: str, rows: Sequence[dict[str, Any]]) -> None:
-    print_table([{"<choice": _name(group, row), "<what it is": row["about"]} for row in rows])
+    """Print a table of a group's choices with their descriptions."""
+    print_table([{"<choice": _choice_label(group, row), "<what it is": row["about"]} for row in rows])
     if any(row["default"] for row in rows):
-        echo(_CHOSEN, dim=True)
+        echo(_DEFAULT_NOTE, dim=True)
 
 
 def print_models(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table of the models with their sizes, sorted by kind and size."""
     sizes = {"layers": "num_layers", "width": "width", "heads": "num_heads", "length": "seq_len"}
     print_table([
-        {"<choice": _name("model", row), "size": f"{format_count(row['parameters'])}{'' if row['vocab_size'] else '+'}"}
+        {"<choice": _choice_label("model", row), "size": f"{format_count(row['parameters'])}{'' if row['vocab_size'] else '+'}"}
         | {title: str(row[key]) for title, key in sizes.items()}
         | {"<from": row["about"].rpartition("(")[2].partition(")")[0] if "(" in row["about"] else ""}
         for row in sorted(rows, key=lambda row: (row["kind"], row["parameters"]))
     ])  # fmt: skip
-    echo(f"{_CHOSEN}\n+ parameters, and the embedding of the tokenizer's vocabulary besides", dim=True)
+    echo(f"{_DEFAULT_NOTE}\n+ parameters, and the embedding of the tokenizer's vocabulary besides", dim=True)
 
 
 def print_key(facts: dict[str, Any]) -> None:
+    """Print the facts of a setting, as `key_facts` returns them."""
     section, names = facts["key"].partition(".")[0], facts["kinds"]
     either = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     kinds = f", where {section}.kind is {either}" if names else ""
@@ -204,18 +212,27 @@ def print_key(facts: dict[str, Any]) -> None:
     print_pairs([
         ("meaning", facts["meaning"]),
         ("type", f"{facts['type']}{kinds}"),
-        *((title, _value(facts[key])) for title, key in (("default", "default"), ("this run", "run")) if key in facts),
         *(
-            ("" if at else "held", f"{as_typed(one['value'])}, {one['from']}")
-            for at, one in enumerate(facts.get("held", ()))
+            (title, _describe_value(facts[key]))
+            for title, key in (("default", "default"), ("this run", "run"))
+            if key in facts
         ),
-        *(("" if at else "presets", f"{one['choice']}: {one['value']}") for at, one in enumerate(facts["set_by"])),
+        *(
+            ("" if number else "held", f"{as_typed(item['value'])}, {item['from']}")
+            for number, item in enumerate(facts.get("held", ()))
+        ),
+        *(
+            ("" if number else "presets", f"{item['choice']}: {item['value']}")
+            for number, item in enumerate(facts["set_by"])
+        ),
     ])  # fmt: skip
 
 
-def _value(facts: dict[str, Any]) -> str:
+def _describe_value(facts: dict[str, Any]) -> str:
+    """Return a value and its origin, or why there is no value."""
     return f"{as_typed(facts['value'])}, from {facts['from']}" if facts["from"] else facts["why"]
 
 
-def _name(group: str, row: dict[str, Any]) -> str:
+def _choice_label(group: str, row: dict[str, Any]) -> str:
+    """Return "GROUP=CHOICE", with a star if it is the default."""
     return f"{group}={row['choice']}{' *' if row['default'] else ''}"

@@ -1,4 +1,4 @@
-"""What `lmtrain config explain` says of a setting: what it means, who sets it, and its value in a run. Torch-free."""
+"""Facts for `lmtrain config explain`: what a setting means, what sets it, and its value in a run. Torch-free."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from lmtrain.cli.keys.settings_reference import Key, config_file, text_of
+from lmtrain.cli.keys.settings_reference import Key, config_file, read_config_text
 from lmtrain.config.base import show
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose_plain, conf_dir, group_choices, prepare_composition, typed_words
@@ -22,14 +22,16 @@ _OPTIONAL = {field.name for field in fields(RunConfig) if field.default is None}
 
 @dataclass(frozen=True)
 class Origin:
-    """Who has set a value, and what is written there: the value in a file, or the override."""
+    """The place that sets a value: a line of a config file, or an override. `text` is the value or the override."""
 
     text: str
     file: Path | None = None  # None: the command line
     line: int = 0
 
 
-def origins(overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain") -> dict[str, Origin]:
+def find_origins(
+    overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
+) -> dict[str, Origin]:
     """Return the origin of every value that a file or an override sets, by its dotted key."""
     # because: hydra is slow to import
     from lmtrain.config.hydra_source import merged_files
@@ -37,36 +39,37 @@ def origins(overrides: Sequence[str], *, config_dir: Path | None = None, name: s
     found: dict[str, Origin] = {}
     folders, asked, words, changes = prepare_composition(overrides, config_dir=config_dir, name=name)
     for file, place in merged_files(folders, asked, words):
-        for key, origin in _origins_in(file).items():
-            _put(found, f"{place}.{key}" if place else key, origin)
+        for key, origin in _origins_in_file(file).items():
+            _set_origin(found, f"{place}.{key}" if place else key, origin)
     for override in changes:
         if override.is_delete():
-            _drop(found, override.key_or_group)
+            _remove_origins(found, override.key_or_group)
         else:
             for path, _ in _leaves(override.value(), (override.key_or_group,)):
-                _put(found, ".".join(path), Origin(override.input_line))
+                _set_origin(found, ".".join(path), Origin(override.input_line))
     return found
 
 
-def origin_of(found: dict[str, Origin], key: str) -> Origin | None:
+def nearest_origin(origins: dict[str, Origin], key: str) -> Origin | None:
     """Return a key's origin, or that of the nearest enclosing group that was set as a whole."""
-    while key not in found and "." in key:
+    while key not in origins and "." in key:
         key = key.rpartition(".")[0]
-    return found.get(key)
+    return origins.get(key)
 
 
-def file_origins(file: Path) -> dict[str, Origin]:
+def read_file_origins(file: Path) -> dict[str, Origin]:
     """Return the dotted keys of a config file with their values and lines."""
-    return _origins_in(read_yaml(file))
+    return _origins_in_file(read_yaml(file))
 
 
-def _origins_in(file: YamlFile) -> dict[str, Origin]:
+def _origins_in_file(file: YamlFile) -> dict[str, Origin]:
+    """Return the origin of each dotted key of a config file."""
     values = _leaves({key: value for key, value in file.data.items() if key != "defaults"}, ())
     return {".".join(path): Origin(show(value), file.path, file.lines.get(path, 0)) for path, value in values}
 
 
 def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield what is set, by its path; a group given as {a: 1, b: 2} sets each of its keys."""
+    """Yield (path, value) for each value that is set; a group given as {a: 1, b: 2} sets each of its keys."""
     if isinstance(node, dict) and node:
         for name, inner in node.items():
             yield from _leaves(inner, (*path, str(name)))
@@ -74,27 +77,28 @@ def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
         yield path, node
 
 
-def _put(found: dict[str, Origin], key: str, origin: Origin) -> None:
-    _drop(found, key)
-    found[key] = origin
+def _set_origin(origins: dict[str, Origin], key: str, origin: Origin) -> None:
+    """Set a key's origin, which replaces those of all keys below it."""
+    _remove_origins(origins, key)
+    origins[key] = origin
 
 
-def _drop(found: dict[str, Origin], key: str) -> None:
+def _remove_origins(origins: dict[str, Origin], key: str) -> None:
     """Remove the origins of a key and of all keys below it."""
-    for one in [one for one in found if one == key or one.startswith(f"{key}.")]:
-        del found[one]
+    for other_key in [other_key for other_key in origins if other_key == key or other_key.startswith(f"{key}.")]:
+        del origins[other_key]
 
 
 @dataclass(frozen=True)
-class Composed:
-    """The settings of a run as files and overrides give them, and who has set each."""
+class ComposedSettings:
+    """The settings of a run as composed from files and overrides, with the origin of each value."""
 
     tree: dict[str, Any]
     origins: dict[str, Origin]
 
     @classmethod
-    def of(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> Composed:
-        """Refuses what `lmtrain pretrain` would refuse, but for settings that are still to be given."""
+    def compose(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> ComposedSettings:
+        """Compose settings. Raise as `lmtrain pretrain` would, except for settings that are not given yet."""
         tree = compose_plain(overrides, config_dir=config_dir, name=name)
         gave_way = RunConfig.adjust_defaults(tree, typed_words(overrides))
         try:
@@ -102,64 +106,70 @@ class Composed:
         except SettingsError as error:
             if wrong := [problem for problem in error.problems if " is not set. " not in problem]:
                 raise SettingsError(wrong) from error
-        found = origins(overrides, config_dir=config_dir, name=name)
+        found = find_origins(overrides, config_dir=config_dir, name=name)
         for change in gave_way:
             chosen = f"{change.key}.kind" if isinstance(tree.get(change.key), dict) else change.key
-            _put(found, chosen, Origin(f"to fit {change.cause}"))
+            _set_origin(found, chosen, Origin(f"to fit {change.cause}"))
         return cls(tree, found)
 
     def kind(self, section: str) -> str:
         part = self.tree.get(section)
         return str(part.get("kind", "")) if isinstance(part, dict) else ""
 
-    def pick(self, keys: Sequence[Key]) -> Key | None:
-        """Return the key of the run's own kind, of a key that several kinds have."""
+    def key_of_chosen_kind(self, keys: Sequence[Key]) -> Key | None:
+        """Return the entry of `keys` for the kind that the run uses, or None if that kind has no such key."""
         section = keys[0].name.partition(".")[0]
         return next((key for key in keys if key.kind in ("", self.kind(section))), None)
 
-    def has(self, key: Key) -> bool:
-        """Return whether a key's section is set; `hardware` is not if no machine is named."""
+    def has_section(self, key: Key) -> bool:
+        """Return True if a key's section is not null; `hardware` is null if no machine is named."""
         section = key.name.partition(".")[0]
         return section not in _OPTIONAL or self.tree.get(section) is not None
 
     def value(self, key: Key) -> dict[str, Any]:
-        """Return a key's value as plain data, and where it comes from in words."""
+        """Return a key's value as plain data and its origin in words; without a value, the reason why."""
         node: Any = self.tree
         for word in key.name.split("."):
             node = node.get(word, _ABSENT) if isinstance(node, dict) else _ABSENT
         if node is not _ABSENT:
-            return {"value": node, "from": _words(origin_of(self.origins, key.name))}
+            return {"value": node, "from": _describe_origin(nearest_origin(self.origins, key.name))}
         if key.default:
             return {"value": key.default, "from": "the default, which no file repeats"}
-        if not self.has(key):
+        if not self.has_section(key):
             return {"value": None, "from": None, "why": f"{key.name.partition('.')[0]} is null"}
         return {"value": None, "from": None, "why": "has to be given"}
 
 
-def key_facts(keys: Sequence[Key], run: Composed, bare: Composed, config_dir: Path | None) -> dict[str, Any]:
-    """`run` has the overrides of the command line, `bare` has none."""
-    name, own = keys[0].name, run.pick(keys)
-    key = own or keys[0]
+def key_facts(
+    keys: Sequence[Key], run: ComposedSettings, without_overrides: ComposedSettings, config_dir: Path | None
+) -> dict[str, Any]:
+    """Return facts about a setting: type, meaning, default, its value in `run`, and the config files that set it.
+
+    `keys` are the setting's entries for all kinds that have it. `run` is composed with the overrides of the command
+    line, `without_overrides` without them.
+    """
+    name, run_key = keys[0].name, run.key_of_chosen_kind(keys)
+    key = run_key or keys[0]
     facts: dict[str, Any] = {
-        "key": name, "kinds": [one.kind for one in keys if one.kind], "type": key.types.replace("`", ""),
+        "key": name, "kinds": [each_key.kind for each_key in keys if each_key.kind], "type": key.types.replace("`", ""),
         "meaning": key.meaning, "values": list(key.values),
     }  # fmt: skip
-    if (normal := bare.pick(keys)) is not None:
-        facts["default"] = bare.value(normal)
-    if own is None:
+    if (default_key := without_overrides.key_of_chosen_kind(keys)) is not None:
+        facts["default"] = without_overrides.value(default_key)
+    if run_key is None:
         section = name.partition(".")[0]
         facts["run"] = {"value": None, "from": None, "why": f"{section}.kind={run.kind(section)} has no such key"}
-    elif run is not bare:
-        facts["run"] = run.value(own)
+    elif run is not without_overrides:
+        facts["run"] = run.value(run_key)
     return facts | {"set_by": [*_choices_that_set(name, config_dir)]}
 
 
-def value_rows(prefix: str, known: dict[str, list[Key]], run: Composed) -> list[dict[str, Any]]:
+def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) -> list[dict[str, Any]]:
     """Return every key below a prefix that a run has, with its value and origin."""
-    picked = [key for name, keys in known.items() if name.startswith(prefix) and (key := run.pick(keys))]
-    rows = {key.name: {"key": key.name} | run.value(key) for key in filter(run.has, picked)}
-    # because: of a group within a part, such as train.rampup, the keys tell all, and where it is null there are none;
-    # of a list the value tells all
+    picked = [key for name, keys in known.items() if name.startswith(prefix) and (key := run.key_of_chosen_kind(keys))]
+    rows = {key.name: {"key": key.name} | run.value(key) for key in filter(run.has_section, picked)}
+    # because: a group within a section, such as train.rampup, is shown by its keys unless it is null, and a list by its
+    # value
     empty = {name for name, row in rows.items() if row["value"] is None or isinstance(row["value"], list)}
     return [
         row
@@ -168,39 +178,40 @@ def value_rows(prefix: str, known: dict[str, list[Key]], run: Composed) -> list[
     ]
 
 
-def held_rows(key: str, run: Path) -> list[dict[str, Any]]:
-    """Return every value that a key, or one below it, had in a run, and from which step."""
-    found = read_settings_history(run)
-    below = [one for one in found if key in (one, "all") or one.startswith((f"{key}.", f"{key}["))]
-    if not below:
+def history_rows(key: str, run: Path) -> list[dict[str, Any]]:
+    """Return a row for each value that a key, or a key below it, had in a run, with its first step."""
+    histories = read_settings_history(run)
+    names = [name for name in histories if key in (name, "all") or name.startswith((f"{key}.", f"{key}["))]
+    if not names:
         raise UsageError(f"{run} has no setting {key}. `lmtrain config explain all --run {run}` lists what it has.")
     return [
-        {"key": one, "value": value, "step": step, "from": f"from step {step:,}"}
-        for one in below for step, value in found[one]
+        {"key": name, "value": value, "step": step, "from": f"from step {step:,}"}
+        for name in names for step, value in histories[name]
     ]  # fmt: skip
 
 
 def _choices_that_set(name: str, config_dir: Path | None) -> Iterator[dict[str, str]]:
-    """Yield every config file that sets this key, as the choice that one types."""
+    """Yield every config file that sets this key, as the override GROUP=CHOICE that selects it, with the value."""
     section, _, rest = name.partition(".")
     for group, choices in group_choices(config_dir).items():
         for choice in choices:
             file = config_file(group, choice, config_dir)
             if file is None:
                 continue
-            is_global = text_of(file).startswith("# @package _global_")
+            is_global = read_config_text(file).startswith("# @package _global_")
             inside = name if is_global else rest if group == section else None
-            if inside and (origin := file_origins(file).get(inside)):
+            if inside and (origin := read_file_origins(file).get(inside)):
                 yield {"choice": f"{group}={choice}", "value": origin.text}
-    if root := file_origins(conf_dir() / "pretrain.yaml").get(name):
+    if root := read_file_origins(conf_dir() / "pretrain.yaml").get(name):
         yield {"choice": "conf/pretrain.yaml", "value": root.text}
 
 
-def _words(origin: Origin | None) -> str:
+def _describe_origin(origin: Origin | None) -> str:
+    """Describe an origin in words: a file and line, the command line, or the default."""
     if origin is None:
         return "the default, which no file repeats"
     if origin.file is None:
         return f"the command line: {origin.text}"
     inside = origin.file.is_relative_to(conf_dir())
-    shown = Path("conf") / origin.file.relative_to(conf_dir()) if inside else origin.file
-    return f"{shown}, line {origin.line}"
+    path = Path("conf") / origin.file.relative_to(conf_dir()) if inside else origin.file
+    return f"{path}, line {origin.line}"

@@ -183,7 +183,7 @@ MUTANTS = [
     Mutant(
         name="change_after_the_step_explains_it",
         file="lmtrain/cli/runs/diff.py",
-        function="_before",
+        function="_differing_before",
         old='if facts["after"][key] < step',
         new='if facts["after"][key] <= step',
         breaks="A setting that was changed after the first step that differs is named as its cause, and the true one "

@@ -54,9 +54,9 @@ MUTANTS = [
     Mutant(
         name="keys_of_longer_names_lose_their_origin",
         file="lmtrain/cli/settings/explain.py",
-        function="_drop",
-        old='one.startswith(f"{key}.")',
-        new="one.startswith(key)",
+        function="_remove_origins",
+        old='other_key.startswith(f"{key}.")',
+        new="other_key.startswith(key)",
         breaks="`lmtrain config explain` says that nobody has set a key that a file sets.",
         only_for="keys whose names begin with the whole of one that is set later, such as model.norm_eps behind "
         "model.norm=rmsnorm",

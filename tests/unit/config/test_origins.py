@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.settings.explain import Origin, file_origins, origin_of, origins
+from lmtrain.cli.settings.explain import Origin, find_origins, nearest_origin, read_file_origins
 from lmtrain.config.compose import compose_plain, conf_dir
 
 
@@ -36,26 +36,26 @@ def test_the_last_file_or_override_counts(mine: Path) -> None:
         "train.rampup.start=16",
         "model.norm=rmsnorm",
     ]
-    found = origins(overrides, config_dir=mine)
-    assert origin_of(found, "optim.lr") == Origin("0.007", mine / "experiment/mine.yaml", 6)
-    assert place(origin_of(found, "optim.weight_decay")) == ("lamb.yaml", 4)
-    assert origin_of(found, "train.seed") == Origin("train.seed=3")
-    assert origin_of(found, "optim.betas") == Origin("++optim.betas=[0.8,0.9]")
-    assert place(origin_of(found, "train.rampup.samples")) == ("mine.yaml", 9)
-    assert origin_of(found, "train.rampup.start") == Origin("train.rampup.start=16")
-    assert place(origin_of(found, "model.width")) == ("gpt_tiny.yaml", 4)
-    assert place(origin_of(found, "model.norm_eps")) == ("gpt_tiny.yaml", 15)
-    assert place(origin_of(found, "train.steps"))[0] == "pretrain.yaml"  # type: ignore[index]
+    found = find_origins(overrides, config_dir=mine)
+    assert nearest_origin(found, "optim.lr") == Origin("0.007", mine / "experiment/mine.yaml", 6)
+    assert place(nearest_origin(found, "optim.weight_decay")) == ("lamb.yaml", 4)
+    assert nearest_origin(found, "train.seed") == Origin("train.seed=3")
+    assert nearest_origin(found, "optim.betas") == Origin("++optim.betas=[0.8,0.9]")
+    assert place(nearest_origin(found, "train.rampup.samples")) == ("mine.yaml", 9)
+    assert nearest_origin(found, "train.rampup.start") == Origin("train.rampup.start=16")
+    assert place(nearest_origin(found, "model.width")) == ("gpt_tiny.yaml", 4)
+    assert place(nearest_origin(found, "model.norm_eps")) == ("gpt_tiny.yaml", 15)
+    assert place(nearest_origin(found, "train.steps"))[0] == "pretrain.yaml"  # type: ignore[index]
 
 
 @pytest.mark.wide
 def test_every_composed_value_has_an_origin_that_says_it(mine: Path) -> None:
     """But for a group that an override sets as a whole, what is written there is what is composed."""
     overrides = ["experiment=mine", "model=llama_tiny", "data.path=x"]
-    tree, found = compose_plain(overrides, config_dir=mine), origins(overrides, config_dir=mine)
+    tree, found = compose_plain(overrides, config_dir=mine), find_origins(overrides, config_dir=mine)
     for part, values in tree.items():
         for key, value in values.items():
-            origin = origin_of(found, f"{part}.{key}")
+            origin = nearest_origin(found, f"{part}.{key}")
             if isinstance(value, dict):
                 continue
             assert origin is not None, f"{part}.{key}"
@@ -65,24 +65,25 @@ def test_every_composed_value_has_an_origin_that_says_it(mine: Path) -> None:
 
 @pytest.mark.wide
 def test_a_group_that_is_set_or_removed_takes_its_keys_along(mine: Path) -> None:
-    found = origins(["experiment=mine", "train.rampup=null"], config_dir=mine)
-    assert origin_of(found, "train.rampup.start") == origin_of(found, "train.rampup") == Origin("train.rampup=null")
-    found = origins(["~optim.betas", "train.rampup={start: 4, samples: 9}"], config_dir=mine)
-    assert origin_of(found, "optim.betas") is None
-    assert origin_of(found, "train.rampup.start") == Origin("train.rampup={start: 4, samples: 9}")
+    found = find_origins(["experiment=mine", "train.rampup=null"], config_dir=mine)
+    null = Origin("train.rampup=null")
+    assert nearest_origin(found, "train.rampup.start") == nearest_origin(found, "train.rampup") == null
+    found = find_origins(["~optim.betas", "train.rampup={start: 4, samples: 9}"], config_dir=mine)
+    assert nearest_origin(found, "optim.betas") is None
+    assert nearest_origin(found, "train.rampup.start") == Origin("train.rampup={start: 4, samples: 9}")
 
 
 def test_a_users_root_config_is_read_first(tmp_path: Path) -> None:
     (tmp_path / "root.yaml").write_text("defaults:\n  - model: gpt_tiny\n  - _self_\nmodel:\n  width: 64\n")
-    found = origins([], config_dir=tmp_path, name="root")
-    assert place(origin_of(found, "model.width")) == ("root.yaml", 5)
-    assert place(origin_of(found, "model.seq_len"))[0] == "gpt_tiny.yaml"  # type: ignore[index]
+    found = find_origins([], config_dir=tmp_path, name="root")
+    assert place(nearest_origin(found, "model.width")) == ("root.yaml", 5)
+    assert place(nearest_origin(found, "model.seq_len"))[0] == "gpt_tiny.yaml"  # type: ignore[index]
 
 
 def test_lines_of_a_shipped_file() -> None:
     path = conf_dir() / "schedule/wsd.yaml"
     lines = path.read_text(encoding="utf-8").splitlines()
-    found = file_origins(path)
+    found = read_file_origins(path)
     assert {"kind", "warmup_steps", "decay", "min_ratio"} <= found.keys()
     for key, origin in found.items():
         assert lines[origin.line - 1].startswith(f"{key}: ")

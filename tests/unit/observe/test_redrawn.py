@@ -9,7 +9,7 @@ import re
 from rich.console import Console
 from rich.text import Text
 
-from lmtrain.cli.runs.watch import Redrawn, difference
+from lmtrain.cli.runs.watch import Redrawer, redraw_text
 
 
 def shown(sent: str) -> list[str]:
@@ -32,7 +32,7 @@ def test_any_block_becomes_any_other() -> None:
         before: list[str] = []
         sent = ""
         for block in blocks:
-            part = difference(before, block)
+            part = redraw_text(before, block)
             assert part.count("\n") == max(len(block) - len(before), 0)
             sent += part
             before = block + [""] * (len(before) - len(block))
@@ -41,15 +41,15 @@ def test_any_block_becomes_any_other() -> None:
 
 def test_what_stays_is_not_sent_again() -> None:
     lines = [f"line {number}" for number in range(20)]
-    assert difference(lines, lines) == ""
-    assert difference(lines, [*lines[:7], "other", *lines[8:]]) == "\x1b[13A\rother\x1b[K\x1b[13B\r"
+    assert redraw_text(lines, lines) == ""
+    assert redraw_text(lines, [*lines[:7], "other", *lines[8:]]) == "\x1b[13A\rother\x1b[K\x1b[13B\r"
 
 
 def test_a_console_gets_few_bytes() -> None:
     file = io.StringIO()
-    drawn = Redrawn(Console(file=file, width=80, height=30, force_terminal=True, legacy_windows=False))
-    drawn.show(Text("\n".join(f"figure {number}" for number in range(12))))
+    drawn = Redrawer(Console(file=file, width=80, height=30, force_terminal=True, legacy_windows=False))
+    drawn.draw(Text("\n".join(f"figure {number}" for number in range(12))))
     first = len(file.getvalue())
-    drawn.show(Text("\n".join(f"figure {number + (number == 3) * 50}" for number in range(12))))
+    drawn.draw(Text("\n".join(f"figure {number + (number == 3) * 50}" for number in range(12))))
     assert "figure 53" in file.getvalue()[first:]
     assert len(file.getvalue()) - first < 30
