@@ -195,7 +195,8 @@ def print_models(rows: Sequence[dict[str, Any]]) -> None:
     """Print a table of the models with their sizes, sorted by kind and size."""
     sizes = {"layers": "num_layers", "width": "width", "heads": "num_heads", "length": "seq_len"}
     print_table([
-        {"<choice": _choice_label("model", row), "size": f"{format_count(row['parameters'])}{'' if row['vocab_size'] else '+'}"}
+        {"<choice": _choice_label("model", row)}
+        | {"size": f"{format_count(row['parameters'])}{'' if row['vocab_size'] else '+'}"}
         | {title: str(row[key]) for title, key in sizes.items()}
         | {"<from": row["about"].rpartition("(")[2].partition(")")[0] if "(" in row["about"] else ""}
         for row in sorted(rows, key=lambda row: (row["kind"], row["parameters"]))
