@@ -35,6 +35,7 @@ ALLOWED = {
     "lmtrain.eval.harness.loglikelihood_rolling": "called by lm_eval",
     "lmtrain.eval.harness.generate_until": "called by lm_eval",
     "lmtrain.cli.screen.console.render": "called by rich",
+    "lmtrain.cli.pretrain.from_run.prepare_ranks": "called by the server that forks ranks, by its name",
     "lmtrain.observe.watch.companion.main_of_fork": "called by the server that forks ranks, by its name",
     "lmtrain.parallel.weights.sharding.allocate": "called by FSDP",
 }
