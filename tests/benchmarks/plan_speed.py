@@ -10,9 +10,9 @@ import resource
 import sys
 import time
 
-from lmtrain.cli.plan.planning import asked
-from lmtrain.plan.search.layout_space import legal_layouts
+from lmtrain.cli.plan.planning import read_question
 from lmtrain.plan.search.ranking import Limits, Prices, rank_layouts
+from lmtrain.plan.search.layout_space import legal_layouts
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     gpus = parser.parse_args().gpus
     began, busy = time.perf_counter(), time.process_time()
     words = ["model=gpt3_175b", "hardware=h100", f"gpus={gpus}", "train.global_batch=1536"]
-    question = asked(words, None, None, "pretrain")
+    question = read_question(words, None, None, "pretrain")
     composed = time.perf_counter()
     space = legal_layouts(question.run, gpus, question.hardware)
     searched = time.perf_counter()

@@ -15,7 +15,7 @@ import lmtrain.eval.load
 import lmtrain.parallel.mesh
 import lmtrain.runtime.processes.process_group  # noqa: F401
 from lmtrain.checkpoint.reader import CheckpointReader  # noqa: F401
-from lmtrain.cli.eval.model_source import find_subject, on_processes, settle_layout
+from lmtrain.cli.eval.model_source import choose_layout, find_model, open_model_loader
 from lmtrain.eval.runner import run
 from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
@@ -31,11 +31,11 @@ def status(key: str) -> int:
 
 def main() -> None:
     checkpoint, text, folder, *words = sys.argv[1:]
-    task, subject, env = find_task("perplexity"), find_subject(Path(checkpoint)), ProcessEnv.detect()
+    task, subject, env = find_task("perplexity"), find_model(Path(checkpoint)), ProcessEnv.detect()
     before = set(storages(living_tensors()))
     imported_bytes = status("VmRSS")
-    parallel = settle_layout(words, subject.settings, env)
-    with on_processes(env, [parallel], "cpu", "fp32") as load:
+    parallel = choose_layout(words, subject.settings, env)
+    with open_model_loader(env, [parallel], "cpu", "fp32") as load:
         loaded = load(subject, parallel)
         after = storages(living_tensors())
         held_bytes = sum(size for at, (size, _) in after.items() if at not in before)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.cli.slurm.slurm import SbatchJob, script
+from lmtrain.cli.slurm.slurm import SbatchJob, job_script
 from tests.cli.harness import Toy, lmtrain
 from tests.marks import wide
 
@@ -71,7 +71,7 @@ class Slurm:
         self._program("squeue", f'case "$*" in {answers} *) exit 1 ;; esac')
         self.asked.touch()
         file = self.folder / "job.sbatch"
-        file.write_text(script(job(self.folder, spare_nodes=spare_nodes, tasks_per_node=self.tasks_per_node)))
+        file.write_text(job_script(job(self.folder, spare_nodes=spare_nodes, tasks_per_node=self.tasks_per_node)))
         env = {"PATH": f"{bin_}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]"}
         with self.log.open("w") as log:
             return subprocess.Popen(["bash", str(file)], stdout=log, stderr=log, env=env | self.env)
@@ -294,7 +294,7 @@ def test_a_stop_that_reaches_the_script_reaches_the_tasks(slurm: Slurm, hears: b
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_has_nothing_to_say(tmp_path: Path) -> None:
     file = tmp_path / "job.sbatch"
-    file.write_text(script(replace(job(tmp_path), runs=[(tmp_path, ["a=b c"])])))
+    file.write_text(job_script(replace(job(tmp_path), runs=[(tmp_path, ["a=b c"])])))
     done = subprocess.run(["shellcheck", str(file)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

@@ -1,4 +1,4 @@
-"""`lmtrain eval`: a checkpoint, a task and its file in; a number with its recipe out, as a table or as JSON."""
+"""`lmtrain eval`: score a checkpoint on tasks; print results with their recipes as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Layout = Annotated[
         "are copies of it, each with batches of its own.",
     ),
 ]
-_OF_FILES = ("compare", "output", "as_json", "full", "plugin")  # what two results files leave to be chosen
+_OPTIONS_FOR_FILES = ("compare", "output", "as_json", "full", "plugin")  # with two results files
 
 
 def evaluate(
@@ -105,19 +105,19 @@ def evaluate(
     Every result comes with what it was divided by, how its text was cut, and the sum from which it follows.
     """
     if list_tasks:
-        return _list(as_json)
+        return _print_tasks(as_json)
     if compare is not None and checkpoint is not None and "=" in str(checkpoint):
         checkpoint, layout = None, [str(checkpoint), *(layout or [])]
     _check_comparison(context, checkpoint, compare, steps)
     _check_outputs(output, samples)
-    of_files = compare is not None and all(path.is_file() for path in compare)
-    jobs = [] if of_files else _jobs(task, data, baseline, format_, key)
+    compares_files = compare is not None and all(path.is_file() for path in compare)
+    jobs = [] if compares_files else _build_jobs(task, data, baseline, format_, key)
     if checkpoint is None and compare is None:
         raise UsageError("CHECKPOINT is missing. Give a checkpoint or a run's folder, as in `lmtrain eval runs/a ...`.")
     processes = ProcessOptions(nproc, nproc_per_node)
     env = detect_process(processes)
 
-    from lmtrain.cli.eval.model_source import check_device, find_subject, settle_layout
+    from lmtrain.cli.eval.model_source import check_device, choose_layout, find_model
     from lmtrain.cli.eval.session import (
         Options,
         Session,
@@ -125,7 +125,7 @@ def evaluate(
         compare_models,
         evaluate_one,
         evaluate_steps,
-        find_steps,
+        find_step_checkpoints,
     )
     from lmtrain.eval.source import check_kind
     from lmtrain.eval.task import choose_window
@@ -134,20 +134,20 @@ def evaluate(
         baseline=baseline, batch_size=batch_size, stride=stride, seq_len=seq_len, limit=limit, device=device,
         precision=precision, output=output, samples=samples, as_json=as_json, full=full,
     )  # fmt: skip
-    if compare is not None and of_files:
+    if compare is not None and compares_files:
         return compare_files(*compare, options)
     unblock_stops()
-    # before torch is imported, so that what is wrong is told at once
+    # because: errors are reported at once if the checks come before the import of torch
     paths = list(compare or ()) if checkpoint is None else [checkpoint]
     if checkpoint is not None and steps is not None:
-        paths = find_steps(checkpoint, steps)
-    subjects = [find_subject(path) for path in paths]
-    settled = [settle_layout(layout or [], subject.settings, env) for subject in subjects]
+        paths = find_step_checkpoints(checkpoint, steps)
+    sources = [find_model(path) for path in paths]
+    layouts = [choose_layout(layout or [], source.settings, env) for source in sources]
     check_device(device, env)
-    for one, _ in jobs:
-        for subject in subjects:
-            check_kind(one, causal=subject.settings.shape.causal, pairs="pair" in subject.settings.terms)
-            choose_window(one, subject.settings.shape.seq_len, seq_len)
+    for task_of_job, _ in jobs:
+        for source in sources:
+            check_kind(task_of_job, causal=source.settings.shape.causal, pairs="pair" in source.settings.terms)
+            choose_window(task_of_job, source.settings.shape.seq_len, seq_len)
     if env.world_size > 1 and "-" in (data or []):
         raise UsageError(
             f"--data=- is standard input, which one process alone can read, and here are {env.world_size}. "
@@ -155,35 +155,36 @@ def evaluate(
         )
     if processes.are_started:
         return launch_evaluation(context.obj, env)
-    session = Session(jobs, options, env, settled)
+    session = Session(jobs, options, env, layouts)
     if compare is not None:
-        return compare_models(subjects, session)
-    return evaluate_one(subjects[0], session) if steps is None else evaluate_steps(subjects, session)
+        return compare_models(sources, session)
+    return evaluate_one(sources[0], session) if steps is None else evaluate_steps(sources, session)
 
 
 def _check_comparison(
     context: typer.Context, checkpoint: Path | None, compare: tuple[Path, Path] | None, steps: str | None
 ) -> None:
-    """Refuse what was given and would be ignored."""
-    with_, unfit = "", set[str]()
+    """Raise if options were given that --compare or --steps ignore, or if --compare mixes a file and a folder."""
+    subject, unused = "", set[str]()
     if compare is not None:
-        with_, unfit = "--compare of two checkpoints", {"checkpoint", "steps", "samples", "baseline"}
+        subject, unused = "--compare of two checkpoints", {"checkpoint", "steps", "samples", "baseline"}
         if all(path.is_file() for path in compare):
-            with_, unfit = "--compare of two results files", set(context.params) - {*_OF_FILES, "list_tasks"}
+            subject = "--compare of two results files"
+            unused = set(context.params) - {*_OPTIONS_FOR_FILES, "list_tasks"}
         elif any(path.is_file() for path in compare):
             raise UsageError(
                 f"--compare {compare[0]} {compare[1]} mixes a file and a folder. Give two results files or two "
                 "checkpoints."
             )
     elif steps is not None:
-        with_, unfit = "--steps", {"samples", "baseline"}
+        subject, unused = "--steps", {"samples", "baseline"}
     if checkpoint is None:
-        unfit.discard("checkpoint")
-    refuse_unused_options(context, unfit, with_)
+        unused.discard("checkpoint")
+    refuse_unused_options(context, unused, subject)
 
 
 def _check_outputs(output: Path | None, samples: Path | None) -> None:
-    """Refuse at once what could not be written hours later."""
+    """Raise if an output file cannot be written, instead of after hours of scoring."""
     for name, path in (("--output", output), ("--samples", samples)):
         if path is None:
             continue
@@ -195,10 +196,13 @@ def _check_outputs(output: Path | None, samples: Path | None) -> None:
         raise UsageError(f"--output and --samples are both {output}. Give them two names.")
 
 
-def _jobs(
+def _build_jobs(
     names: list[str] | None, sources: list[str] | None, baseline: Path | None, format_: str | None, key: str
 ) -> list[Job]:
-    """Return each task with a reader of its files; raise for wrong ones before a model is loaded."""
+    """Return each task with a function that reads its data; raise on wrong ones before a model is loaded.
+
+    `names` and `sources` are the values of --task and --data.
+    """
     from lmtrain.eval.recipes.documents import dataset_prefix
     from lmtrain.eval.task import TextTask, all_tasks, find_task
     from lmtrain.units import plural
@@ -213,10 +217,12 @@ def _jobs(
             "Give --task and --data, one for each; `lmtrain eval --list` shows the tasks."
         )
     if baseline is not None and not any(task.compares for task in tasks):
-        known = ", ".join(name for name, task in all_tasks().items() if task.compares)
-        raise UsageError(f"--baseline={baseline} works where whole documents are scored. Leave it out or use {known}.")
+        usable_tasks = ", ".join(name for name, task in all_tasks().items() if task.compares)
+        raise UsageError(
+            f"--baseline={baseline} works where whole documents are scored. Leave it out or use {usable_tasks}."
+        )
     jobs: list[Job] = []
-    any_text = False
+    reads_text = False
     for task, source in zip(tasks, sources, strict=True):
         prefix = dataset_prefix(Path(source))
         if prefix is not None or not isinstance(task, TextTask):
@@ -227,21 +233,24 @@ def _jobs(
             raise MissingInputError(f"--data={source} does not exist. Give a file, a folder or a .bin/.idx prefix.")
         else:
             jobs.append((task, partial(read_texts, find_sources(resolve_text_inputs([source], format_)), key)))
-            any_text = True
-    if format_ is not None and not any_text:
+            reads_text = True
+    if format_ is not None and not reads_text:
         raise UsageError(f"--format={format_} is for texts, and no task here reads any. Leave it out.")
     return jobs
 
 
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
-    """Return all documents, and a hash that identifies them: the file's, if there is a single file."""
+    """Read all documents of the sources, with a hash that identifies them: the file's hash if there is only one file.
+
+    `key` is the key or column of the text; `report` receives the number of bytes read.
+    """
     from data_tools.read.content import ALL_READ, SourceTexts
     from lmtrain.eval.texts import TextInput
 
     texts = SourceTexts(sources, key, report=lambda done: None if done == ALL_READ else report(done))
-    found = list(texts.iterate_with_paths())
-    documents = [text for _, text in found]
-    files = {str(path): count for path, count in Counter(path for path, _ in found).items()}
+    texts_with_paths = list(texts.iterate_with_paths())
+    documents = [text for _, text in texts_with_paths]
+    files = {str(path): count for path, count in Counter(path for path, _ in texts_with_paths).items()}
     if len(sources) == 1 and sources[0].num_bytes:
         with open(sources[0].path, "rb") as file:
             return TextInput(
@@ -254,7 +263,8 @@ def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -
     return TextInput(name, documents, digest.hexdigest(), "the documents, each with a zero byte behind it", files)
 
 
-def _list(as_json: bool) -> None:
+def _print_tasks(as_json: bool) -> None:
+    """Print all tasks with their recipes, as a table or as JSON."""
     from lmtrain.eval.task import all_tasks
 
     tasks = all_tasks()

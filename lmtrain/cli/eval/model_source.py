@@ -1,6 +1,6 @@
-"""What `lmtrain eval` evaluates, and on which processes: found and judged before torch is there, then loaded.
+"""The model and the layout of `lmtrain eval`: found and checked before torch is imported, then loaded on all processes.
 
-Called by evaluate. A subject is a checkpoint of any layout, or a folder of Hugging Face's, converted on the way.
+A model is a checkpoint of any layout, or a Hugging Face folder, which is converted while it is loaded.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ if TYPE_CHECKING:
     from lmtrain.eval.load import LoadedModel
 
 _KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance", "timeout_s")
-KEYS, TRAINING = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
+LAYOUT_KEYS, TRAINING_KEYS = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
 
 
-def find_subject(path: Path) -> Source:
+def find_model(path: Path) -> Source:
+    """Return the source of a model: a checkpoint or run folder, or a Hugging Face folder."""
     if (path / "config.json").is_file():
         config = read_json(path / "config.json")
-        if not isinstance(config, dict) or "model" not in config:  # because: a run has a file of this name too
-            return _huggingface(path, config)
+        if not isinstance(config, dict) or "model" not in config:  # because: a run folder has a config.json too
+            return _huggingface_source(path, config)
     return checkpoint_source(path)
 
 
-def _huggingface(path: Path, config: Any) -> Source:
+def _huggingface_source(path: Path, config: Any) -> Source:
+    """Return the source of a Hugging Face folder; its weights are opened only when it is loaded."""
     from lmtrain.exchange.huggingface.config import settings_of
 
     family, settings = settings_of(config, path / "config.json", pair_head=False, dropout=None)
 
-    def opened() -> Weights:
+    def open_weights() -> Weights:
         from lmtrain.exchange.huggingface.convert import HFWeights
 
         return HFWeights(path)
@@ -61,41 +63,47 @@ def _huggingface(path: Path, config: Any) -> Source:
             ) from error
 
     return Source(
-        path=path, settings=settings, open=opened, tokenizer=tokenizer,
+        path=path, settings=settings, open=open_weights, tokenizer=tokenizer,
         facts={"checkpoint": str(path), "format": "huggingface", "model_type": family},
     )  # fmt: skip
 
 
-def settle_layout(words: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
-    """`parallel.tp=2 parallel.pp=2` for these processes; what they leave are copies, with batches of their own each."""
-    given = _given(words)
-    asked = build_settings(ParallelSettings, given, "parallel")
-    each = asked.pp * asked.tp * asked.dp_shard
+def choose_layout(overrides: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
+    """Return the layout of an evaluation from overrides such as `parallel.tp=2`; remaining processes become copies.
+
+    Each copy of the model (dp_replicate) scores batches of its own. Raise if the layout does not fit the model or the
+    processes.
+    """
+    sizes = _parse_layout(overrides)
+    requested = build_settings(ParallelSettings, sizes, "parallel")
+    copy_size = requested.pp * requested.tp * requested.dp_shard
     parallel = replace(
-        asked,
-        dp_replicate=asked.dp_replicate if "dp_replicate" in given else max(env.world_size // each, 1),
-        zero=3 if asked.dp_shard > 1 else 1,  # because: weights are all there is to share
-        sequence_parallel=given.get("sequence_parallel", model.shape.seq_len % asked.tp == 0),
+        requested,
+        dp_replicate=requested.dp_replicate if "dp_replicate" in sizes else max(env.world_size // copy_size, 1),
+        zero=3 if requested.dp_shard > 1 else 1,  # because: only weights can be sharded
+        sequence_parallel=sizes.get("sequence_parallel", model.shape.seq_len % requested.tp == 0),
     )
     check_layout(model, parallel)
-    if wrong := list(process_problems(parallel.layout, env)):
-        raise LayoutError(*wrong)
+    if problems := list(process_problems(parallel.layout, env)):
+        raise LayoutError(*problems)
     return parallel
 
 
-def _given(words: Sequence[str]) -> dict[str, Any]:
+def _parse_layout(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the `parallel` values of the overrides. Raise on keys that an evaluation does not have."""
     tree: dict[str, Any] = {"parallel": {}}
     problems = []
-    for override in parse_overrides(words, {}) if words else ():
+    for override in parse_overrides(overrides, {}) if overrides else ():
         key = str(override.key_or_group)
         if override.is_sweep_override():
             problems.append(sweep_refusal(override))
-        elif key in TRAINING:
+        elif key in TRAINING_KEYS:
             problems.append(
                 f"{override.input_line} is about training, and an evaluation has no gradients. Leave it out."
             )
-        elif key not in KEYS:
-            problems.append(f"{override.input_line} is not a setting of an evaluation. {spelling_hint(key, KEYS)}")
+        elif key not in LAYOUT_KEYS:
+            hint = spelling_hint(key, LAYOUT_KEYS)
+            problems.append(f"{override.input_line} is not a setting of an evaluation. {hint}")
         elif problem := apply_override(tree, override):
             problems.append(problem)
     if problems:
@@ -104,18 +112,18 @@ def _given(words: Sequence[str]) -> dict[str, Any]:
 
 
 def check_device(name: str, env: ProcessEnv) -> None:
-    """Raise unless each process of this node can have a device of its own."""
+    """Raise unless each process on this node can have its own device."""
     if name != "cpu" and env.world_size > 1 and (problem := device_problem(name, Gpus.detect(), env)):
         raise problem
 
 
 @contextmanager
-def on_processes(
-    env: ProcessEnv, settled: Sequence[ParallelSettings], device: str, precision: str
+def open_model_loader(
+    env: ProcessEnv, layouts: Sequence[ParallelSettings], device: str, precision: str
 ) -> Iterator[Callable[[Source, ParallelSettings], LoadedModel]]:
-    """Yield a function that loads a model, each process its shard, for as long as the block lasts; all end it together.
+    """Context manager: connect the processes and yield a function that loads a model, on each process its shard.
 
-    Several models in turn have one layout, whatever else is settled for each.
+    All processes leave the block together. Models that are loaded in turn share the mesh of the first layout.
     """
     from lmtrain.eval.load import load_source
     from lmtrain.parallel.mesh import build_mesh
@@ -123,31 +131,32 @@ def on_processes(
     from lmtrain.runtime.processes.process_group import open_process_group
     from lmtrain.train.ranks.compare_ranks import check_facts_agree
 
-    first = settled[0]
+    first_layout = layouts[0]
     with memory_errors("Use a smaller --batch-size, --precision bf16, or more processes and parallel.tp or pp."):
-        picked = pick_device(device, env)
-        with open_process_group(env, picked, first.timeout_s) as met:
-            check_facts_agree(partial(_computed_by, first), met.hosts)
-            mesh = build_mesh(first.layout, picked, first.timeout_s)
+        picked_device = pick_device(device, env)
+        with open_process_group(env, picked_device, first_layout.timeout_s) as peers:
+            check_facts_agree(partial(_shared_facts, first_layout), peers.hosts)
+            mesh = build_mesh(first_layout.layout, picked_device, first_layout.timeout_s)
 
-            def loaded(source: Source, parallel: ParallelSettings) -> LoadedModel:
-                check_facts_agree(partial(_model_of, source), met.hosts)
-                found = load_source(source, picked, precision, mesh, parallel)
+            def load_model(source: Source, parallel: ParallelSettings) -> LoadedModel:
+                check_facts_agree(partial(_model_facts, source), peers.hosts)
+                loaded = load_source(source, picked_device, precision, mesh, parallel)
                 if env.world_size == 1:
-                    return found
-                return replace(found, subject=replace(found.subject, layout=layout_words(parallel).partition(",")[0]))
+                    return loaded
+                return replace(loaded, subject=replace(loaded.subject, layout=layout_words(parallel).partition(",")[0]))
 
-            yield loaded
+            yield load_model
 
 
-def _computed_by(parallel: ParallelSettings) -> dict[str, Fact]:
+def _shared_facts(parallel: ParallelSettings) -> dict[str, Fact]:
     """Return the facts that must be equal on all ranks before scoring starts: parallel settings and code versions."""
     return {
         f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()
     } | program_facts()
 
 
-def _model_of(source: Source) -> dict[str, Fact]:
+def _model_facts(source: Source) -> dict[str, Fact]:
+    """Return facts about a model's files that must be equal on all ranks."""
     if (source.path / MANIFEST).is_file():
         return {"checkpoint": checkpoint_fact(source.path)}
     files = [f"{file.name} of {file.stat().st_size} bytes" for file in sorted(source.path.iterdir())]

@@ -1,7 +1,7 @@
-"""The scoring of `lmtrain eval`: a model is loaded, its tasks run in turn, each result is shown at once.
+"""The scoring of `lmtrain eval`: load a model, run its tasks in turn, print each result at once.
 
-That of two models, or of two results files with their samples, is compared item by item. Called by evaluate, once the
-command line has been judged. An output beside which a journal lies is whole only when "complete" is true in it.
+Two models, or two results files with their samples, are compared item by item. Called by evaluate once the command line
+has been checked. If a journal lies beside an output file, the output is complete only if its "complete" is true.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.console import Console
 
 from lmtrain import __version__
 from lmtrain.checkpoint.store import list_checkpoints
-from lmtrain.cli.eval.model_source import on_processes
+from lmtrain.cli.eval.model_source import open_model_loader
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.cli.screen.terminal import print_json, print_message
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, join_few
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from lmtrain.eval.runner import Outcome
     from lmtrain.eval.scoring import SharedAnswers
 
-_CURVE = 40  # characters
-Job = tuple[Task, Callable[[Reporter], Path | TextInput]]  # what reads the text, when its turn comes
+_CURVE_WIDTH = 40  # characters
+Job = tuple[Task, Callable[[Reporter], Path | TextInput]]  # the function reads the task's data when the task starts
 Pair = tuple[Task, Side, Side]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Of the command line, what the scoring and the showing depend on."""
+    """The options of the command line that scoring and printing depend on."""
 
     baseline: Path | None
     batch_size: int
@@ -66,55 +66,56 @@ class Options:
 
 
 class Session:
-    """All processes do the same and have all answers; the first one speaks for them."""
+    """The state of an evaluation: tasks, options and layouts. All processes hold all results; only rank 0 prints."""
 
-    def __init__(self, jobs: list[Job], options: Options, env: ProcessEnv, settled: Sequence[ParallelSettings]) -> None:
-        """`settled`: the layout, for each of the models."""
+    def __init__(self, jobs: list[Job], options: Options, env: ProcessEnv, layouts: Sequence[ParallelSettings]) -> None:
+        """Create a session; `layouts` has one layout for each model."""
         arm_from_env()
-        self.options, self._env, self._settled, self.jobs = options, env, settled, jobs
+        self.options, self._env, self._layouts, self.jobs = options, env, layouts, jobs
         self.console = PlainConsole(stderr=True, quiet=env.rank > 0)
         self.screen = PlainConsole(highlight=False, quiet=env.rank > 0 or options.as_json)
-        self._given: dict[int, Path | TextInput] = {}  # by job: texts are read once, however many models there are
+        self._inputs: dict[int, Path | TextInput] = {}  # by job number: data is read once for all models
 
     @contextmanager
-    def processes(self) -> Iterator[Callable[[Source, int], LoadedModel]]:
-        """Hold the processes together, and yield a function that loads a source by its number."""
-        with on_processes(self._env, self._settled, self.options.device, self.options.precision) as load:
+    def open_loader(self) -> Iterator[Callable[[Source, int], LoadedModel]]:
+        """Connect the processes; yield a function that loads the source of this number in its layout."""
+        with open_model_loader(self._env, self._layouts, self.options.device, self.options.precision) as load:
 
-            def loaded(source: Source, number: int) -> LoadedModel:
+            def load_model(source: Source, number: int) -> LoadedModel:
                 with progress(self.console, f"loading {source.path.name}"):
-                    return load(source, self._settled[number])
+                    return load(source, self._layouts[number])
 
-            yield loaded
+            yield load_model
 
-    def journal(self) -> AbstractContextManager[Journal]:
-        """Open the journal of all models and tasks of this call, once the processes are together."""
+    def open_journal(self) -> AbstractContextManager[Journal]:
+        """Open the journal, beside --output, that lets a killed evaluation continue. The processes must be connected."""
         from lmtrain.eval.journal import open_journal
         from lmtrain.runtime.processes.process_group import broadcast_from_rank0
 
         output = self.options.output if self._env.rank == 0 else None
-        return open_journal(output, lambda said: print_message(self.console, said), broadcast_from_rank0)
+        return open_journal(output, lambda message: print_message(self.console, message), broadcast_from_rank0)
 
     def write(self, document: dict[str, Any]) -> None:
+        """Write the results document to --output, on rank 0."""
         if self.options.output is not None and self._env.rank == 0:
             write_json(self.options.output, document)
 
     def write_samples(self, path: Path, lines: Sequence[bytes]) -> dict[str, str]:
-        """Write items and return their path relative to the results' folder, and their hash."""
+        """Write item lines to `path`; return the path, relative to the output's folder, and its hash. Rank 0 only."""
         if self._env.rank > 0:
             return {}
         with atomic_file(path) as file:
             file.writelines(lines)
-        found = str(path) if self.options.output is None else os.path.relpath(path, self.options.output.parent)
-        return {"file": found, "sha256": hashlib.sha256(b"".join(lines)).hexdigest()}
+        written_path = str(path) if self.options.output is None else os.path.relpath(path, self.options.output.parent)
+        return {"file": written_path, "sha256": hashlib.sha256(b"".join(lines)).hexdigest()}
 
-    def end(self, document: dict[str, Any]) -> None:
-        """Also after a failure, of what was done before it."""
+    def print_result(self, document: dict[str, Any]) -> None:
+        """Print the document with --json, on rank 0; called after a failure too, with the results before it."""
         if self.options.as_json and self._env.rank == 0:
             print_document(document)
 
-    def outcomes(self, loaded: LoadedModel, journal: Journal) -> Iterator[Outcome]:
-        """Yield the outcome of each task as it ends."""
+    def evaluate_tasks(self, loaded: LoadedModel, journal: Journal) -> Iterator[Outcome]:
+        """Run all tasks on a model; yield the outcome of each when it ends."""
         import torch
 
         from lmtrain.eval.journal import model_identity
@@ -125,32 +126,34 @@ class Session:
         journal.set_identity(model_identity(Path(facts["checkpoint"]), *computed))
         passes = SharedAnswers() if len(self.jobs) > 1 else None
         for number, (task, _) in enumerate(self.jobs):
-            yield self._outcome(task, self._text(number), loaded, journal, passes)
+            yield self._evaluate_task(task, self._read_input(number), loaded, journal, passes)
 
-    def _text(self, number: int) -> Path | TextInput:
-        if number not in self._given:
+    def _read_input(self, number: int) -> Path | TextInput:
+        """Return the data of a task, read on first use."""
+        if number not in self._inputs:
             task, read = self.jobs[number]
-            with progress(self.console, f"{task.id}: read", "bytes", stopped="nothing is written.") as shown:
-                self._given[number] = read(shown)
-        return self._given[number]
+            with progress(self.console, f"{task.id}: read", "bytes", stopped="nothing is written.") as reporter:
+                self._inputs[number] = read(reporter)
+        return self._inputs[number]
 
-    def _outcome(
-        self, task: Task, given: Path | TextInput, loaded: LoadedModel, journal: Journal, passes: SharedAnswers | None
+    def _evaluate_task(
+        self, task: Task, task_input: Path | TextInput, loaded: LoadedModel, journal: Journal, passes: SharedAnswers | None
     ) -> Outcome:
+        """Run one task on a model; the journal provides parts that an earlier call has finished."""
         from data_tools.corpora.recipe import published_hashes
         from lmtrain.eval.runner import run
 
-        options, kept = self.options, "the same command goes on from here."
-        stopped = kept if options.output else "nothing is kept. With --output FILE the same command would go on."
-        with progress(self.console, f"{task.id}: fed", "tokens", stopped=stopped) as shown:
+        options, way_out = self.options, "the same command goes on from here."
+        stopped = way_out if options.output else "nothing is kept. With --output FILE the same command would go on."
+        with progress(self.console, f"{task.id}: fed", "tokens", stopped=stopped) as reporter:
             return run(
-                task, loaded.subject, given, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
+                task, loaded.subject, task_input, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
                 hashes=published_hashes() if task.published else None, batch_size=options.batch_size, known=journal,
-                passes=passes, progress=shown,
+                passes=passes, progress=reporter,
             )  # fmt: skip
 
-    def compared(self, outcome: Outcome, loaded: LoadedModel) -> Outcome:
-        """Return an outcome with its baselines, if they were requested and can be counted."""
+    def add_baselines(self, outcome: Outcome, loaded: LoadedModel) -> Outcome:
+        """Return the outcome with --baseline's results added, if they were requested and can be counted."""
         if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
             return outcome
         with progress(self.console, "counting for the baselines"):
@@ -166,7 +169,7 @@ def evaluate_one(source: Source, session: Session) -> None:
     document = new_document("lmtrain evaluation", model={}, results=[])
 
     def add(outcome: Outcome, loaded: LoadedModel) -> None:
-        outcome = session.compared(outcome, loaded)
+        outcome = session.add_baselines(outcome, loaded)
         if options.samples is not None:
             prepared, tokenizer = outcome.prepared, loaded.subject.tokenizer
             lines.append(encode_rows(sample_rows(len(lines), outcome.result, prepared, outcome.columns, tokenizer)))
@@ -175,28 +178,29 @@ def evaluate_one(source: Source, session: Session) -> None:
         session.write(document)
         session.screen.print(render(outcome.result, loaded.facts, full=options.full))
 
-    with ExitStack() as kept:
+    with ExitStack() as stack:
         try:
-            later: list[Outcome] = []
-            with session.processes() as load:
+            pending: list[Outcome] = []
+            with session.open_loader() as load:
                 loaded = load(source, 0)
                 document["model"] = loaded.facts
-                journal = kept.enter_context(session.journal())
-                for outcome in session.outcomes(loaded, journal):
+                journal = stack.enter_context(session.open_journal())
+                for outcome in session.evaluate_tasks(loaded, journal):
                     if options.baseline is None:
                         add(outcome, loaded)
-                    else:  # because: the first process counts alone, which may take longer than others would wait
-                        later.append(outcome)
-            for outcome in later:
+                    else:  # because: only rank 0 counts baselines, which may take longer than the peers' timeout
+                        pending.append(outcome)
+            for outcome in pending:
                 add(outcome, loaded)
             document["complete"] = True
             session.write(document)
         finally:
             if document["results"]:
-                session.end(document)
+                session.print_result(document)
 
 
 def new_document(format_: str, **rest: Any) -> dict[str, Any]:
+    """Return a results document of this version with `complete` False and further entries."""
     return {"format": format_, "lmtrain": __version__, "complete": False, **rest}
 
 
@@ -204,67 +208,69 @@ def print_document(document: dict[str, Any]) -> None:
     print_json(document, ensure_ascii=False, allow_nan=False)
 
 
-def find_steps(run: Path, asked: str) -> list[Path]:
-    """Return a run's checkpoints of the given steps, oldest first."""
-    found = {step_from_name(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
-    if not found:
+def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
+    """Return a run's checkpoints at the steps of --steps ("all" or numbers with commas), oldest first."""
+    by_step = {step_from_name(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
+    if not by_step:
         raise MissingInputError(f"{run} holds no checkpoints, which --steps goes through. Give a run's folder.")
-    if asked == "all":
-        return list(found.values())
-    words = [word.strip() for word in asked.split(",")]
-    if not all(word.isdecimal() and len(word) < 19 for word in words):
-        raise UsageError(f"--steps={asked} is neither all nor steps. Give all, or steps as in --steps 100,200.")
-    steps = sorted({int(word) for word in words})
-    if missing := [f"{step}" for step in steps if step not in found]:
+    if steps_option == "all":
+        return list(by_step.values())
+    numbers = [word.strip() for word in steps_option.split(",")]
+    if not all(word.isdecimal() and len(word) < 19 for word in numbers):
+        raise UsageError(f"--steps={steps_option} is neither all nor steps. Give all, or steps as in --steps 100,200.")
+    steps = sorted({int(word) for word in numbers})
+    if missing := [f"{step}" for step in steps if step not in by_step]:
         raise MissingInputError(
             f"{run} has no checkpoint of step {join_few(missing)}. It has "
-            f"{join_few(map(str, found), max_shown=12)}; --steps all is all."
+            f"{join_few(map(str, by_step), max_shown=12)}; --steps all is all."
         )
-    return [found[step] for step in steps]
+    return [by_step[step] for step in steps]
 
 
 def evaluate_steps(sources: Sequence[Source], session: Session) -> None:
     """Evaluate a run's checkpoints; print a line for each, then the recipe of the last one, and the curve."""
     document = new_document("lmtrain evaluation over steps", run=str(sources[0].path.parent), steps=[])
-    found: list[tuple[int, list[Result]]] = []
-    with ExitStack() as kept:
+    results_by_step: list[tuple[int, list[Result]]] = []
+    with ExitStack() as stack:
         try:
-            with session.processes() as load:
+            with session.open_loader() as load:
                 journal = None
                 for number, source in enumerate(sources):
                     loaded = load(source, number)
-                    journal = journal or kept.enter_context(session.journal())
-                    found.append((loaded.facts["step"], []))
-                    for outcome in session.outcomes(loaded, journal):
-                        found[-1][1].append(outcome.result)
-                        _print_row(session.screen, loaded.facts["step"], outcome.result)
-                    results = [result.to_dict() for result in found[-1][1]]
+                    journal = journal or stack.enter_context(session.open_journal())
+                    results_by_step.append((loaded.facts["step"], []))
+                    for outcome in session.evaluate_tasks(loaded, journal):
+                        results_by_step[-1][1].append(outcome.result)
+                        _print_step_result(session.screen, loaded.facts["step"], outcome.result)
+                    results = [result.to_dict() for result in results_by_step[-1][1]]
                     document["steps"].append({"model": loaded.facts, "results": results})
                     session.write(document)
             document["complete"] = True
             session.write(document)
         finally:
             if document["steps"]:
-                session.end(document)
-    for row in zip(*(results for _, results in found), strict=True):
+                session.print_result(document)
+    for row in zip(*(results for _, results in results_by_step), strict=True):
         session.screen.print()
         session.screen.print(render(row[-1], loaded.facts, full=session.options.full))
-        _print_curve(session.screen, [step for step, _ in found], row)
+        _print_curve(session.screen, [step for step, _ in results_by_step], row)
 
 
-def _print_row(screen: Console, step: int, result: Result) -> None:
+def _print_step_result(screen: Console, step: int, result: Result) -> None:
+    """Print a line with a checkpoint's step and headline measure."""
     name = result.headline
     low_high = [format_measure(name, edge) for edge in result.intervals.get(name, ())]
-    within = f"  ({' to '.join(low_high)})" if low_high else ""
+    interval = f"  ({' to '.join(low_high)})" if low_high else ""
     value = format_measure(name, result.measures[name])
-    screen.print(f"step {step:>9,}  {result.protocol}  {name} {value:>12}{within}", soft_wrap=True)
+    screen.print(f"step {step:>9,}  {result.protocol}  {name} {value:>12}{interval}", soft_wrap=True)
 
 
 def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result]) -> None:
+    """Print a sparkline of the headline measure over steps, and the best value."""
     name = results[0].headline
     values = [result.measures[name] for result in results]
     if screen.encoding.startswith("utf"):
-        screen.print(f"curve  {sparkline(values, _CURVE)}  of {name} over {len(steps)} checkpoints")
+        screen.print(f"curve  {sparkline(values, _CURVE_WIDTH)}  of {name} over {len(steps)} checkpoints")
     finite: list[tuple[float, int]] = [(v, s) for v, s in zip(values, steps, strict=True) if math.isfinite(v)]
     if finite:
         best, step = max(finite) if name.endswith("accuracy") else min(finite)
@@ -272,72 +278,78 @@ def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result
 
 
 def compare_files(a: Path, b: Path, options: Options) -> None:
-    pairs, alone = _pairs(_sides(a), _sides(b))
+    """Compare two results files item by item; write and print the comparisons."""
+    pairs, unpaired = _pair_results(_read_sides(a), _read_sides(b))
     if not pairs:
-        raise DataError(f"{a} and {b} share no task: {'; '.join(alone)}. Evaluate both on the same one.")
-    document = new_document("lmtrain comparison", a={"file": str(a)}, b={"file": str(b)}, left_out=alone)
-    found = _comparisons(pairs, document)
+        raise DataError(f"{a} and {b} share no task: {'; '.join(unpaired)}. Evaluate both on the same one.")
+    document = new_document("lmtrain comparison", a={"file": str(a)}, b={"file": str(b)}, left_out=unpaired)
+    comparisons = _compare_pairs(pairs, document)
     if options.output is not None:
         write_json(options.output, document)
     if options.as_json:
         print_document(document)
     else:
-        _print_comparison(PlainConsole(highlight=False), pairs, found, alone, options.full)
+        _print_comparison(PlainConsole(highlight=False), pairs, comparisons, unpaired, options.full)
 
 
 def compare_models(sources: Sequence[Source], session: Session) -> None:
+    """Evaluate two models in turn, compare them item by item; write and print the comparisons."""
     sides: list[list[Side]] = []
     models: list[dict[str, Any]] = []
-    with ExitStack() as kept:
-        with session.processes() as load:
+    with ExitStack() as stack:
+        with session.open_loader() as load:
             journal = None
             for number, source in enumerate(sources):
                 loaded = load(source, number)
-                journal = journal or kept.enter_context(session.journal())
+                journal = journal or stack.enter_context(session.open_journal())
                 name = str(loaded.facts["checkpoint"])
-                sides.append([Side(name, one.result, one.columns) for one in session.outcomes(loaded, journal)])
+                outcomes = session.evaluate_tasks(loaded, journal)
+                sides.append([Side(name, outcome.result, outcome.columns) for outcome in outcomes])
                 models.append(loaded.facts | {"results": [side.result.to_dict() for side in sides[-1]]})
                 del loaded  # because: two models need not fit in memory
         pairs = [*zip((task for task, _ in session.jobs), sides[0], sides[1], strict=True)]
         document = new_document("lmtrain comparison", a=models[0], b=models[1], left_out=[])
-        found = _comparisons(pairs, document)
+        comparisons = _compare_pairs(pairs, document)
         session.write(document)
-        session.end(document)
-    _print_comparison(session.screen, pairs, found, [], session.options.full)
+        session.print_result(document)
+    _print_comparison(session.screen, pairs, comparisons, [], session.options.full)
 
 
-def _comparisons(pairs: list[Pair], document: dict[str, Any]) -> list[Comparison]:
-    found = [compare(task, a, b) for task, a, b in pairs]
-    document |= {"complete": True, "comparisons": [one.to_dict() for one in found]}
-    return found
+def _compare_pairs(pairs: list[Pair], document: dict[str, Any]) -> list[Comparison]:
+    """Compare each pair of results and add the comparisons to the document."""
+    comparisons = [compare(task, a, b) for task, a, b in pairs]
+    document |= {"complete": True, "comparisons": [comparison.to_dict() for comparison in comparisons]}
+    return comparisons
 
 
 def _print_comparison(
-    screen: Console, pairs: list[Pair], found: list[Comparison], alone: list[str], full: bool
+    screen: Console, pairs: list[Pair], comparisons: list[Comparison], unpaired: list[str], full: bool
 ) -> None:
+    """Print which results A and B are, each comparison, and results without a counterpart."""
     for name, side in zip("AB", pairs[0][1:], strict=True):
         screen.print(f"{name}  {side.name}", soft_wrap=True)
-    for one in found:
-        screen.print(render_comparison(one, full=full))
-    for said in alone:
-        screen.print(f"left out: {said}")
+    for comparison in comparisons:
+        screen.print(render_comparison(comparison, full=full))
+    for text in unpaired:
+        screen.print(f"left out: {text}")
 
 
-def _pairs(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
+def _pair_results(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
     """Pair results by task, and by text if a task has several; return the pairs, and what only one side has."""
-    found, rest, alone = [], list(b), []
-    for one in a:
-        same = [other for other in rest if other.result.task == one.result.task]
-        other = next((o for o in same if o.result.text_sha256 == one.result.text_sha256), next(iter(same), None))
+    pairs, rest, unpaired = [], list(b), []
+    for side in a:
+        same_task = [other for other in rest if other.result.task == side.result.task]
+        text = side.result.text_sha256
+        other = next((o for o in same_task if o.result.text_sha256 == text), next(iter(same_task), None))
         if other is None:
-            alone.append(f"{one.result.protocol} only in {one.name}")
+            unpaired.append(f"{side.result.protocol} only in {side.name}")
             continue
         rest.remove(other)
-        found.append((find_task(one.result.task), one, other))
-    return found, alone + [f"{other.result.protocol} only in {other.name}" for other in rest]
+        pairs.append((find_task(side.result.task), side, other))
+    return pairs, unpaired + [f"{other.result.protocol} only in {other.name}" for other in rest]
 
 
-def _sides(path: Path) -> list[Side]:
+def _read_sides(path: Path) -> list[Side]:
     """Return the results of a file, each with its items' columns."""
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != "lmtrain evaluation":
@@ -350,7 +362,7 @@ def _sides(path: Path) -> list[Side]:
     try:
         samples = document["samples"]
         columns = read_columns(path.parent / samples["file"], samples["sha256"])
-        results = [Result.from_dict(one) for one in document["results"]]
+        results = [Result.from_dict(result) for result in document["results"]]
         sides = [Side(str(path), result, columns[number]) for number, result in enumerate(results)]
         if any(len(values) != side.result.num_items for side in sides for values in side.columns.values()):
             raise ValueError("another number of items")

@@ -1,4 +1,4 @@
-"""`lmtrain plan --calibrate RUN...`: what measured runs say of a machine, as a file to choose it by. Torch-free."""
+"""`lmtrain plan --calibrate RUN...`: fit a machine's figures to measured runs, for a config. Torch-free."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from lmtrain.cli.plan.planning import hardware_of
+from lmtrain.cli.plan.planning import load_hardware
 from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.errors import DataError, MissingInputError, UsageError
@@ -25,13 +25,16 @@ from lmtrain.runtime.files.files import atomic_file
 from lmtrain.train.config import RunConfig, read_run_config
 from lmtrain.train.layouts.dry_run import planned_run
 
-_FIRST_STEPS = 5  # which make memory and fill caches
-_LEAST_TIMES = 3
+_WARMUP_STEPS = 5  # left out, as they allocate memory and fill caches
+_MIN_TIMES = 3
 _GROUP = "hardware"
 
 
 def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | None, as_json: bool) -> None:
-    """`words` are folders of runs, and hardware=NAME where the runs do not name the machine themselves."""
+    """Fit the machine's figures to runs, print the result, and write it to `out` if given.
+
+    `words` are folders of runs, and hardware=NAME if the runs' settings do not name the machine.
+    """
     if out is not None and (out.parent.name != _GROUP or out.suffix != ".yaml"):
         raise UsageError(
             f"--output={out} could not be chosen as {_GROUP}=NAME, which is a file NAME.yaml in a folder called "
@@ -43,40 +46,43 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
             f"--calibrate was given {len(folders)} runs, and each is judged by what the others say. "
             "Name two or more folders of runs, of different widths, lengths or layouts."
         )
-    if twice := next((one for at, one in enumerate(folders) if one.resolve() in map(Path.resolve, folders[:at])), None):
+    resolved = [folder.resolve() for folder in folders]
+    if repeated := next((folders[n] for n, path in enumerate(resolved) if path in resolved[:n]), None):
         raise UsageError(
-            f"--calibrate was given {twice} twice, and each run is judged by what the others say. Name it once."
+            f"--calibrate was given {repeated} twice, and each run is judged by what the others say. Name it once."
         )
-    if odd := next((folder for folder in folders if not (folder / CONFIG).is_file()), None):
-        raise MissingInputError(f"{odd} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir.")
+    if not_a_run := next((folder for folder in folders if not (folder / CONFIG).is_file()), None):
+        raise MissingInputError(
+            f"{not_a_run} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir."
+        )
     configs = [read_run_config(folder) for folder in folders]
-    hardware = _hardware([word for word in words if "=" in word], configs, config_dir)
+    hardware = _find_hardware([word for word in words if "=" in word], configs, config_dir)
     pairs = zip(folders, configs, strict=True)
-    measured = [_measured(folder, replace(config, hardware=hardware)) for folder, config in pairs]
-    found = calibrate(hardware, measured)
+    runs = [_measure_run(folder, replace(config, hardware=hardware)) for folder, config in pairs]
+    calibration = calibrate(hardware, runs)
     if out is not None:
-        _write(out, replace(found.hardware, name=out.stem), hardware.name, len(measured))
-    facts = _facts(hardware, measured, found)
+        _write_hardware(out, replace(calibration.hardware, name=out.stem), hardware.name, len(runs))
+    facts = _calibration_facts(hardware, runs, calibration)
     return print_json(facts | {"file": out and str(out)}) if as_json else _print(facts, out)
 
 
-def _measured(folder: Path, config: RunConfig) -> MeasuredRun:
-    """Return a run as the planner prices it, and how long its steps took."""
+def _measure_run(folder: Path, config: RunConfig) -> MeasuredRun:
+    """Return the planned run with the median and the spread of its measured step times. Raise if it has too few."""
     path = folder / METRICS
     try:
         times = [*_step_times(config, read_metrics(path))]
         are_times = all(0 < seconds < math.inf for seconds in times)
-    except (KeyError, TypeError):  # because: rows of ours have these fields, and numbers in them
+    except (KeyError, TypeError):  # because: valid rows have these fields with numbers in them
         are_times = False
     if not are_times:
         raise DataError(
-            f"{path} has rows that say no time, or one that is not after the row before. It is damaged or not one of "
-            "our files. Leave this run out."
+            f"{path} has rows without a time, or with a time before that of an earlier row. It is damaged or was not "
+            "written by lmtrain. Leave this run out."
         )
-    if len(times) < _LEAST_TIMES:
+    if len(times) < _MIN_TIMES:
         raise DataError(
-            f"{folder} tells of {len(times)} times between rows of metrics, after its first {_FIRST_STEPS} steps and "
-            f"with the whole batch, and {_LEAST_TIMES} are the least. Give a longer run, or one with a smaller "
+            f"{folder} has {len(times)} times between rows of metrics, after its first {_WARMUP_STEPS} steps and "
+            f"with the whole batch, and at least {_MIN_TIMES} are needed. Give a longer run, or one with a smaller "
             "observe.log_interval_steps."
         )
     low, middle, high = quantiles(times, n=4)
@@ -84,54 +90,58 @@ def _measured(folder: Path, config: RunConfig) -> MeasuredRun:
 
 
 def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> Iterator[float]:
-    """Seconds of a step between one row and the next, where nothing else was done in between."""
-    first: dict[Any, int] = {}  # by attempt: where it began
-    for row, after in pairwise(rows):
-        first.setdefault(row["attempt"], row["step"])
-        steps = after["step"] - row["step"]
-        plain = row["event"] == after["event"] == "step" and row["attempt"] == after["attempt"]
-        if plain and steps > 0 and row["step"] - first[row["attempt"]] >= _FIRST_STEPS:
-            sizes = {config.batch_plan.range_of(step)[1] for step in (row["step"], after["step"] - 1)}
+    """Yield the seconds per step between adjacent step rows of one attempt, without warm-up and batch-size ramps."""
+    first_steps: dict[Any, int] = {}  # attempt -> its first step
+    for row, next_row in pairwise(rows):
+        first_steps.setdefault(row["attempt"], row["step"])
+        steps = next_row["step"] - row["step"]
+        are_adjacent = row["event"] == next_row["event"] == "step" and row["attempt"] == next_row["attempt"]
+        if are_adjacent and steps > 0 and row["step"] - first_steps[row["attempt"]] >= _WARMUP_STEPS:
+            sizes = {config.batch_plan.range_of(step)[1] for step in (row["step"], next_row["step"] - 1)}
             if sizes == {config.train.global_batch}:
-                yield (after["elapsed_s"] - row["elapsed_s"]) / steps
+                yield (next_row["elapsed_s"] - row["elapsed_s"]) / steps
 
 
-def _hardware(words: Sequence[str], configs: Sequence[RunConfig], config_dir: Path | None) -> Hardware:
+def _find_hardware(words: Sequence[str], configs: Sequence[RunConfig], config_dir: Path | None) -> Hardware:
+    """Return the machine that the words hardware=NAME and hardware.KEY=VALUE name, or that all runs name."""
     changes = [word for word in words if word.startswith(f"{_GROUP}.")]
     names = [word for word in words if word.startswith(f"{_GROUP}=")]
-    others = [word for word in words if word not in (*changes, *names)]
-    if others or len(names) > 1:
-        wrong = others[0] if others else names[1]
-        raise UsageError(f"{wrong} is nothing that --calibrate takes. Give folders of runs, and {_GROUP}=NAME once.")
+    unknown = [word for word in words if word not in (*changes, *names)]
+    if unknown or len(names) > 1:
+        problem = unknown[0] if unknown else names[1]
+        raise UsageError(f"{problem} is nothing that --calibrate takes. Give folders of runs, and {_GROUP}=NAME once.")
     if words:
-        return hardware_of(names[0].partition("=")[2] if names else None, changes, config_dir)
-    given = {config.hardware.name: config.hardware for config in configs if config.hardware is not None}
-    if len(given) != 1:
-        named = f"name {' and '.join(sorted(given))}" if given else "name none"
+        return load_hardware(names[0].partition("=")[2] if names else None, changes, config_dir)
+    machines = {config.hardware.name: config.hardware for config in configs if config.hardware is not None}
+    if len(machines) != 1:
+        names_text = f"name {' and '.join(sorted(machines))}" if machines else "name none"
         raise UsageError(
-            f"--calibrate fits the figures of one machine, and the runs {named}. Add {_GROUP}=NAME to begin with."
+            f"--calibrate fits the figures of one machine, and the runs {names_text}. Add {_GROUP}=NAME to begin with."
         )
-    return next(iter(given.values()))
+    return next(iter(machines.values()))
 
 
-def _facts(hardware: Hardware, measured: Sequence[MeasuredRun], found: Calibration) -> dict[str, Any]:
-    was, now = machine_prices(hardware).time, machine_prices(found.hardware).time
+def _calibration_facts(hardware: Hardware, runs: Sequence[MeasuredRun], calibration: Calibration) -> dict[str, Any]:
+    """Return each run's error before and after the fit, and the old and new figures."""
+    old_factors, new_factors = machine_prices(hardware).time, machine_prices(calibration.hardware).time
     return {
         "hardware": hardware.name,
         "runs": [
-            {"run": one.name, "measured_step_s": one.step_s, "before": before, "after": after}
-            for one, before, after in zip(measured, found.before, found.after, strict=True)
+            {"run": run.name, "measured_step_s": run.step_s, "before": before, "after": after}
+            for run, before, after in zip(runs, calibration.before, calibration.after, strict=True)
         ],
-        "median_before": median(map(abs, found.before)),
-        "median_after": median(map(abs, found.after)),
-        "interval": found.hardware.interval,
-        "figures": {name: (_number(hardware, name), _number(found.hardware, name)) for name in FIGURES}
-        | {name: (was[name], now[name]) for name in MACHINE_FACTORS},
+        "median_before": median(map(abs, calibration.before)),
+        "median_after": median(map(abs, calibration.after)),
+        "interval": calibration.hardware.interval,
+        "figures": {
+            name: (_first_number(hardware, name), _first_number(calibration.hardware, name)) for name in FIGURES
+        }
+        | {name: (old_factors[name], new_factors[name]) for name in MACHINE_FACTORS},
     }
 
 
-def _number(hardware: Hardware, name: str) -> float:
-    """Return a figure of a machine; of several precisions, which are scaled together, the first."""
+def _first_number(hardware: Hardware, name: str) -> float:
+    """Return a figure of a machine; the first one if it has one per precision, as these are scaled together."""
     value = getattr(hardware, name)
     return float(next(iter(value.values())) if isinstance(value, dict) else value)
 
@@ -154,8 +164,9 @@ def _print(facts: dict[str, Any], out: Path | None) -> None:
         echo(f"{out} is written. Choose it with --config-dir {out.parent.parent} {_GROUP}={out.stem}")
 
 
-def _write(path: Path, hardware: Hardware, base: str, num_runs: int) -> None:
-    said = f"# {base}, as {num_runs} runs on it have shown; `lmtrain plan --calibrate` wrote this\n"
+def _write_hardware(path: Path, hardware: Hardware, base_name: str, num_runs: int) -> None:
+    """Write the machine as a YAML config, with a comment about its origin."""
+    comment = f"# {base_name}, as {num_runs} runs on it have shown; `lmtrain plan --calibrate` wrote this\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
-        file.write((said + yaml.safe_dump(hardware.to_dict(), sort_keys=False)).encode())
+        file.write((comment + yaml.safe_dump(hardware.to_dict(), sort_keys=False)).encode())

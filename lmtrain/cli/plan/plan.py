@@ -94,32 +94,32 @@ def plan(
         refuse_unused_options(context, unused, "--layout, which is of so many GPUs")
     if grow_batch and not doublings:
         raise UsageError("--grow-batch is about more GPUs, and --doublings 0 plans for none. Leave one of them out.")
-    from lmtrain.cli.plan.planning import asked, find, on_nodes_of
-    from lmtrain.cli.plan.view import page, print_found
+    from lmtrain.cli.plan.planning import find_layouts, read_question, with_gpus_per_node
+    from lmtrain.cli.plan.view import plan_page, print_plan
     from lmtrain.runtime.files.files import atomic_file
 
-    question = asked(overrides or [], layout, config_dir, config_name)
+    question = read_question(overrides or [], layout, config_dir, config_name)
     if price == math.inf:
         raise UsageError(f"--price {price:g} is not a sum of money. Use --price 2.5, or another number of dollars.")
     if price is not None and question.tokens is None:
         raise UsageError(f"--price {price:g} is paid for a run's tokens, and they are not given. Add tokens=300B.")
     if gpus_per_node is not None:
-        question = on_nodes_of(question, gpus_per_node)
+        question = with_gpus_per_node(question, gpus_per_node)
     switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
     if html is not None:
         check_output_folder("--html", html)
-    found = find(
-        question, top=top, every=every, by=by, doublings=0 if layout else doublings, grow_batch=grow_batch,
-        margin=margin, switch=switch, hourly=price,
+    result = find_layouts(
+        question, top=top, every_layout=every, objective=by, doublings=0 if layout else doublings,
+        grow_batch=grow_batch, margin=margin, switch=switch, dollars_per_gpu_hour=price,
     )  # fmt: skip
     if html is not None:
         with atomic_file(html, "w") as file:
-            file.write(page(found))
+            file.write(plan_page(result))
     if as_json:
-        print_json(found.facts())
+        print_json(result.facts())
     else:
-        print_found(found)
-    if found.first is None:
+        print_plan(result)
+    if result.first is None:
         raise LayoutError(
             f"No layout of {question.gpus:,} x {question.hardware.name} that was priced fits with {margin:.0%} of the "
             "memory free; what misses by least is said above. Give more gpus, recompute=full or a smaller --margin."

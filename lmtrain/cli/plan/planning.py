@@ -1,7 +1,7 @@
-"""The words of `lmtrain plan` as a question, and the question answered.
+"""`lmtrain plan` without its printing: the command line as a Question, and the search for its best layouts.
 
-Which run, on which machine, how many devices, and what is given; what the words leave open is assumed, and said. Then
-the ranking, the curve, and what a budget costs, as facts for a screen or a page. Called by the verb. Torch-free.
+A question has a run, a machine, a number of devices and fixed settings; what the command line leaves open is assumed,
+and the assumption is reported. The result has the ranking, the scaling curve and the costs. Torch-free.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ from lmtrain.train.layouts.dry_run import planned_run
 from lmtrain.train.layouts.layout_table import layout_words
 from lmtrain.units import format_count, parse_count
 
-OWN = ("hardware", "gpus", "tokens")
-USUAL_TOKENS = 4 * 2**20  # of a batch, where none is given: what models of some billion weights are trained with
-USUAL_VOCAB = {"gpt": 50257, "bert": 30522}  # GPT-2's and BERT's, where the tokenizer is not known
+PLAN_WORDS = ("hardware", "gpus", "tokens")
+USUAL_TOKENS = 4 * 2**20  # tokens of a batch if none is given, as is usual for models of some billion weights
+USUAL_VOCAB = {"gpt": 50257, "bert": 30522}  # GPT-2's and BERT's, assumed if the tokenizer is not known
 _OTHER_VOCABS = (32_000, 128_256)
-_OF_PARALLEL = [name for name in get_type_hints(ParallelSettings) if name not in ("timeout_s", "auto", "room")]
+_LAYOUT_KEYS = [name for name in get_type_hints(ParallelSettings) if name not in ("timeout_s", "auto", "room")]
 Span = tuple[float, float]
-_FASTEST_SAVE_S = 1.0  # for which training is held up: less is hard to measure
-_LEAST_FIT = 3
+_FASTEST_SAVE_S = 1.0  # the shortest interruption of training by a save: less is hard to measure
+_NUM_TOO_LARGE = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Open:
-    """Something that was not given: what is assumed, and the runs that other values would make."""
+class Assumption:
+    """An assumption about a setting that was not given: its text, and the runs with alternative values."""
 
-    said: str
-    others: Mapping[str, PlannedRun]
+    text: str
+    alternatives: Mapping[str, PlannedRun]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,65 +83,69 @@ class Question:
     gpus: int
     fixed: FixedSettings
     tokens: int | None
-    assumed: tuple[Open, ...]
-    has_layout: bool = False  # whether the config has a layout besides, which this one has to overrule
+    assumed: tuple[Assumption, ...]
+    has_layout: bool = False  # True if the config has a layout itself, which the plan's settings have to override
 
 
-def asked(words: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
-    own, rest = _own(words)
+def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
+    """Parse the command line of a plan; settings that it leaves open are assumed. Raise on wrong or missing words."""
+    plan_words, rest = _split_plan_words(overrides)
     parse_overrides(
         rest, group_choices(config_dir)
-    )  # because: parts of a word are looked for below, and none may stand twice
-    gpus = _gpus(own.get("gpus"))
-    recipe = _value(rest, "experiment")
-    machine = own.get("hardware") or (recipe and _chosen_by(recipe, "hardware", config_dir))
-    hardware = hardware_of(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
-    rest = [word for word in rest if word != "parallel=auto"]  # because: that is what a plan does
-    if whole := next((word for word in rest if word.lstrip("+~").partition("=")[0] == "parallel"), None):
-        raise UsageError(f"{whole} chooses a whole layout, which is searched. Give sizes, as in parallel.tp=8.")
-    given = [word for word in rest if word.lstrip("+").startswith("parallel.")]
-    fixed: dict[str, Any] = dict(_one(word.lstrip("+").removeprefix("parallel.")) for word in given)
-    rest = [word for word in rest if word not in given and not word.startswith("hardware.")]
+    )  # because: the code below looks for single words, so repeated keys are refused first
+    gpus = _parse_gpus(plan_words.get("gpus"))
+    experiment = _chosen_value(rest, "experiment")
+    machine = plan_words.get("hardware") or (experiment and _experiment_choice(experiment, "hardware", config_dir))
+    hardware = load_hardware(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
+    rest = [word for word in rest if word != "parallel=auto"]  # because: a plan chooses the layout anyway
+    if layout_group := next((word for word in rest if word.lstrip("+~").partition("=")[0] == "parallel"), None):
+        raise UsageError(f"{layout_group} chooses a whole layout, which is searched. Give sizes, as in parallel.tp=8.")
+    sizes = [word for word in rest if word.lstrip("+").startswith("parallel.")]
+    fixed: dict[str, Any] = dict(_parse_layout_word(word.lstrip("+").removeprefix("parallel.")) for word in sizes)
+    rest = [word for word in rest if word not in sizes and not word.startswith("hardware.")]
     keys = {word.lstrip("+~").partition("=")[0] for word in rest}
-    fills = dict(_fills(rest, keys, hardware, config_dir, own.get("tokens")))
-    composed = compose(RunConfig, [*rest, *fills.values()], config_dir=config_dir, name=name)
-    config = replace(composed, hardware=hardware)  # whether it can be priced there is judged with all else
-    shares = gpus * (config.train.micro_batch if "train.micro_batch" in keys else 1)
-    config, assumed = _batch(config, shares, "train.global_batch" not in keys and recipe is None)
-    run, vocab = _vocab(config)
+    missing = dict(_missing_overrides(rest, keys, hardware, config_dir, plan_words.get("tokens")))
+    composed = compose(RunConfig, [*rest, *missing.values()], config_dir=config_dir, name=name)
+    config = replace(composed, hardware=hardware)  # whether the machine can run it is checked with everything else
+    batch_multiple = gpus * (config.train.micro_batch if "train.micro_batch" in keys else 1)
+    config, assumed = _assume_batch(config, batch_multiple, "train.global_batch" not in keys and experiment is None)
+    run, vocab = _assume_vocab(config)
     assumed = [*assumed, *vocab]
-    if "precision" in fills:
-        assumed.append(Open(
-            said=f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has", others={}
+    if "precision" in missing:
+        assumed.append(Assumption(
+            text=f"precision is not given: {config.precision.kind}, the fastest that {hardware.name} has",
+            alternatives={},
         ))  # fmt: skip
     fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
     fixed |= {"recompute": config.recompute} if any(key.partition(".")[0] == "recompute" for key in keys) else {}
-    steps = config.train.steps if recipe is not None or "train.steps" in keys else None
+    steps = config.train.steps if experiment is not None or "train.steps" in keys else None
     question = Question(
         config=config, run=run, hardware=hardware, gpus=gpus, fixed=fixed, assumed=tuple(assumed),
         tokens=config.train.tokens or (steps and steps * run.global_batch * run.shape.seq_len),
-        has_layout=recipe is not None or composed.parallel != ParallelSettings(),
+        has_layout=experiment is not None or composed.parallel != ParallelSettings(),
     )  # fmt: skip
-    return question if layout is None else replace(question, fixed=_whole(question, layout))
+    return question if layout is None else replace(question, fixed=_fix_layout(question, layout))
 
 
-def _own(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    own, rest = dict[str, str](), list[str]()
-    for word in words:
+def _split_plan_words(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split the words gpus=, hardware= and tokens= from the overrides of the run."""
+    plan_words, rest = dict[str, str](), list[str]()
+    for word in overrides:
         key, sign, value = word.partition("=")
-        near = difflib.get_close_matches(key, OWN, n=1, cutoff=0.7)
-        if key in OWN and sign and value:
-            if key in own:
-                raise UsageError(f"{word} says again what {key}={own[key]} has said. Leave one of them out.")
-            own[key] = value
-        elif near and "." not in key and key not in group_choices():
-            raise UsageError(f"{word} is not a word of a plan. Did you mean {near[0]}={value or 'VALUE'}?")
+        similar = difflib.get_close_matches(key, PLAN_WORDS, n=1, cutoff=0.7)
+        if key in PLAN_WORDS and sign and value:
+            if key in plan_words:
+                raise UsageError(f"{word} says again what {key}={plan_words[key]} has said. Leave one of them out.")
+            plan_words[key] = value
+        elif similar and "." not in key and key not in group_choices():
+            raise UsageError(f"{word} is not a word of a plan. Did you mean {similar[0]}={value or 'VALUE'}?")
         else:
             rest.append(word)
-    return own, rest
+    return plan_words, rest
 
 
-def _gpus(text: str | None) -> int:
+def _parse_gpus(text: str | None) -> int:
+    """Parse the word gpus=COUNT. Raise if it is missing or out of range."""
     if text is None:
         raise UsageError("gpus is not given, and a plan is for a number of devices. Add gpus=1024, or another number.")
     try:
@@ -155,69 +159,73 @@ def _gpus(text: str | None) -> int:
     return count
 
 
-def hardware_of(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
+def load_hardware(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
     """Return a machine of conf/hardware or of the user's folder; `changes` are words such as hardware.power_W=350."""
     choices = group_choices(config_dir).get("hardware", [])
     if name is None:
         raise UsageError(f"hardware is not given, and times are a machine's. Use one of {', '.join(choices)}.")
     path = config_file("hardware", name, config_dir)
     if path is None or name not in choices:
-        same = [choice for choice in choices if choice.partition("_")[0] == name.partition("_")[0]]
-        near = f"Did you mean {' or '.join(same)}?" if same else spelling_hint(name, choices)
+        same_family = [choice for choice in choices if choice.partition("_")[0] == name.partition("_")[0]]
+        hint = f"Did you mean {' or '.join(same_family)}?" if same_family else spelling_hint(name, choices)
         raise UsageError(
-            f"hardware={name} is not a machine of conf/hardware. {near} --config-dir DIR finds one of your own in "
+            f"hardware={name} is not a machine of conf/hardware. {hint} --config-dir DIR finds one of your own in "
             f"DIR/hardware/{name}.yaml."
         )
     values: Any = read_yaml(path).data
-    for key, value in (_pair(word.removeprefix("hardware.")) for word in changes):
+    for key, value in (_split_pair(word.removeprefix("hardware.")) for word in changes):
         group, dot, entry = key.partition(".")
-        if dot and isinstance(values.setdefault(group, {}), dict):  # of peak_tflops, or of factors
+        if dot and isinstance(values.setdefault(group, {}), dict):  # as in hardware.peak_tflops.bf16=900
             values[group][entry] = yaml.safe_load(value)
         else:
             values[key] = yaml.safe_load(value)
     return build_settings(Hardware, values | {"name": name}, "hardware")
 
 
-def _value(words: Sequence[str], key: str) -> str | None:
-    return next((word.partition("=")[2] for word in words if word.startswith(f"{key}=")), None)
+def _chosen_value(overrides: Sequence[str], key: str) -> str | None:
+    """Return the value of the override KEY=VALUE, or None."""
+    return next((word.partition("=")[2] for word in overrides if word.startswith(f"{key}=")), None)
 
 
-def _chosen_by(recipe: str, group: str, config_dir: Path | None) -> str | None:
+def _experiment_choice(experiment: str, group: str, config_dir: Path | None) -> str | None:
     """Return an experiment's choice in a group, or None."""
-    path = config_file("experiment", recipe, config_dir)
+    path = config_file("experiment", experiment, config_dir)
     tree: Any = read_yaml(path).data if path else {}
     chosen = [item for item in tree.get("defaults", []) if isinstance(item, dict)]
     return next((str(name) for item in chosen for key, name in item.items() if key.endswith(f"/{group}")), None)
 
 
-def _fills(
-    words: Sequence[str], keys: set[str], hardware: Hardware, config_dir: Path | None, tokens: str | None
+def _missing_overrides(
+    overrides: Sequence[str], keys: set[str], hardware: Hardware, config_dir: Path | None, tokens: str | None
 ) -> Iterator[tuple[str, str]]:
-    """Words for what a run must have and a plan does not read, or assumes."""
-    recipe = "experiment" in keys
+    """Yield (what, override) for settings that a run must have and that a plan does not read or has to assume."""
+    has_experiment = "experiment" in keys
     if tokens is not None:
         yield "tokens", f"train.tokens={tokens}"
         if "train.steps" not in keys:
             yield "steps", "train.steps=null"
-    yield from _data_fills(words, keys, config_dir)
-    if "train.micro_batch" in keys and "train.global_batch" not in keys and not recipe:
-        micro = next(word.partition("=")[2] for word in words if word.lstrip("+").startswith("train.micro_batch="))
+    yield from _missing_data_overrides(overrides, keys, config_dir)
+    if "train.micro_batch" in keys and "train.global_batch" not in keys and not has_experiment:
+        micro = next(word.partition("=")[2] for word in overrides if word.lstrip("+").startswith("train.micro_batch="))
         if micro.isdecimal() and int(micro):
-            yield "batch", f"train.global_batch={micro}"  # until it is known how long samples are
-    if "schedule.warmup_steps" not in keys:  # because: how long it is, and the run, changes no time of a step
+            yield "batch", f"train.global_batch={micro}"  # until `_assume_batch` knows the sequence length
+    if "schedule.warmup_steps" not in keys:  # because: the warmup does not change the time of a step
         yield "warmup", "schedule.warmup_steps=0"
     if "train.micro_batch" not in keys:
         yield "micro", "train.micro_batch=1"
-    if recipe:  # because: its layout is one of those that are searched, and need not go with this batch
-        usual = ParallelSettings()
-        yield from ((name, f"parallel.{name}={show(getattr(usual, name))}") for name in _OF_PARALLEL)
-    if not any(key.partition(".")[0] == "precision" for key in keys) and not recipe:
+    if has_experiment:  # because: the experiment's layout is one of those searched, and may not fit this batch
+        default = ParallelSettings()
+        yield from ((name, f"parallel.{name}={show(getattr(default, name))}") for name in _LAYOUT_KEYS)
+    if not any(key.partition(".")[0] == "precision" for key in keys) and not has_experiment:
         yield "precision", f"precision={max(('bf16', 'fp16', 'fp32'), key=hardware.peak)}"
 
 
-def _data_fills(words: Sequence[str], keys: set[str], config_dir: Path | None) -> Iterator[tuple[str, str]]:
-    recipe, model = _value(words, "experiment"), _value(words, "model")
-    kind = _value(words, "data") or (recipe and _chosen_by(recipe, "data", config_dir))
+def _missing_data_overrides(
+    overrides: Sequence[str], keys: set[str], config_dir: Path | None
+) -> Iterator[tuple[str, str]]:
+    """Yield overrides for settings of the data that a run must have and that do not affect a plan."""
+    experiment, model = _chosen_value(overrides, "experiment"), _chosen_value(overrides, "model")
+    kind = _chosen_value(overrides, "data") or (experiment and _experiment_choice(experiment, "data", config_dir))
     if "data" not in keys:
         file = config_file("model", model, config_dir) if model else None
         if file and read_yaml(file).data.get("kind") == "bert":
@@ -226,123 +234,132 @@ def _data_fills(words: Sequence[str], keys: set[str], config_dir: Path | None) -
         yield "path", "data.path=none"
 
 
-def _batch(config: RunConfig, shares: int, is_open: bool) -> tuple[RunConfig, list[Open]]:
-    """Return a config whose batch is a multiple of `shares`, and the runs of a smaller and a larger batch."""
+def _assume_batch(config: RunConfig, multiple: int, is_open: bool) -> tuple[RunConfig, list[Assumption]]:
+    """Return the config with a batch of the usual size if it `is_open`, and the assumption with other batches.
+
+    The batch is a multiple of `multiple`.
+    """
     if not is_open:
         return config, []
 
     def with_batch(samples: float) -> RunConfig:
-        return replace(config, train=replace(config.train, global_batch=max(round(samples / shares), 1) * shares))
+        return replace(config, train=replace(config.train, global_batch=max(round(samples / multiple), 1) * multiple))
 
     usual = with_batch(USUAL_TOKENS / config.seq_len)
     batch = usual.train.global_batch
     runs = dict[str, PlannedRun]()
     for factor in (0.25, 4):
-        with suppress(LmtrainError):  # because: what is given may not go with other batches than the usual one
-            if (one := with_batch(batch * factor)).train.global_batch != batch:
-                runs[f"{one.train.global_batch:,}"] = _known(one)[0]
-    said = f"train.global_batch is not given: {batch:,} samples, {format_count(batch * config.seq_len)} tokens a step"
-    return usual, [Open(said=said, others=runs)]
+        with suppress(LmtrainError):  # because: the given settings may not fit other batches
+            if (other := with_batch(batch * factor)).train.global_batch != batch:
+                runs[f"{other.train.global_batch:,}"] = _plan_with_vocab(other)[0]
+    text = f"train.global_batch is not given: {batch:,} samples, {format_count(batch * config.seq_len)} tokens a step"
+    return usual, [Assumption(text=text, alternatives=runs)]
 
 
-def _vocab(config: RunConfig) -> tuple[PlannedRun, list[Open]]:
-    run, was_open = _known(config)
-    if not was_open:
+def _assume_vocab(config: RunConfig) -> tuple[PlannedRun, list[Assumption]]:
+    """Return the run with a vocabulary size, and the assumption if the size is not known."""
+    run, is_assumed = _plan_with_vocab(config)
+    if not is_assumed:
         return run, []
-    others = {f"{n:,}": replace(run, model=replace(run.model, vocab_size=n)) for n in _OTHER_VOCABS}  # type: ignore[call-arg]
-    return run, [Open(said=f"model.vocab_size is the tokenizer's: {run.shape.vocab_size:,} tokens", others=others)]
+    alternatives = {f"{n:,}": replace(run, model=replace(run.model, vocab_size=n)) for n in _OTHER_VOCABS}  # type: ignore[call-arg]
+    text = f"model.vocab_size is the tokenizer's: {run.shape.vocab_size:,} tokens"
+    return run, [Assumption(text=text, alternatives=alternatives)]
 
 
-def _known(config: RunConfig) -> tuple[PlannedRun, bool]:
+def _plan_with_vocab(config: RunConfig) -> tuple[PlannedRun, bool]:
     """Return a run with a vocabulary size, and whether the size was assumed."""
     if config.model.shape.vocab_size:
         return planned_run(config, config.model), False
     return planned_run(config, config.model.with_vocab(USUAL_VOCAB.get(config.model.kind, USUAL_VOCAB["gpt"]))), True
 
 
-def _one(word: str) -> tuple[str, Any]:
-    """Return a key of `parallel` and its value, judged by itself; whether it fits the others is for their rules."""
-    key, text = _pair(word)
-    if key not in _OF_PARALLEL:
-        raise UsageError(f"parallel.{key}={text} is not of a layout. {spelling_hint(key, _OF_PARALLEL)}")
-    judged = build_settings(ParallelSettings, {key: yaml.safe_load(text), "auto": True}, "parallel")
-    return key, getattr(judged, key)
+def _parse_layout_word(word: str) -> tuple[str, Any]:
+    """Parse a size such as "tp=8" to a key of `parallel` and its value, which is checked alone, not with others."""
+    key, text = _split_pair(word)
+    if key not in _LAYOUT_KEYS:
+        raise UsageError(f"parallel.{key}={text} is not of a layout. {spelling_hint(key, _LAYOUT_KEYS)}")
+    checked = build_settings(ParallelSettings, {key: yaml.safe_load(text), "auto": True}, "parallel")
+    return key, getattr(checked, key)
 
 
-def _pair(word: str) -> tuple[str, str]:
+def _split_pair(word: str) -> tuple[str, str]:
+    """Split KEY=VALUE. Raise if the value is missing."""
     key, sign, value = word.partition("=")
     if not sign or not value:
         raise UsageError(f"{word} gives no value. Use {key}=VALUE, as in tp=8.")
     return key, value
 
 
-def _whole(question: Question, layout: str) -> FixedSettings:
-    """--layout: what it does not name is as usual; copies fill the devices."""
+def _fix_layout(question: Question, layout: str) -> FixedSettings:
+    """Return the fixed settings for --layout: sizes not named have defaults, and dp_shard fills the GPUs."""
     fixed = dict(question.fixed)
     for item in filter(None, layout.split(",")):
-        key, text = _pair(item.strip().removeprefix("parallel."))
+        key, text = _split_pair(item.strip().removeprefix("parallel."))
         if key in ("micro_batch", "recompute"):
             word = "train.micro_batch" if key == "micro_batch" else key
             raise UsageError(f"--layout {item} is not of a layout. Add {word}={text} beside it.")
-        value = _one(f"{key}={text}")[1]
+        value = _parse_layout_word(f"{key}={text}")[1]
         if fixed.setdefault(key, value) != value:
             raise UsageError(
                 f"--layout {layout} has {key}={text}, and {key}={show(fixed[key])} is given too. Leave one of them out."
             )
-    sizes = {key: value for key, value in fixed.items() if key in _OF_PARALLEL}
-    cut = math.prod(sizes.get(key, 1) for key in ("pp", "tp", "dp_replicate"))
-    sizes.setdefault("dp_shard", max(question.gpus // cut, 1))
+    sizes = {key: value for key, value in fixed.items() if key in _LAYOUT_KEYS}
+    num_parts = math.prod(sizes.get(key, 1) for key in ("pp", "tp", "dp_replicate"))
+    sizes.setdefault("dp_shard", max(question.gpus // num_parts, 1))
     parallel = build_settings(ParallelSettings, sizes, "parallel")
     if (size := parallel.layout.world_size) != question.gpus:
         raise UsageError(
             f"--layout {layout} is of {size} devices, and gpus={question.gpus}. "
             f"Use gpus={size}, or sizes that multiply to {question.gpus}."
         )
-    parts = {
+    settings = {
         "model": question.run.model, "compute": question.run.compute, "parallel": parallel,
         "train": question.config.train, "recompute": question.run.recompute,
     }  # fmt: skip
-    if problems := list(RunConfig.problems_across(parts)):
+    if problems := list(RunConfig.problems_across(settings)):
         raise settings_error([problem.text() for problem in problems])
     check_checkpoint_size(replace(question.config, parallel=parallel), question.run.model)
-    return fixed | {name: getattr(parallel, name) for name in _OF_PARALLEL}
+    return fixed | {name: getattr(parallel, name) for name in _LAYOUT_KEYS}
 
 
-def on_nodes_of(question: Question, gpus: int) -> Question:
+def with_gpus_per_node(question: Question, gpus: int) -> Question:
     """Return the question for nodes of `gpus` devices, each device with as much network bandwidth as before."""
     hardware = question.hardware
     nic = hardware.nic_GBps * gpus / hardware.gpus_per_node
     return replace(question, hardware=replace(hardware, gpus_per_node=gpus, nic_GBps=nic))
 
 
-def nothing_legal(question: Question) -> LmtrainError:
-    """Return why no layout is legal: rules that the given sizes break, or else sizes that would work."""
-    if problems := [problem.text() for problem in _never(question)]:
+def no_legal_layout_error(question: Question) -> LmtrainError:
+    """Return the error if no layout is legal: it names broken rules of the given sizes, or sizes that would work."""
+    if problems := [problem.text() for problem in _problems_of_fixed_sizes(question)]:
         return settings_error(problems)
     shape, gpus, batch = question.run.shape, question.gpus, question.run.global_batch
-    beside = ", ".join(f"{key}={show(value)}" for key, value in question.fixed.items() if key in _OF_PARALLEL)
-    batches, sizes = -(-batch // gpus) * gpus, max(n for n in divisors(batch, batch) if n <= gpus)
-    ways = [f"train.global_batch={batches}"] * (batches != batch) + [f"gpus={sizes}"] * (sizes != gpus)
-    ways = ["Use " + ", or ".join(ways)] * bool(ways) + ["leave some of the layout open"] * bool(beside)
-    way_out = ", or ".join(ways) or "use fewer GPUs"
+    given_sizes = ", ".join(f"{key}={show(value)}" for key, value in question.fixed.items() if key in _LAYOUT_KEYS)
+    larger_batch, fewer_gpus = -(-batch // gpus) * gpus, max(n for n in divisors(batch, batch) if n <= gpus)
+    suggestions = [f"train.global_batch={larger_batch}"] * (larger_batch != batch)
+    suggestions += [f"gpus={fewer_gpus}"] * (fewer_gpus != gpus)
+    suggestions = ["Use " + ", or ".join(suggestions)] * bool(suggestions)
+    suggestions += ["leave some of the layout open"] * bool(given_sizes)
+    way_out = ", or ".join(suggestions) or "use fewer GPUs"
     return settings_error([
-        f"gpus={gpus} has no legal layout{f' with {beside}' if beside else ''} for train.global_batch={batch}, "
-        f"model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. {way_out[0].upper()}{way_out[1:]}."
+        f"gpus={gpus} has no legal layout{f' with {given_sizes}' if given_sizes else ''} for "
+        f"train.global_batch={batch}, model.num_layers={shape.num_layers} and model.num_heads={shape.num_heads}. "
+        f"{way_out[0].upper()}{way_out[1:]}."
     ])  # fmt: skip
 
 
-def _never(question: Question) -> Iterator[Problem]:
-    """Rules that are against what is given, whatever is chosen beside it."""
+def _problems_of_fixed_sizes(question: Question) -> Iterator[Problem]:
+    """Yield the rules that the fixed sizes break, whatever is chosen for the others."""
     run, fixed = question.run, question.fixed
-    given = {key: fixed[key] for key in ("pp", "dp_replicate", "dp_shard", "tp") if key in fixed}
-    parallel = ParallelSettings(**given, sequence_parallel=fixed.get("sequence_parallel", False))
+    given_sizes = {key: fixed[key] for key in ("pp", "dp_replicate", "dp_shard", "tp") if key in fixed}
+    parallel = ParallelSettings(**given_sizes, sequence_parallel=fixed.get("sequence_parallel", False))
     layout, micro = parallel.layout, fixed.get("micro_batch", 1)
     yield from layout_problems(run.shape, parallel, uses_dropout=run.model.uses_dropout, compiles=False)
     if question.gpus % layout.world_size:
-        sizes = " x ".join(f"{key}={size}" for key, size in given.items())
-        rule = f"is no multiple of {sizes}{f' = {layout.world_size}' * (len(given) > 1)}"
-        enough = -(-question.gpus // layout.world_size) * layout.world_size
-        way_out = f"Use gpus={enough}, or sizes that divide {question.gpus}."
+        sizes = " x ".join(f"{key}={size}" for key, size in given_sizes.items())
+        rule = f"is no multiple of {sizes}{f' = {layout.world_size}' * (len(given_sizes) > 1)}"
+        next_multiple = -(-question.gpus // layout.world_size) * layout.world_size
+        way_out = f"Use gpus={next_multiple}, or sizes that divide {question.gpus}."
         yield Problem("gpus", question.gpus, rule, way_out, of_layout=True)
     yield from batch_problems(layout, run.global_batch, micro)
     if run.rampup is not None:
@@ -353,45 +370,46 @@ def _never(question: Question) -> Iterator[Problem]:
 
 
 @dataclass(frozen=True)
-class Found:
+class PlanResult:
     question: Question
     ranked: RankedLayouts
     best: list[LayoutResult]
     too_large: list[LayoutResult]
     points: list[CurvePoint]
     cells: dict[tuple[int, int], LayoutResult | float]
-    ranges: list[tuple[str, Span | None]]  # what is assumed, and tokens/s with other values
+    ranges: list[tuple[str, Span | None]]  # assumption -> range of tokens/s with other values
     by: str = "time"
-    hourly: float | None = None  # dollars of a device
+    dollars_per_gpu_hour: float | None = None  # None if --price is not given
 
     @property
     def first(self) -> LayoutResult | None:
         return self.best[0] if self.best else None
 
-    def rates(self, answer: LayoutResult) -> tuple[float, float]:
-        """Tokens a second, from the slowest to the fastest that is to be expected, open questions included."""
-        rates = [answer.tokens_per_step / seconds for seconds in answer.interval_s]
-        if answer is self.first:
+    def token_rates(self, layout: LayoutResult) -> tuple[float, float]:
+        """Return the lowest and highest expected tokens per second; the best layout includes its assumptions' range."""
+        rates = [layout.tokens_per_step / seconds for seconds in layout.interval_s]
+        if layout is self.first:
             rates += [rate for _, span in self.ranges for rate in span or ()]
         return min(rates), max(rates)
 
-    def duration(self, answer: LayoutResult) -> tuple[float, float, float] | None:
-        """Seconds of all tokens, as expected, at best and at worst."""
+    def duration(self, layout: LayoutResult) -> tuple[float, float, float] | None:
+        """Return the seconds for all tokens: expected, best and worst case; None if the tokens are not given."""
         tokens = self.question.tokens
         if tokens is None:
             return None
-        slow, fast = self.rates(answer)
-        return tokens / answer.tokens_per_s, tokens / fast, tokens / slow
+        slow, fast = self.token_rates(layout)
+        return tokens / layout.tokens_per_s, tokens / fast, tokens / slow
 
-    def dollars(self, answer: LayoutResult) -> tuple[float, ...] | None:
-        duration = self.duration(answer)
-        if duration is None or self.hourly is None:
+    def dollars(self, layout: LayoutResult) -> tuple[float, ...] | None:
+        """Return the run's price: expected, best and worst case; None if tokens or --price are not given."""
+        duration = self.duration(layout)
+        if duration is None or self.dollars_per_gpu_hour is None:
             return None
-        return tuple(dollars(seconds, answer.gpus, self.hourly) for seconds in duration)
+        return tuple(dollars(seconds, layout.gpus, self.dollars_per_gpu_hour) for seconds in duration)
 
     @property
-    def save_every(self) -> tuple[float, float] | None:
-        """Seconds between saves, by Young and Daly, for a fast save and for one to a slow disk."""
+    def save_interval_s(self) -> tuple[float, float] | None:
+        """The optimal seconds between saves (Young and Daly) for a fast save and for a save to a slow disk."""
         between, model = self.question.config.run.time_between_failures, self.question.run.model
         if between is None:
             return None
@@ -399,80 +417,92 @@ class Found:
         return young_daly_s(_FASTEST_SAVE_S, between), young_daly_s(max(slow, _FASTEST_SAVE_S), between)
 
     def facts(self) -> dict[str, Any]:
+        """Return the result as plain data for --json."""
         question, ranked = self.question, self.ranked
         return {
             "model": question.run.model.to_dict(), "hardware": question.hardware.name,
             "unchecked_hardware": question.hardware.unchecked, "gpus": question.gpus,
             "global_batch": question.run.global_batch, "seq_len": question.run.shape.seq_len, "tokens": question.tokens,
-            "assumed": [{"what": said, "tokens_per_s": span} for said, span in self.ranges],
+            "assumed": [{"what": text, "tokens_per_s": span} for text, span in self.ranges],
             "layouts": {"legal": len(ranked.space), "priced": len(ranked.rows), "fitting": ranked.num_fitting},
             "interval": ranked.prices.interval, "joules_are": "unverified", "by": self.by,
-            "best": [self._facts(one) for one in self.best],
-            "does_not_fit": [one.facts() | {"over_bytes": self.over(one)} for one in self.too_large],
-            "curve": [one.facts() for one in self.points],
-            "save_every_s": self.save_every,
+            "best": [self._layout_facts(layout) for layout in self.best],
+            "does_not_fit": [layout.facts() | {"over_bytes": self.excess_bytes(layout)} for layout in self.too_large],
+            "curve": [layout.facts() for layout in self.points],
+            "save_every_s": self.save_interval_s,
         }  # fmt: skip
 
-    def _facts(self, answer: LayoutResult) -> dict[str, Any]:
-        assert self.first is not None  # because: it is first among these
-        return answer.facts() | {
-            "words": layout_words(answer.run.parallel), "duration_s": self.duration(answer),
-            "dollars": self.dollars(answer), "slower": answer.seconds / self.first.seconds - 1,
-            "why_slower": None if answer is self.first else why_slower(answer, self.first),
+    def _layout_facts(self, layout: LayoutResult) -> dict[str, Any]:
+        """Return a layout's facts with its duration, price, and why it is slower than the best."""
+        assert self.first is not None  # because: `layout` is one of `best`
+        return layout.facts() | {
+            "words": layout_words(layout.run.parallel), "duration_s": self.duration(layout),
+            "dollars": self.dollars(layout), "slower": layout.seconds / self.first.seconds - 1,
+            "why_slower": None if layout is self.first else why_slower(layout, self.first),
         }  # fmt: skip
 
-    def over(self, answer: LayoutResult) -> float:
-        """Bytes too many."""
-        return answer.total_bytes - self.ranked.usable_bytes
+    def excess_bytes(self, layout: LayoutResult) -> float:
+        """Return by how many bytes a layout exceeds the usable memory of a GPU."""
+        return layout.total_bytes - self.ranked.usable_bytes
 
 
-def find(
-    question: Question, *, top: int, every: bool, by: str, doublings: int, grow_batch: bool, margin: float,
-    switch: int, hourly: float | None,
-) -> Found:  # fmt: skip
-    study = CurveInputs(
+def find_layouts(
+    question: Question, *, top: int, every_layout: bool, objective: str, doublings: int, grow_batch: bool,
+    margin: float, switch: int, dollars_per_gpu_hour: float | None,
+) -> PlanResult:  # fmt: skip
+    """Search, rank and price layouts.
+
+    Return the `top` best by `objective` ("time" or "joules"), those that are too large, and the best for up to
+    2**doublings times as many GPUs. Without `every_layout`, only the best of each pp, tp, zero and shard size counts.
+    `margin` is the share of memory to keep free, `switch` the number of GPUs below a network switch (0: no limit).
+    Raise if no layout is legal.
+    """
+    inputs = CurveInputs(
         run=question.run, hardware=question.hardware, limits=Limits(margin=margin, switch=switch),
         prices=machine_prices(question.hardware),
-        fixed_settings=question.fixed, objective=by,
+        fixed_settings=question.fixed, objective=objective,
         batch_per_gpu=question.run.global_batch / question.gpus if grow_batch else 0.0,
     )  # fmt: skip
-    ranked = study.rank_layouts(question.gpus)
+    ranked = inputs.rank_layouts(question.gpus)
     if not len(ranked.space):
-        raise nothing_legal(question)
+        raise no_legal_layout_error(question)
     if not len(ranked.smallest):
-        raise LayoutError(_beyond_switch(ranked))
+        raise LayoutError(_switch_problem(ranked))
     best = results_at(
-        ranked, islice(ranked.iter_fitting(study.best_first(ranked), () if every else FAMILY_COLUMNS), top)
+        ranked, islice(ranked.iter_fitting(inputs.best_first(ranked), () if every_layout else FAMILY_COLUMNS), top)
     )
-    ranges = list(_ranges(question, study.prices, best[:1]))
-    sizes = [gpus for at in range(doublings + 1) if (gpus := question.gpus << at) <= MAX_PROCESSES]
-    points = list(scaling_curve(study, ranked, sizes)) if doublings else []
-    return Found(
-        question, ranked, best, list(too_large_results(ranked, _LEAST_FIT)), points, best_by_pp_and_tp(ranked), ranges,
-        by, hourly,
+    ranges = list(_assumption_ranges(question, inputs.prices, best[:1]))
+    sizes = [gpus for doubling in range(doublings + 1) if (gpus := question.gpus << doubling) <= MAX_PROCESSES]
+    points = list(scaling_curve(inputs, ranked, sizes)) if doublings else []
+    return PlanResult(
+        question, ranked, best, list(too_large_results(ranked, _NUM_TOO_LARGE)), points, best_by_pp_and_tp(ranked),
+        ranges, objective, dollars_per_gpu_hour,
     )  # fmt: skip
 
 
-def _beyond_switch(ranked: RankedLayouts) -> str:
+def _switch_problem(ranked: RankedLayouts) -> str:
+    """Explain that every legal layout shares weights among more GPUs than one switch connects."""
     node, space = ranked.hardware.gpus_per_node, ranked.space
-    least = int(np.min(space.column("shard", ranked.rows) * space.column("tp", ranked.rows)))
+    min_group = int(np.min(space.column("shard", ranked.rows) * space.column("tp", ranked.rows)))
     return (
         f"--nodes-per-switch {ranked.limits.switch // node} leaves none of {len(space):,} legal layouts: in each of "
-        f"them {least} GPUs or more share weights (dp_shard x tp), and {node} are a node. Use --nodes-per-switch "
-        f"{-(-least // node)}, or leave dp_shard and dp_replicate open."
+        f"them {min_group} GPUs or more share weights (dp_shard x tp), and {node} are a node. Use --nodes-per-switch "
+        f"{-(-min_group // node)}, or leave dp_shard and dp_replicate open."
     )
 
 
-def _ranges(question: Question, prices: Prices, best: list[LayoutResult]) -> Iterator[tuple[str, Span | None]]:
+def _assumption_ranges(
+    question: Question, prices: Prices, best: list[LayoutResult]
+) -> Iterator[tuple[str, Span | None]]:
     """Yield each assumption with the range of tokens per second that other values would give the best layout."""
-    for one in question.assumed:
-        others = [_in_layout(run, best[0].run) for run in one.others.values()] if best else []
-        every = [*best, *price_layouts(others, question.hardware, prices)]
-        rates = [answer.tokens_per_step / seconds for answer in every for seconds in answer.interval_s]
-        yield one.said, (min(rates), max(rates)) if others else None
+    for assumption in question.assumed:
+        runs = [_in_layout_of(run, best[0].run) for run in assumption.alternatives.values()] if best else []
+        layouts = [*best, *price_layouts(runs, question.hardware, prices)]
+        rates = [layout.tokens_per_step / seconds for layout in layouts for seconds in layout.interval_s]
+        yield assumption.text, (min(rates), max(rates)) if runs else None
 
 
-def _in_layout(run: PlannedRun, of: PlannedRun) -> PlannedRun:
-    """Another run in the same layout, with microbatches that divide its batch."""
-    micro = max(math.gcd(of.micro_batch, run.global_batch // of.parallel.layout.dp), 1)
-    return replace(run, parallel=of.parallel, recompute=of.recompute, micro_batch=micro)
+def _in_layout_of(run: PlannedRun, other: PlannedRun) -> PlannedRun:
+    """Return `run` in the layout of `other`, with micro-batches that divide its batch."""
+    micro_batch = max(math.gcd(other.micro_batch, run.global_batch // other.parallel.layout.dp), 1)
+    return replace(run, parallel=other.parallel, recompute=other.recompute, micro_batch=micro_batch)

@@ -1,8 +1,7 @@
-"""`lmtrain slurm`: a run's settings as an sbatch file, judged as by `pretrain --dry-run`, printed or submitted.
+"""`lmtrain slurm`: write an sbatch file for a run, after the checks of `pretrain --dry-run`; print or submit it.
 
-The file has what Slurm is asked for, what is this run's own, and a body that is the same for all: slurm_body.sh, which
-reads the variables that stand above it; nothing is put into it. Nothing here talks to Slurm but `sbatch` in submit, and
-torch is never imported.
+The file has #SBATCH options, shell variables of this run, and the body slurm_body.sh, which is the same for all runs
+and reads these variables. Only `submit` contacts Slurm, by running `sbatch`. Torch is never imported.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 
-# because: the layout and the restarts decide these, and the file would contradict itself
-_OURS = {
+# because: the layout and the restart logic set these options, so a user's value would contradict the file
+_RESERVED_OPTIONS = {
     "--nodes", "-N", "--ntasks", "-n", "--ntasks-per-node", "--array", "-a", "--requeue", "--no-requeue", "--open-mode",
     "--chdir", "-D", "--kill-on-bad-exit", "-K", "--exclude-node", "--no-kill", "-k", "--wrap", "--parsable",
 }  # fmt: skip
-# minutes, minutes:seconds, hours:minutes:seconds, or with days before the hours; none at all
-_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
-# because: each of them counts, limits or places tasks, of which a node has one
-_OF_A_TASK = {
+# minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on; or no limit
+_TIME_LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.ASCII | re.IGNORECASE)
+# because: each of them counts, limits or binds tasks, and a node has a single task for all ranks
+_PER_TASK_OPTIONS = {
     "--gpus-per-task", "--tres-per-task", "--ntasks-per-gpu", "--ntasks-per-socket", "--ntasks-per-core", "--gpu-bind",
     "--tres-bind",
 }  # fmt: skip
-_CPUS = re.compile(r"(?:--cpus-per-task(?:=|\s+)|-c\s*)(.*)")
-_CPUS_OF_GPUS = re.compile(r"--cpus-per-gpu\b")
-_HARMLESS = re.compile(r"--(gpu|tres)-bind(=|\s+)none")
+_CPUS_PER_TASK = re.compile(r"(?:--cpus-per-task(?:=|\s+)|-c\s*)(.*)")
+_CPUS_PER_GPU = re.compile(r"--cpus-per-gpu\b")
+_NO_BINDING = re.compile(r"--(gpu|tres)-bind(=|\s+)none")
 BODY = Path(__file__).with_name("slurm_body.sh")
-_BINDS_EACH = re.compile(r"--cpu-bind(=|\s+)(.*,)?(map|mask|rank)")
+_BINDS_EACH_TASK = re.compile(r"--cpu-bind(=|\s+)(.*,)?(map|mask|rank)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The options of both verbs."""
+class SlurmOptions:
+    """The options that `render` and `submit` share."""
 
     overrides: Overrides = None
     config_dir: ConfigDir = None
@@ -108,31 +107,34 @@ class Asked:
     ] = False
 
     def check(self) -> None:
+        """Raise a UsageError on options that are missing, wrong or contradict each other."""
         if (self.gpus_per_node is None) == (self.tasks_per_node is None):
             raise UsageError(
-                "How many processes a node has must be said once. Give --gpus-per-node N, or --tasks-per-node N where "
-                "there are no GPUs."
+                "The number of processes of a node must be given once. Give --gpus-per-node N, or --tasks-per-node N "
+                "if there are no GPUs."
             )
         if self.container_image and self.container_command:
             raise UsageError(
                 f"--container-image={self.container_image} and --container-command both start a container. "
                 "Give one of them."
             )
-        if self.time is not None and not _TIME.fullmatch(self.time):
+        if self.time is not None and not _TIME_LIMIT.fullmatch(self.time):
             raise UsageError(
                 f"--time={self.time} is not a time limit of Slurm's. Write it as in 90 (minutes), 4:00:00 or 2-12 "
                 "(days and hours)."
             )
         for option, words in (("--sbatch", self.sbatch), ("--srun", self.srun)):
             for word in words or ():
-                _check_passed_on(option, word)
-        for one in self.env or ():
-            if not re.fullmatch(r"[A-Za-z_]\w*=.*", one, re.ASCII | re.DOTALL):
-                raise UsageError(f"--env={one} is not NAME=VALUE, where a name has letters, digits and _. Write it so.")
+                _check_extra_option(option, word)
+        for variable in self.env or ():
+            if not re.fullmatch(r"[A-Za-z_]\w*=.*", variable, re.ASCII | re.DOTALL):
+                raise UsageError(
+                    f"--env={variable} is not NAME=VALUE, where a name has letters, digits and _. Write it so."
+                )
 
     @property
     def flags(self) -> list[str]:
-        """Return the options of `lmtrain pretrain` besides its settings."""
+        """The options to pass to `lmtrain pretrain` besides its settings."""
         return [
             *[f"--config-name={self.config_name}"] * (self.config_name != "pretrain"),
             *[f"--config-dir={self.config_dir}"] * (self.config_dir is not None),
@@ -141,35 +143,35 @@ class Asked:
         ]
 
     def nodes(self, num_processes: int, layout: str) -> tuple[int, int]:
-        """Return the number of nodes, and of processes on each."""
+        """Return the number of nodes and of processes on each. Raise if they do not divide evenly."""
         option = "--gpus-per-node" if self.gpus_per_node else "--tasks-per-node"
-        each = self.gpus_per_node or self.tasks_per_node or 1
-        if num_processes <= each:
+        per_node = self.gpus_per_node or self.tasks_per_node or 1
+        if num_processes <= per_node:
             return 1, num_processes
-        if num_processes % each:
-            even = max(size for size in divisors(num_processes) if size <= each)
+        if num_processes % per_node:
+            divisor = max(size for size in divisors(num_processes) if size <= per_node)
             raise LayoutError(
-                f"{option}={each} does not divide the {num_processes} processes of {layout}, and nodes are "
-                f"all alike. Use {option}={even} on {num_processes // even} nodes, or another layout."
+                f"{option}={per_node} does not divide the {num_processes} processes of {layout}, and nodes are "
+                f"all alike. Use {option}={divisor} on {num_processes // divisor} nodes, or another layout."
             )
-        return num_processes // each, each
+        return num_processes // per_node, per_node
 
 
 def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that takes the options of `Asked`, and hands them to the verb as one, beside its own."""
-    hints = get_type_hints(Asked, include_extras=True) | get_type_hints(verb, include_extras=True)
-    own = {name: one.default for name, one in signature(verb).parameters.items() if name != "asked"}
-    every = {one.name: one.default for one in fields(Asked)} | own
+    """Decorate a verb: return a command with the options of SlurmOptions, passed on as `options`, and the verb's own."""
+    hints = get_type_hints(SlurmOptions, include_extras=True) | get_type_hints(verb, include_extras=True)
+    own = {name: parameter.default for name, parameter in signature(verb).parameters.items() if name != "options"}
+    defaults = {parameter.name: parameter.default for parameter in fields(SlurmOptions)} | own
 
-    def command(**given: Any) -> None:
-        verb(**{name: given.pop(name) for name in own}, asked=Asked(**given))
+    def command(**values: Any) -> None:
+        verb(**{name: values.pop(name) for name in own}, options=SlurmOptions(**values))
 
-    # because: typer asks for these four
+    # because: typer reads these four attributes
     command.__name__, command.__doc__ = verb.__name__, verb.__doc__
-    command.__annotations__ = {name: hints[name] for name in every}
+    command.__annotations__ = {name: hints[name] for name in defaults}
     vars(command)["__signature__"] = Signature([
         Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
-        for name, default in every.items()
+        for name, default in defaults.items()
     ])  # fmt: skip
     return command
 
@@ -177,64 +179,65 @@ def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
 @app.command()
 @_with_options
 def render(
-    asked: Asked,
+    options: SlurmOptions,
     output: Annotated[
         Path | None,
         typer.Option(metavar="FILE", parser=parse_output_file, help="Write it there. [default: print it]"),
     ] = None,
 ) -> None:
     """Print the sbatch file of a run: it starts all processes, starts them again, and queues itself again."""
-    job = _job(asked)
+    job = _build_job(options)
     if output is None:
-        return print_text(script(job))
-    _write(output, script(job))
-    return print_notice(f"{output} is written. Start it with: {job.started_by(shell_quoted(str(output)))}")
+        return print_text(job_script(job))
+    _write_script(output, job_script(job))
+    return print_notice(f"{output} is written. Start it with: {job.submit_command(shell_quoted(str(output)))}")
 
 
 @app.command()
 @_with_options
 def submit(
-    asked: Asked,
+    options: SlurmOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what render prints, and submit nothing.")] = False,
 ) -> None:
     """Hand a run to Slurm. The sbatch file is kept as job.sbatch in the run's folder, and the job's id is printed."""
-    job = _job(asked)
+    job = _build_job(options)
     if dry_run:
-        return print_text(script(job))
-    _write(job.file, script(job))
+        return print_text(job_script(job))
+    _write_script(job.file, job_script(job))
     try:
-        done = subprocess.run(["sbatch", "--parsable", str(job.file)], capture_output=True, text=True)
+        result = subprocess.run(["sbatch", "--parsable", str(job.file)], capture_output=True, text=True)
     except FileNotFoundError:
         raise MissingInputError(
             "sbatch is not on the PATH here, so nothing can be submitted. Type this on a machine that submits jobs, or "
             f"start {job.file} there."
         ) from None
-    if done.returncode != 0:
-        said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
-        raise UsageError(f"sbatch refuses {job.file}: {said}. Change the options, or ask who runs this Slurm.")
-    number = done.stdout.strip().partition(";")[0]
+    if result.returncode != 0:
+        reason = " ".join(result.stderr.split()).removeprefix("sbatch: error: ")
+        raise UsageError(f"sbatch refuses {job.file}: {reason}. Change the options, or ask who runs this Slurm.")
+    number = result.stdout.strip().partition(";")[0]
     echo(number)
     log = job.log.replace("%j", number).replace("%A_%a", f"{number}_*")
     return print_notice(f"submitted: {job.file}; its log is {log}")
 
 
-def _check_passed_on(option: str, word: str) -> None:
+def _check_extra_option(option: str, word: str) -> None:
+    """Raise if a word of --sbatch or --srun is not an option, or is one that the file sets itself."""
     name = re.match(r"--[\w-]+|-[A-Za-z]", word)
     if name is None or not word.isprintable():
         raise UsageError(f"{option}={word} is not an option of {option[2:]}. Write it as in {option}=--mem=0.")
-    if name[0] in _OURS:
+    if name[0] in _RESERVED_OPTIONS:
         raise UsageError(
             f"{option}={word} would undo what the file says itself: nodes and processes follow from the layout, and "
             "restarts from exit codes. Leave it out, or change parallel.*, --gpus-per-node or --spare-nodes."
         )
 
 
-def _job(asked: Asked) -> SbatchJob:
-    """Build the job of a command line; raise for everything that can be wrong with it."""
+def _build_job(options: SlurmOptions) -> SbatchJob:
+    """Build the job of a command line, after all checks of its runs."""
     from lmtrain.train.layouts.layout_table import layout_words
 
-    asked.check()
-    folder, runs = _runs(asked)
+    options.check()
+    folder, runs = _compose_runs(options)
     sizes = {config.parallel.layout.world_size for config, _ in runs}
     if len(sizes) > 1:
         raise LayoutError(
@@ -247,37 +250,39 @@ def _job(asked: Asked) -> SbatchJob:
             "start. Choose it before: `lmtrain plan` prints the settings of the best."
         )
     layout = layout_words(runs[0][0].parallel)
-    nodes, ranks_per_node = asked.nodes(sizes.pop(), layout)
-    of_sbatch, of_srun, cpus, takes_all_cpus = asked.sbatch or [], asked.srun or [], None, False
-    if starts_ranks := asked.tasks == "node" and ranks_per_node > 1:
-        of_sbatch, of_srun, cpus, takes_all_cpus = task_options(of_sbatch, of_srun, ranks_per_node)
+    nodes, ranks_per_node = options.nodes(sizes.pop(), layout)
+    sbatch_options, srun_options, cpus, takes_all_cpus = options.sbatch or [], options.srun or [], None, False
+    if starts_ranks := options.tasks == "node" and ranks_per_node > 1:
+        sbatch_options, srun_options, cpus, takes_all_cpus = task_options(sbatch_options, srun_options, ranks_per_node)
     for config, _ in runs:
-        _judge(config, ranks_per_node)
-    spare = f" and {asked.spare_nodes} spare" * (asked.spare_nodes > 0)
-    many = f"{len(runs)} runs, each of them " * asked.array
-    places = {"time": asked.time, "partition": asked.partition, "account": asked.account}
-    flags = [*asked.flags, *[f"--nproc-per-node={ranks_per_node}"] * starts_ranks]
-    image = [f"--container-image={asked.container_image}"] * (asked.container_image is not None)
+        _check_run(config, ranks_per_node)
+    spare_note = f" and {options.spare_nodes} spare" * (options.spare_nodes > 0)
+    runs_note = f"{len(runs)} runs, each of them " * options.array
+    slurm_options = {"time": options.time, "partition": options.partition, "account": options.account}
+    flags = [*options.flags, *[f"--nproc-per-node={ranks_per_node}"] * starts_ranks]
+    image = [f"--container-image={options.container_image}"] * (options.container_image is not None)
     return SbatchJob(
-        about=f"{folder.name}: {many}{layout} on {nodes} node{'s' * (nodes > 1)}{spare}. Made by `lmtrain slurm`.",
+        about=f"{folder.name}: {runs_note}{layout} on {nodes} node{'s' * (nodes > 1)}{spare_note}. "
+        "Made by `lmtrain slurm`.",
         nodes=nodes, ranks_per_node=ranks_per_node, tasks_per_node=1 if starts_ranks else ranks_per_node,
-        cpus_per_task=cpus, takes_all_cpus=takes_all_cpus, gpus=asked.gpus_per_node is not None,
-        spare_nodes=asked.spare_nodes, folder=folder, cwd=Path.cwd(), is_array=asked.array,
+        cpus_per_task=cpus, takes_all_cpus=takes_all_cpus, gpus=options.gpus_per_node is not None,
+        spare_nodes=options.spare_nodes, folder=folder, cwd=Path.cwd(), is_array=options.array,
         runs=[(Path(config.run.dir).absolute(), [*flags, *words]) for config, words in runs],
-        program=("lmtrain",) if image or asked.container_command is not None else (sys.executable, "-m", "lmtrain"),
-        container=shlex.split(asked.container_command or ""), of_srun=[*image, *of_srun],
-        of_sbatch=[*(f"--{name}={value}" for name, value in places.items() if value), *of_sbatch],
-        env=asked.env or (), setup=asked.setup or (),
+        program=("lmtrain",) if image or options.container_command is not None else (sys.executable, "-m", "lmtrain"),
+        container=shlex.split(options.container_command or ""), srun_options=[*image, *srun_options],
+        sbatch_options=[*(f"--{name}={value}" for name, value in slurm_options.items() if value), *sbatch_options],
+        env=options.env or (), setup=options.setup or (),
     )  # fmt: skip
 
 
-def _runs(asked: Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
-    """Return the folder of the job's file and logs, and each run's settings with their overrides."""
+def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
+    """Return the folder for the job's file and logs, and the (settings, overrides) of each run."""
     from lmtrain.cli.pretrain.from_run import compose_run
     from lmtrain.cli.pretrain.sweep import plan_runs
 
-    words, config_dir, name, from_run = list(asked.overrides or ()), asked.config_dir, asked.config_name, asked.from_run
-    if asked.array:
+    words, from_run = list(options.overrides or ()), options.from_run
+    config_dir, name = options.config_dir, options.config_name
+    if options.array:
         jobs = plan_runs(words, config_dir, name, from_run)
         runs = [
             (replace(job.config, run=replace(job.config.run, dir=str(job.folder))), job.overrides) for job in jobs
@@ -292,8 +297,8 @@ def _runs(asked: Asked) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
     return folder, runs
 
 
-def _judge(config: RunConfig, ranks_per_node: int) -> None:
-    """Check a run as `pretrain --dry-run` does for processes on other machines, and its folder."""
+def _check_run(config: RunConfig, ranks_per_node: int) -> None:
+    """Check a run and its folder as `pretrain --dry-run` does for processes on other machines; print warnings."""
     from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
     from lmtrain.train.before.preflight import check_run_folder, preflight
 
@@ -303,7 +308,7 @@ def _judge(config: RunConfig, ranks_per_node: int) -> None:
         print_notice(warning)
 
 
-def _write(path: Path, text: str) -> None:
+def _write_script(path: Path, text: str) -> None:
     with atomic_file(path) as file:
         file.write(text.encode(errors="surrogateescape"))
 
@@ -312,74 +317,76 @@ def _write(path: Path, text: str) -> None:
 
 
 class TaskOptions(NamedTuple):
-    """The options of a job whose tasks start several ranks each."""
+    """The Slurm options of a job whose tasks start several ranks each."""
 
-    of_sbatch: list[str]
-    of_srun: list[str]
-    cpus: int | None  # that a task asks for; None where another option says it
-    takes_all_cpus: bool  # that the job has on its node, since the user has given no number
+    sbatch_options: list[str]
+    srun_options: list[str]
+    cpus: int | None  # CPUs per task; None if another option sets them
+    takes_all_cpus: bool  # True if the user has given no number, so that tasks use all CPUs of the node
 
 
-def task_options(of_sbatch: Sequence[str], of_srun: Sequence[str], num_ranks: int) -> TaskOptions:
-    """Make what was meant for each rank fit tasks that start `num_ranks` ranks each."""
-    for option, words in (("--sbatch", of_sbatch), ("--srun", of_srun)):
+def task_options(sbatch_options: Sequence[str], srun_options: Sequence[str], num_ranks: int) -> TaskOptions:
+    """Convert per-rank options to options of tasks that start `num_ranks` ranks each. Raise if that is impossible."""
+    for option, words in (("--sbatch", sbatch_options), ("--srun", srun_options)):
         for word in words:
-            _check(option, word, num_ranks)
-    of_job, of_step = _cpus("--sbatch", of_sbatch), _cpus("--srun", of_srun)
-    each = of_job or of_step
-    step = [f"--cpus-per-task={of_step * num_ranks}"] if of_job and of_step else []
-    by_gpu = any(_CPUS_OF_GPUS.match(word) for word in (*of_sbatch, *of_srun))
-    cpus = None if by_gpu and each is None else (each or 1) * num_ranks
-    return TaskOptions(_without_cpus(of_sbatch), _without_cpus(of_srun) + step, cpus, each is None and not by_gpu)
+            _check_per_task_option(option, word, num_ranks)
+    job_cpus, step_cpus = _parse_cpus("--sbatch", sbatch_options), _parse_cpus("--srun", srun_options)
+    rank_cpus = job_cpus or step_cpus
+    step_options = [f"--cpus-per-task={step_cpus * num_ranks}"] if job_cpus and step_cpus else []
+    by_gpu = any(_CPUS_PER_GPU.match(word) for word in (*sbatch_options, *srun_options))
+    cpus = None if by_gpu and rank_cpus is None else (rank_cpus or 1) * num_ranks
+    takes_all_cpus = rank_cpus is None and not by_gpu
+    return TaskOptions(_without_cpus(sbatch_options), _without_cpus(srun_options) + step_options, cpus, takes_all_cpus)
 
 
-def _check(option: str, word: str, num_ranks: int) -> None:
+def _check_per_task_option(option: str, word: str, num_ranks: int) -> None:
+    """Raise if an option is about a task, since one task starts all ranks of a node."""
     name = re.split(r"[=\s]", word, maxsplit=1)[0]
-    if (name in _OF_A_TASK and not _HARMLESS.fullmatch(word)) or _BINDS_EACH.match(word):
+    if (name in _PER_TASK_OPTIONS and not _NO_BINDING.fullmatch(word)) or _BINDS_EACH_TASK.match(word):
         raise UsageError(
             f"{option}={word} is about a task, and one task starts all {num_ranks} ranks of its node. Leave it out, or "
             "add --tasks rank, which makes each rank a task."
         )
 
 
-def _cpus(option: str, words: Sequence[str]) -> int | None:
-    """Return the CPUs that the last of these options gives a task."""
-    found = None
+def _parse_cpus(option: str, words: Sequence[str]) -> int | None:
+    """Return the CPUs per task of the last --cpus-per-task option, or None."""
+    cpus = None
     for word in words:
-        if given := _CPUS.fullmatch(word):
-            if not re.fullmatch(r"[1-9][0-9]{0,5}", given[1], re.ASCII):
+        if match := _CPUS_PER_TASK.fullmatch(word):
+            if not re.fullmatch(r"[1-9][0-9]{0,5}", match[1], re.ASCII):
                 raise UsageError(
                     f"{option}={word} is not a number of CPUs. Write how many each rank is to have, as in "
                     f"{option}=--cpus-per-task=8."
                 )
-            found = int(given[1])
-    return found
+            cpus = int(match[1])
+    return cpus
 
 
 def _without_cpus(words: Sequence[str]) -> list[str]:
-    return [word for word in words if not _CPUS.fullmatch(word)]
+    return [word for word in words if not _CPUS_PER_TASK.fullmatch(word)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SbatchJob:
-    """What a file is written from. Of an array each line of `runs` is a task's; otherwise there is one."""
+    """The content of an sbatch file; `runs` has one entry for each task of an array, else a single one."""
 
-    about: str  # a line of words
+    about: str  # a line of description
     nodes: int
     ranks_per_node: int
-    tasks_per_node: int  # as many, or one that starts them all
+    tasks_per_node: int  # ranks_per_node, or 1 if a task starts all ranks of its node
     gpus: bool
     cpus_per_task: int | None = None
-    takes_all_cpus: bool = False  # that the job has on a node, whatever it has asked for
+    takes_all_cpus: bool = False  # tasks use all CPUs that the job has on a node
     spare_nodes: int = 0
-    folder: Path  # of logs and of this file
+    folder: Path  # for the logs and this file
     cwd: Path
-    runs: Sequence[tuple[Path, Sequence[str]]]  # the folder, and the words behind `lmtrain pretrain`
+    runs: Sequence[tuple[Path, Sequence[str]]]  # run folder, arguments of `lmtrain pretrain`
     is_array: bool = False
     program: Sequence[str] = ("lmtrain",)
-    container: Sequence[str] = ()  # a command that starts another one in a container
-    of_srun: Sequence[str] = ()
-    of_sbatch: Sequence[str] = ()
+    container: Sequence[str] = ()  # a command prefix that starts the program in a container
+    srun_options: Sequence[str] = ()
+    sbatch_options: Sequence[str] = ()
     env: Sequence[str] = ()  # NAME=VALUE
     setup: Sequence[str] = ()  # lines of bash
 
@@ -387,67 +394,76 @@ class SbatchJob:
     def file(self) -> Path:
         return self.folder / "job.sbatch"
 
-    def started_by(self, file: str) -> str:
-        """Slurm makes no folder for a log, and a job whose log cannot be opened fails without a word."""
+    def submit_command(self, file: str) -> str:
+        """Return the shell command that submits `file`.
+
+        It first creates the folder, since a job whose log file cannot be opened fails without a message.
+        """
         return f"mkdir -p {shell_quoted(str(self.folder))} && sbatch {file}"
 
     @property
     def log(self) -> str:
-        """Slurm puts the numbers in."""
+        """The path of the log, with placeholders that Slurm replaces by the job's numbers."""
         return f"{self.folder}/slurm-{'%A_%a' if self.is_array else '%j'}.out"
 
 
-def script(job: SbatchJob) -> str:
-    return "\n".join([*_head(job), "", *_own(job), "", BODY.read_text()])
+def job_script(job: SbatchJob) -> str:
+    """Return the text of the sbatch file."""
+    return "\n".join([*_header_lines(job), "", *_variable_lines(job), "", BODY.read_text()])
 
 
-def _head(job: SbatchJob) -> Iterator[str]:
+def _header_lines(job: SbatchJob) -> Iterator[str]:
+    """Yield the first line, comments and #SBATCH options."""
     yield "#!/bin/bash"
     yield f"# {job.about}"
     yield "# lmtrain's exit code decides: 75 queues this job again, 76 or a killed task starts all tasks again at"
     yield "# once, and any other ends it."
-    yield f"# Start it with: {job.started_by('THIS_FILE')}"
+    yield f"# Start it with: {job.submit_command('THIS_FILE')}"
     options = {
         "job-name": job.folder.name, "nodes": job.nodes + job.spare_nodes, "ntasks-per-node": job.tasks_per_node,
         "gpus-per-node": job.ranks_per_node if job.gpus else None, "cpus-per-task": job.cpus_per_task,
         "array": f"0-{len(job.runs) - 1}" if job.is_array else None, "chdir": job.cwd,
         "output": job.log.replace(str(job.folder), str(job.folder).replace("%", "%%"), 1), "open-mode": "append",
     }  # fmt: skip
-    yield from (f"#SBATCH --{name}={_in_quotes(str(value))}" for name, value in options.items() if value is not None)
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    yield from (f"#SBATCH --{name}={_quote_for_sbatch(value)}" for name, value in given.items())
     yield "#SBATCH --requeue"
     if job.spare_nodes:
         yield "# a node that is lost ends the tasks, and not the job"
         yield "#SBATCH --no-kill"
-    yield from (f"#SBATCH {option}" for option in job.of_sbatch)
+    yield from (f"#SBATCH {option}" for option in job.sbatch_options)
 
 
-def _own(job: SbatchJob) -> Iterator[str]:
-    yield from (f"export {name}={shell_quoted(value)}" for name, _, value in (one.partition("=") for one in job.env))
+def _variable_lines(job: SbatchJob) -> Iterator[str]:
+    """Yield the shell lines with the job's environment, set-up and variables, for slurm_body.sh."""
+    variables = [variable.partition("=") for variable in job.env]
+    yield from (f"export {name}={shell_quoted(value)}" for name, _, value in variables)
     yield from job.setup
     ranks, tasks = job.nodes * job.ranks_per_node, job.nodes * job.tasks_per_node
     all_cpus = "yes" if job.takes_all_cpus else "''"
     yield f"nodes={job.nodes} tasks={tasks} ranks={ranks} spare_nodes={job.spare_nodes} all_cpus={all_cpus}"
-    for name, words in (("lmtrain", job.program), ("container", job.container), ("of_srun", job.of_srun)):
+    for name, words in (("lmtrain", job.program), ("container", job.container), ("of_srun", job.srun_options)):
         yield f"{name}=({' '.join(map(shell_quoted, words))})"
     if not job.is_array:
         ((folder, words),) = job.runs
-        yield from _run(folder, words, "")
+        yield from _run_lines(folder, words, "")
         return
     yield "case $SLURM_ARRAY_TASK_ID in"
     for number, (folder, words) in enumerate(job.runs):
         yield f"  {number})"
-        yield from _run(folder, words, "    ")
+        yield from _run_lines(folder, words, "    ")
         yield "    ;;"
     yield "esac"
 
 
-def _run(folder: Path, words: Iterable[str], indent: str) -> Iterator[str]:
+def _run_lines(folder: Path, words: Iterable[str], indent: str) -> Iterator[str]:
+    """Yield the shell variables of one run: its folder and the arguments of `lmtrain pretrain`."""
     yield f"{indent}run={shell_quoted(str(folder))}"
     yield f"{indent}words=("
     yield from (f"{indent}  {shell_quoted(word)}" for word in words)
     yield f"{indent})"
 
 
-def _in_quotes(value: str) -> str:
-    """Quote a value for sbatch if it has more than plain characters."""
+def _quote_for_sbatch(value: str) -> str:
+    """Quote a value for an #SBATCH line if it has special characters."""
     return value if re.fullmatch(r"[\w@%+=:,./-]+", value) else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

@@ -64,7 +64,7 @@ MUTANTS = [
     Mutant(
         name="journal_forgets_the_precision",
         file="lmtrain/cli/eval/session.py",
-        function="Session.outcomes",
+        function="Session.evaluate_tasks",
         old='computed = (subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)',
         new='computed = (subject.layout, facts["device"], torch.__version__, __version__)',
         breaks="Scores that were computed in other numbers are taken over from the call that was killed, and the "
@@ -74,9 +74,9 @@ MUTANTS = [
     Mutant(
         name="results_paired_in_their_order",
         file="lmtrain/cli/eval/session.py",
-        function="_pairs",
-        old="other = next((o for o in same if o.result.text_sha256 == one.result.text_sha256), next(iter(same), None))",
-        new="other = next(iter(same), None)",
+        function="_pair_results",
+        old="other = next((o for o in same_task if o.result.text_sha256 == text), next(iter(same_task), None))",
+        new="other = next(iter(same_task), None)",
         breaks="Results of different texts are set beside each other, and the comparison is refused though both files "
         "hold the same texts.",
         only_for="one task of several texts that the two files have in different orders",
@@ -94,7 +94,7 @@ MUTANTS = [
     Mutant(
         name="larger_nodes_with_the_same_network",
         file="lmtrain/cli/plan/planning.py",
-        function="on_nodes_of",
+        function="with_gpus_per_node",
         old="nic = hardware.nic_GBps * gpus / hardware.gpus_per_node",
         new="nic = hardware.nic_GBps",
         breaks="Each GPU has another share of the network than the help says, and times over several nodes are wrong.",
@@ -105,12 +105,12 @@ MUTANTS = [
         file="lmtrain/cli/plan/plan.py",
         function="plan",
         old="""    if gpus_per_node is not None:
-        question = on_nodes_of(question, gpus_per_node)
+        question = with_gpus_per_node(question, gpus_per_node)
     switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
 """,
         new="""    switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
     if gpus_per_node is not None:
-        question = on_nodes_of(question, gpus_per_node)
+        question = with_gpus_per_node(question, gpus_per_node)
 """,
         breaks="The limit below one switch counts GPUs of the nodes as they are sold, so that layouts beyond the "
         "switch are allowed or good ones are not.",
@@ -119,9 +119,9 @@ MUTANTS = [
     Mutant(
         name="gibibytes_of_a_thousand",
         file="lmtrain/cli/plan/view.py",
-        function="row",
-        old='"GiB": f"{one.total_bytes / 2**30:.1f}"',
-        new='"GiB": f"{one.total_bytes / 1e9:.1f}"',
+        function="layout_row",
+        old='"GiB": f"{layout.total_bytes / 2**30:.1f}"',
+        new='"GiB": f"{layout.total_bytes / 1e9:.1f}"',
         breaks="The column GiB holds GB, 7% more than the memory that stands below the table and in the JSON.",
     ),
     Mutant(
