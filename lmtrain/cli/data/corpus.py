@@ -137,7 +137,7 @@ def dedupe(
     workers: Workers = None, key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
-    """Leave out exact and near copies: `sign_documents`, `match`, `join` and `drop_copies` in a row."""
+    """Leave out exact and near copies: `sign`, `match`, `join` and `drop` in a row."""
     from data_tools.corpus.build import DedupeSettings, dedupe_documents
     from lmtrain.config.build import build_settings
 

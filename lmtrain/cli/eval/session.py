@@ -88,7 +88,7 @@ class Session:
             yield load_model
 
     def open_journal(self) -> AbstractContextManager[Journal]:
-        """Open the journal, beside --output, that lets a killed evaluation continue. The processes must be connected."""
+        """Open the journal beside --output, from which a killed evaluation continues. Processes must be connected."""
         from lmtrain.eval.journal import open_journal
         from lmtrain.runtime.processes.process_group import broadcast_from_rank0
 

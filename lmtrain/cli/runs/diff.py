@@ -62,7 +62,8 @@ def diff_facts(a: Path, b: Path) -> dict[str, Any]:
         for problem in (*run.problems, *record.problems)
     ]
     facts: dict[str, Any] = {
-        "a": str(a), "b": str(b), **_differing_conditions(starts, record_difference.last_shared), "begun": initial_digests,
+        "a": str(a), "b": str(b), **_differing_conditions(starts, record_difference.last_shared),
+        "begun": initial_digests,
         "rows": {"shared": record_difference.num_shared, "last_step": record_difference.last_shared},
         "first_step": record_difference.step, "first": record_difference.first_difference,
         "equal_until": record_difference.last_equal, "loss_after": record_difference.loss_differences,

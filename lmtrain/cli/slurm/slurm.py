@@ -158,7 +158,7 @@ class SlurmOptions:
 
 
 def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a verb: return a command with the options of SlurmOptions, passed on as `options`, and the verb's own."""
+    """Decorate a verb: return a command with the verb's options and those of SlurmOptions, passed on as `options`."""
     hints = get_type_hints(SlurmOptions, include_extras=True) | get_type_hints(verb, include_extras=True)
     own = {name: parameter.default for name, parameter in signature(verb).parameters.items() if name != "options"}
     defaults = {parameter.name: parameter.default for parameter in fields(SlurmOptions)} | own
