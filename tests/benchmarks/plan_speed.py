@@ -11,8 +11,8 @@ import sys
 import time
 
 from lmtrain.cli.plan.planning import read_question
-from lmtrain.plan.search.ranking import Limits, Prices, rank_layouts
 from lmtrain.plan.search.layout_space import legal_layouts
+from lmtrain.plan.search.ranking import Limits, Prices, rank_layouts
 
 
 def main() -> None:

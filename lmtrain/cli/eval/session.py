@@ -137,8 +137,9 @@ class Session:
         return self._inputs[number]
 
     def _evaluate_task(
-        self, task: Task, task_input: Path | TextInput, loaded: LoadedModel, journal: Journal, passes: SharedAnswers | None
-    ) -> Outcome:
+        self, task: Task, task_input: Path | TextInput, loaded: LoadedModel, journal: Journal,
+        passes: SharedAnswers | None,
+    ) -> Outcome:  # fmt: skip
         """Run one task on a model; the journal provides parts that an earlier call has finished."""
         from data_tools.corpora.recipe import published_hashes
         from lmtrain.eval.runner import run

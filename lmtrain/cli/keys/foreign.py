@@ -1,7 +1,7 @@
 """Translate a command line of another tool (Megatron-LM, nanoGPT, ...) to settings, for the error message about it.
 
-Called by main if a verb does not have an option. Other tools' names of settings are in config/setting_names.py; this module
-converts their values.
+Called by main if a verb does not have an option. Other tools' names of settings are in config/setting_names.py; this
+module converts their values.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lmtrain.config.compose import group_choices
-from lmtrain.config.setting_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
 from lmtrain.config.overrides import shell_quoted
+from lmtrain.config.setting_names import FOREIGN_NAMES, UNSUPPORTED_SETTINGS, SettingNames
 from lmtrain.errors import shorten
 from lmtrain.runtime.processes.process import ProcessEnv
 from lmtrain.train.config import RunConfig
