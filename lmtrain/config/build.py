@@ -28,9 +28,8 @@ _TYPE_WORDS = {bool: "true or false", int: "a whole number", float: "a number", 
 _PLURAL_WORDS = {bool: "true or false", int: "whole numbers", float: "numbers", str: "texts"}
 _EXAMPLES = {bool: "true", int: "1", float: "1.0", str: "TEXT"}
 _INVALID = object()  # placeholder for a value whose problem is already recorded
-_BAD_CHARACTER = re.compile(
-    "[\0\ud800-\udfff]"
-)  # because: file names cannot contain NUL, and UTF-8 cannot encode surrogates
+# because: file names cannot contain NUL, and UTF-8 cannot encode surrogates
+_BAD_CHARACTER = re.compile("[\0\ud800-\udfff]")
 _MAX_INT = 10**18  # because: no quantity here is larger, and int64 in numpy and torch ends at 9.2e18
 
 

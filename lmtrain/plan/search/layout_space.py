@@ -30,9 +30,8 @@ from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkp
 from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 
-FixedSettings = Mapping[
-    str, Any
-]  # keys of `parallel`, micro_batch and recompute -> a fixed value, which is not searched
+# keys of `parallel`, micro_batch and recompute -> a fixed value, which is not searched
+FixedSettings = Mapping[str, Any]
 LayoutSettings = dict[str, Any]  # keys of `parallel`, micro_batch and recompute -> value
 Rows = NDArray[np.intp]
 _ZERO_STAGES = (1, 0, 2, 3)  # the default first, because the first of several equally priced layouts is shown

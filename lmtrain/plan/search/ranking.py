@@ -72,9 +72,10 @@ class RankedLayouts:
     estimated_bytes: Column  # bytes of the fullest rank, by the closed form
     joules: Column  # of a device, per step
     is_below_switch: NDArray[np.bool_]  # True if the layout respects `limits.switch`
+    # place -> counted bytes of the fullest rank
     _counted_bytes: dict[int, float] = field(
         default_factory=dict, init=False
-    )  # place -> counted bytes of the fullest rank
+    )
     # kind (values of _KIND) -> counted bytes / closed form, from the layout counted last
     _count_ratios: dict[tuple[float, ...], float] = field(default_factory=dict, init=False)
 

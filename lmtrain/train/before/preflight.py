@@ -60,11 +60,8 @@ from lmtrain.units import format_bytes
 
 _IGNORED_KEYS = ("dropout", "init_std", "vocab_multiple")  # these change no weight's shape and no output of the model
 _RECORDS_BYTES = 1 << 20  # bytes that a young run writes besides checkpoints
-_SIZES_WITH_DEFAULTS = (
-    "num_kv_heads",
-    "head_width",
-    "ffn_width",
-)  # null means a default, which other models state explicitly
+# sizes for which null means a default that other models state explicitly
+_SIZES_WITH_DEFAULTS = ("num_kv_heads", "head_width", "ffn_width")
 
 
 @dataclass(frozen=True)
