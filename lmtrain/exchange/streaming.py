@@ -24,13 +24,13 @@ from lmtrain.tokenizer.base import Tokenizer
 
 PART_BYTES = 64 << 20  # of a tensor in memory at once
 Report = Callable[[int, int], None]  # bytes done, bytes in all
-TYPES = {"fp32": (torch.float32, "F32"), "bf16": (torch.bfloat16, "BF16"), "fp16": (torch.float16, "F16")}
+DTYPES = {"fp32": (torch.float32, "F32"), "bf16": (torch.bfloat16, "BF16"), "fp16": (torch.float16, "F16")}
 
 
-def checked_type(word: str) -> tuple[torch.dtype, str]:
-    if word not in TYPES:
-        raise UsageError(f"--dtype={word} is not a type to write. Use {', '.join(TYPES)}.")
-    return TYPES[word]
+def parse_dtype(word: str) -> tuple[torch.dtype, str]:
+    if word not in DTYPES:
+        raise UsageError(f"--dtype={word} is not a type to write. Use {', '.join(DTYPES)}.")
+    return DTYPES[word]
 
 
 def row_ranges(num_rows: int, row_bytes: int) -> Iterator[range]:
@@ -40,11 +40,11 @@ def row_ranges(num_rows: int, row_bytes: int) -> Iterator[range]:
         yield range(start, min(start + step, num_rows))
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
+def tensor_bytes(tensor: Tensor) -> memoryview:
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def spec(name: str, code: str, shape: tuple[int, ...]) -> PieceSpec:
+def tensor_spec(name: str, code: str, shape: tuple[int, ...]) -> PieceSpec:
     return PieceSpec(name, code, shape, full_box(shape))
 
 
@@ -55,7 +55,9 @@ def write_tensors(path: Path, specs: list[PieceSpec], parts: Iterable[memoryview
         file.writelines(parts)
 
 
-def counted(parts: Iterable[memoryview], total: int, report: Report | None, done: int = 0) -> Iterator[memoryview]:
+def report_progress(
+    parts: Iterable[memoryview], total: int, report: Report | None, done: int = 0
+) -> Iterator[memoryview]:
     """Yield the parts unchanged, and report how many bytes have passed."""
     for part in parts:
         yield part
@@ -64,42 +66,42 @@ def counted(parts: Iterable[memoryview], total: int, report: Report | None, done
             report(done, total)
 
 
-def tokenizer_of(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.load(path)
     except MissingInputError as error:
         raise MissingInputError(f"{error} Give the model's with --tokenizer PATH.") from error
 
 
-def save_foreign(
+def save_imported(
     output: Path,
     settings: ModelSettings,
-    parts: Callable[[str], Iterable[Tensor]],
+    read_parts: Callable[[str], Iterable[Tensor]],
     tokenizer: Tokenizer,
-    came_from: Mapping[str, Any],
+    origin: Mapping[str, Any],
     *,
     step: int = 0,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Write the weights; `parts` returns a tensor's rows in order, by its name in settings.weights()."""
-    vocab = settings.shape.vocab_size
-    if tokenizer.vocab_size > vocab:
+    """Write the weights; `read_parts` returns a tensor's rows in order, by its name in settings.weights()."""
+    vocab_size = settings.shape.vocab_size
+    if tokenizer.vocab_size > vocab_size:
         raise CheckpointError(
-            f"The tokenizer has {tokenizer.vocab_size} tokens and the model knows {vocab}. Give the tokenizer that the "
-            "model was trained with."
+            f"The tokenizer has {tokenizer.vocab_size} tokens and the model knows {vocab_size}. Give the tokenizer "
+            "that the model was trained with."
         )
     if latest_checkpoint(output) is not None:
         raise OutputError(f"{output} holds a checkpoint already. Choose a new --output.")
-    specs = [spec(f"model.{name}", "F32", shape) for name, shape in unpadded_shapes(settings).items()]
-    total = sum(s.num_bytes for s in specs)
+    specs = [tensor_spec(f"model.{name}", "F32", shape) for name, shape in unpadded_shapes(settings).items()]
+    total = sum(spec.num_bytes for spec in specs)
 
     def rows() -> Iterator[memoryview]:
-        for s in specs:
-            expected = s.num_bytes
-            for part in parts(s.name.split(".", 1)[1]):
+        for spec in specs:
+            expected = spec.num_bytes
+            for part in read_parts(spec.name.split(".", 1)[1]):
                 expected -= 4 * part.numel()
-                yield bytes_of(part.to(torch.float32))
-            assert expected == 0, f"{s.name} came in another size than its settings have"
+                yield tensor_bytes(part.to(torch.float32))
+            assert expected == 0, f"{spec.name} came in another size than its settings have"
 
     state = {
         "step": step,
@@ -112,8 +114,8 @@ def save_foreign(
             "eod_id": tokenizer.eod_id,
             "vocab_size": tokenizer.vocab_size,
         },
-        "imported": dict(came_from),
+        "imported": dict(origin),
     }
-    data = RankData(specs, counted(rows(), total, report))
+    data = RankData(specs, report_progress(rows(), total, report))
     path, _ = save_checkpoint(output, step, data, state, {"tokenizer.json": tokenizer.to_bytes()})
-    return {"checkpoint": str(path), "parameters": settings.num_parameters, "bytes": total, **came_from}
+    return {"checkpoint": str(path), "parameters": settings.num_parameters, "bytes": total, **origin}

@@ -154,7 +154,7 @@ def build(folder: Path, vocab: Path) -> None:
     import torch
 
     from lmtrain.exchange.huggingface.convert import export_hf
-    from lmtrain.exchange.streaming import save_foreign
+    from lmtrain.exchange.streaming import save_imported
     from lmtrain.models.gpt_settings import GPTSettings
     from lmtrain.models.model_settings import unpadded_shapes
     from lmtrain.tokenizer.base import Tokenizer
@@ -166,7 +166,7 @@ def build(folder: Path, vocab: Path) -> None:
         norm = name.endswith("norm.weight")
         return [torch.randn(shapes[name], generator=generator) * 0.02 + (1.0 if norm else 0.0)]
 
-    save_foreign(folder / "run", settings, random, Tokenizer.load(vocab), {"format": "benchmark"})
+    save_imported(folder / "run", settings, random, Tokenizer.load(vocab), {"format": "benchmark"})
     export_hf(next((folder / "run").glob("step_*")), folder / "hf", check=False)
 
 

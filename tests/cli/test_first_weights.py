@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from lmtrain.batch import IGNORED
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.config.compose import compose
-from lmtrain.exchange.huggingface.convert import answers
+from lmtrain.exchange.huggingface.convert import model_scores
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.train.before.preflight import load_data
 from lmtrain.train.config import RunConfig
@@ -85,7 +85,7 @@ def direct_loss(given: list[str], checkpoint: Path) -> float:
     _, model, data = load_data(config)
     batch = data.train.batch(data.order.ids(0, config.train.global_batch)).map(torch.from_numpy)
     reader = CheckpointReader(checkpoint / "step_00000000")
-    scores = answers(model, lambda name: reader.read(f"model.{name}"), batch)
+    scores = model_scores(model, lambda name: reader.read(f"model.{name}"), batch)
     real = torch.ones_like(batch.tokens_BT, dtype=torch.bool) if batch.not_padding_BT is None else batch.not_padding_BT
     loss = F.cross_entropy(scores[0], batch.labels_BT[real].flatten(), ignore_index=IGNORED)
     return float(loss if len(scores) == 1 else loss + F.cross_entropy(scores[1], batch.pair_labels_B))

@@ -45,9 +45,9 @@ def find_model(path: Path) -> Source:
 
 def _huggingface_source(path: Path, config: Any) -> Source:
     """Return the source of a Hugging Face folder; its weights are opened only when it is loaded."""
-    from lmtrain.exchange.huggingface.config import settings_of
+    from lmtrain.exchange.huggingface.config import settings_from_config
 
-    family, settings = settings_of(config, path / "config.json", pair_head=False, dropout=None)
+    family, settings = settings_from_config(config, path / "config.json", pair_head=False, dropout=None)
 
     def open_weights() -> Weights:
         from lmtrain.exchange.huggingface.convert import HFWeights

@@ -18,7 +18,7 @@ from typing import Any
 
 from lmtrain.config.base import show
 from lmtrain.errors import CheckpointError, shorten
-from lmtrain.exchange.plain_values import settings_of_values
+from lmtrain.exchange.imported_settings import build_imported_settings
 from lmtrain.models.bert_settings import NUM_SEGMENTS, BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
@@ -61,7 +61,7 @@ _MEGATRON_BERT = _BERT | {
     "intermediate_size": 4096,
 }  # fmt: skip
 _LONGEST_VALUE = 1000  # characters
-_MEANT: dict[str, Config] = {
+_DEFAULTS: dict[str, Config] = {
     "gpt2": _GPT2, "llama": _LLAMA, "mistral": _MISTRAL, "bert": _BERT, "megatron-bert": _MEGATRON_BERT
 }  # fmt: skip
 
@@ -75,7 +75,7 @@ _DECODER = {"bos_token": "eod", "eos_token": "eod", "unk_token": "unk", "pad_tok
 _ENCODER = {"cls_token": "cls", "sep_token": "sep", "mask_token": "mask", "unk_token": "unk", "pad_token": "pad"}
 
 
-def family_of(settings: ModelSettings) -> str:
+def hf_family(settings: ModelSettings) -> str:
     """Return the Hugging Face family that computes the same model; raise with what no family has."""
     if isinstance(settings, BertSettings):
         family = "bert" if settings.norm_order == "post" else "megatron-bert"
@@ -86,11 +86,11 @@ def family_of(settings: ModelSettings) -> str:
         rotary = "mistral" if settings.window is not None else "llama"
         family = "gpt2" if settings.positions == "learned" else rotary
         rules = _gpt2_rules(settings) if family == "gpt2" else _llama_rules(settings)
-    wrong = [words for right, words in rules if not right]
-    if wrong:
+    problems = [text for holds, text in rules if not holds]
+    if problems:
         raise CheckpointError(
             f"No Hugging Face architecture computes this model; the nearest is {family}, and there "
-            f"{'; '.join(wrong)}. Use the checkpoint with `lmtrain eval` and `lmtrain generate`."
+            f"{'; '.join(problems)}. Use the checkpoint with `lmtrain eval` and `lmtrain generate`."
         )
     return family
 
@@ -118,9 +118,9 @@ def _llama_rules(s: GPTSettings) -> list[tuple[bool, str]]:
     ]
 
 
-def config_of(settings: ModelSettings, special: Mapping[str, int], dtype: str) -> Config:
+def hf_config(settings: ModelSettings, special: Mapping[str, int], dtype: str) -> Config:
     """config.json. `special` are the tokenizer's ids by their role, `dtype` the torch name of the weights' type."""
-    family = family_of(settings)
+    family = hf_family(settings)
     architecture = ARCHITECTURES[family]
     if isinstance(settings, BertSettings):
         config = _bert_config(settings)
@@ -167,7 +167,7 @@ def _bert_config(s: BertSettings) -> Config:
     }  # fmt: skip
 
 
-def settings_of(
+def settings_from_config(
     config: Any, where: object, *, pair_head: bool, dropout: object = None
 ) -> tuple[str, ModelSettings]:
     """Return the family and our settings of a parsed config.json; the weights tell whether BERT has a pair head.
@@ -175,32 +175,35 @@ def settings_of(
     `dropout` is the user's choice where theirs cannot be ours.
     """
     family = config.get("model_type") if isinstance(config, dict) else None
-    if not isinstance(family, str) or family not in _MEANT:
+    if not isinstance(family, str) or family not in _DEFAULTS:
         raise CheckpointError(
             f"{where} is of model_type {show(None) if family is None else shorten(family)} and lmtrain imports "
-            f"{', '.join(_MEANT)} alone. Choose a model of one of these; weights of another shape have no place here."
+            f"{', '.join(_DEFAULTS)} alone. Choose a model of one of these; weights of another shape have no place "
+            "here."
         )
-    meant = _MEANT[family] | config
-    long = [key for key in _MEANT[family].keys() & config.keys() if len(str(config[key])) > _LONGEST_VALUE]
-    if long:
-        raise CheckpointError(f"{where} has a {min(long)} that is longer than any such value. Get the file again.")
-    wrong: list[str] = []
-    read = {"gpt2": _from_gpt2, "llama": _from_llama, "mistral": _from_llama}.get(family, _from_bert)
-    values = read(meant, wrong)
+    completed = _DEFAULTS[family] | config
+    too_long = [key for key in _DEFAULTS[family].keys() & config.keys() if len(str(config[key])) > _LONGEST_VALUE]
+    if too_long:
+        raise CheckpointError(f"{where} has a {min(too_long)} that is longer than any such value. Get the file again.")
+    problems: list[str] = []
+    convert = {"gpt2": _from_gpt2, "llama": _from_llama, "mistral": _from_llama}.get(family, _from_bert)
+    values = convert(completed, problems)
     if values["kind"] == "bert":
         values |= {"norm_order": "post" if family == "bert" else "pre", "pair_head": pair_head}
-    values["dropout"] = _dropout(meant, family, wrong) if dropout is None else dropout
-    if wrong:
+    values["dropout"] = _dropout(completed, family, problems) if dropout is None else dropout
+    if problems:
         raise CheckpointError(
-            f"{where} describes what lmtrain's models do not compute: {'; '.join(wrong)}. "
+            f"{where} describes what lmtrain's models do not compute: {'; '.join(problems)}. "
             "Only models that come out the same are imported."
         )
-    return family, settings_of_values(values, where, "Check the file.")
+    return family, build_imported_settings(values, where, "Check the file.")
 
 
-def _from_gpt2(c: Config, wrong: list[str]) -> Config:
-    _same(c, wrong, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-    activation = _gelu(c, "activation_function", wrong)
+def _from_gpt2(c: Config, problems: list[str]) -> Config:
+    _require_values(
+        c, problems, scale_attn_weights=True, scale_attn_by_inverse_layer_idx=False, add_cross_attention=False
+    )
+    activation = _gelu(c, "activation_function", problems)
     return {
         "kind": "gpt", "num_layers": c["n_layer"], "width": c["n_embd"], "num_heads": c["n_head"],
         "ffn_width": c["n_inner"], "vocab_size": c["vocab_size"], "seq_len": c["n_positions"], "positions": "learned",
@@ -209,15 +212,15 @@ def _from_gpt2(c: Config, wrong: list[str]) -> Config:
     }  # fmt: skip
 
 
-def _from_llama(c: Config, wrong: list[str]) -> Config:
-    _same(c, wrong, hidden_act="silu", mlp_bias=c["attention_bias"])
+def _from_llama(c: Config, problems: list[str]) -> Config:
+    _require_values(c, problems, hidden_act="silu", mlp_bias=c["attention_bias"])
     rope = c["rope_parameters"] or c["rope_scaling"] or {}
     if not isinstance(rope, dict):
-        wrong.append(f"rope_parameters={shorten(rope)} would have to be a group")
+        problems.append(f"rope_parameters={shorten(rope)} would have to be a group")
         rope = {}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        wrong.append(f"rotary angles of type {shorten(kind)} would have to be default, over the whole head")
+        problems.append(f"rotary angles of type {shorten(kind)} would have to be default, over the whole head")
     return {
         "kind": "gpt", "num_layers": c["num_hidden_layers"], "width": c["hidden_size"],
         "num_heads": c["num_attention_heads"], "num_kv_heads": c["num_key_value_heads"], "head_width": c["head_dim"],
@@ -229,10 +232,10 @@ def _from_llama(c: Config, wrong: list[str]) -> Config:
     }  # fmt: skip
 
 
-def _from_bert(c: Config, wrong: list[str]) -> Config:
-    activation = _gelu(c, "hidden_act", wrong)
-    _same(
-        c, wrong, type_vocab_size=NUM_SEGMENTS, is_decoder=False, add_cross_attention=False,
+def _from_bert(c: Config, problems: list[str]) -> Config:
+    activation = _gelu(c, "hidden_act", problems)
+    _require_values(
+        c, problems, type_vocab_size=NUM_SEGMENTS, is_decoder=False, add_cross_attention=False,
         position_embedding_type="absolute", tie_word_embeddings=True,
     )  # fmt: skip
     return {
@@ -244,28 +247,28 @@ def _from_bert(c: Config, wrong: list[str]) -> Config:
     }  # fmt: skip
 
 
-def _dropout(c: Config, family: str, wrong: list[str]) -> Any:
+def _dropout(c: Config, family: str, problems: list[str]) -> Any:
     """Ours is one share for attention, embeddings and what blocks add."""
     shares = {key: c[key] for key in _DROPOUTS[family]}
     first, *others = shares.values()
-    told = ", ".join(f"{key}={show(share)}" for key, share in shares.items())
-    choose = "as lmtrain has one share for embeddings, attention and residuals: choose it with --set dropout=SHARE"
-    if any(other != first for other in others):
-        wrong.append(f"{told} would have to be equal, {choose}")
+    shares_text = ", ".join(f"{key}={show(share)}" for key, share in shares.items())
+    way_out = "as lmtrain has one share for embeddings, attention and residuals: choose it with --set dropout=SHARE"
+    if any(share != first for share in others):
+        problems.append(f"{shares_text} would have to be equal, {way_out}")
     if not others and first != 0:
-        wrong.append(f"{told}, which is for attention alone, would have to be 0, {choose}")
+        problems.append(f"{shares_text}, which is for attention alone, would have to be 0, {way_out}")
     return first
 
 
-def _gelu(config: Config, key: str, wrong: list[str]) -> str:
+def _gelu(config: Config, key: str, problems: list[str]) -> str:
     word = str(config[key])
     if word not in _OUR_GELUS:
-        wrong.append(f"{key}={word} would have to be {', '.join(_OUR_GELUS)}")
+        problems.append(f"{key}={word} would have to be {', '.join(_OUR_GELUS)}")
     return _OUR_GELUS.get(word, "gelu")
 
 
-def _same(config: Config, wrong: list[str], **needed: object) -> None:
-    wrong += [f"{k}={show(config[k])} would have to be {show(v)}" for k, v in needed.items() if config[k] != v]
+def _require_values(config: Config, problems: list[str], **required: object) -> None:
+    problems += [f"{k}={show(config[k])} would have to be {show(v)}" for k, v in required.items() if config[k] != v]
 
 
 # ---- the tokenizer ---------------------------------------------------------------------------------------------------
@@ -274,8 +277,8 @@ def _same(config: Config, wrong: list[str], **needed: object) -> None:
 def tokenizer_files(data: bytes, seq_len: int, *, causal: bool) -> dict[str, bytes]:
     tokenizer = Tokenizer.from_bytes(data)
     special = {
-        theirs: tokenizer.piece(tokenizer.special[role])
-        for theirs, role in (_DECODER if causal else _ENCODER).items()
+        hf_role: tokenizer.piece(tokenizer.special[role])
+        for hf_role, role in (_DECODER if causal else _ENCODER).items()
         if role in tokenizer.special
     }
     config = {
@@ -307,29 +310,29 @@ def json_bytes(value: object) -> bytes:
 
 
 @dataclass(frozen=True)
-class Match:
+class WeightMapping:
     """One of our weights: their tensors under each other, or one tensor turned on its side."""
 
     name: str
     shape: Shape  # of ours, true rows only
-    theirs: tuple[tuple[str, int], ...]  # names, and how many of our rows each has
-    turned: bool
+    hf_tensors: tuple[tuple[str, int], ...]  # names, and how many of our rows each has
+    transposed: bool
 
-    def their_shape(self, rows: int) -> Shape:
-        return self.shape[::-1] if self.turned else (rows, *self.shape[1:])
+    def hf_shape(self, rows: int) -> Shape:
+        return self.shape[::-1] if self.transposed else (rows, *self.shape[1:])
 
 
 @dataclass(frozen=True)
-class Names:
+class FamilyNames:
     """How a family calls the parts of a model."""
 
     blocks: str  # what stands before a block's number
-    inside: dict[str, tuple[str, ...]]
-    outside: dict[str, tuple[str, ...]]
-    turned: tuple[str, ...] = ()  # matrices stored [in, out]
+    block_parts: dict[str, tuple[str, ...]]
+    other_parts: dict[str, tuple[str, ...]]
+    transposed: tuple[str, ...] = ()  # matrices stored [in, out]
 
 
-GPT2 = Names(
+GPT2 = FamilyNames(
     "transformer.h.",
     {
         "attention_norm": ("ln_1",), "attention.qkv": ("attn.c_attn",), "attention.out": ("attn.c_proj",),
@@ -341,7 +344,7 @@ GPT2 = Names(
     },
     ("attention.qkv", "attention.out", "mlp.up", "mlp.down"),
 )  # fmt: skip
-LLAMA = Names(
+LLAMA = FamilyNames(
     "model.layers.",
     {
         "attention_norm": ("input_layernorm",),
@@ -351,7 +354,7 @@ LLAMA = Names(
     },
     {"embedding.token": ("model.embed_tokens",), "norm": ("model.norm",), "head": ("lm_head",)},
 )  # fmt: skip
-BERT = Names(
+BERT = FamilyNames(
     "bert.encoder.layer.",
     {
         "attention_norm": ("attention.output.LayerNorm",),
@@ -370,22 +373,22 @@ BERT = Names(
     },
 )  # fmt: skip
 # Megatron's BERT is BERT with its norms before what they were behind.
-MEGATRON_BERT = Names(
-    BERT.blocks, BERT.inside | {"attention_norm": ("attention.ln",), "mlp_norm": ("ln",)}, BERT.outside
+MEGATRON_BERT = FamilyNames(
+    BERT.blocks, BERT.block_parts | {"attention_norm": ("attention.ln",), "mlp_norm": ("ln",)}, BERT.other_parts
 )
 NAMES = {"gpt2": GPT2, "llama": LLAMA, "mistral": LLAMA, "bert": BERT, "megatron-bert": MEGATRON_BERT}
 
 
-def matches(settings: ModelSettings, family: str) -> Iterator[Match]:
+def weight_mappings(settings: ModelSettings, family: str) -> Iterator[WeightMapping]:
     names, cuts = NAMES[family], settings.cuts()
     for name, shape in unpadded_shapes(settings).items():
         part, _, leaf = name.rpartition(".")
-        turned = False
+        transposed = False
         if part.startswith("blocks."):
             _, layer, inner = part.split(".", 2)
-            found = [f"{names.blocks}{layer}.{theirs}.{leaf}" for theirs in names.inside[inner]]
-            turned = inner in names.turned and len(shape) == 2
+            hf_names = [f"{names.blocks}{layer}.{hf_part}.{leaf}" for hf_part in names.block_parts[inner]]
+            transposed = inner in names.transposed and len(shape) == 2
         else:
-            found = [f"{theirs}.{leaf}" for theirs in names.outside[part]]
-        rows = cuts[name].sections if len(found) > 1 else (shape[0],)
-        yield Match(name, shape, tuple(zip(found, rows, strict=True)), turned)
+            hf_names = [f"{hf_part}.{leaf}" for hf_part in names.other_parts[part]]
+        rows = cuts[name].sections if len(hf_names) > 1 else (shape[0],)
+        yield WeightMapping(name, shape, tuple(zip(hf_names, rows, strict=True)), transposed)

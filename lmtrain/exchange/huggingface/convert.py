@@ -21,17 +21,24 @@ from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.store import resolve_checkpoint
 from lmtrain.errors import CheckpointError, UsageError
-from lmtrain.exchange.huggingface.config import Match, config_of, family_of, json_bytes, matches, tokenizer_files
+from lmtrain.exchange.huggingface.config import (
+    WeightMapping,
+    hf_config,
+    hf_family,
+    json_bytes,
+    tokenizer_files,
+    weight_mappings,
+)
 from lmtrain.exchange.huggingface.folder import HFFolder
 from lmtrain.exchange.streaming import (
     Report,
-    bytes_of,
-    checked_type,
-    counted,
+    load_tokenizer,
+    parse_dtype,
+    report_progress,
     row_ranges,
-    save_foreign,
-    spec,
-    tokenizer_of,
+    save_imported,
+    tensor_bytes,
+    tensor_spec,
     write_tensors,
 )
 from lmtrain.layout import Piece
@@ -48,12 +55,12 @@ _LENGTH, _LONGEST = 64, 512  # of the random rows that are compared
 
 
 @dataclass(frozen=True)
-class Target:
+class HFTensor:
     """One tensor of theirs: rows of one of ours, or all of it turned."""
 
     name: str
     shape: tuple[int, ...]
-    match: Match
+    match: WeightMapping
     first_row: int
 
     def num_bytes(self, code: str) -> int:
@@ -71,12 +78,12 @@ def export_hf(
 ) -> dict[str, Any]:
     """Write the folder; returns what it is and the largest difference of its scores from the source's."""
     reader = CheckpointReader(resolve_checkpoint(source))
-    settings, (torch_type, code) = reader.checked_model(), checked_type(dtype)
-    family, tokenizer = family_of(settings), reader.read_file("tokenizer.json")
+    settings, (torch_type, code) = reader.checked_model(), parse_dtype(dtype)
+    family, tokenizer = hf_family(settings), reader.read_file("tokenizer.json")
     special = Tokenizer.from_bytes(tokenizer).special
-    targets = [target for match in matches(settings, family) for target in _targets(match)]
+    targets = [target for match in weight_mappings(settings, family) for target in _hf_tensors(match)]
     files = tokenizer_files(tokenizer, settings.shape.seq_len, causal=settings.shape.causal)
-    files["config.json"] = json_bytes(config_of(settings, special, str(torch_type).removeprefix("torch.")))
+    files["config.json"] = json_bytes(hf_config(settings, special, str(torch_type).removeprefix("torch.")))
     if settings.shape.causal:
         files["generation_config.json"] = json_bytes({
             "bos_token_id": special.get("eod"), "eos_token_id": special.get("eod"), "pad_token_id": special.get("pad")
@@ -87,23 +94,23 @@ def export_hf(
         for name, data in files.items():
             (folder / name).write_bytes(data)
         if check:
-            facts |= compare(folder, settings, lambda name: reader.read(f"model.{name}"), exact=dtype == "fp32")
+            facts |= compare_scores(folder, settings, lambda name: reader.read(f"model.{name}"), exact=dtype == "fp32")
     return facts
 
 
-def _targets(match: Match) -> Iterator[Target]:
+def _hf_tensors(match: WeightMapping) -> Iterator[HFTensor]:
     row = 0
-    for name, rows in match.theirs:
-        yield Target(name, match.their_shape(rows), match, row)
+    for name, rows in match.hf_tensors:
+        yield HFTensor(name, match.hf_shape(rows), match, row)
         row += rows
 
 
 def _write_weights(
-    folder: Path, reader: CheckpointReader, targets: Sequence[Target], dtype: torch.dtype, code: str, shard_bytes: int,
-    report: Report | None,
+    folder: Path, reader: CheckpointReader, targets: Sequence[HFTensor], dtype: torch.dtype, code: str,
+    shard_bytes: int, report: Report | None,
 ) -> int:  # fmt: skip
     """Write one file, or several and an index of which tensor is where; returns how many."""
-    shards: list[list[Target]] = [[]]
+    shards: list[list[HFTensor]] = [[]]
     for target in targets:
         size = sum(t.num_bytes(code) for t in shards[-1])
         if shards[-1] and size + target.num_bytes(code) > shard_bytes:
@@ -118,43 +125,45 @@ def _write_weights(
             json_bytes({"metadata": {"total_size": total}, "weight_map": places})
         )
     for name, shard in zip(names, shards, strict=True):
-        specs = [spec(target.name, code, target.shape) for target in shard]
-        parts = (bytes_of(part.to(dtype)) for target in shard for part in _parts(reader, target))
-        write_tensors(folder / name, specs, counted(parts, total, report, done))
+        specs = [tensor_spec(target.name, code, target.shape) for target in shard]
+        parts = (tensor_bytes(part.to(dtype)) for target in shard for part in _read_parts(reader, target))
+        write_tensors(folder / name, specs, report_progress(parts, total, report, done))
         done += sum(target.num_bytes(code) for target in shard)
     return len(shards)
 
 
-def _parts(reader: CheckpointReader, target: Target) -> Iterator[Tensor]:
+def _read_parts(reader: CheckpointReader, target: HFTensor) -> Iterator[Tensor]:
     """Yield the rows of a Hugging Face tensor in order, a bounded part at a time."""
     name, shape = f"model.{target.match.name}", target.shape
     for rows in row_ranges(shape[0], 4 * math.prod(shape[1:])):
-        if target.match.turned:
+        if target.match.transposed:
             yield reader.read(name, (0, rows.start), (shape[1], len(rows))).T
         else:
             yield reader.read(name, (target.first_row + rows.start, *(0 for _ in shape[1:])), (len(rows), *shape[1:]))
 
 
-def compare(folder: Path, settings: ModelSettings, source: Callable[[str], Tensor], *, exact: bool) -> dict[str, Any]:
+def compare_scores(
+    folder: Path, settings: ModelSettings, source: Callable[[str], Tensor], *, exact: bool
+) -> dict[str, Any]:
     """Scores of source and folder on the same random tokens: by our model, and by transformers if it is installed."""
     batch = random_batch(settings)
-    expected = answers(settings, source, batch)
-    read_back = answers(settings, HFFolder(folder).weights(settings), batch)
-    rounding = largest_difference(expected, read_back)
+    expected = model_scores(settings, source, batch)
+    exported = model_scores(settings, HFFolder(folder).weight_reader(settings), batch)
+    rounding = largest_difference(expected, exported)
     if exact and rounding:
         raise CheckpointError(f"{folder} does not hold the source's weights: scores differ by {rounding:g}. Try again.")
     facts: dict[str, Any] = {"tokens_compared": batch.tokens_BT.numel(), "largest_difference": rounding}
     # transformers loads models whole: this one has to have room in half of the memory
     fits = 4 * settings.num_parameters < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    theirs = transformers_answers(folder, settings, batch) if fits else None
-    if theirs is None:
+    answer = transformers_scores(folder, settings, batch) if fits else None
+    if answer is None:
         return facts | {"compared_with": "lmtrain"}
-    version, scores = theirs
-    off = largest_difference(read_back, scores)
-    allowed = TOLERANCE * max(1.0, *(float(value.abs().max()) for value in read_back))
-    if not off <= allowed:
+    version, scores = answer
+    difference = largest_difference(exported, scores)
+    allowed = TOLERANCE * max(1.0, *(float(value.abs().max()) for value in exported))
+    if not difference <= allowed:
         raise CheckpointError(
-            f"transformers {version} scores random tokens {off:g} off, and at most {allowed:g} is rounding. "
+            f"transformers {version} scores random tokens {difference:g} off, and at most {allowed:g} is rounding. "
             "The export is not kept; please report this with the model's settings."
         )
     return facts | {
@@ -175,7 +184,7 @@ def random_batch(settings: ModelSettings) -> Batch:
 
 
 @torch.no_grad()
-def answers(settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch) -> list[Tensor]:
+def model_scores(settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch) -> list[Tensor]:
     """fp32 scores of every real token over the true vocabulary, and those of a pair head. `weight` reads true rows."""
     with torch.device("meta"):
         model = cast(Stack, settings.build()).eval()
@@ -206,7 +215,7 @@ def largest_difference(left: list[Tensor], right: list[Tensor]) -> float:
 
 
 @torch.no_grad()
-def transformers_answers(folder: Path, settings: ModelSettings, batch: Batch) -> tuple[str, list[Tensor]] | None:
+def transformers_scores(folder: Path, settings: ModelSettings, batch: Batch) -> tuple[str, list[Tensor]] | None:
     """Return the version of transformers and the scores of its own model of a folder; None if it is not installed."""
     try:
         import transformers  # because: optional
@@ -216,31 +225,31 @@ def transformers_answers(folder: Path, settings: ModelSettings, batch: Batch) ->
     masked = isinstance(settings, BertSettings) and not settings.pair_head
     name = "AutoModelForMaskedLM" if masked else "AutoModelForPreTraining" if encoder else "AutoModelForCausalLM"
     bars, logger = transformers.utils.logging, transformers.utils.logging.get_logger("transformers")
-    was_shown, was_said = bars.is_progress_bar_enabled(), logger.level
+    bars_before, level_before = bars.is_progress_bar_enabled(), logger.level
     bars.disable_progress_bar()
     bars.set_verbosity_error()
     try:
-        theirs = getattr(transformers, name).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        theirs = theirs.float().eval()
+        model = getattr(transformers, name).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        model = model.float().eval()
         inputs = {"input_ids": batch.tokens_BT}
         if encoder:
             inputs |= {"attention_mask": batch.not_padding_BT.long(), "token_type_ids": batch.segments_BT}
-        found = theirs(**inputs)
+        output = model(**inputs)
     finally:
-        if was_shown:
+        if bars_before:
             bars.enable_progress_bar()
-        logger.setLevel(was_said)
+        logger.setLevel(level_before)
     if not encoder:
-        return transformers.__version__, [found.logits.flatten(0, 1)]
+        return transformers.__version__, [output.logits.flatten(0, 1)]
     if masked:
-        return transformers.__version__, [found.logits[batch.not_padding_BT]]
-    return transformers.__version__, [found.prediction_logits[batch.not_padding_BT], found.seq_relationship_logits]
+        return transformers.__version__, [output.logits[batch.not_padding_BT]]
+    return transformers.__version__, [output.prediction_logits[batch.not_padding_BT], output.seq_relationship_logits]
 
 
 class HFWeights:
     def __init__(self, path: Path) -> None:
         self._folder = HFFolder(path)
-        self._matches = {f"model.{match.name}": match for match in self._folder.matches()}
+        self._matches = {f"model.{match.name}": match for match in self._folder.check_weights()}
         self.settings = self._folder.settings
 
     @torch.no_grad()
@@ -248,23 +257,23 @@ class HFWeights:
         """Fill the pieces' blocks, rounded to the type that they have."""
         for piece in pieces:
             match = self._matches[piece.name]
-            for first, index, rows in _places(match, range(piece.offset[0], piece.offset[0] + len(piece.block))):
-                part = self._folder.part(match, index, rows)
+            for first, index, rows in _row_places(match, range(piece.offset[0], piece.offset[0] + len(piece.block))):
+                part = self._folder.read_part(match, index, rows)
                 if part.ndim > 1:
                     part = part[:, piece.offset[1] : piece.offset[1] + piece.block.shape[1]]
                 at = first - piece.offset[0]
                 piece.block[at : at + len(rows)].copy_(part)
 
 
-def _places(match: Match, wanted: range) -> list[tuple[int, int, range]]:
+def _row_places(match: WeightMapping, rows: range) -> list[tuple[int, int, range]]:
     """Return where our rows lie, in bounded parts: our first row, the number of the foreign tensor, and its rows."""
-    found, before = [], 0
-    for index, (_, num_rows) in enumerate(match.theirs):
-        start, stop = max(wanted.start - before, 0), min(wanted.stop - before, num_rows)
+    places, first_row = [], 0
+    for index, (_, num_rows) in enumerate(match.hf_tensors):
+        start, stop = max(rows.start - first_row, 0), min(rows.stop - first_row, num_rows)
         for part in row_ranges(max(stop - start, 0), 4 * math.prod(match.shape[1:])):
-            found.append((before + start + part.start, index, range(start + part.start, start + part.stop)))
-        before += num_rows
-    return found
+            places.append((first_row + start + part.start, index, range(start + part.start, start + part.stop)))
+        first_row += num_rows
+    return places
 
 
 def import_hf(
@@ -276,17 +285,18 @@ def import_hf(
     report: Report | None = None,
 ) -> dict[str, Any]:
     """Write output/step_00000000; returns what it is. Of a model's settings `overrides` may name its dropout."""
-    others = (overrides or {}).keys() - {"dropout"}
-    if others:
-        raise UsageError(f"--set {min(others)}: config.json says it already. With --from hf only dropout can be set.")
+    unknown_overrides = (overrides or {}).keys() - {"dropout"}
+    if unknown_overrides:
+        raise UsageError(
+            f"--set {min(unknown_overrides)}: config.json says it already. With --from hf only dropout can be set."
+        )
     source = HFFolder(folder, (overrides or {}).get("dropout"))
-    words = tokenizer_of(tokenizer or folder)
-    known = {match.name: match for match in source.matches()}
+    loaded_tokenizer = load_tokenizer(tokenizer or folder)
+    mappings = {match.name: match for match in source.check_weights()}
 
     def parts(name: str) -> Iterator[Tensor]:
-        match = known[name]
-        return (source.part(match, index, rows) for _, index, rows in _places(match, range(match.shape[0])))
+        match = mappings[name]
+        return (source.read_part(match, index, rows) for _, index, rows in _row_places(match, range(match.shape[0])))
 
-    return save_foreign(
-        output, source.settings, parts, words, {"format": "huggingface", "model_type": source.family}, report=report
-    )
+    origin = {"format": "huggingface", "model_type": source.family}
+    return save_imported(output, source.settings, parts, loaded_tokenizer, origin, report=report)

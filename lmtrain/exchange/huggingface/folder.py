@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, join_few, shorten
-from lmtrain.exchange.huggingface.config import Match, matches, settings_of
+from lmtrain.exchange.huggingface.config import WeightMapping, settings_from_config, weight_mappings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.runtime.files.files import is_safe_name, open_fd, read_json, read_range
 
@@ -25,14 +25,14 @@ _INDEX = "model.safetensors.index.json"
 _PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids")  # tables that can be computed
 _SECOND_NAMES = ("lm_head.weight", "cls.predictions.decoder.weight")  # of the embedding, where the two are tied
-_AT_ONCE = 1 << 20  # numbers that are compared
+_COMPARED_AT_ONCE = 1 << 20  # numbers that are compared
 _OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # BERT's first ones
 _TYPES = ("F32", "F16", "BF16")
 _MAX_HEADER_BYTES = 32 << 20
-_KEPT_BYTES = 128 << 20  # because: what was read of an open file counts as our memory
+_REOPEN_BYTES = 128 << 20  # because: what was read of an open file counts as our memory
 
 
-class _Found(NamedTuple):
+class _TensorPlace(NamedTuple):
     """A tensor of the folder: its file, its name there, its shape and its type."""
 
     file: str
@@ -49,84 +49,84 @@ class HFFolder:
         self.path = path
         if not path.is_dir():
             raise MissingInputError(f"{path} is not a folder. Give one with config.json and model.safetensors.")
-        self._last: tuple[str, Any] | None = None
-        self._left = 0
+        self._open_tensors: tuple[str, Any] | None = None
+        self._bytes_left = 0
         config = read_json(self._file("config.json"))
         where = path / "config.json"
-        self._where = self._find(config.get("model_type") if isinstance(config, dict) else None)
-        self.family, self.settings = settings_of(
-            config, where, pair_head="cls.seq_relationship.weight" in self._where, dropout=dropout
+        self._places = self._find_tensors(config.get("model_type") if isinstance(config, dict) else None)
+        self.family, self.settings = settings_from_config(
+            config, where, pair_head="cls.seq_relationship.weight" in self._places, dropout=dropout
         )
         layers = self.settings.shape.num_layers
-        if layers > len(self._where):
+        if layers > len(self._places):
             # because: the weights of a model are listed by name before they are looked for
             raise CheckpointError(
-                f"{where} tells of {layers} layers and the files hold {len(self._where)} tensors. "
+                f"{where} tells of {layers} layers and the files hold {len(self._places)} tensors. "
                 "Get the whole model again."
             )
 
-    def matches(self) -> list[Match]:
+    def check_weights(self) -> list[WeightMapping]:
         """Return all of the model's weights; raise unless each is there in its shape and no other weight is."""
-        found = list(matches(self.settings, self.family))
-        asked = {name: match.their_shape(rows) for match in found for name, rows in match.theirs}
-        wrong = [text for name, shape in asked.items() for text in self._difference(name, shape)]
-        tied = {name for name in _SECOND_NAMES if name in self._where} if self.settings.ties() else set()
-        others = sorted(self._where.keys() - asked.keys() - tied)
-        wrong += [f"{shorten(name)} has no place in this model" for name in others if not name.endswith(_UNUSED)]
-        if wrong:
+        mappings = list(weight_mappings(self.settings, self.family))
+        expected = {name: match.hf_shape(rows) for match in mappings for name, rows in match.hf_tensors}
+        problems = [text for name, shape in expected.items() for text in self._mismatch(name, shape)]
+        tied = {name for name in _SECOND_NAMES if name in self._places} if self.settings.ties() else set()
+        unknown = sorted(self._places.keys() - expected.keys() - tied)
+        problems += [f"{shorten(name)} has no place in this model" for name in unknown if not name.endswith(_UNUSED)]
+        if problems:
             raise CheckpointError(
-                f"{self.path} does not hold the model of its config.json: {join_few(wrong, '; ')}. "
+                f"{self.path} does not hold the model of its config.json: {join_few(problems, '; ')}. "
                 "Give the folder of a pretraining model of this architecture."
             )
-        first = next(match.theirs[0][0] for match in found if match.name == "embedding.token.weight")
+        first = next(match.hf_tensors[0][0] for match in mappings if match.name == "embedding.token.weight")
         for name in sorted(tied):
-            if not self._are_one(first, name):
+            if not self._are_equal(first, name):
                 raise CheckpointError(
                     f"{self.path} holds {name} with other numbers than {first}, and its config.json says that they are "
                     "one weight. Set tie_word_embeddings to false there if they are not; otherwise get the model again."
                 )
-        return found
+        return mappings
 
-    def _are_one(self, first: str, second: str) -> bool:
+    def _are_equal(self, first: str, second: str) -> bool:
         """Return whether two tensors are equal, bit for bit."""
-        a, b = self._where[first], self._where[second]
+        a, b = self._places[first], self._places[second]
         if (a.shape, a.kind) != (b.shape, b.kind):
             return False
-        step = max(1, _AT_ONCE // max(1, a.shape[-1]))
+        step = max(1, _COMPARED_AT_ONCE // max(1, a.shape[-1]))
         return all(
-            torch.equal(*(self._rows(found, rows).contiguous().view(torch.uint8) for found in (a, b)))
+            torch.equal(*(self._read_rows(place, rows).contiguous().view(torch.uint8) for place in (a, b)))
             for rows in (range(at, min(at + step, a.shape[0])) for at in range(0, a.shape[0], step))
         )
 
-    def weights(self, settings: ModelSettings) -> Callable[[str], Tensor]:
+    def weight_reader(self, settings: ModelSettings) -> Callable[[str], Tensor]:
         """Our weights by our names, made of theirs."""
-        known = {match.name: match for match in matches(settings, self.family)}
+        mappings = {match.name: match for match in weight_mappings(settings, self.family)}
 
         def weight(name: str) -> Tensor:
-            match = known[name]
-            return torch.cat([self.part(match, i, range(rows)) for i, (_, rows) in enumerate(match.theirs)])
+            match = mappings[name]
+            return torch.cat([self.read_part(match, i, range(rows)) for i, (_, rows) in enumerate(match.hf_tensors)])
 
         return weight
 
-    def part(self, match: Match, index: int, rows: range) -> Tensor:
+    def read_part(self, match: WeightMapping, index: int, rows: range) -> Tensor:
         """Return some of our rows that a foreign tensor holds."""
-        return self._rows(self._where[match.theirs[index][0]], rows, turned=match.turned)
+        return self._read_rows(self._places[match.hf_tensors[index][0]], rows, transposed=match.transposed)
 
-    def _rows(self, found: _Found, rows: range, *, turned: bool = False) -> Tensor:
-        with _readable(self.path / found.file):
-            stored = self._opened(found.file).get_slice(found.name)
-            part: Tensor = stored[:, rows.start : rows.stop].T if turned else stored[rows.start : rows.stop]
-            self._left -= part.nbytes
+    def _read_rows(self, place: _TensorPlace, rows: range, *, transposed: bool = False) -> Tensor:
+        with _load_errors(self.path / place.file):
+            stored = self._open_weights(place.file).get_slice(place.name)
+            part: Tensor = stored[:, rows.start : rows.stop].T if transposed else stored[rows.start : rows.stop]
+            self._bytes_left -= part.nbytes
             return part
 
-    def _find(self, family: object) -> dict[str, _Found]:
+    def _find_tensors(self, family: object) -> dict[str, _TensorPlace]:
         """Return where each tensor is, by its name in the pretraining model of transformers."""
-        prefix, result = _PREFIXES.get(str(family), ""), dict[str, _Found]()
+        prefix, result = _PREFIXES.get(str(family), ""), dict[str, _TensorPlace]()
         for file in self._weight_files():
-            with _readable(self.path / file):
-                tensors = self._opened(file)
-                for theirs in tensors.keys():  # noqa: SIM118 - not a dict
-                    name = theirs
+            with _load_errors(self.path / file):
+                tensors = self._open_weights(file)
+                for stored_name in tensors.keys():  # noqa: SIM118 - not a dict
+                    name = stored_name
                     for old, new in _OTHER_NAMES.items():
                         name = name.replace(old, new) if name.endswith(old) else name
                     if not name.startswith((prefix, "lm_head.", "cls.")):
@@ -135,16 +135,16 @@ class HFFolder:
                         raise CheckpointError(
                             f"{self.path / file} holds {shorten(name)} a second time. Get it again."
                         )
-                    stored = tensors.get_slice(theirs)
-                    result[name] = _Found(file, theirs, tuple(stored.get_shape()), str(stored.get_dtype()))
+                    stored = tensors.get_slice(stored_name)
+                    result[name] = _TensorPlace(file, stored_name, tuple(stored.get_shape()), str(stored.get_dtype()))
         decoder = result.pop("cls.predictions.decoder.bias", None)
         return result if decoder is None else {"cls.predictions.bias": decoder} | result
 
     def _weight_files(self) -> list[str]:
         if (self.path / _INDEX).exists():
             places = read_json(self._file(_INDEX))
-            named = places.get("weight_map") if isinstance(places, dict) else None
-            values = named.values() if isinstance(named, dict) else ()
+            weight_map = places.get("weight_map") if isinstance(places, dict) else None
+            values = weight_map.values() if isinstance(weight_map, dict) else ()
             files = sorted({name if isinstance(name, str) else "" for name in values})
             bad = [name for name in files if not is_safe_name(name) or not name.endswith(".safetensors")]
             if bad or not files:
@@ -173,18 +173,18 @@ class HFFolder:
                 raise DataError(f"{path} is a link that leads out of its folder. Put the file itself in its place.")
         return path
 
-    def _difference(self, name: str, shape: tuple[int, ...]) -> list[str]:
-        found = self._where.get(name)
-        if found is None:
+    def _mismatch(self, name: str, shape: tuple[int, ...]) -> list[str]:
+        place = self._places.get(name)
+        if place is None:
             return [f"{name} is missing"]
-        if found.shape != shape:
-            return [f"{name} has shape {list(found.shape)[:8]} and not {list(shape)}"]
-        return [] if found.kind in _TYPES else [f"{name} is {found.kind}, which is none of {', '.join(_TYPES)}"]
+        if place.shape != shape:
+            return [f"{name} has shape {list(place.shape)[:8]} and not {list(shape)}"]
+        return [] if place.kind in _TYPES else [f"{name} is {place.kind}, which is none of {', '.join(_TYPES)}"]
 
-    def _opened(self, name: str) -> Any:
+    def _open_weights(self, name: str) -> Any:
         """Open a file of tensors, kept open for the next part; raise if its header claims an impossible length."""
-        if self._last is not None and self._last[0] == name and self._left > 0:
-            return self._last[1]
+        if self._open_tensors is not None and self._open_tensors[0] == name and self._bytes_left > 0:
+            return self._open_tensors[1]
         path = self._file(name)
         with open_fd(path) as (fd, _):
             header_bytes = int.from_bytes(read_range(fd, 0, 8), "little")
@@ -193,12 +193,12 @@ class HFFolder:
                 f"{path} cannot be read: it claims a header of {header_bytes} bytes, and no list of tensors has more "
                 f"than {_MAX_HEADER_BYTES}. Get it again."
             )
-        self._last, self._left = (name, safe_open(path, framework="pt")), _KEPT_BYTES
-        return self._last[1]
+        self._open_tensors, self._bytes_left = (name, safe_open(path, framework="pt")), _REOPEN_BYTES
+        return self._open_tensors[1]
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def _load_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:

@@ -12,16 +12,16 @@ from typing import Any
 
 from lmtrain.config.base import show
 from lmtrain.errors import CheckpointError, shorten
-from lmtrain.exchange.plain_values import settings_of_values
-from lmtrain.exchange.torch_files.pickle_data import Global, Made
+from lmtrain.exchange.imported_settings import build_imported_settings
+from lmtrain.exchange.torch_files.pickle_data import CallRecord, Global
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, round_up
 
-Get = Callable[..., Any]  # an argument by its name, or the default
+GetArgument = Callable[..., Any]  # an argument by its name, or the default
 DIVISIBLE_BY = 128
 # Arguments that change what is computed, and the one value (or its absence) that ours compute.
-_NEEDED: dict[str, tuple[object, ...]] = {
+_REQUIRED_ARGUMENTS: dict[str, tuple[object, ...]] = {
     "apply_residual_connection_post_layernorm": (False,), "apply_layernorm_1p": (False,), "qk_layernorm": (False,),
     "layernorm_zero_centered_gamma": (False,), "num_experts": (None, 0), "multi_latent_attention": (False,),
     "squared_relu": (False,), "quick_geglu": (False,), "rotary_percent": (1, 1.0), "rotary_interleaved": (False,),
@@ -33,7 +33,7 @@ _NEEDED: dict[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True)
-class Found:
+class WeightFacts:
     """What the weights themselves tell."""
 
     num_layers: int
@@ -47,7 +47,7 @@ class Found:
     has_pair: bool
 
 
-def plain_arguments(args: Made) -> Get:
+def argument_getter(args: CallRecord) -> GetArgument:
     """Arguments as numbers, short texts and pairs of them; of all else a word, which is none of the values needed.
 
     because: what a pickle nests may take forever to compare or to write into a message
@@ -56,63 +56,68 @@ def plain_arguments(args: Made) -> Get:
     def get(name: str, default: Any = None) -> Any:
         value = args.get(name, default)
         if isinstance(value, (tuple, list)) and not isinstance(value, Global) and len(value) == 2:
-            return tuple(map(_plain, value))
-        return _plain(value)
+            return tuple(map(_plain_value, value))
+        return _plain_value(value)
 
     return get
 
 
-def _plain(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     return shorten(value) if isinstance(value, str) else f"<{type(value).__name__}>"
 
 
-def settings_from(
-    get: Get | None, found: Found, vocab_size: int, overrides: Mapping[str, object], where: object
+def settings_from_arguments(
+    get_argument: GetArgument | None, facts: WeightFacts, vocab_size: int, overrides: Mapping[str, object],
+    where: object,
 ) -> ModelSettings:
-    """`get` reads the arguments; a folder of 2019 has none. `overrides` are settings that the user gives."""
-    ask: Get = get or (lambda name, default=None: default)
+    """`get_argument` reads the arguments; a folder of 2019 has none. `overrides` are settings that the user gives."""
+    argument: GetArgument = get_argument or (lambda name, default=None: default)
     wrong = [
-        f"--{name.replace('_', '-')} {show(value)} would have to be {show(needed[0])}"
-        for name, needed in _NEEDED.items()
-        if (value := ask(name, needed[0])) not in needed
+        f"--{name.replace('_', '-')} {show(value)} would have to be {show(allowed[0])}"
+        for name, allowed in _REQUIRED_ARGUMENTS.items()
+        if (value := argument(name, allowed[0])) not in allowed
     ]
     values: dict[str, Any] = {
-        "num_layers": found.num_layers, "width": found.width, "num_heads": ask("num_attention_heads"),
-        "ffn_width": found.ffn_width, "vocab_size": vocab_size, "dropout": ask("hidden_dropout", 0.0),
-        "seq_len": found.num_positions or ask("max_position_embeddings") or ask("seq_length"),
-        "norm_eps": ask("layernorm_epsilon") or ask("norm_epsilon") or 1e-5, "init_std": ask("init_method_std", 0.02),
+        "num_layers": facts.num_layers, "width": facts.width, "num_heads": argument("num_attention_heads"),
+        "ffn_width": facts.ffn_width, "vocab_size": vocab_size, "dropout": argument("hidden_dropout", 0.0),
+        "seq_len": facts.num_positions or argument("max_position_embeddings") or argument("seq_length"),
+        "norm_eps": argument("layernorm_epsilon") or argument("norm_epsilon") or 1e-5,
+        "init_std": argument("init_method_std", 0.02),
     }  # fmt: skip
     # because: the fused kernel of bias and gelu, its default, computes gelu by tanh
-    by_tanh = (ask("bias_gelu_fusion", True) and found.has_bias) or ask("openai_gelu", False)
-    if found.is_encoder:
-        values |= {"kind": "bert", "norm_order": "pre", "pair_head": found.has_pair}
+    by_tanh = (argument("bias_gelu_fusion", True) and facts.has_bias) or argument("openai_gelu", False)
+    if facts.is_encoder:
+        values |= {"kind": "bert", "norm_order": "pre", "pair_head": facts.has_pair}
         # because: its head computes the exact gelu even where the fused kernel of its blocks does not
-        values |= {"activation": "gelu_tanh" if ask("bias_gelu_fusion") else "gelu", "head_activation": "gelu"}
+        values |= {"activation": "gelu_tanh" if argument("bias_gelu_fusion") else "gelu", "head_activation": "gelu"}
         wrong += [
-            f"--{name} would have to be left out" for name in ("swiglu", "openai-gelu") if ask(name.replace("-", "_"))
+            f"--{name} would have to be left out"
+            for name in ("swiglu", "openai-gelu")
+            if argument(name.replace("-", "_"))
         ]
     else:
-        window, rotary = ask("window_size"), found.num_positions is None
+        window, rotary = argument("window_size"), facts.num_positions is None
         is_pair = isinstance(window, (list, tuple)) and len(window) == 2 and all(type(n) is int for n in window)
         if window is not None and not (is_pair and window[1] in (0, -1)):
             wrong.append("--window-size would have to be (tokens back, 0)")
             window = None
-        if not found.has_bias and ask("add_qkv_bias", False):
+        if not facts.has_bias and argument("add_qkv_bias", False):
             wrong.append("--add-qkv-bias would have to go with biases in all linears")
-        is_layernorm = found.norm_has_bias or str(ask("normalization", "LayerNorm")) == "LayerNorm"
+        is_layernorm = facts.norm_has_bias or str(argument("normalization", "LayerNorm")) == "LayerNorm"
         values |= {
-            "kind": "gpt", "head_width": ask("kv_channels"), "positions": "rotary" if rotary else "learned",
-            "num_kv_heads": ask("num_query_groups") if ask("group_query_attention", False) else None,
-            "bias": found.has_bias,
+            "kind": "gpt", "head_width": argument("kv_channels"), "positions": "rotary" if rotary else "learned",
+            "num_kv_heads": argument("num_query_groups") if argument("group_query_attention", False) else None,
+            "bias": facts.has_bias,
             "norm": "layernorm" if is_layernorm else "rmsnorm",
-            "activation": "swiglu" if ask("swiglu", False) else "gelu_tanh" if by_tanh else "gelu",
-            "tied": not (ask("untie_embeddings_and_output_weights", False) or (get is None and found.has_output)),
+            "activation": "swiglu" if argument("swiglu", False) else "gelu_tanh" if by_tanh else "gelu",
+            "tied": not argument("untie_embeddings_and_output_weights", False)
+            and not (get_argument is None and facts.has_output),
             "window": None if window is None or window[0] < 0 else window[0] + 1,
         }  # fmt: skip
-        values |= {"rotary_base": ask("rotary_base", 10000)} if rotary else {}
-    hidden, attention = values["dropout"], ask("attention_dropout", values["dropout"])
+        values |= {"rotary_base": argument("rotary_base", 10000)} if rotary else {}
+    hidden, attention = values["dropout"], argument("attention_dropout", values["dropout"])
     if hidden != attention and "dropout" not in overrides:
         wrong.append(
             f"--attention-dropout {show(attention)} would have to be --hidden-dropout {show(hidden)}, as lmtrain has "
@@ -128,22 +133,22 @@ def settings_from(
         raise CheckpointError(
             f"{where} does not tell the number of heads, as files of 2019 do not. Give it: --set num_heads=16."
         )
-    if found.is_encoder and ask("bias_gelu_fusion") is None and "activation" not in overrides:
+    if facts.is_encoder and argument("bias_gelu_fusion") is None and "activation" not in overrides:
         raise CheckpointError(
             f"{where} does not tell which gelu it has, as files before --bias-gelu-fusion do not. "
             "Give it: --set activation=gelu or --set activation=gelu_tanh."
         )
-    return settings_of_values(values, where, "Check the file, or --set.")
+    return build_imported_settings(values, where, "Check the file, or --set.")
 
 
 def padded_rows(vocab_size: int, tp: int) -> int:
     return round_up(vocab_size, DIVISIBLE_BY * tp)
 
 
-def args_of(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, Any]:
+def megatron_arguments(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, Any]:
     """Return the arguments that Megatron-LM's --use-checkpoint-args and its check of arguments read."""
     assert isinstance(settings, (GPTSettings, BertSettings))
-    _check(settings, tp, pp)
+    _check_exportable(settings, tp, pp)
     shape, causal = settings.shape, settings.shape.causal
     gpt = settings if isinstance(settings, GPTSettings) else None
     rotary = gpt is not None and gpt.positions == "rotary"
@@ -172,7 +177,7 @@ def args_of(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, 
     }  # fmt: skip
 
 
-def _check(settings: GPTSettings | BertSettings, tp: int, pp: int) -> None:
+def _check_exportable(settings: GPTSettings | BertSettings, tp: int, pp: int) -> None:
     shape = settings.shape
     if isinstance(settings, BertSettings):
         rules = [
@@ -182,12 +187,12 @@ def _check(settings: GPTSettings | BertSettings, tp: int, pp: int) -> None:
             (settings.head_activation == "gelu", "model.head_activation=gelu_tanh would have to be gelu"),
         ]
     else:
-        whole = settings.rotary_base == int(settings.rotary_base)
+        is_integer_base = settings.rotary_base == int(settings.rotary_base)
         bias, by_tanh, layernorm = settings.bias, settings.activation == "gelu_tanh", settings.norm == "layernorm"
         rules = [
             (not settings.parallel_block, "model.parallel_block=true would have to be false"),
             (bias or not by_tanh, "model.bias=false would have to be true, or model.activation gelu or swiglu"),
-            (whole, f"model.rotary_base={settings.rotary_base} would have to be a whole number"),
+            (is_integer_base, f"model.rotary_base={settings.rotary_base} would have to be a whole number"),
             (bias or not layernorm, "model.bias=false would have to be true, since its LayerNorm has a bias"),
         ]
     rules += [
@@ -198,8 +203,9 @@ def _check(settings: GPTSettings | BertSettings, tp: int, pp: int) -> None:
             ("pp", pp, "num_layers", shape.num_layers),
         )
     ]
-    wrong = [words for right, words in rules if not right]
-    if wrong:
+    problems = [text for holds, text in rules if not holds]
+    if problems:
         raise CheckpointError(
-            f"This model cannot be Megatron-LM's: {'; '.join(wrong)}. Choose a layout that divides it, or keep it here."
+            f"This model cannot be Megatron-LM's: {'; '.join(problems)}. Choose a layout that divides it, or keep it "
+            "here."
         )

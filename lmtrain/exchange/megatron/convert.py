@@ -19,11 +19,17 @@ from lmtrain.checkpoint.disk.format import ITEM_BYTES
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.checkpoint.store import resolve_checkpoint
 from lmtrain.errors import CheckpointError, UsageError, join_few
-from lmtrain.exchange.megatron.args import Found, args_of, padded_rows, plain_arguments, settings_from
-from lmtrain.exchange.megatron.folder import RANK_FILE, TRACKER, Part, Source, open_megatron
-from lmtrain.exchange.megatron.names import core_name, fuse_qkv, split_qkv
-from lmtrain.exchange.streaming import Report, bytes_of, checked_type, save_foreign, tokenizer_of
-from lmtrain.exchange.torch_files.writer import Namespace, Saved, write_torch_file
+from lmtrain.exchange.megatron.args import (
+    WeightFacts,
+    argument_getter,
+    megatron_arguments,
+    padded_rows,
+    settings_from_arguments,
+)
+from lmtrain.exchange.megatron.folder import RANK_FILE, TRACKER, MegatronCheckpoint, WeightPart, open_megatron
+from lmtrain.exchange.megatron.names import fuse_qkv, megatron_core_name, split_qkv
+from lmtrain.exchange.streaming import Report, load_tokenizer, parse_dtype, save_imported, tensor_bytes
+from lmtrain.exchange.torch_files.writer import Namespace, TensorToWrite, write_torch_file
 from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.placement.places import Place, names_of_rank, place_all, stages_of_rank
@@ -54,8 +60,8 @@ def export_megatron(
         raise UsageError(f"tp={tp}, pp={pp} is not a layout. Use numbers from 1.")
     reader = CheckpointReader(resolve_checkpoint(source))
     settings = reader.checked_model()
-    kind, code = checked_type(dtype)
-    args = args_of(settings, tp, pp, dtype)
+    kind, code = parse_dtype(dtype)
+    args = megatron_arguments(settings, tp, pp, dtype)
     args["transformer_impl"] = "transformer_engine" if transformer_engine else "local"
     export = _Export(reader, settings, ParallelSettings(tp=tp, pp=pp), kind, code, transformer_engine, report)
     with new_folder(output) as folder:
@@ -96,26 +102,26 @@ class _Export:
             saved.num_bytes for stage in range(parallel.pp) for saved in self.model(0, stage).values()
         )
 
-    def model(self, tensor: int, pipeline: int) -> dict[str, Saved]:
+    def model(self, tensor: int, pipeline: int) -> dict[str, TensorToWrite]:
         (stage,), causal = stages_of_rank(self.settings, self.parallel, pipeline), self.settings.shape.causal
         result, copies = {}, {}
         for name in names_of_rank(self.settings, [stage]):
-            saved = self._saved(self.places[tensor][name])
+            saved = self._tensor_to_write(self.places[tensor][name])
             if name.startswith("embedding.") and not stage.first:
                 copies["output_layer.weight"] = saved  # because: a tied model's last stage has it by this name
             else:
-                result[core_name(name, stage.layers.start, causal=causal, engine=self.engine)] = saved
+                result[megatron_core_name(name, stage.layers.start, causal=causal, engine=self.engine)] = saved
         return result | copies
 
-    def _saved(self, place: Place) -> Saved:
+    def _tensor_to_write(self, place: Place) -> TensorToWrite:
         def parts() -> Iterator[memoryview]:
             part = self._part(place)
-            yield bytes_of(part)
+            yield tensor_bytes(part)
             self.done += part.numel() * ITEM_BYTES[self.code]
             if self.report is not None:
                 self.report(self.done, self.total)
 
-        return Saved(self.code, place.part_shape, parts)
+        return TensorToWrite(self.code, place.part_shape, parts)
 
     def _part(self, place: Place) -> Tensor:
         """Return a tensor-parallel rank's part of a weight, in Megatron's order."""
@@ -139,43 +145,43 @@ def import_megatron(
     """Write output/step_XXXXXXXX of the same iteration; `overrides` are settings that the folder does not tell."""
     if tokenizer is None and not (folder / "tokenizer.json").is_file():
         raise UsageError(f"{folder} holds no tokenizer.json. Give the model's tokenizer with --tokenizer PATH.")
-    words = tokenizer_of(tokenizer or folder / "tokenizer.json")
+    loaded_tokenizer = load_tokenizer(tokenizer or folder / "tokenizer.json")
     source = open_megatron(folder)
-    found = _found(source)
-    get = plain_arguments(source.args) if source.args is not None else None
-    told = get("vocab_size") if get is not None else None
-    vocab_size = told if type(told) is int else words.vocab_size
-    settings = settings_from(get, found, vocab_size, dict(overrides or {}), source.path)
-    if settings.shape.num_layers != found.num_layers or settings.num_parameters > source.num_bytes:
+    facts = _weight_facts(source)
+    get = argument_getter(source.args) if source.args is not None else None
+    claimed_vocab = get("vocab_size") if get is not None else None
+    vocab_size = claimed_vocab if type(claimed_vocab) is int else loaded_tokenizer.vocab_size
+    settings = settings_from_arguments(get, facts, vocab_size, dict(overrides or {}), source.path)
+    if settings.shape.num_layers != facts.num_layers or settings.num_parameters > source.num_bytes:
         # because: the weights of a model are listed by name before they are looked for
         raise CheckpointError(
-            f"{source.path} has {found.num_layers} layers in {source.num_bytes} bytes, and its model would have "
+            f"{source.path} has {facts.num_layers} layers in {source.num_bytes} bytes, and its model would have "
             f"{settings.shape.num_layers} and {settings.num_parameters} numbers. Get the folder again, or check --set."
         )
     weights = {name: parts for name, parts in source.weights.items() if name != "head.weight" or not settings.ties()}
-    _check(source, settings, weights)
-    masters = _masters(source, settings)
+    _check_weights(source, settings, weights)
+    masters = _complete_masters(source, settings)
 
     def parts(name: str) -> Iterator[Tensor]:
         if name in masters:
-            yield _joined(name, masters[name], len(masters[name]) == 2, settings, source.version)
+            yield _join_parts(name, masters[name], len(masters[name]) == 2, settings, source.version)
         else:
-            yield _joined(name, weights[name], name in source.halves, settings, source.version)
+            yield _join_parts(name, weights[name], name in source.halves, settings, source.version)
 
-    came_from = {"format": "megatron", "checkpoint_version": source.version, "iteration": source.iteration}
-    return save_foreign(output, settings, parts, words, came_from, step=source.iteration, report=report) | (
+    origin = {"format": "megatron", "checkpoint_version": source.version, "iteration": source.iteration}
+    return save_imported(output, settings, parts, loaded_tokenizer, origin, step=source.iteration, report=report) | (
         {"optimizer": _NO_OPTIMIZER} if source.has_optimizer else {}
     )
 
 
-def _found(source: Source) -> Found:
+def _weight_facts(source: MegatronCheckpoint) -> WeightFacts:
     weights = source.weights
-    token, down = _matrix(source, "embedding.token.weight"), _matrix(source, "blocks.0.mlp.down.weight")
-    return Found(
+    token, down = _matrix_parts(source, "embedding.token.weight"), _matrix_parts(source, "blocks.0.mlp.down.weight")
+    return WeightFacts(
         num_layers=len({int(name.split(".")[1]) for name in weights if name.startswith("blocks.")}),
         width=token[0].shape[1],
         ffn_width=sum(part.shape[1] for part in down),
-        num_positions=_matrix(source, _POSITIONS)[0].shape[0] if _POSITIONS in weights else None,
+        num_positions=_matrix_parts(source, _POSITIONS)[0].shape[0] if _POSITIONS in weights else None,
         is_encoder="head.dense.weight" in weights,
         has_bias="blocks.0.attention.qkv.bias" in weights and "blocks.0.mlp.up.bias" in weights,
         norm_has_bias="norm.bias" in weights,
@@ -184,45 +190,49 @@ def _found(source: Source) -> Found:
     )
 
 
-def _matrix(source: Source, name: str) -> list[Part]:
+def _matrix_parts(source: MegatronCheckpoint, name: str) -> list[WeightPart]:
     parts = source.weights.get(name)
     if not parts or any(len(part.shape) != 2 for part in parts):
         raise CheckpointError(f"{source.path} lacks the matrix {name}, which all models have. Give a whole checkpoint.")
     return parts
 
 
-def _check(source: Source, settings: ModelSettings, weights: Mapping[str, list[Part]]) -> None:
+def _check_weights(
+    source: MegatronCheckpoint, settings: ModelSettings, weights: Mapping[str, list[WeightPart]]
+) -> None:
     """Raise unless all weights of the model are there, in shapes that join to the model's, and no others."""
-    wrong, shapes, cuts = [], unpadded_shapes(settings), settings.cuts()
+    problems, shapes, cuts = [], unpadded_shapes(settings), settings.cuts()
     for name, shape in shapes.items():
         parts = weights.get(name)
         if parts is None:
-            wrong.append(f"{name} is missing")
-        elif not _fits(parts, shape, cuts[name], by_half=name in source.halves):
-            wrong.append(f"{name} has shape {list(parts[0].shape)} on each of {len(parts)} and not {list(shape)}")
-        elif len(cuts[name].sections) > 1 and not _divides(name, parts, settings, source):
-            wrong.append(f"{name} does not divide into what version {source.version:g} has of each rank")
-    wrong += [f"{name} has no place in it" for name in weights.keys() - shapes.keys()]
-    if wrong:
+            problems.append(f"{name} is missing")
+        elif not _has_joined_shape(parts, shape, cuts[name], by_half=name in source.halves):
+            problems.append(f"{name} has shape {list(parts[0].shape)} on each of {len(parts)} and not {list(shape)}")
+        elif len(cuts[name].sections) > 1 and not _holds_whole_sections(name, parts, settings, source):
+            problems.append(f"{name} does not divide into what version {source.version:g} has of each rank")
+    problems += [f"{name} has no place in it" for name in weights.keys() - shapes.keys()]
+    if problems:
         raise CheckpointError(
-            f"{source.path} does not hold the model of its arguments: {join_few(sorted(wrong), '; ')}. "
+            f"{source.path} does not hold the model of its arguments: {join_few(sorted(problems), '; ')}. "
             "If it has other settings, give them with --set KEY=VALUE."
         )
 
 
-def _fits(parts: list[Part], shape: Shape, cut: Cut, *, by_half: bool) -> bool:
-    axis = 1 if cut.split is Split.ROW else 0
-    whole = list(parts[0].shape)
-    if len(whole) != len(shape) or any(part.shape != parts[0].shape for part in parts):
+def _has_joined_shape(parts: list[WeightPart], shape: Shape, placement: Cut, *, by_half: bool) -> bool:
+    axis = 1 if placement.split is Split.ROW else 0
+    joined = list(parts[0].shape)
+    if len(joined) != len(shape) or any(part.shape != parts[0].shape for part in parts):
         return False
-    if by_half or cut.split is not Split.NONE:
-        whole[axis] = sum(part.shape[axis] for part in parts)
-    if cut.split is Split.VOCAB:
-        return whole[0] >= shape[0] and whole[1:] == list(shape[1:])
-    return whole == list(shape)
+    if by_half or placement.split is not Split.NONE:
+        joined[axis] = sum(part.shape[axis] for part in parts)
+    if placement.split is Split.VOCAB:
+        return joined[0] >= shape[0] and joined[1:] == list(shape[1:])
+    return joined == list(shape)
 
 
-def _divides(name: str, parts: list[Part], settings: ModelSettings, source: Source) -> bool:
+def _holds_whole_sections(
+    name: str, parts: list[WeightPart], settings: ModelSettings, source: MegatronCheckpoint
+) -> bool:
     """Return whether the rows of each rank hold whole sections."""
     rows, shape = parts[0].shape[0], settings.shape
     if ".attention.qkv." not in name:
@@ -230,15 +240,15 @@ def _divides(name: str, parts: list[Part], settings: ModelSettings, source: Sour
     return source.version >= 2 or (shape.num_kv_heads == shape.num_heads and rows % (3 * shape.head_width) == 0)
 
 
-def _joined(name: str, parts: list[Part], by_half: bool, settings: ModelSettings, version: float) -> Tensor:
+def _join_parts(name: str, parts: list[WeightPart], by_half: bool, settings: ModelSettings, version: float) -> Tensor:
     """Join the parts of all ranks to a whole weight."""
-    cut, shape = settings.cuts()[name], settings.shape
-    if cut.split is Split.NONE:
+    placement, shape = settings.cuts()[name], settings.shape
+    if placement.split is Split.NONE:
         return parts[0].read()
     tensors = [part.read() for part in parts]
-    if cut.split is Split.ROW:
+    if placement.split is Split.ROW:
         return torch.cat(tensors, 1)
-    if cut.split is Split.VOCAB:
+    if placement.split is Split.VOCAB:
         return torch.cat(tensors)[: shape.vocab_size]
     if ".attention.qkv." in name:
         # because: with more ranks than keys a group lies across ranks, so the newer layout is joined before it is split
@@ -246,16 +256,17 @@ def _joined(name: str, parts: list[Part], by_half: bool, settings: ModelSettings
         queries = shape.num_heads // shape.num_kv_heads
         sections = zip(*(split_qkv(rows, version, queries, shape.head_width) for rows in tensors), strict=True)
         return torch.cat([section for ranks in sections for section in ranks])
-    if len(cut.sections) > 1 and not by_half:
+    if len(placement.sections) > 1 and not by_half:
         return torch.cat([half for halves in zip(*(t.chunk(2) for t in tensors), strict=True) for half in halves])
     return torch.cat(tensors)
 
 
-def _masters(source: Source, settings: ModelSettings) -> dict[str, list[Part]]:
+def _complete_masters(source: MegatronCheckpoint, settings: ModelSettings) -> dict[str, list[WeightPart]]:
     """Return the optimizer's fp32 weights, or nothing unless all of them are there."""
     shapes, cuts = unpadded_shapes(settings), settings.cuts()
-    whole = all(
-        (parts := source.masters.get(name)) is not None and _fits(parts, shape, cuts[name], by_half=len(parts) == 2)
+    is_complete = all(
+        (parts := source.masters.get(name)) is not None
+        and _has_joined_shape(parts, shape, cuts[name], by_half=len(parts) == 2)
         for name, shape in shapes.items()
     )
-    return source.masters if whole else {}
+    return source.masters if is_complete else {}

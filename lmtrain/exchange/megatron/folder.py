@@ -21,14 +21,14 @@ from torch import Tensor
 from lmtrain.checkpoint.disk.boxes import Box, cover_problem, intersect
 from lmtrain.checkpoint.disk.format import DTYPES, ITEM_BYTES
 from lmtrain.errors import CheckpointError, MissingInputError, shorten
-from lmtrain.exchange.megatron.names import LAYER, our_name
+from lmtrain.exchange.megatron.names import LAYER_PLACEHOLDER, lmtrain_name
 from lmtrain.exchange.torch_files.pickle_data import (
     MAX_DEPTH,
     MAX_PICKLE_BYTES,
+    CallRecord,
     Global,
-    Made,
-    checked_text,
     read_pickle,
+    require_text,
 )
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
 from lmtrain.runtime.files.files import is_safe_name, read_bytes
@@ -47,59 +47,59 @@ _VERSIONS = (0, 1, 2, 3)
 
 
 @dataclass(frozen=True)
-class Part:
+class WeightPart:
     """What one tensor-parallel rank, or one half of a gated input, has of a weight."""
 
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
 
 
-ByHalf = dict[int | None, Part]  # by its number, or None for what is no half
+PartsByHalf = dict[int | None, WeightPart]  # by its number, or None for what is no half
 
 
 @dataclass(frozen=True)
-class Source:
+class MegatronCheckpoint:
     """`weights` has each one's parts by rank, but of those in `halves` gate and up; `masters` are the optimizer's.
 
     `num_bytes` is the size of the files that hold them.
     """
 
     path: Path
-    args: Made | None
+    args: CallRecord | None
     version: float
     iteration: int
-    weights: dict[str, list[Part]]
+    weights: dict[str, list[WeightPart]]
     halves: frozenset[str]
-    masters: dict[str, list[Part]]
+    masters: dict[str, list[WeightPart]]
     has_optimizer: bool
     num_bytes: int
 
 
-def open_megatron(path: Path) -> Source:
+def open_megatron(path: Path) -> MegatronCheckpoint:
     """Open a Megatron-LM checkpoint, or the newest in a folder of them."""
-    folder = _checkpoint(path)
+    folder = _checkpoint_folder(path)
     if (folder / ".metadata").is_file():
         return _open_distributed(folder)
-    found = [(match, child) for child in sorted(folder.iterdir()) if (match := _RANK.fullmatch(child.name))]
-    if not found:
+    rank_folders = [(match, child) for child in sorted(folder.iterdir()) if (match := _RANK.fullmatch(child.name))]
+    if not rank_folders:
         raise MissingInputError(
             f"{folder} holds neither {RANK_FILE} under mp_rank_XX nor .metadata. Give a checkpoint of Megatron-LM."
         )
-    if any(match[3] for match, _ in found):
+    if any(match[3] for match, _ in rank_folders):
         raise CheckpointError(f"{folder} is of a model with experts, which lmtrain's models do not have. Give another.")
-    ranks = {(int(match[1]), int(match[2] or 0)): child / RANK_FILE for match, child in found}
-    if len(ranks) < len(found):
+    ranks = {(int(match[1]), int(match[2] or 0)): child / RANK_FILE for match, child in rank_folders}
+    if len(ranks) < len(rank_folders):
         raise CheckpointError(f"{folder} holds two folders for one rank. Leave those of one checkpoint in it.")
-    tps, pps = max(tp for tp, _ in ranks) + 1, max(pp for _, pp in ranks) + 1
-    if len(ranks) < tps * pps:
+    tp_size, pp_size = max(tp for tp, _ in ranks) + 1, max(pp for _, pp in ranks) + 1
+    if len(ranks) < tp_size * pp_size:
         # because: a name can claim a grid of billions, so that only as many places are looked at as there are files
-        missing = next((tp, pp) for tp in range(tps) for pp in range(pps) if (tp, pp) not in ranks)
-        count = tps * pps - len(ranks)
+        missing = next((tp, pp) for tp in range(tp_size) for pp in range(pp_size) if (tp, pp) not in ranks)
+        count = tp_size * pp_size - len(ranks)
         raise CheckpointError(f"{folder} lacks the files of {count} ranks, as of tp, pp={missing}. Get all.")
     return _open_ranks(folder, {rank: TorchFile(path) for rank, path in ranks.items()})
 
 
-def _checkpoint(path: Path) -> Path:
+def _checkpoint_folder(path: Path) -> Path:
     if not path.is_dir():
         raise MissingInputError(f"{path} is not a folder. Give the folder of a Megatron-LM checkpoint.")
     if not (path / TRACKER).is_file():
@@ -112,17 +112,17 @@ def _checkpoint(path: Path) -> Path:
     return path / name
 
 
-def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> Source:
-    tps, pps = sorted({tp for tp, _ in files}), sorted({pp for _, pp in files})
-    first = _top(files[0, 0])
+def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> MegatronCheckpoint:
+    tp_ranks, pp_ranks = sorted({tp for tp, _ in files}), sorted({pp for _, pp in files})
+    first = _state_dict(files[0, 0])
     version, iteration = _version(first, folder), _iteration(first, folder)
     keys = ["model"] if "model" in first else [f"model{i}" for i in range(len(first)) if f"model{i}" in first]
-    weights: dict[str, list[Part]] = {}
+    weights: dict[str, list[WeightPart]] = {}
     next_layer = 0
     for key in keys:  # a chunk of a virtual stage of all stages, then the next
-        for pp in pps:
-            next_layer += _take_chunk([_flat(files[tp, pp], key) for tp in tps], next_layer, weights, folder)
-    return Source(
+        for pp in pp_ranks:
+            next_layer += _add_chunk([_flatten(files[tp, pp], key) for tp in tp_ranks], next_layer, weights, folder)
+    return MegatronCheckpoint(
         path=folder,
         args=_args(first),
         version=version,
@@ -135,50 +135,50 @@ def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> Sou
     )
 
 
-def _top(file: TorchFile) -> dict[str, Any]:
+def _state_dict(file: TorchFile) -> dict[str, Any]:
     if not isinstance(file.value, dict):
         raise CheckpointError(f"{file.path} holds no state of a model. Check the path.")
     return file.value
 
 
-def _args(state: dict[str, Any]) -> Made | None:
+def _args(state: dict[str, Any]) -> CallRecord | None:
     args = state.get("args")
-    return args if isinstance(args, Made) else None
+    return args if isinstance(args, CallRecord) else None
 
 
 def _version(state: dict[str, Any], folder: Path) -> float:
     version = state.get("checkpoint_version", 0)
     if not isinstance(version, (int, float)) or version not in _VERSIONS:
         raise CheckpointError(
-            f"{folder} has checkpoint_version {_said(version)}, and its tensors are laid out by one of "
+            f"{folder} has checkpoint_version {_number_text(version)}, and its tensors are laid out by one of "
             f"{', '.join(map(str, _VERSIONS))}. It is damaged: get the folder again."
         )
     return float(version)
 
 
-def _said(value: Any) -> str:
+def _number_text(value: Any) -> str:
     return str(value) if isinstance(value, float) else shorten(value)
 
 
 def _iteration(state: dict[str, Any], folder: Path) -> int:
     number = state.get("iteration", 0)
-    if number is None or isinstance(number, (Made, str)):
+    if number is None or isinstance(number, (CallRecord, str)):
         return 0
     is_number = isinstance(number, (int, float)) and math.isfinite(number)
     if not is_number or not 0 <= number <= _MAX_ITERATION or number != int(number):
         raise CheckpointError(
-            f"{folder} has the iteration {_said(number)}, which is no whole number from 0 to {_MAX_ITERATION}. "
+            f"{folder} has the iteration {_number_text(number)}, which is no whole number from 0 to {_MAX_ITERATION}. "
             "It is damaged: get the folder again."
         )
     return int(number)
 
 
-def _flat(file: TorchFile, key: str) -> dict[str, StoredTensor]:
+def _flatten(file: TorchFile, key: str) -> dict[str, StoredTensor]:
     """Tensors by their path; the first layouts nest a dict for each module."""
     result: dict[str, StoredTensor] = {}
-    todo, count = [("", _top(file).get(key, {}), 0)], 0
-    while todo:
-        prefix, node, depth = todo.pop()
+    pending, count = [("", _state_dict(file).get(key, {}), 0)], 0
+    while pending:
+        prefix, node, depth = pending.pop()
         if isinstance(node, StoredTensor):
             result[prefix] = node
         elif isinstance(node, dict):
@@ -188,45 +188,46 @@ def _flat(file: TorchFile, key: str) -> dict[str, StoredTensor]:
                 raise CheckpointError(f"{file.path} holds more names than any model. Get the file again.")
             for name, value in node.items():
                 word = shorten(name) if isinstance(name, str) else str(name) if type(name) is int else "?"
-                todo.append((f"{prefix}.{word}" if prefix else word, value, depth + 1))
+                pending.append((f"{prefix}.{word}" if prefix else word, value, depth + 1))
     return result
 
 
-def _take_chunk(
-    chunk: list[dict[str, StoredTensor]], first_layer: int, weights: dict[str, list[Part]], folder: Path
+def _add_chunk(
+    chunk: list[dict[str, StoredTensor]], first_layer: int, weights: dict[str, list[WeightPart]], folder: Path
 ) -> int:
     """Add the weights of one stage's ranks, whose layers count from 0; returns how many layers it has."""
-    layers, taken = set[int](), set[str]()
-    for theirs in chunk[0]:
-        ours = _our_name(theirs, folder)
-        if ours is None:
+    layers, names = set[int](), set[str]()
+    for megatron_name in chunk[0]:
+        translated = _translate_name(megatron_name, folder)
+        if translated is None:
             continue
-        name, _ = ours
+        name, _ = translated
         if name.startswith("blocks."):
             _, number, inner = name.split(".", 2)
             layers.add(int(number))
             name = f"blocks.{first_layer + int(number)}.{inner}"
-        tensors = [rank.get(theirs) for rank in chunk]
+        tensors = [rank.get(megatron_name) for rank in chunk]
         if None in tensors:
             raise CheckpointError(
-                f"{folder}: not every tensor-parallel rank has {shorten(theirs)}. Get all files again."
+                f"{folder}: not every tensor-parallel rank has {shorten(megatron_name)}. Get all files again."
             )
         # because: a later stage repeats the embedding that it shares with the first
-        if name in taken:
-            raise CheckpointError(f"{folder}: a stage has {shorten(theirs)} under two names. Get it again.")
-        taken.add(name)
-        weights.setdefault(name, [Part(tensor.shape, tensor.read) for tensor in tensors if tensor is not None])
+        if name in names:
+            raise CheckpointError(f"{folder}: a stage has {shorten(megatron_name)} under two names. Get it again.")
+        names.add(name)
+        weights.setdefault(name, [WeightPart(tensor.shape, tensor.read) for tensor in tensors if tensor is not None])
     if layers != set(range(len(layers))):
         raise CheckpointError(f"{folder}: a stage has layers {sorted(layers)[:4]}..., not all from 0. Get it again.")
     return len(layers)
 
 
-def _our_name(theirs: str, folder: Path) -> tuple[str, int | None] | None:
+def _translate_name(megatron_name: str, folder: Path) -> tuple[str, int | None] | None:
     try:
-        return our_name(theirs)
+        return lmtrain_name(megatron_name)
     except KeyError as error:
         raise CheckpointError(
-            f"{folder} holds {shorten(theirs)}, which lmtrain's models do not have. Only plain GPTs and BERTs are read."
+            f"{folder} holds {shorten(megatron_name)}, which lmtrain's models do not have. Only plain GPTs and "
+            "BERTs are read."
         ) from error
 
 
@@ -239,7 +240,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Stacked:
+class DistributedTensor:
     """A tensor of a distributed checkpoint, in chunks."""
 
     code: str
@@ -260,65 +261,65 @@ class Stacked:
         return result
 
 
-def _open_distributed(folder: Path) -> Source:
-    tensors = _metadata(folder)
-    state = _top(TorchFile(folder / "common.pt")) if (folder / "common.pt").is_file() else {}
-    weights, masters = defaultdict[str, ByHalf](dict), defaultdict[str, ByHalf](dict)
-    for theirs, stacked in tensors.items():
-        master = _MASTER.fullmatch(theirs)
-        if master is None and theirs.startswith(("optimizer.", "chained_", "rng_state", "rerun_state")):
+def _open_distributed(folder: Path) -> MegatronCheckpoint:
+    tensors = _read_metadata(folder)
+    state = _state_dict(TorchFile(folder / "common.pt")) if (folder / "common.pt").is_file() else {}
+    weights, masters = defaultdict[str, PartsByHalf](dict), defaultdict[str, PartsByHalf](dict)
+    for megatron_name, stacked in tensors.items():
+        master = _MASTER.fullmatch(megatron_name)
+        if master is None and megatron_name.startswith(("optimizer.", "chained_", "rng_state", "rerun_state")):
             continue
-        ours = _our_name(master[1] if master else theirs, folder)
-        if ours is not None:
-            for name, part in _unstacked(ours[0], stacked):
-                (masters if master else weights)[name][ours[1]] = part
+        translated = _translate_name(master[1] if master else megatron_name, folder)
+        if translated is not None:
+            for name, part in _split_layers(translated[0], stacked):
+                (masters if master else weights)[name][translated[1]] = part
     paths = {chunk.path for stacked in tensors.values() for chunk in stacked.chunks}
-    return Source(
+    return MegatronCheckpoint(
         path=folder,
         args=_args(state),
         version=3.0,  # because: whatever the version says, these folders have only ever had today's order
         iteration=_iteration(state, folder),
-        weights=_in_order(weights),
+        weights=_order_parts(weights),
         halves=frozenset(name for name, parts in weights.items() if None not in parts),
-        masters=_in_order(masters),
+        masters=_order_parts(masters),
         has_optimizer=any(".state." in name for name in tensors),
         num_bytes=sum(path.stat().st_size for path in paths if path.is_file()),
     )
 
 
-def _in_order(found: Mapping[str, ByHalf]) -> dict[str, list[Part]]:
+def _order_parts(parts_by_half: Mapping[str, PartsByHalf]) -> dict[str, list[WeightPart]]:
     """Return of each weight the one part, or its halves in their order."""
     return {
         name: [parts[None]] if None in parts else [parts[half] for half in (0, 1) if half in parts]
-        for name, parts in found.items()
+        for name, parts in parts_by_half.items()
     }
 
 
-def _unstacked(name: str, stacked: Stacked) -> Iterator[tuple[str, Part]]:
+def _split_layers(name: str, tensor: DistributedTensor) -> Iterator[tuple[str, WeightPart]]:
     """Yield a tensor for each layer if the first axis counts layers, else the tensor itself."""
-    if LAYER not in name:
-        box = Box((0,) * len(stacked.shape), stacked.shape)
-        yield name, Part(stacked.shape, lambda: stacked.read(box))
+    if LAYER_PLACEHOLDER not in name:
+        box = Box((0,) * len(tensor.shape), tensor.shape)
+        yield name, WeightPart(tensor.shape, lambda: tensor.read(box))
         return
-    shape = stacked.shape[1:]
-    for layer in range(stacked.shape[0]):
+    shape = tensor.shape[1:]
+    for layer in range(tensor.shape[0]):
         box = Box((layer, *(0 for _ in shape)), (1, *shape))
-        yield name.replace(LAYER, str(layer)), Part(shape, lambda box=box: stacked.read(box)[0])  # type: ignore[misc]
+        yield name.replace(LAYER_PLACEHOLDER, str(layer)), WeightPart(shape, lambda box=box: tensor.read(box)[0])  # type: ignore[misc]
 
 
-def _metadata(folder: Path) -> dict[str, Stacked]:
+def _read_metadata(folder: Path) -> dict[str, DistributedTensor]:
     """.metadata is a pickle of torch's: read as data, and judged like a manifest."""
     path = folder / ".metadata"
     value = read_pickle(io.BytesIO(read_bytes(path, MAX_PICKLE_BYTES)), path)
     try:
         places = {
-            (checked_text(index.get("fqn"), "a name"), _sizes(index.get("offset") or ())): info
+            (require_text(index.get("fqn"), "a name"), _parse_sizes(index.get("offset") or ())): info
             for index, info in value.get("storage_data").items()
         }
         return {
-            name: _stacked(checked_text(name, "a name"), entry, places, folder)
+            name: _parse_tensor(require_text(name, "a name"), entry, places, folder)
             for name, entry in value.get("state_dict_metadata").items()
-            if isinstance(entry, Made) and entry.path.endswith(".TensorStorageMetadata")
+            if isinstance(entry, CallRecord) and entry.path.endswith(".TensorStorageMetadata")
         }
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise CheckpointError(
@@ -326,17 +327,17 @@ def _metadata(folder: Path) -> dict[str, Stacked]:
         ) from error
 
 
-def _stacked(name: str, entry: Made, places: Mapping[Any, Made], folder: Path) -> Stacked:
-    properties, shape = entry.get("properties"), _sizes(entry.get("size"))
+def _parse_tensor(name: str, entry: CallRecord, places: Mapping[Any, CallRecord], folder: Path) -> DistributedTensor:
+    properties, shape = entry.get("properties"), _parse_sizes(entry.get("size"))
     dtype = properties.state[0] if isinstance(properties.state, tuple) else properties.get("dtype")
     code = _CODES.get(dtype.path if isinstance(dtype, Global) else "", "")
     if code not in ITEM_BYTES:
         raise ValueError(f"{name} has no type that is read")
-    if LAYER in name or (shape and max(shape) > 1 << 40):
+    if LAYER_PLACEHOLDER in name or (shape and max(shape) > 1 << 40):
         raise ValueError("a name or a shape that no model has")
     chunks = []
     for chunk in entry.get("chunks"):
-        box = Box(_sizes(chunk.get("offsets")), _sizes(chunk.get("sizes")))
+        box = Box(_parse_sizes(chunk.get("offsets")), _parse_sizes(chunk.get("sizes")))
         info = places[name, box.offset]
         file, start, num_bytes = info.get("relative_path"), info.get("offset"), info.get("length")
         if not is_safe_name(file) or info.get("transform_descriptors"):
@@ -350,10 +351,10 @@ def _stacked(name: str, entry: Made, places: Mapping[Any, Made], folder: Path) -
         raise ValueError(f"{name} is not whole: {problem}")
     if ".layers." in f".{name}" and shape and shape[0] > _MAX_LAYERS and not re.search(r"layers\.\d", name):
         raise ValueError(f"{name} has {shape[0]} layers")
-    return Stacked(code, shape, tuple(chunks))
+    return DistributedTensor(code, shape, tuple(chunks))
 
 
-def _sizes(value: Any) -> tuple[int, ...]:
+def _parse_sizes(value: Any) -> tuple[int, ...]:
     is_short = isinstance(value, (tuple, list)) and len(value) <= _MAX_AXES
     if not is_short or not all(type(n) is int and 0 <= n < 1 << 48 for n in value):
         raise ValueError("a shape that is none")

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-_LAYER = re.compile(r"layers\.(?:(0|[1-9][0-9]{0,5})\.)?(.+)")  # without a number: all layers, stacked
-_BEFORE = re.compile(r"(?:(?:module|model|language_model|decoder|encoder|transformer)\.)*")
-_INSIDE = {
+_LAYER_NAME = re.compile(r"layers\.(?:(0|[1-9][0-9]{0,5})\.)?(.+)")  # without a number: all layers, stacked
+_WRAPPERS = re.compile(r"(?:(?:module|model|language_model|decoder|encoder|transformer)\.)*")
+_LAYER_PARTS = {
     "input_layernorm.": "attention_norm.",
     "self_attention.linear_qkv.layer_norm_": "attention_norm.",
     "attention.query_key_value.": "attention.qkv.",
@@ -39,7 +39,7 @@ _INSIDE = {
     "mlp.dense_4h_to_h.": "mlp.down.",
     "mlp.linear_fc2.": "mlp.down.",
 }
-_OUTSIDE = {
+_OTHER_PARTS = {
     "embedding.word_embeddings.": "embedding.token.",
     "embedding.position_embeddings.": "embedding.position.",
     "embedding.tokentype_embeddings.": "embedding.segment.",
@@ -53,13 +53,15 @@ _OUTSIDE = {
     "pooler.dense.": "pair.pooler.",
     "binary_head.": "pair.scores.",
 }
-_CORE = {
+_CORE_LAYER_PARTS = {
     "attention_norm.": "input_layernorm.", "attention.qkv.": "self_attention.linear_qkv.",
     "attention.out.": "self_attention.linear_proj.", "mlp_norm.": "pre_mlp_layernorm.",
     "mlp.up.": "mlp.linear_fc1.", "mlp.down.": "mlp.linear_fc2.",
 }  # fmt: skip
-_ENGINE = {"attention_norm.": "self_attention.linear_qkv.layer_norm_", "mlp_norm.": "mlp.linear_fc1.layer_norm_"}
-_CORE_OUTSIDE = {
+_ENGINE_LAYER_PARTS = {
+    "attention_norm.": "self_attention.linear_qkv.layer_norm_", "mlp_norm.": "mlp.linear_fc1.layer_norm_"
+}  # fmt: skip
+_CORE_OTHER_PARTS = {
     "embedding.token.weight": "embedding.word_embeddings.weight",
     "embedding.position.weight": "embedding.position_embeddings.weight",
     "embedding.segment.weight": "embedding.tokentype_embeddings.weight",
@@ -71,58 +73,61 @@ _CORE_OUTSIDE = {
 }  # fmt: skip
 _UNUSED = re.compile(r".*_extra_state.*|(?:.*\.)?word_embeddings_for_head\.weight|.*inv_freq")
 _HALVES = {"weight_w": 0, "weight_v": 1, "bias_w": 0, "bias_v": 1}  # newer torch_dist folders cut a gated input in two
-LAYER = "*"  # stands for a layer's number in names of stacked tensors
+LAYER_PLACEHOLDER = "*"  # stands for a layer's number in names of stacked tensors
 
 
-def our_name(name: str) -> tuple[str, int | None] | None:
+def lmtrain_name(name: str) -> tuple[str, int | None] | None:
     """Our name, and which half it is of a gated input that is stored in two; None for what is not a weight.
 
     A name that we do not know is a KeyError: the model has something that ours lack.
     """
     if _UNUSED.fullmatch(name):
         return None
-    rest = name[_BEFORE.match(name).end() :]  # type: ignore[union-attr]  # it matches nothing too
-    layer = _LAYER.fullmatch(rest)
+    rest = name[_WRAPPERS.match(name).end() :]  # type: ignore[union-attr]  # it matches nothing too
+    layer = _LAYER_NAME.fullmatch(rest)
     inner = layer[2] if layer else rest
-    for theirs, ours in (_INSIDE if layer else _OUTSIDE).items():
-        if inner.startswith(theirs):
-            leaf = inner[len(theirs) :]
+    for megatron_part, lmtrain_part in (_LAYER_PARTS if layer else _OTHER_PARTS).items():
+        if inner.startswith(megatron_part):
+            leaf = inner[len(megatron_part) :]
             half = _HALVES.get(leaf)
             leaf = leaf if half is None else leaf[:-2]
             if leaf not in ("weight", "bias", ""):
                 break
-            prefix = f"blocks.{LAYER if layer[1] is None else layer[1]}." if layer else ""
-            return prefix + ours + leaf, half
+            prefix = f"blocks.{LAYER_PLACEHOLDER if layer[1] is None else layer[1]}." if layer else ""
+            return prefix + lmtrain_part + leaf, half
     raise KeyError(name)
 
 
-def core_name(name: str, first_layer: int, *, causal: bool, engine: bool) -> str:
+def megatron_core_name(name: str, first_layer: int, *, causal: bool, engine: bool) -> str:
     """Core's name of one of our weights on a stage that begins at this layer, with Transformer Engine or without."""
     stack = "decoder" if causal else "encoder"
     if name.startswith("norm."):
         return f"{stack}.final_{name.replace('norm.', 'layernorm.', 1)}"
     if not name.startswith("blocks."):
-        return _CORE_OUTSIDE[name]
+        return _CORE_OTHER_PARTS[name]
     _, layer, inner = name.split(".", 2)
-    known = _CORE | _ENGINE if engine else _CORE
-    ours = next(part for part in known if inner.startswith(part))
-    return f"{stack}.layers.{int(layer) - first_layer}.{known[ours]}{inner[len(ours) :]}"
+    parts = _CORE_LAYER_PARTS | _ENGINE_LAYER_PARTS if engine else _CORE_LAYER_PARTS
+    lmtrain_part = next(part for part in parts if inner.startswith(part))
+    return f"{stack}.layers.{int(layer) - first_layer}.{parts[lmtrain_part]}{inner[len(lmtrain_part) :]}"
 
 
-def split_qkv(rows: Tensor, version: float, num_queries: int, head_width: int) -> tuple[Tensor, ...]:
-    """Split a rank's fused rows into rows of queries, keys and values; `num_queries` query heads share a key head."""
+def split_qkv(rows: Tensor, version: float, queries_per_group: int, head_width: int) -> tuple[Tensor, ...]:
+    """Split a rank's fused rows into rows of queries, keys and values.
+
+    `queries_per_group` query heads share a key head.
+    """
     rest = rows.shape[1:]
     if version < 1:
         return tuple(rows.chunk(3))
     if version < 2:
         return tuple(part.reshape(-1, *rest) for part in rows.view(-1, head_width, 3, *rest).unbind(2))
-    groups = rows.view(-1, num_queries + 2, head_width, *rest)
-    q, k, v = groups[:, :num_queries], groups[:, num_queries], groups[:, num_queries + 1]
+    groups = rows.view(-1, queries_per_group + 2, head_width, *rest)
+    q, k, v = groups[:, :queries_per_group], groups[:, queries_per_group], groups[:, queries_per_group + 1]
     return q.reshape(-1, *rest), k.reshape(-1, *rest), v.reshape(-1, *rest)
 
 
-def fuse_qkv(sections: Sequence[Tensor], num_queries: int, head_width: int) -> Tensor:
+def fuse_qkv(sections: Sequence[Tensor], queries_per_group: int, head_width: int) -> Tensor:
     """Rows of queries, keys and values in today's layout."""
     rest = sections[0].shape[1:]
-    groups = [x.view(-1, n, head_width, *rest) for x, n in zip(sections, (num_queries, 1, 1), strict=True)]
+    groups = [x.view(-1, n, head_width, *rest) for x, n in zip(sections, (queries_per_group, 1, 1), strict=True)]
     return torch.cat(groups, 1).reshape(-1, *rest)

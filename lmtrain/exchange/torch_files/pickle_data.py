@@ -16,15 +16,15 @@ from typing import Any, NamedTuple, Protocol
 from lmtrain.errors import DataError, shorten
 
 MAX_PICKLE_BYTES = 64 << 20
-MAX_MADE_BYTES = 256 << 20  # of Python's objects, by their rough sizes; so there are at most 6 million instructions
+MAX_OBJECT_BYTES = 256 << 20  # of Python's objects, by their rough sizes; so there are at most 6 million instructions
 MAX_NUMBER_BITS = 256  # because: states of random numbers have 128, and nothing has more
 MAX_KEY = 1 << 32  # because: numbers can be chosen so that a dict of them takes forever
 MAX_KEY_PARTS = 16
 MAX_DEPTH = 100
-_MAX_LINE = 1 << 20
+_MAX_LINE_BYTES = 1 << 20
 
 
-class Lines(Protocol):
+class ReadableFile(Protocol):
     """What pickletools asks of a file."""
 
     def read(self, size: int, /) -> bytes: ...
@@ -32,26 +32,26 @@ class Lines(Protocol):
     def readline(self, size: int, /) -> bytes: ...
 
 
-class Measured:
+class BoundedFile:
     """A file whose next pickle ends within bounds, whatever lengths the pickle claims."""
 
-    def __init__(self, file: Lines) -> None:
-        self._file, self._left = file, MAX_PICKLE_BYTES
+    def __init__(self, file: ReadableFile) -> None:
+        self._file, self._bytes_left = file, MAX_PICKLE_BYTES
 
     def read(self, size: int) -> bytes:
-        if size > self._left:
+        if size > self._bytes_left:
             raise ValueError(f"it asks for {size} bytes, and a pickle here has at most {MAX_PICKLE_BYTES}")
         data = self._file.read(size)
-        self._left -= len(data)
+        self._bytes_left -= len(data)
         return data
 
     def readline(self) -> bytes:
-        line = self._file.readline(min(_MAX_LINE, self._left))
-        self._left -= len(line)
+        line = self._file.readline(min(_MAX_LINE_BYTES, self._bytes_left))
+        self._bytes_left -= len(line)
         return line
 
 
-def checked_text(value: Any, what: str) -> str:
+def require_text(value: Any, what: str) -> str:
     """Return a text; raise for any other value, since writing out nested data may never end."""
     if not isinstance(value, str):
         raise ValueError(f"{what} is a {type(value).__name__} and not a text")
@@ -70,10 +70,10 @@ class Global(NamedTuple):
 
 
 @dataclass(eq=False)
-class Made:
+class CallRecord:
     """What the pickle would have made by calling `of`: its arguments, and the state and items it was given then."""
 
-    of: Any
+    callee: Any
     args: Any = ()
     state: Any = None
     items: dict[Any, Any] = field(default_factory=dict)
@@ -81,40 +81,44 @@ class Made:
 
     @property
     def path(self) -> str:
-        return self.of.path if isinstance(self.of, Global) else ""
+        return self.callee.path if isinstance(self.callee, Global) else ""
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return an attribute from the state of an object: a dict, or a dict and another one for slots."""
         states = self.state if isinstance(self.state, tuple) else (self.state,)
-        found = [state[name] for state in states if isinstance(state, dict) and name in state]
-        return found[0] if found else default
+        values = [state[name] for state in states if isinstance(state, dict) and name in state]
+        return values[0] if values else default
 
 
-class Persistent(NamedTuple):
+class PersistentId(NamedTuple):
     """What the pickle says lies elsewhere."""
 
     key: Any
 
 
 _MARK = object()
-_PUSHED = {
+_CONSTANT_OPCODES = {
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
     "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE", "BINUNICODE",
     "SHORT_BINUNICODE", "BINUNICODE8",
 }  # fmt: skip
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict, "EMPTY_SET": list}
-_IDLE = {"PROTO", "FRAME"}
+_EMPTY_CONTAINERS: dict[str, Callable[[], Any]] = {
+    "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict, "EMPTY_SET": list
+}  # fmt: skip
+_IGNORED_OPCODES = {"PROTO", "FRAME"}
 # What an instruction, and what it makes, takes of memory, roughly.
-_STEP, _CONTAINER, _PER_ITEM, _RECORD, _REMEMBERED = 48, 64, 16, 300, 100
+_STEP, _CONTAINER, _PER_ITEM, _RECORD, _MEMO_ENTRY = 48, 64, 16, 300, 100
 _COSTS = {
-    **dict.fromkeys(["LIST", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "DICT", "FROZENSET", *_EMPTY], _STEP + _CONTAINER),
+    **dict.fromkeys(
+        ["LIST", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "DICT", "FROZENSET", *_EMPTY_CONTAINERS], _STEP + _CONTAINER
+    ),
     **dict.fromkeys(["GLOBAL", "STACK_GLOBAL", "PERSID", "BINPERSID"], _STEP + _CONTAINER),
     **dict.fromkeys(["REDUCE", "NEWOBJ", "NEWOBJ_EX", "INST", "OBJ"], _STEP + _RECORD),
-    **dict.fromkeys(["MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"], _STEP + _REMEMBERED),
+    **dict.fromkeys(["MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"], _STEP + _MEMO_ENTRY),
 }
 # Containers that pickles make by a call.
-_COPIED = {
+_CONTAINER_CALLS = {
     "collections.OrderedDict": dict, "torch.Size": tuple, "builtins.tuple": tuple, "builtins.set": list,
     "builtins.frozenset": list, "builtins.list": list, "__builtin__.set": list,
 }  # fmt: skip
@@ -123,7 +127,7 @@ _COPIED = {
 def read_pickle(file: Any, where: object) -> Any:
     """Read the next pickle of a file; the next read begins behind it.
 
-    The file gives no more than is there and fits into memory, as `Measured` does.
+    The file gives no more than is there and fits into memory, as `BoundedFile` does.
     """
     machine = _Machine()
     try:
@@ -140,51 +144,51 @@ class _Machine:
     def __init__(self) -> None:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
-        self._left = MAX_MADE_BYTES
+        self._bytes_left = MAX_OBJECT_BYTES
 
     def pop(self) -> Any:
-        value = self._top()
+        value = self._peek()
         self._stack.pop()
         return value
 
     def step(self, name: str, argument: Any) -> None:
-        if name in _PUSHED:
+        if name in _CONSTANT_OPCODES:
             if isinstance(argument, int) and argument.bit_length() > MAX_NUMBER_BITS:
                 raise ValueError(f"a number of {argument.bit_length()} bits")
-            self._take(_STEP + sys.getsizeof(argument))
+            self._charge(_STEP + sys.getsizeof(argument))
             self._stack.append(argument)
             return
-        self._take(_COSTS.get(name, _STEP))
+        self._charge(_COSTS.get(name, _STEP))
         if name in _CONSTANTS:
             self._stack.append(_CONSTANTS[name])
-        elif name in _EMPTY:
-            self._stack.append(_EMPTY[name]())
-        elif name not in _IDLE:
-            self._put_together(name, argument)
+        elif name in _EMPTY_CONTAINERS:
+            self._stack.append(_EMPTY_CONTAINERS[name]())
+        elif name not in _IGNORED_OPCODES:
+            self._run_data_instruction(name, argument)
 
-    def _take(self, num_bytes: int) -> None:
+    def _charge(self, num_bytes: int) -> None:
         """Count bytes before an instruction makes them; raise once they are more than a pickle may make."""
-        self._left -= num_bytes
-        if self._left < 0:
-            raise ValueError(f"it makes more than {MAX_MADE_BYTES >> 20} MiB of data, which no list of tensors does")
+        self._bytes_left -= num_bytes
+        if self._bytes_left < 0:
+            raise ValueError(f"it makes more than {MAX_OBJECT_BYTES >> 20} MiB of data, which no list of tensors does")
 
-    def _marked(self) -> list[Any]:
+    def _pop_to_mark(self) -> list[Any]:
         """Everything down to the last mark, which goes too."""
         at = next((at for at in reversed(range(len(self._stack))) if self._stack[at] is _MARK), None)
         if at is None:
             raise ValueError("no mark")
-        found = self._stack[at + 1 :]
-        self._take(_PER_ITEM * len(found))
+        values = self._stack[at + 1 :]
+        self._charge(_PER_ITEM * len(values))
         del self._stack[at:]
-        return found
+        return values
 
-    def _top(self) -> Any:
+    def _peek(self) -> Any:
         value = self._stack[-1]
         if value is _MARK:
             raise ValueError("a mark where a value belongs")
         return value
 
-    def _put_together(self, name: str, argument: Any) -> None:
+    def _run_data_instruction(self, name: str, argument: Any) -> None:
         """Follow an instruction that moves, remembers or fills what is there."""
         push = self._stack.append
         match name:
@@ -193,116 +197,116 @@ class _Machine:
             case "POP":
                 self._stack.pop()
             case "POP_MARK":
-                self._marked()
+                self._pop_to_mark()
             case "DUP":
-                push(self._top())
+                push(self._peek())
             case "MEMOIZE":
-                self._memo[len(self._memo)] = self._top()
+                self._memo[len(self._memo)] = self._peek()
             case "PUT" | "BINPUT" | "LONG_BINPUT":
-                self._memo[_key(int(argument))] = self._top()
+                self._memo[_check_key(int(argument))] = self._peek()
             case "GET" | "BINGET" | "LONG_BINGET":
                 push(self._memo[int(argument)])
             case "TUPLE":
-                push(tuple(self._marked()))
+                push(tuple(self._pop_to_mark()))
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 push(tuple([self.pop() for _ in range(int(name[-1]))][::-1]))
             case "LIST" | "FROZENSET":
-                push(self._marked())
+                push(self._pop_to_mark())
             case "APPEND":
                 value = self.pop()
-                _entries(self._top()).append(value)
+                _list_of(self._peek()).append(value)
             case "APPENDS" | "ADDITEMS":
-                values = self._marked()
-                _entries(self._top()).extend(values)
+                values = self._pop_to_mark()
+                _list_of(self._peek()).extend(values)
             case "DICT":
-                push(self._filled({}, self._marked()))
+                push(self._fill_dict({}, self._pop_to_mark()))
             case "SETITEM":
                 value, key = self.pop(), self.pop()
-                self._take(_REMEMBERED)
-                _items(self._top())[_key(key)] = value
+                self._charge(_MEMO_ENTRY)
+                _dict_of(self._peek())[_check_key(key)] = value
             case "SETITEMS":
-                values = self._marked()
-                self._filled(_items(self._top()), values)
+                values = self._pop_to_mark()
+                self._fill_dict(_dict_of(self._peek()), values)
             case _:
-                self._write_down(name, argument)
+                self._record_code_instruction(name, argument)
 
-    def _write_down(self, name: str, argument: Any) -> None:
+    def _record_code_instruction(self, name: str, argument: Any) -> None:
         """Record what would be code: a name, a call, the state of what was called for."""
         push = self._stack.append
         match name:
             case "GLOBAL":
-                push(_global(argument))
+                push(_parse_global(argument))
             case "STACK_GLOBAL":
-                attribute, module = checked_text(self.pop(), "a name"), checked_text(self.pop(), "a module")
+                attribute, module = require_text(self.pop(), "a name"), require_text(self.pop(), "a module")
                 push(Global(module, attribute))
             case "REDUCE" | "NEWOBJ":
                 args = self.pop()
-                push(self._made(self.pop(), args))
+                push(self._record_call(self.pop(), args))
             case "NEWOBJ_EX":
                 keywords, args = self.pop(), self.pop()
-                self._take(_REMEMBERED * len(keywords))
-                push(Made(self.pop(), args, items=dict(keywords)))
+                self._charge(_MEMO_ENTRY * len(keywords))
+                push(CallRecord(self.pop(), args, items=dict(keywords)))
             case "INST":
-                push(self._made(_global(argument), tuple(self._marked())))
+                push(self._record_call(_parse_global(argument), tuple(self._pop_to_mark())))
             case "OBJ":
-                of, *args = self._marked()
-                push(self._made(of, tuple(args)))
+                callee, *args = self._pop_to_mark()
+                push(self._record_call(callee, tuple(args)))
             case "BUILD":
-                state, made = self.pop(), self._top()
-                if isinstance(made, Made):
-                    made.state = state  # of plain data there is nothing to build: torch attaches notes to its dicts
+                state, record = self.pop(), self._peek()
+                if isinstance(record, CallRecord):
+                    record.state = state  # of plain data there is nothing to build: torch attaches notes to its dicts
             case "PERSID":
-                push(Persistent(argument))
+                push(PersistentId(argument))
             case "BINPERSID":
-                push(Persistent(self.pop()))
+                push(PersistentId(self.pop()))
             case _:
                 raise ValueError(f"the instruction {name}, which data does not need")
 
-    def _filled(self, result: dict[Any, Any], values: list[Any]) -> dict[Any, Any]:
+    def _fill_dict(self, result: dict[Any, Any], values: list[Any]) -> dict[Any, Any]:
         """Fill a dict with alternating keys and values."""
-        self._take(_REMEMBERED * len(values))
-        result.update((_key(key), value) for key, value in zip(values[::2], values[1::2], strict=True))
+        self._charge(_MEMO_ENTRY * len(values))
+        result.update((_check_key(key), value) for key, value in zip(values[::2], values[1::2], strict=True))
         return result
 
-    def _made(self, of: Any, args: Any) -> Any:
+    def _record_call(self, callee: Any, args: Any) -> Any:
         """Return a record of a call, or the data itself for the few containers that pickles make by a call."""
-        path = of.path if isinstance(of, Global) else ""
-        if path not in _COPIED:
-            return Made(of, args)
-        given = args[0] if args else ()
-        if not isinstance(given, (list, tuple, dict)):
+        path = callee.path if isinstance(callee, Global) else ""
+        if path not in _CONTAINER_CALLS:
+            return CallRecord(callee, args)
+        items = args[0] if args else ()
+        if not isinstance(items, (list, tuple, dict)):
             raise ValueError(f"a {path} of what is no list")
-        self._take(_REMEMBERED * len(given))
+        self._charge(_MEMO_ENTRY * len(items))
         if path == "collections.OrderedDict":
-            return dict(given) if isinstance(given, dict) else {_key(key): value for key, value in given}
-        return tuple(given) if _COPIED[path] is tuple else list(given)
+            return dict(items) if isinstance(items, dict) else {_check_key(key): value for key, value in items}
+        return tuple(items) if _CONTAINER_CALLS[path] is tuple else list(items)
 
 
-def _global(argument: Any) -> Global:
+def _parse_global(argument: Any) -> Global:
     module, _, name = str(argument).partition(" ")
     return Global(module, name)
 
 
-def _key(value: Any) -> Any:
+def _check_key(value: Any) -> Any:
     """Return a dict key; raise for one that may take forever to hash, such as deeply shared tuples."""
     parts = value if type(value) is tuple else (value,)
     if len(parts) > MAX_KEY_PARTS:
         raise ValueError(f"a key of {len(parts)} parts")
     for part in parts:
-        if not isinstance(part, (str, int, float, bytes, Made, Global, type(None))):
+        if not isinstance(part, (str, int, float, bytes, CallRecord, Global, type(None))):
             raise ValueError("a key that is neither a text nor a number")
         if isinstance(part, (int, float)) and not -MAX_KEY < part < MAX_KEY:
             raise ValueError("a key that is a giant number")
     return value
 
 
-def _entries(value: Any) -> list[Any]:
-    if not isinstance(value, (list, Made)):
+def _list_of(value: Any) -> list[Any]:
+    if not isinstance(value, (list, CallRecord)):
         raise ValueError("entries for what is not a list")
     return value if isinstance(value, list) else value.entries
 
 
-def _items(value: Any) -> dict[Any, Any]:
-    if not isinstance(value, (dict, Made)):
+def _dict_of(value: Any) -> dict[Any, Any]:
+    if not isinstance(value, (dict, CallRecord)):
         raise ValueError("items for what is not a dict")
     return value if isinstance(value, dict) else value.items

@@ -17,11 +17,11 @@ from typing import Any
 from lmtrain.checkpoint.disk.format import ITEM_BYTES
 
 _STORAGES = {"F32": "FloatStorage", "BF16": "BFloat16Storage", "F16": "HalfStorage"}
-_ROOT = "archive"
+_ARCHIVE_ROOT = "archive"
 
 
 @dataclass(frozen=True)
-class Saved:
+class TensorToWrite:
     """A tensor to write; `parts` returns its bytes when its turn comes."""
 
     code: str
@@ -45,19 +45,19 @@ class Namespace:
 
 
 def write_torch_file(path: Path, value: Any) -> None:
-    """Dicts, lists, tuples, texts, numbers, None, `Namespace` and `Saved`."""
-    tensors: list[Saved] = []
-    pickle = b"\x80\x02" + _encode(value, tensors) + b"."
+    """Dicts, lists, tuples, texts, numbers, None, `Namespace` and `TensorToWrite`."""
+    tensors: list[TensorToWrite] = []
+    pickle = b"\x80\x02" + _encode_value(value, tensors) + b"."
     with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as archive:
         for name, data in {"data.pkl": pickle, "byteorder": b"little", "version": b"3\n"}.items():
-            archive.writestr(zipfile.ZipInfo(f"{_ROOT}/{name}"), data)
+            archive.writestr(zipfile.ZipInfo(f"{_ARCHIVE_ROOT}/{name}"), data)
         for number, tensor in enumerate(tensors):
-            with archive.open(zipfile.ZipInfo(f"{_ROOT}/data/{number}"), "w", force_zip64=True) as file:
-                written = sum(file.write(part) for part in tensor.parts())
-                assert written == tensor.num_bytes, "a tensor came in another size"
+            with archive.open(zipfile.ZipInfo(f"{_ARCHIVE_ROOT}/data/{number}"), "w", force_zip64=True) as file:
+                num_written = sum(file.write(part) for part in tensor.parts())
+                assert num_written == tensor.num_bytes, "a tensor came in another size"
 
 
-def _encode(value: Any, tensors: list[Saved]) -> bytes:
+def _encode_value(value: Any, tensors: list[TensorToWrite]) -> bytes:
     """Instructions of pickle protocol 2 that put a value on the stack."""
     match value:
         case None:
@@ -73,22 +73,23 @@ def _encode(value: Any, tensors: list[Saved]) -> bytes:
             text = value.encode()
             return b"X" + struct.pack("<I", len(text)) + text
         case tuple():
-            return b"(" + b"".join(_encode(v, tensors) for v in value) + b"t"
+            return b"(" + b"".join(_encode_value(v, tensors) for v in value) + b"t"
         case list():
-            return b"](" + b"".join(_encode(v, tensors) for v in value) + b"e"
+            return b"](" + b"".join(_encode_value(v, tensors) for v in value) + b"e"
         case Mapping():
-            return b"}(" + b"".join(_encode(k, tensors) + _encode(v, tensors) for k, v in value.items()) + b"u"
+            items = (_encode_value(k, tensors) + _encode_value(v, tensors) for k, v in value.items())
+            return b"}(" + b"".join(items) + b"u"
         case Namespace():
-            return b"cargparse\nNamespace\n)\x81" + _encode(value.values, tensors) + b"b"
-        case Saved():
+            return b"cargparse\nNamespace\n)\x81" + _encode_value(value.values, tensors) + b"b"
+        case TensorToWrite():
             tensors.append(value)
             return _encode_tensor(value, str(len(tensors) - 1))
     raise TypeError(f"{type(value)} is not a plain value")
 
 
-def _encode_tensor(tensor: Saved, key: str) -> bytes:
+def _encode_tensor(tensor: TensorToWrite, key: str) -> bytes:
     strides = tuple(math.prod(tensor.shape[axis + 1 :]) for axis in range(len(tensor.shape)))
-    storage = b"(" + _encode("storage", []) + f"ctorch\n{_STORAGES[tensor.code]}\n".encode()
-    storage += _encode(key, []) + _encode("cpu", []) + _encode(tensor.num_items, []) + b"tQ"
-    places = _encode(0, []) + _encode(tensor.shape, []) + _encode(strides, []) + b"\x89"
-    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + places + b"ccollections\nOrderedDict\n)RtR"
+    storage = b"(" + _encode_value("storage", []) + f"ctorch\n{_STORAGES[tensor.code]}\n".encode()
+    storage += _encode_value(key, []) + _encode_value("cpu", []) + _encode_value(tensor.num_items, []) + b"tQ"
+    layout = _encode_value(0, []) + _encode_value(tensor.shape, []) + _encode_value(strides, []) + b"\x89"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + layout + b"ccollections\nOrderedDict\n)RtR"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.errors import LmtrainError
-from lmtrain.exchange.huggingface.config import NAMES, matches
+from lmtrain.exchange.huggingface.config import NAMES, weight_mappings
 from lmtrain.exchange.huggingface.convert import export_hf
 from lmtrain.exchange.megatron.convert import export_megatron, import_megatron
 from lmtrain.models.model_settings import ModelSettings
@@ -97,11 +97,11 @@ class Fuzz:
         assert family in NAMES
         held = load_file(source / "model.safetensors")
         found, _ = imported(output)
-        for match in matches(self.settings[source.name], family):
-            names = (name for name, _ in match.theirs)
+        for match in weight_mappings(self.settings[source.name], family):
+            names = (name for name, _ in match.hf_tensors)
             # because: a model may be saved without its heads, whose names lack the first word
             parts = [held[name if name in held else name.split(".", 1)[1]].float() for name in names]
-            if not _same(found[match.name], torch.cat([part.T if match.turned else part for part in parts])):
+            if not _same(found[match.name], torch.cat([part.T if match.transposed else part for part in parts])):
                 return f"{match.name} is not what the file holds"
         return ""
 

@@ -20,7 +20,7 @@ from lmtrain.eval.scoring import SharedAnswers
 from lmtrain.eval.task import find_task
 from lmtrain.eval.tasks.wikitext import split_pages
 from lmtrain.exchange.huggingface.convert import export_hf
-from lmtrain.exchange.streaming import save_foreign
+from lmtrain.exchange.streaming import save_imported
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.tokenizer.train import train_bpe
@@ -143,7 +143,7 @@ def save(name: str, data: Path, folder: Path) -> Path:
     """A checkpoint of random weights, and beside it as `hf` its export."""
     settings, tokenizer = build(name, data)
     weights = {key: value * 0.5 for key, value in random_weights(settings).items()}
-    facts = save_foreign(folder / "run", settings, lambda key: [weights[key]], tokenizer, {"format": "test"}, step=7)
+    facts = save_imported(folder / "run", settings, lambda key: [weights[key]], tokenizer, {"format": "test"}, step=7)
     checkpoint = Path(facts["checkpoint"])
     export_hf(checkpoint, folder / "hf", check=False)
     return checkpoint

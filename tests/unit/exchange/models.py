@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lmtrain.checkpoint.reader import CheckpointReader
-from lmtrain.exchange.streaming import save_foreign
+from lmtrain.exchange.streaming import save_imported
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
@@ -58,7 +58,7 @@ def random_weights(settings: ModelSettings, seed: int = 1) -> dict[str, Tensor]:
 
 def save(folder: Path, settings: ModelSettings, seed: int = 1) -> Path:
     weights = random_weights(settings, seed)
-    facts = save_foreign(
+    facts = save_imported(
         folder, settings, lambda name: [weights[name]], tokenizer_for(settings), {"format": "test"}, step=7
     )
     return Path(facts["checkpoint"])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.huggingface.config import family_of, settings_of
+from lmtrain.exchange.huggingface.config import hf_family, settings_from_config
 from lmtrain.models.model_settings import ModelSettings
 from tests.unit.exchange.models import bert, gpt2, llama
 
@@ -27,7 +27,7 @@ from tests.unit.exchange.models import bert, gpt2, llama
 )
 def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
-        family_of(settings)
+        hf_family(settings)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_model_that_none_of_theirs_equals_is_refused(settings: ModelSettings, 
 )
 def test_a_config_that_asks_for_what_we_lack_is_refused(config: Any, said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
-        settings_of(config, "config.json", pair_head=True)
+        settings_from_config(config, "config.json", pair_head=True)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_config_that_asks_for_what_we_lack_is_refused(config: Any, said: str) 
     ],
 )
 def test_dropout_is_kept_or_chosen(config: dict[str, Any], chosen: object, expected: float) -> None:
-    _, settings = settings_of(config, "config.json", pair_head=True, dropout=chosen)
+    _, settings = settings_from_config(config, "config.json", pair_head=True, dropout=chosen)
     assert settings.to_dict()["dropout"] == expected
 
 
@@ -80,7 +80,7 @@ def test_dropout_is_kept_or_chosen(config: dict[str, Any], chosen: object, expec
 )
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 def test_the_base_of_the_angles_is_read_where_any_transformers_writes_it(family: str, where: dict[str, Any]) -> None:
-    _, settings = settings_of({"model_type": family} | where, "config.json", pair_head=False)
+    _, settings = settings_from_config({"model_type": family} | where, "config.json", pair_head=False)
     assert settings.to_dict()["rotary_base"] == 5e5
 
 
@@ -90,5 +90,5 @@ def test_the_base_of_the_angles_is_read_where_any_transformers_writes_it(family:
 )
 @pytest.mark.parametrize(("family", "key"), [("gpt2", "activation_function"), ("bert", "hidden_act")])
 def test_a_gelu_is_known_by_each_of_its_names(family: str, key: str, word: str, activation: str) -> None:
-    _, settings = settings_of({"model_type": family, key: word}, "config.json", pair_head=False)
+    _, settings = settings_from_config({"model_type": family, key: word}, "config.json", pair_head=False)
     assert settings.to_dict()["activation"] == activation

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from lmtrain.checkpoint.reader import CheckpointReader
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.huggingface.convert import answers, compare, export_hf, import_hf, random_batch
+from lmtrain.exchange.huggingface.convert import compare_scores, export_hf, import_hf, model_scores, random_batch
 from lmtrain.models.model_settings import ModelSettings
 from tests.marks import wide
 from tests.unit.exchange.models import bert, gpt2, llama, random_weights, same_weights, save, tokenizer_for
@@ -46,7 +46,7 @@ def test_transformers_loads_an_export_and_import_gives_it_back(name: str, tmp_pa
     assert same_weights(source, back)
     found = CheckpointReader(back).state["model"]
     assert found == settings.to_dict()
-    scores = answers(settings, lambda n: CheckpointReader(back).read(f"model.{n}"), random_batch(settings))
+    scores = model_scores(settings, lambda n: CheckpointReader(back).read(f"model.{n}"), random_batch(settings))
     assert scores[0].std() > 0.1
 
 
@@ -91,10 +91,10 @@ def test_an_export_that_is_another_model_is_found(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
     with pytest.raises(CheckpointError, match=r"transformers .* scores random tokens .* off"):
-        compare(tmp_path / "hf", settings, weights.__getitem__, exact=True)
+        compare_scores(tmp_path / "hf", settings, weights.__getitem__, exact=True)
     weights["blocks.1.mlp.up.weight"][3, 4] += 1
     with pytest.raises(CheckpointError, match="does not hold the source's weights"):
-        compare(tmp_path / "hf", settings, weights.__getitem__, exact=True)
+        compare_scores(tmp_path / "hf", settings, weights.__getitem__, exact=True)
 
 
 def test_every_byte_is_told(tmp_path: Path) -> None:

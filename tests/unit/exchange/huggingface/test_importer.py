@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lmtrain.errors import CheckpointError, DataError, MissingInputError, OutputError, UsageError
-from lmtrain.exchange.huggingface.config import settings_of
+from lmtrain.exchange.huggingface.config import settings_from_config
 from lmtrain.exchange.huggingface.convert import export_hf, import_hf
 from tests.unit.exchange.models import gpt2, same_weights, save
 
@@ -107,6 +107,6 @@ def test_what_a_config_leaves_out_is_what_transformers_takes_for_it(family: str)
     from transformers import AutoConfig
 
     told = AutoConfig.for_model(family).to_dict()
-    found = [settings_of(config, "here", pair_head=True)[1] for config in ({"model_type": family}, told)]
+    found = [settings_from_config(config, "here", pair_head=True)[1] for config in ({"model_type": family}, told)]
     silent, explicit = (one.to_dict() | {"num_kv_heads": one.shape.num_kv_heads} for one in found)
     assert silent == explicit

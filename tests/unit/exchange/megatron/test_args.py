@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmtrain.errors import CheckpointError
-from lmtrain.exchange.megatron.args import Found, settings_from
+from lmtrain.exchange.megatron.args import WeightFacts, settings_from_arguments
 from tests.unit.exchange.models import bert
 
 
@@ -21,17 +21,17 @@ from tests.unit.exchange.models import bert
 )
 def test_which_gelu_a_bert_has(told: dict[str, object], given: dict[str, object], activation: str) -> None:
     """The fused kernel of its blocks is one by tanh, that of its head never is."""
-    found = Found(
+    found = WeightFacts(
         num_layers=2, width=48, ffn_width=192, num_positions=40, is_encoder=True, has_bias=True, norm_has_bias=True,
         has_output=False, has_pair=True,
     )  # fmt: skip
     get = ({"num_attention_heads": 4} | told).get
     if activation.startswith("gelu"):
-        settings = settings_from(get, found, 331, given, "here")
+        settings = settings_from_arguments(get, found, 331, given, "here")
         assert settings.to_dict() == bert(norm_order="pre", activation=activation).to_dict()
     else:
         with pytest.raises(CheckpointError, match=activation):
-            settings_from(get, found, 331, given, "here")
+            settings_from_arguments(get, found, 331, given, "here")
 
 
 @pytest.mark.parametrize(
@@ -46,23 +46,23 @@ def test_which_gelu_a_bert_has(told: dict[str, object], given: dict[str, object]
 )
 def test_which_gelu_a_gpt_has(has_bias: bool, told: dict[str, object], activation: str) -> None:
     """The fused kernel, which is one by tanh, runs only where there is a bias to fuse."""
-    found = Found(
+    found = WeightFacts(
         num_layers=2, width=48, ffn_width=192, num_positions=40, is_encoder=False, has_bias=has_bias,
         norm_has_bias=True, has_output=False, has_pair=False,
     )  # fmt: skip
-    settings = settings_from(({"num_attention_heads": 4} | told).get, found, 331, {}, "here")
+    settings = settings_from_arguments(({"num_attention_heads": 4} | told).get, found, 331, {}, "here")
     assert settings.to_dict()["activation"] == activation
 
 
 def test_one_dropout_is_kept_or_chosen() -> None:
-    found = Found(
+    found = WeightFacts(
         num_layers=2, width=48, ffn_width=192, num_positions=40, is_encoder=False, has_bias=True, norm_has_bias=True,
         has_output=False, has_pair=False,
     )  # fmt: skip
     told: dict[str, object] = {"num_attention_heads": 4, "hidden_dropout": 0.1, "rotary_base": 500000}
     for more, given, expected in (({}, {}, 0.1), ({"attention_dropout": 0.0}, {"dropout": 0.2}, 0.2)):
-        settings = settings_from((told | more).get, found, 331, given, "here")
+        settings = settings_from_arguments((told | more).get, found, 331, given, "here")
         assert settings.to_dict()["dropout"] == expected
         assert not list(settings.unused()), "a base of angles that the arguments hold for no reason is left there"
     with pytest.raises(CheckpointError, match=r"--attention-dropout 0\.0 would have to be .* --set dropout=SHARE"):
-        settings_from((told | {"attention_dropout": 0.0}).get, found, 331, {}, "here")
+        settings_from_arguments((told | {"attention_dropout": 0.0}).get, found, 331, {}, "here")

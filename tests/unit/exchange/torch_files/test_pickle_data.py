@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lmtrain.errors import CheckpointError, DataError
-from lmtrain.exchange.torch_files.pickle_data import MAX_PICKLE_BYTES, Measured, read_pickle
+from lmtrain.exchange.torch_files.pickle_data import MAX_PICKLE_BYTES, BoundedFile, read_pickle
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
 from tests.unit.exchange.torch_files import hostile
 
@@ -43,7 +43,7 @@ def test_what_it_asks_for_is_refused(data: bytes, says: str) -> None:
 
 def test_a_length_is_compared_with_what_may_be_read() -> None:
     with pytest.raises(DataError, match=f"it asks for .* a pickle here has at most {MAX_PICKLE_BYTES}"):
-        read_pickle(Measured(io.BufferedReader(_Given(b"\x8e" + struct.pack("<Q", 1 << 40)))), "a.pt")
+        read_pickle(BoundedFile(io.BufferedReader(_Given(b"\x8e" + struct.pack("<Q", 1 << 40)))), "a.pt")
 
 
 def test_honest_values_are_what_they_were() -> None:

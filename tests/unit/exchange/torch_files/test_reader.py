@@ -13,7 +13,7 @@ import torch
 
 from lmtrain.errors import CheckpointError, LmtrainError
 from lmtrain.exchange.megatron.folder import open_megatron
-from lmtrain.exchange.torch_files.pickle_data import Made
+from lmtrain.exchange.torch_files.pickle_data import CallRecord
 from lmtrain.exchange.torch_files.reader import StoredTensor, TorchFile
 
 
@@ -35,7 +35,7 @@ def test_nothing_in_a_file_is_called(legacy: bool, tmp_path: Path) -> None:
         _use_new_zipfile_serialization=not legacy,
     )  # fmt: skip
     value = TorchFile(tmp_path / "a.pt").value
-    assert isinstance(value["args"], Made)
+    assert isinstance(value["args"], CallRecord)
     assert value["args"].path in ("posix.mkdir", "nt.mkdir")
     assert isinstance(value["model"]["a"], StoredTensor)
     assert torch.equal(value["model"]["a"].read(), torch.ones(3))

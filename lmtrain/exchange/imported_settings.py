@@ -16,20 +16,20 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 
 
-def settings_of_values(values: Mapping[str, Any], where: object, way_out: str) -> ModelSettings:
+def build_imported_settings(values: Mapping[str, Any], where: object, way_out: str) -> ModelSettings:
     """Return the model that settings describe; raise with `where` and `way_out` if there is no such model."""
     try:
         # because: mypy asks for a concrete class where build_settings takes the base of a choice
-        return plain(build_settings(ModelSettings, values, "model"))  # type: ignore[type-abstract]
+        return drop_default_sizes(build_settings(ModelSettings, values, "model"))  # type: ignore[type-abstract]
     except SettingsError as error:
         raise CheckpointError(f"{where} describes no model that works: {error} {way_out}") from error
 
 
-def plain(settings: ModelSettings) -> ModelSettings:
+def drop_default_sizes(settings: ModelSettings) -> ModelSettings:
     """Return the same model with null for each size that equals its default, as people write configs."""
     assert isinstance(settings, (GPTSettings, BertSettings))
-    bare = replace(settings, ffn_width=None)
-    settings = bare if bare.ffn == settings.ffn else settings
+    without_ffn = replace(settings, ffn_width=None)
+    settings = without_ffn if without_ffn.ffn == settings.ffn else settings
     if isinstance(settings, GPTSettings) and settings.head * settings.num_heads == settings.width:
         return replace(settings, head_width=None)
     return settings
