@@ -134,7 +134,7 @@ class Chunk:
 
     @property
     def next(self) -> Place:
-        """Where reading continues after this chunk."""
+        """The place in the input at which reading continues after this chunk."""
         return Place(self.source + 1) if self.kind == "text" else Place(self.source, self.stop)
 
 

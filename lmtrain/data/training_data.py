@@ -49,7 +49,7 @@ class OpenDatasets:
 
     @property
     def datasets(self) -> list[IndexedDataset]:
-        """All datasets, training first."""
+        """The datasets of `train`, then those of `valid`."""
         return self.train + self.valid
 
 

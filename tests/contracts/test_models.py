@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -22,7 +23,11 @@ from lmtrain.train.config import RunConfig
 from tests.contracts.plugin import choices, config_file
 
 ALIASES = {"gpt2": "gpt2_small"}
-NAMES = [name for name in choices("model") if name not in ALIASES]
+LADDER = {  # millions of parameters in Hoffmann 2022, table A9; every step but the first inherits from the first
+    "chinchilla_44m": 44, "chinchilla_74m": 74, "chinchilla_117m": 117, "chinchilla_175m": 175, "chinchilla_251m": 251,
+    "chinchilla_425m": 425, "chinchilla_1b": 1018,
+}  # fmt: skip
+NAMES = [name for name in choices("model") if name not in {*ALIASES, *list(LADDER)[1:]}]
 VOCAB = 50257  # for the files that leave the vocabulary to the tokenizer
 PUBLISHED = {
     "gpt2_small": 124_439_808,
@@ -70,8 +75,8 @@ def model_of(name: str) -> Any:
 
 
 def test_files_are_found() -> None:
-    named = {*PUBLISHED, *BERTS, *ROUNDED_BILLIONS, *ROUNDED_BERTS}
-    assert named | {"llama_1b", "gpt_tiny", "llama_tiny", "bert_tiny", "mean_mixer"} <= set(NAMES)
+    named = {*PUBLISHED, *BERTS, *ROUNDED_BILLIONS, *ROUNDED_BERTS, *LADDER, *ALIASES}
+    assert named | {"llama_1b", "gpt_tiny", "llama_tiny", "bert_tiny", "mean_mixer"} == set(choices("model"))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -142,6 +147,18 @@ def count(model: Any) -> int:
 @pytest.mark.parametrize("name", sorted(PUBLISHED | BERTS))
 def test_exact_published_sizes(name: str) -> None:
     assert count(built(replace(settings_of(name), vocab_multiple=1))) == (PUBLISHED | BERTS)[name]
+
+
+@pytest.mark.parametrize("name", LADDER)
+def test_chinchillas_ladder_has_its_published_sizes(name: str) -> None:
+    """The table counts 32,000 tokens, vectors of bias, and a matrix for relative positions in each layer."""
+    settings: Any = compose(RunConfig, [f"model={name}", "data.path=x"]).model
+    num_parameters = count(built(replace(settings, vocab_size=32000)))
+    relative_positions = settings.num_layers * settings.width**2
+    assert (num_parameters + relative_positions) / 1e6 == pytest.approx(LADDER[name], abs=0.7)
+    tokens = re.search(r"train.tokens=([\d.]+)B", config_file("model", name).read_text())
+    assert tokens
+    assert float(tokens[1]) == pytest.approx(20 * num_parameters / 1e9, abs=0.06)
 
 
 @pytest.mark.parametrize("name", ALIASES)

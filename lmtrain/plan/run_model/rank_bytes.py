@@ -175,9 +175,11 @@ def _peak_activation_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate:
     """Return the largest bytes of activations and of logits at any point of this rank's row."""
     kept_by_stage = [run.layers.activation_bytes(stage) for stage in stages]
     in_flight = _in_flight_of_run(run, coordinate)
-    hidden, later, logits = ([getattr(kept, name) for kept in kept_by_stage] for name in ("hidden", "later", "logits"))
+    hidden = [kept.hidden for kept in kept_by_stage]
+    deferred = [kept.deferred for kept in kept_by_stage]
+    logits = [kept.logits for kept in kept_by_stage]
     return (
-        float(np.max(in_flight.awaiting_backward @ hidden + in_flight.awaiting_weight_half @ later)),
+        float(np.max(in_flight.awaiting_backward @ hidden + in_flight.awaiting_weight_half @ deferred)),
         float(np.max((in_flight.awaiting_backward + in_flight.awaiting_weight_half) @ logits)),
     )
 
