@@ -149,7 +149,7 @@ class Session:
         with progress(self.console, f"{task.id}: fed", "tokens", stopped=stopped) as reporter:
             return run(
                 task, loaded.subject, task_input, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
-                hashes=published_hashes() if task.published else None, batch_size=options.batch_size, known=journal,
+                hashes=published_hashes() if task.published else None, batch_size=options.batch_size, cache=journal,
                 passes=passes, progress=reporter,
             )  # fmt: skip
 
