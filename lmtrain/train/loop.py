@@ -62,7 +62,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
             report_occasional(run)
 
             requests.finish_vote()
-            stop.defer_to_step_end(lambda name: view.stopping(f"{name}: stopping after {last}"))
+            stop.defer_to_step_end(lambda name: view.show_stop(f"{name}: stopping after {last}"))
             report_save(run)
             names = due_measurements(run, evaluation)
             done = progress.step == total or requests.stopped_by is not None
@@ -80,7 +80,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
 
         if keep and last_saved != progress.step:
             save(run)
-        view.doing("writing the last checkpoint to disk")
+        view.show_activity("writing the last checkpoint to disk")
         run.writer.wait()  # a failure of the last checkpoint is the run's failure
         report_save(run)
     stopped_by = requests.stopped_by if progress.step < total or progress.pending else None

@@ -98,7 +98,7 @@ def test_a_run_in_offline_mode_is_read_back_and_goes_on_under_its_id(
 def test_its_process_killed_midway_leaves_the_curve_alone(
     toy: Toy, usual: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
 ) -> None:
-    row = WeightsAndBiases.row
+    row = WeightsAndBiases.write_row
 
     def deadly(sink: WeightsAndBiases, one: Any) -> None:
         if one["event"] == "step" and one["step"] == 6:
@@ -110,7 +110,7 @@ def test_its_process_killed_midway_leaves_the_curve_alone(
                 os.kill(pid, signal.SIGKILL)
         row(sink, one)
 
-    monkeypatch.setattr(WeightsAndBiases, "row", deadly)
+    monkeypatch.setattr(WeightsAndBiases, "write_row", deadly)
     said = lmtrain("pretrain", *toy.settings(tmp_path / "run", observe__wandb="offline"))
     assert curve(tmp_path / "run") == usual
     assert said.count("Weights & Biases failed: ") == 1

@@ -175,7 +175,7 @@ def evaluations(bench: Bench, settings: Settings) -> Any:
 def scored_together(bench: Bench, settings: Settings) -> Any:
     """How often a run comes to say how far its evaluations are."""
     said: list[str] = []
-    with patch.object(RunView, "doing", lambda view, text: said.append(text)):
+    with patch.object(RunView, "show_activity", lambda view, text: said.append(text)):
         assert run(bench, settings).code == 0
     return len([text for text in said if text.startswith("evaluating")])
 

@@ -22,7 +22,7 @@ from lmtrain.runtime.processes.process import num_usable_cpus
 from lmtrain.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from lmtrain.observe.screen.verb_progress import Reporter
+    from lmtrain.observe.screen.verb_progress import ProgressReporter
 
 
 def reshard(
@@ -111,7 +111,8 @@ def _temporary_folder_for(output: Path) -> Iterator[Path]:
 
 
 def _write_for_layout(
-    source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool, report: Reporter
+    source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool,
+    report: ProgressReporter,
 ) -> dict[str, Any]:
     """Write the checkpoint for another layout, or go on with an interrupted attempt; return facts about it."""
     from lmtrain.checkpoint.contents import Contents, checked_model, layout_of
@@ -141,7 +142,7 @@ def _write_for_layout(
     }  # fmt: skip
 
 
-def _export_for_program(source: Path, output: Path, to: str, dtype: str, report: Reporter) -> dict[str, Any]:
+def _export_for_program(source: Path, output: Path, to: str, dtype: str, report: ProgressReporter) -> dict[str, Any]:
     """Write the weights for Hugging Face or Megatron-LM; return facts about the result."""
     program, _, rest = to.partition(",")
     if program == "hf":
@@ -158,7 +159,7 @@ def _export_for_program(source: Path, output: Path, to: str, dtype: str, report:
 
 
 def _import_from_program(
-    program: str, source: Path, output: Path, tokenizer: Path | None, overrides: list[str], report: Reporter
+    program: str, source: Path, output: Path, tokenizer: Path | None, overrides: list[str], report: ProgressReporter
 ) -> dict[str, Any]:
     """Write a checkpoint from a Hugging Face or Megatron-LM folder; return facts about it."""
     values = {key: _parse_value(text) for key, text in _parse_pairs("--set", overrides).items()}

@@ -357,7 +357,7 @@ def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], N
     with progress(doing, "documents", interrupted=stopped) as shown:
 
         def report(step: str, done: int) -> None:
-            shown.doing(step)
+            shown.set_activity(step)
             shown(done)
 
         yield report

@@ -47,7 +47,7 @@ def train(
     with progress("read", "bytes", interrupted="nothing is written.") as shown:
 
         def report(done: int) -> None:
-            shown.doing(f"learning {vocab_size} pieces" if done == ALL_READ else "read")
+            shown.set_activity(f"learning {vocab_size} pieces" if done == ALL_READ else "read")
             if done != ALL_READ:
                 shown(done, total)
 

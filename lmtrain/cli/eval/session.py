@@ -29,7 +29,7 @@ from lmtrain.eval.statistics import Comparison, Side, add_baselines, compare
 from lmtrain.eval.task import Result, Task, find_task
 from lmtrain.eval.texts import TextInput
 from lmtrain.observe.screen.row_text import sparkline
-from lmtrain.observe.screen.verb_progress import Reporter, progress
+from lmtrain.observe.screen.verb_progress import ProgressReporter, progress
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.runfolder.names import CHECKPOINTS, step_from_name
 from lmtrain.runtime.files.files import atomic_file, read_json, write_json
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from lmtrain.eval.scoring import SharedAnswers
 
 _CURVE_WIDTH = 40  # characters
-Job = tuple[Task, Callable[[Reporter], Path | TextInput]]  # the function reads the task's data when the task starts
+# the function reads the task's data when the task starts
+Job = tuple[Task, Callable[[ProgressReporter], Path | TextInput]]
 Pair = tuple[Task, Side, Side]
 
 
@@ -132,7 +133,7 @@ class Session:
         """Return the data of a task, read on first use."""
         if number not in self._inputs:
             task, read = self.jobs[number]
-            with progress(self.console, f"{task.id}: read", "bytes", stopped="nothing is written.") as reporter:
+            with progress(self.console, f"{task.id}: read", "bytes", stop_note="nothing is written.") as reporter:
                 self._inputs[number] = read(reporter)
         return self._inputs[number]
 
@@ -146,7 +147,7 @@ class Session:
 
         options, way_out = self.options, "the same command goes on from here."
         stopped = way_out if options.output else "nothing is kept. With --output FILE the same command would go on."
-        with progress(self.console, f"{task.id}: fed", "tokens", stopped=stopped) as reporter:
+        with progress(self.console, f"{task.id}: fed", "tokens", stop_note=stopped) as reporter:
             return run(
                 task, loaded.subject, task_input, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
                 hashes=published_hashes() if task.published else None, batch_size=options.batch_size, cache=journal,

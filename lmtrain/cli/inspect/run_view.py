@@ -14,13 +14,13 @@ from lmtrain.config.base import show
 from lmtrain.errors import LmtrainError, MissingInputError
 from lmtrain.observe.measure.named_measures import row_measures, score_by_step
 from lmtrain.observe.screen.row_text import (
-    compute,
-    domains,
     eval_figures,
-    percent,
-    smoothed,
+    format_domains,
+    format_percent,
+    format_terms,
+    smoothed_loss,
     sparkline,
-    terms,
+    speed_figures,
 )
 from lmtrain.runfolder.changes import History, changed_histories
 from lmtrain.runfolder.folder import read_run_state, read_settings
@@ -61,7 +61,7 @@ def run_facts(path: Path, verify: bool) -> dict[str, Any]:
         "best_checkpoint": _best_checkpoint(path, settings, rows),
         "last_save": saves[-1] if saves else None,
         "last_row_time": last_write_time(rows, metrics) if rows else None,
-        "smoothed_loss": smoothed(losses),
+        "smoothed_loss": smoothed_loss(losses),
         "losses": losses,
         "elapsed_s": float(np.nanmax(read_record(metrics).columns["seconds"], initial=0.0)),  # of all starts
         **settings_facts(path, settings),
@@ -160,8 +160,8 @@ def _describe_validation(row: dict[str, Any]) -> str:
     """Describe a validation row: loss, step, perplexity and accuracy."""
     loss = "-" if row.get("loss") is None else f"{row['loss']:.4f}"
     quality = f", perplexity {row['ppl']:.2f} a token" if "ppl" in row else ""
-    quality += f", accuracy {percent(row['accuracy'])}" if "accuracy" in row else ""
-    return f"{loss}{terms(row)}{domains(row)} at step {row['step']:,}{quality}"
+    quality += f", accuracy {format_percent(row['accuracy'])}" if "accuracy" in row else ""
+    return f"{loss}{format_terms(row)}{format_domains(row)} at step {row['step']:,}{quality}"
 
 
 def _describe_evaluation(row: dict[str, Any], best: dict[str, Any] | None) -> str:
@@ -206,7 +206,7 @@ def ago(time: str) -> str:
 
 def _progress_lines(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield speed, optimizer, tokens and time as (name, text) from the newest step row."""
-    figures = dict(compute(row))
+    figures = dict(speed_figures(row))
     if row:
         yield "speed", f"{figures['speed']}, {figures['compute']}, memory {figures['memory']}"
         skipped = f", skipped {row['skipped']}" if row.get("skipped") else ""

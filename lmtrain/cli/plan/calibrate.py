@@ -16,7 +16,7 @@ from lmtrain.cli.plan.planning import load_hardware
 from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.errors import DataError, MissingInputError, UsageError
-from lmtrain.observe.screen.row_text import milliseconds
+from lmtrain.observe.screen.row_text import format_milliseconds
 from lmtrain.plan.calibrate import FIGURES, MACHINE_FACTORS, Calibration, MeasuredRun, calibrate, machine_prices
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.names import CONFIG, METRICS
@@ -148,7 +148,7 @@ def _first_number(hardware: Hardware, name: str) -> float:
 
 def _print(facts: dict[str, Any], out: Path | None) -> None:
     print_table([
-        {"<run": row["run"], "step": milliseconds(row["measured_step_s"])}
+        {"<run": row["run"], "step": format_milliseconds(row["measured_step_s"])}
         | {"off before": f"{row['before']:+.1%}", "off after": f"{row['after']:+.1%}"}
         for row in facts["runs"]
     ])  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 from lmtrain.cli.plan.planning import PlanResult
 from lmtrain.cli.screen.console import PlainConsole, print_facts, print_table
 from lmtrain.cli.screen.terminal import echo, print_message
-from lmtrain.observe.screen.row_text import percent
+from lmtrain.observe.screen.row_text import format_percent
 from lmtrain.page.document import (
     WIDTH,
     Cells,
@@ -110,8 +110,8 @@ def layout_row(result: PlanResult, place: int, layout: LayoutResult, wide: bool)
         "<recompute": run.recompute.words,
         "step": format_step_time(layout.seconds) if wide else format_step_interval(layout),
         "80%": "-".join(map(format_step_time, layout.interval_s)), "GiB": f"{layout.total_bytes / 2**30:.1f}",
-        "MFU": percent(layout.mfu),
-        "bubble": percent(layout.bubble_share), "bare": percent(layout.exposed_share),
+        "MFU": format_percent(layout.mfu),
+        "bubble": format_percent(layout.bubble_share), "bare": format_percent(layout.exposed_share),
         "tok/s/GPU": format_count(layout.tokens_per_s / layout.gpus), "J/token": f"{layout.joules_per_token:.3g}",
         "slower": "" if layout is first else f"{layout.seconds / first.seconds - 1:+.1%}",
     }  # fmt: skip
@@ -142,7 +142,7 @@ def best_lines(result: PlanResult, best: LayoutResult) -> Iterator[tuple[str, st
     low, high = best.interval_s
     yield "step", (
         f"{format_step_time(best.seconds)} ({format_step_time(low)} to {format_step_time(high)} in four runs of five), "
-        f"{format_count(best.tokens_per_s)} tokens/s, MFU {percent(best.mfu)}"
+        f"{format_count(best.tokens_per_s)} tokens/s, MFU {format_percent(best.mfu)}"
     )
     yield "of which", format_shares({STEP_PARTS[name]: value for name, value in best.parts.items()}, best.seconds)
     yield "memory", f"{format_bytes(best.total_bytes)} of {format_bytes(best.device_bytes)} on the fullest rank"

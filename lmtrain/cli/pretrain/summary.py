@@ -66,10 +66,10 @@ def print_plan_facts(facts: dict[str, Any]) -> None:
 
 
 def _format_fact(key: str, value: object) -> str:
-    from lmtrain.observe.screen.row_text import work
+    from lmtrain.observe.screen.row_text import format_flops
 
     if key == "model_flops" and isinstance(value, (int, float)):
-        return work(value)
+        return format_flops(value)
     if not isinstance(value, (int, float)):
         return str(value)
     return str(value) if isinstance(value, int) and value < 10_000 else format_count(value)

@@ -18,7 +18,7 @@ from lmtrain.cli.inspect.run_view import age_s, describe_model, describe_state, 
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.cli.screen.terminal import print_message
 from lmtrain.errors import MissingInputError, UsageError, join_few
-from lmtrain.observe.screen.panel import RunPanel, Saves
+from lmtrain.observe.screen.panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.row_text import eval_line, step_line, valid_line
 from lmtrain.runfolder.folder import find_runs, read_run_state, read_settings, record_errors
 from lmtrain.runfolder.names import CONFIG, METRICS
@@ -79,11 +79,11 @@ def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console)
             panel = _build_panel(run)  # because: the new start may have other settings
         for row in rows:
             _update_panel(panel, row)
-        panel.now, is_over = _describe_row_state(state, panel.row), state["state"] not in _LIVE_STATES
+        panel.activity, is_over = _describe_row_state(state, panel.row), state["state"] not in _LIVE_STATES
         if is_over:
-            panel.stop(when_last_heard=True)
+            panel.freeze(at_last_row=True)
         # because: a panel that is no longer live does not show its `now` line
-        redrawer.draw(Group(panel, Text(f"  {panel.now}", style="dim")) if is_over else panel)
+        redrawer.draw(Group(panel, Text(f"  {panel.activity}", style="dim")) if is_over else panel)
         if is_over or only_once:
             return
         time.sleep(interval_s)
@@ -125,7 +125,8 @@ def _build_panel(run: Path) -> RunPanel:
     facts, saves = settings_facts(run, settings), settings.get("checkpoint", {})
     words = describe_model(settings.get("model", {}), facts["parameters"])
     title = {"run": str(run), "model": words} | ({"layout": facts["layout"]} if facts["layout"] else {})
-    return RunPanel(title, int(facts["steps"] or 0), saves=Saves(saves.get("interval_steps"), saves.get("interval_s")))
+    schedule = SaveSchedule(saves.get("interval_steps"), saves.get("interval_s"))
+    return RunPanel(title, int(facts["steps"] or 0), saves=schedule)
 
 
 def _update_panel(panel: RunPanel, row: dict[str, Any]) -> None:
@@ -133,13 +134,13 @@ def _update_panel(panel: RunPanel, row: dict[str, Any]) -> None:
     age = age_s(row["time"]) if "time" in row else 0.0
     match row["event"]:
         case "step":
-            panel.step(row, age)
+            panel.show_step(row, age)
         case "valid":
-            panel.valid(row)
+            panel.show_validation(row)
         case "eval":
-            panel.evaluated(row)
+            panel.show_evaluation(row)
         case "save":
-            panel.saved(row, age)
+            panel.show_save(row, age)
 
 
 def _describe_row_state(state: dict[str, Any], row: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from lmtrain.observe.safe_text import escape_control_characters, warn, wrap_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmtrain.observe.screen.verb_progress import Reporter
+    from lmtrain.observe.screen.verb_progress import ProgressReporter
     from lmtrain.runtime.processes.process import ProcessEnv
 
 _TITLE = "error: "
@@ -41,12 +41,12 @@ def print_text(text: str) -> None:
     typer.echo(escape_control_characters(text) if sys.stdout.isatty() else text, nl=False)
 
 
-def progress(task: str, unit: str = "", *, interrupted: str = "") -> AbstractContextManager[Reporter]:
+def progress(task: str, unit: str = "", *, interrupted: str = "") -> AbstractContextManager[ProgressReporter]:
     """Context manager that shows progress of `task` on stderr; Ctrl-C inside prints the `interrupted` text."""
     from lmtrain.cli.screen.console import PlainConsole
     from lmtrain.observe.screen import verb_progress
 
-    return verb_progress.progress(PlainConsole(stderr=True), task, unit, stopped=interrupted)
+    return verb_progress.progress(PlainConsole(stderr=True), task, unit, stop_note=interrupted)
 
 
 def print_message(console: Console, message: str) -> None:

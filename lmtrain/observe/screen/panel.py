@@ -19,24 +19,24 @@ from rich.text import Text
 
 from lmtrain.observe.screen.row_text import (
     Row,
-    compute,
     eval_figures,
-    figures,
-    percent,
-    smoothed,
+    format_clock,
+    format_percent,
+    format_terms,
+    loss_figures,
+    smoothed_loss,
     sparkline,
-    terms,
-    ticking,
+    speed_figures,
 )
-from lmtrain.observe.screen.verb_progress import drawn
+from lmtrain.observe.screen.verb_progress import progress_bar
 from lmtrain.observe.stragglers.judge import slow_link_line, slow_rank_line
 
-_KEPT_LOSSES = 512
-_TWO_COLUMNS = 70  # terminal width below which the figures stand in one column
+_NUM_LOSSES = 512
+_TWO_COLUMN_WIDTH = 70  # terminal width below which the figures stand in one column
 
 
 @dataclass(frozen=True)
-class Saves:
+class SaveSchedule:
     """The schedule of checkpoints from the settings."""
 
     interval_steps: int | None = None  # 0: only by time and at the end; None: never
@@ -52,9 +52,9 @@ class Saves:
 class RunPanel:
     def __init__(
         self, facts: Mapping[str, str], total_steps: int, clock: Callable[[], float] = monotonic,
-        saves: Saves | None = None,
+        saves: SaveSchedule | None = None,
     ) -> None:  # fmt: skip
-        self.facts, self.total_steps, self._clock, self.saves = dict(facts), total_steps, clock, saves or Saves()
+        self.facts, self.total_steps, self._clock, self.saves = dict(facts), total_steps, clock, saves or SaveSchedule()
         # because: the drawing thread reads these fields while rows come in; each is replaced whole, never changed in
         # place
         self.row: Row = {}
@@ -62,29 +62,29 @@ class RunPanel:
         self.last_evals: dict[str, Row] = {}
         self.last_save: tuple[int, float] | None = None  # step, and the clock's time at which its row came
         self.losses: tuple[float, ...] = ()
-        self.now = "computing the first step"
+        self.activity = "computing the first step"
         self._row_at_s = self._began_s = clock()
         self._stopped_at_s: float | None = None
 
-    def step(self, row: Row, age_s: float = 0.0) -> None:
+    def show_step(self, row: Row, age_s: float = 0.0) -> None:
         """Show a step row; `age_s` is the number of seconds since it was written."""
         if row.get("loss") is not None:
-            self.losses = (*self.losses, float(row["loss"]))[-_KEPT_LOSSES:]
-        self.row, self._row_at_s, self.now = dict(row), self._clock() - age_s, "Ctrl-C stops after a step"
+            self.losses = (*self.losses, float(row["loss"]))[-_NUM_LOSSES:]
+        self.row, self._row_at_s, self.activity = dict(row), self._clock() - age_s, "Ctrl-C stops after a step"
 
-    def valid(self, row: Row) -> None:
+    def show_validation(self, row: Row) -> None:
         self.last_valid = dict(row)
 
-    def evaluated(self, row: Row) -> None:
+    def show_evaluation(self, row: Row) -> None:
         self.last_evals = self.last_evals | {str(row["name"]): dict(row)}
 
-    def saved(self, row: Row, age_s: float = 0.0) -> None:
+    def show_save(self, row: Row, age_s: float = 0.0) -> None:
         self.last_save = (int(row["saved_step"]), self._clock() - age_s)
 
-    def stop(self, *, when_last_heard: bool = False) -> None:
-        """Stop the panel's clock: now, or with `when_last_heard` at the time of the newest step row or save."""
-        heard_at_s = max(self._row_at_s, self.last_save[1] if self.last_save else self._row_at_s)
-        self._stopped_at_s = heard_at_s if when_last_heard else self._clock()
+    def freeze(self, *, at_last_row: bool = False) -> None:
+        """Stop the panel's clock: now, or with `at_last_row` at the time of the newest step row or save."""
+        last_row_s = max(self._row_at_s, self.last_save[1] if self.last_save else self._row_at_s)
+        self._stopped_at_s = last_row_s if at_last_row else self._clock()
 
     def _time_s(self) -> float:
         return self._clock() if self._stopped_at_s is None else self._stopped_at_s
@@ -95,7 +95,7 @@ class RunPanel:
         yield Panel(
             Group(
                 self._facts_lines(inner), self._progress(inner), Text(""), self._figures(inner, options.ascii_only),
-                *self._slow(), *self._evals(),
+                *self._slow_lines(), *self._evaluation_lines(),
             ),
             title=Text(self.facts.get("run", "run"), style="bold", overflow="ellipsis", no_wrap=True),
             title_align="left", border_style="cyan", width=width,
@@ -103,7 +103,7 @@ class RunPanel:
         if self._stopped_at_s is None:
             # because: the terminal echoes ^C after the last line; after a full line the echo would begin a new line,
             # and the next redraw would be one line too low
-            yield Text(f"  {self.now}", style="dim", overflow="ellipsis", no_wrap=True)
+            yield Text(f"  {self.activity}", style="dim", overflow="ellipsis", no_wrap=True)
 
     def _facts_lines(self, width: int) -> Text:
         """Return the facts as lines that break only between facts."""
@@ -120,58 +120,60 @@ class RunPanel:
     def _progress(self, width: int) -> Table:
         step = int(self.row.get("step", 0))
         eta = self.row.get("eta_s")
-        left = "-" if eta is None else ticking(max(eta - (self._time_s() - self._row_at_s), 0.0))
-        done = Text.assemble(f"step {step}/{self.total_steps}", ("  left ", "dim"), left)
+        remaining = "-" if eta is None else format_clock(max(eta - (self._time_s() - self._row_at_s), 0.0))
+        done = Text.assemble(f"step {step}/{self.total_steps}", ("  left ", "dim"), remaining)
         line = Table.grid(expand=True, padding=(0, 2, 0, 0))
         line.add_column(ratio=1)
         line.add_column(justify="right", no_wrap=True)
-        line.add_row(drawn(step, max(self.total_steps, 1), max(width - done.cell_len - 2, 4)), done)
+        line.add_row(progress_bar(step, max(self.total_steps, 1), max(width - done.cell_len - 2, 4)), done)
         return line
 
     def _figures(self, width: int, ascii_only: bool) -> Table:
         since_s = self._time_s() - self._row_at_s
-        row, two = {**self.row, "elapsed_s": self.row.get("elapsed_s", 0.0) + since_s}, width + 4 >= _TWO_COLUMNS
-        half = width // 2 if two else width
-        loss, validation = figures(row, self.last_valid)
+        row = {**self.row, "elapsed_s": self.row.get("elapsed_s", 0.0) + since_s}
+        has_two_columns = width + 4 >= _TWO_COLUMN_WIDTH
+        half = width // 2 if has_two_columns else width
+        loss, validation = loss_figures(row, self.last_valid)
         spark = "" if ascii_only else sparkline(self.losses, max(half - 19 - len(loss), 0))
         left: list[tuple[str, RenderableType]] = [
             ("loss", Text.assemble((loss, "bold"), "  ", (spark, "green"))),
-            *([("its terms", Text(terms(row).strip(" ()")))] if terms(row) else []),
-            ("smoothed loss", Text(_number(smoothed(self.losses), ".4f"))),
+            *([("its terms", Text(format_terms(row).strip(" ()")))] if format_terms(row) else []),
+            ("smoothed loss", Text(_number(smoothed_loss(self.losses), ".4f"))),
             ("validation", Text(validation)),
             ("learning rate", Text(_number(row.get("lr"), ".2e"))),
             ("gradient norm", Text(_number(row.get("grad_norm"), ".3f"))),
             ("skipped steps", Text(_number(row.get("skipped"), "d"), style="red" if row.get("skipped") else "")),
         ]
         right: list[tuple[str, RenderableType]] = [
-            (name, Text(value)) for name, value in [*compute(row), ("last save", self._save())]
+            (name, Text(value)) for name, value in [*speed_figures(row), ("last save", self._last_save_text())]
         ]
-        for number, line in enumerate(self._more(row, since_s)):
-            (right if number % 2 else left).append(line)
+        for number, figure in enumerate(self._extra_figures(row, since_s)):
+            (right if number % 2 else left).append(figure)
         grid = Table.grid(expand=True, padding=(0, 1, 0, 0))
-        for _ in range(2 if two else 1):
+        for _ in range(2 if has_two_columns else 1):
             grid.add_column(width=13, style="dim", no_wrap=True)
             grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-        for pair in zip_longest(left, right, fillvalue=("", "")) if two else ((item,) for item in (*left, *right)):
-            grid.add_row(*(cell for item in pair for cell in item))
+        pairs = zip_longest(left, right, fillvalue=("", ""))
+        for line in pairs if has_two_columns else ((figure,) for figure in (*left, *right)):
+            grid.add_row(*(cell for figure in line for cell in figure))
         return grid
 
-    def _more(self, row: Row, since_s: float) -> Iterator[tuple[str, RenderableType]]:
+    def _extra_figures(self, row: Row, since_s: float) -> Iterator[tuple[str, RenderableType]]:
         """Yield the extra figures that are known: stragglers, the next save and the time limit."""
         if row.get("straggler_slowest") is not None:
             yield "slowest rank", Text(f"rank {row['straggler_slowest']}: {100 * row['straggler_slowest_by']:+.1f}%")
         if row.get("straggler_bubble") is not None:
-            yield "bubble", Text(f"{percent(row['straggler_bubble'])} of a step")
+            yield "bubble", Text(f"{format_percent(row['straggler_bubble'])} of a step")
         if row.get("straggler_exposed") is not None:
-            yield "communication", Text(f"{percent(row['straggler_exposed'])}, not hidden")
+            yield "communication", Text(f"{format_percent(row['straggler_exposed'])}, not hidden")
         goes_on = self._stopped_at_s is None and row.get("step", 0) < self.total_steps
-        if "step" in row and goes_on and (words := self._next_save(row, since_s)):
+        if "step" in row and goes_on and (words := self._next_save_text(row, since_s)):
             yield "next save", Text(words)
         if row.get("limit_left_s") is not None:
             left_s = row["limit_left_s"] - since_s
-            yield "time is up", Text(f"in {ticking(max(left_s, 0.0))}", style="red" if left_s < 60 else "")
+            yield "time is up", Text(f"in {format_clock(max(left_s, 0.0))}", style="red" if left_s < 60 else "")
 
-    def _slow(self) -> list[Text]:
+    def _slow_lines(self) -> list[Text]:
         """Return a full-width line per slow rank or slow link, since the user should act on it."""
         return [
             Text.assemble((f"{name:13} ", "dim"), (words, "red"), overflow="fold")
@@ -179,35 +181,35 @@ class RunPanel:
             if words
         ]
 
-    def _next_save(self, row: Row, since_s: float) -> str:
+    def _next_save_text(self, row: Row, since_s: float) -> str:
         """Describe the next save, by steps or by time, whichever comes first; both if the step time is unknown."""
-        step, words, at_s = int(row["step"]), [], math.inf
+        step, parts, at_s = int(row["step"]), [], math.inf
         if (at := self.saves.next_step(step, self.total_steps)) is None:
             return ""
         if at > step:
-            words.append(f"at step {at}")
+            parts.append(f"at step {at}")
             if row.get("eta_s") is not None:
                 at_s = max(row["eta_s"] * (at - step) / (self.total_steps - step) - since_s, 0.0)
-                words = [f"at step {at}, in {ticking(at_s)}"]
+                parts = [f"at step {at}, in {format_clock(at_s)}"]
         if self.saves.interval_s is not None:
             since_save = self._time_s() - (self.last_save[1] if self.last_save else self._began_s)
             due_s = max(self.saves.interval_s - since_save, 0.0)
             if due_s < at_s:
-                words = [*words * (at_s == math.inf), f"in {ticking(due_s)} at the latest"]
-        return "; ".join(words)
+                parts = [*parts * (at_s == math.inf), f"in {format_clock(due_s)} at the latest"]
+        return "; ".join(parts)
 
-    def _evals(self) -> list[Text]:
+    def _evaluation_lines(self) -> list[Text]:
         return [
             Text.assemble((f"{name}  ", "dim"), f"{', '.join(eval_figures(row))} at step {row['step']}",
                           overflow="ellipsis", no_wrap=True)
             for name, row in self.last_evals.items()
         ]  # fmt: skip
 
-    def _save(self) -> str:
+    def _last_save_text(self) -> str:
         if self.last_save is None:
             return "-"
         step, at_s = self.last_save
-        return f"step {step}, {ticking(self._time_s() - at_s)} ago"
+        return f"step {step}, {format_clock(self._time_s() - at_s)} ago"
 
 
 def _number(value: Any, spec: str) -> str:

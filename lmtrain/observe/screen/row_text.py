@@ -14,7 +14,7 @@ from lmtrain.units import format_bytes, format_count, format_measure, format_sec
 
 Row = Mapping[str, Any]
 _BARS = "▁▂▃▄▅▆▇█"
-_FADE = 0.9  # factor by which the weight of older losses falls with each row
+_DECAY = 0.9  # factor by which the weight of older losses falls with each row
 
 
 def step_line(row: Row, total_steps: int) -> str:
@@ -22,7 +22,7 @@ def step_line(row: Row, total_steps: int) -> str:
     parts = [
         f"step {row['step']:>{len(str(total_steps))}}/{total_steps}",
         *(
-            f"{word} {row[key]:{spec}}" + (terms(row) if key == "loss" else "")
+            f"{word} {row[key]:{spec}}" + (format_terms(row) if key == "loss" else "")
             for key, spec, word in (("loss", ".4f", "loss"), ("lr", ".2e", "lr"), ("grad_norm", ".3f", "grad"))
             if row.get(key) is not None
         ),
@@ -31,11 +31,11 @@ def step_line(row: Row, total_steps: int) -> str:
         text
         for key, text in (
             ("tokens_per_s", f"{format_count(row.get('tokens_per_s') or 0)} tok/s"),
-            ("flops_per_s", flops(row.get("flops_per_s"))),
-            ("mfu", f"mfu {percent(row.get('mfu'))}"),
-            ("data_wait_s", f"wait {milliseconds(row.get('data_wait_s'))}"),
+            ("flops_per_s", format_flops_per_s(row.get("flops_per_s"))),
+            ("mfu", f"mfu {format_percent(row.get('mfu'))}"),
+            ("data_wait_s", f"wait {format_milliseconds(row.get('data_wait_s'))}"),
             ("memory_bytes", f"mem {_bytes(row.get('memory_bytes'))}"),
-            ("eta_s", f"left {seconds(row.get('eta_s'))}"),
+            ("eta_s", f"left {seconds_text(row.get('eta_s'))}"),
         )
         if row.get(key) is not None
     ]
@@ -46,18 +46,21 @@ def step_line(row: Row, total_steps: int) -> str:
 
 def valid_line(row: Row) -> str:
     loss = row.get("loss")
-    text = f"valid at step {row['step']}  loss {'-' if loss is None else f'{loss:.4f}'}{terms(row)}{domains(row)}"
+    text = f"valid at step {row['step']}  loss {'-' if loss is None else f'{loss:.4f}'}"
+    text += format_terms(row) + format_domains(row)
     if loss is not None and math.isfinite(loss):
         tokens = next((row[key] for key in row if key.startswith("loss/")), loss)  # the loss of the first term
-        text += f"  perplexity per token {perplexity(tokens)}"
-    found = [f"{key.replace('accuracy/', '')} {percent(row[key])}" for key in row if key.startswith("accuracy")]
-    return "  ".join([text, ", ".join(found)] if found else [text])
+        text += f"  perplexity per token {format_perplexity(tokens)}"
+    accuracies = [
+        f"{key.replace('accuracy/', '')} {format_percent(row[key])}" for key in row if key.startswith("accuracy")
+    ]
+    return "  ".join([text, ", ".join(accuracies)] if accuracies else [text])
 
 
-def domains(row: Row) -> str:
+def format_domains(row: Row) -> str:
     """Return ` [wiki 3.2101, code 2.0942]` if validation reports domains, else an empty string."""
-    found = [f"{name} {values['loss']:.4f}" for name, values in row.get("domains", {}).items()]
-    return f" [{', '.join(found)}]" if found else ""
+    losses = [f"{name} {values['loss']:.4f}" for name, values in row.get("domains", {}).items()]
+    return f" [{', '.join(losses)}]" if losses else ""
 
 
 def eval_line(row: Row) -> str:
@@ -66,35 +69,36 @@ def eval_line(row: Row) -> str:
 
 
 def eval_figures(row: Row) -> list[str]:
-    measures = sorted(row["measures"].items(), key=lambda one: one[0] != row["headline"])
+    measures = sorted(row["measures"].items(), key=lambda measure: measure[0] != row["headline"])
     return [f"{name.replace('_', ' ')} {format_measure(name, value)}" for name, value in measures]
 
 
-def terms(row: Row) -> str:
+def format_terms(row: Row) -> str:
     """Return ` (mlm 6.1234, pair 0.6931)` if the loss has several terms, else an empty string."""
-    found = [f"{key.removeprefix('loss/')} {row[key]:.4f}" for key in row if key.startswith("loss/")]
-    return f" ({', '.join(found)})" if found else ""
+    losses = [f"{key.removeprefix('loss/')} {row[key]:.4f}" for key in row if key.startswith("loss/")]
+    return f" ({', '.join(losses)})" if losses else ""
 
 
-def figures(row: Row, valid: Row) -> tuple[str, str]:
+def loss_figures(row: Row, valid: Row) -> tuple[str, str]:
     """Return the last training loss and the last validation loss with its step, as text."""
     loss, validation = row.get("loss"), valid.get("loss")
     return (
         "-" if loss is None else f"{loss:.4f}",
-        "-" if validation is None else f"{validation:.4f} at step {valid['step']}{domains(valid)}",
+        "-" if validation is None else f"{validation:.4f} at step {valid['step']}{format_domains(valid)}",
     )
 
 
-def compute(row: Row) -> list[tuple[str, str]]:
+def speed_figures(row: Row) -> list[tuple[str, str]]:
     """Return the (name, value) lines of the panel's right column: speed, memory and times."""
-    mfu = "" if row.get("mfu") is None else f", MFU {percent(row['mfu'])}"
+    mfu = "" if row.get("mfu") is None else f", MFU {format_percent(row['mfu'])}"
     of_start, in_all = (" this start", " in all") if row.get("attempt", 1) > 1 else ("", "")
     return [
         ("speed", "-" if row.get("tokens_per_s") is None else f"{format_count(row['tokens_per_s'])} tokens/s"),
-        ("compute", flops(row.get("flops_per_s")) + mfu),
-        ("data wait", milliseconds(row.get("data_wait_s")) + ("" if row.get("data_wait_s") is None else " a step")),
-        ("memory", _bytes(row.get("memory_bytes")) + _fullest(row)),
-        ("elapsed", ("-" if row.get("elapsed_s") is None else ticking(row["elapsed_s"])) + of_start
+        ("compute", format_flops_per_s(row.get("flops_per_s")) + mfu),
+        ("data wait", format_milliseconds(row.get("data_wait_s"))
+                      + ("" if row.get("data_wait_s") is None else " a step")),
+        ("memory", _bytes(row.get("memory_bytes")) + _fullest_rank_text(row)),
+        ("elapsed", ("-" if row.get("elapsed_s") is None else format_clock(row["elapsed_s"])) + of_start
                     + ("" if row.get("tokens") is None else f", {format_count(row['tokens'])} tokens{in_all}")),
     ]  # fmt: skip
 
@@ -114,11 +118,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BARS[round((m - low) * scale)] if math.isfinite(m) else " " for m in means)
 
 
-def flops(value: float | None) -> str:
-    return "-" if value is None else f"{work(value)}/s"
+def format_flops_per_s(value: float | None) -> str:
+    return "-" if value is None else f"{format_flops(value)}/s"
 
 
-def work(value: float) -> str:
+def format_flops(value: float) -> str:
     """Format a number of FLOPs; from 1e18 on as papers do, such as 3.14e+23 FLOP."""
     if value >= 1e18:
         return f"{value:.3g} FLOP"
@@ -127,43 +131,43 @@ def work(value: float) -> str:
     return f"{value / size:.3g} {name}"
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}%"
 
 
-def smoothed(losses: Sequence[float]) -> float | None:
+def smoothed_loss(losses: Sequence[float]) -> float | None:
     """Return the exponentially weighted mean of the finite losses, or None if there are none."""
     mean, weight = 0.0, 0.0
     for loss in losses:
         if math.isfinite(loss):
-            mean, weight = _FADE * mean + loss, _FADE * weight + 1
+            mean, weight = _DECAY * mean + loss, _DECAY * weight + 1
     return mean / weight if weight else None
 
 
-def milliseconds(value: float | None) -> str:
+def format_milliseconds(value: float | None) -> str:
     if value is not None and value >= 120:
         return format_seconds(value)
     return "-" if value is None else f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def perplexity(loss: float) -> str:
+def format_perplexity(loss: float) -> str:
     return f"{math.exp(loss):.2f}" if loss < 20 else "above 4.8e8"
 
 
-def _fullest(row: Row) -> str:
+def _fullest_rank_text(row: Row) -> str:
     """Return the text that names the rank with the most memory; empty for a run of one process."""
-    told = row.get("memory_rank") or "straggler_slowest" in row or "straggler_exposed" in row
-    return f" on rank {row['memory_rank']}" if told and "memory_rank" in row else ""
+    has_several_ranks = row.get("memory_rank") or "straggler_slowest" in row or "straggler_exposed" in row
+    return f" on rank {row['memory_rank']}" if has_several_ranks and "memory_rank" in row else ""
 
 
 def _bytes(value: float | None) -> str:
     return "-" if value is None else format_bytes(value)
 
 
-def ticking(value: float) -> str:
+def format_clock(value: float) -> str:
     """Format seconds for a clock that is redrawn, in whole seconds."""
     return f"{int(value)}s" if value < 60 else format_seconds(int(value))
 
 
-def seconds(value: float | None) -> str:
+def seconds_text(value: float | None) -> str:
     return "-" if value is None else format_seconds(value)

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.safe_text import plain_text, warn, wrap_text
-from lmtrain.observe.screen.panel import RunPanel, Saves
+from lmtrain.observe.screen.panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.row_text import Row, eval_line, step_line, valid_line
 from lmtrain.observe.screen.verb_progress import is_live
 
@@ -34,7 +34,7 @@ class RunLog:
         if self._file.last_line():  # because: a kill or a full disk can have left half a line
             self._file.append(b"\n")
 
-    def line(self, text: str) -> None:
+    def write(self, text: str) -> None:
         """Append the text with one time stamp; its further lines are indented below the first."""
         num_lost = self._file.num_lost
         lost_note = f"{num_lost} lines are missing here, which could not be written\n" if num_lost else ""
@@ -45,7 +45,7 @@ class RunLog:
     def warn(self, text: str) -> None:
         """Write a warning to standard error and to the log."""
         warn(text)
-        self.line(f"warning: {text}")
+        self.write(f"warning: {text}")
 
     def close(self) -> None:
         self._file.close()
@@ -53,7 +53,7 @@ class RunLog:
 
 def build_view(
     console: Console, title_facts: Mapping[str, str], total_steps: int, *, log: RunLog | None = None,
-    saves: Saves | None = None,
+    saves: SaveSchedule | None = None,
 ) -> RunView:  # fmt: skip
     """Return the view for this console.
 
@@ -76,12 +76,12 @@ def print_line(console: Console, text: str) -> None:
     if console.quiet:
         return
     try:
-        number = console.file.fileno()
+        fd = console.file.fileno()
     except UnsupportedOperation:  # a file in memory
         console.file.write(data.decode(console.encoding))
         return
     with suppress(OSError):
-        os.write(number, data)
+        os.write(fd, data)
 
 
 class RunView:
@@ -99,32 +99,32 @@ class RunView:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         pass
 
-    def step(self, row: Row) -> None:
+    def show_step(self, row: Row) -> None:
         self._line(step_line(row, self.total_steps))
 
-    def valid(self, row: Row) -> None:
+    def show_validation(self, row: Row) -> None:
         self._line(valid_line(row))
 
-    def evaluated(self, row: Row) -> None:
+    def show_evaluation(self, row: Row) -> None:
         self._line(eval_line(row))
 
-    def saved(self, row: Row, text: str) -> None:
+    def show_save(self, row: Row, text: str) -> None:
         """Report that a checkpoint is on disk."""
-        self.note(text)
+        self.show_note(text)
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         self._line(text)
 
-    def doing(self, text: str) -> None:
+    def show_activity(self, text: str) -> None:
         """Show the current activity of the run while no rows come; plain lines show nothing."""
 
-    def stopping(self, text: str) -> None:
+    def show_stop(self, text: str) -> None:
         """Show a stop request; called from a signal handler, at any point."""
         self._show(text)
 
     def _line(self, text: str) -> None:
         if self._log is not None:
-            self._log.line(text)
+            self._log.write(text)
         self._show(text)
 
     def _show(self, text: str) -> None:
@@ -136,7 +136,7 @@ class LiveView(RunView):
 
     def __init__(
         self, console: Console, title_facts: Mapping[str, str], total_steps: int, log: RunLog | None = None,
-        saves: Saves | None = None,
+        saves: SaveSchedule | None = None,
     ) -> None:  # fmt: skip
         super().__init__(console, title_facts, total_steps, log)
         self.panel = RunPanel(self.facts, total_steps, saves=saves)
@@ -148,35 +148,35 @@ class LiveView(RunView):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.panel.stop()
+        self.panel.freeze()
         with suppress(OSError):
             self._live.stop()
 
-    def step(self, row: Row) -> None:
-        self.panel.step(row)
-        super().step(row)
+    def show_step(self, row: Row) -> None:
+        self.panel.show_step(row)
+        super().show_step(row)
 
-    def valid(self, row: Row) -> None:
-        self.panel.valid(row)
-        super().valid(row)
+    def show_validation(self, row: Row) -> None:
+        self.panel.show_validation(row)
+        super().show_validation(row)
 
-    def evaluated(self, row: Row) -> None:
-        self.panel.evaluated(row)
-        super().evaluated(row)
+    def show_evaluation(self, row: Row) -> None:
+        self.panel.show_evaluation(row)
+        super().show_evaluation(row)
 
-    def saved(self, row: Row, text: str) -> None:
-        self.panel.saved(row)
-        super().saved(row, text)
+    def show_save(self, row: Row, text: str) -> None:
+        self.panel.show_save(row)
+        super().show_save(row, text)
 
-    def note(self, text: str) -> None:
-        super().note(text)
+    def show_note(self, text: str) -> None:
+        super().show_note(text)
         with suppress(OSError):  # because: the terminal can disappear while its run goes on
             self.console.print(Text(plain_text(text), overflow="fold"))
 
-    def doing(self, text: str) -> None:
-        self.panel.now = text
+    def show_activity(self, text: str) -> None:
+        self.panel.activity = text
 
-    stopping = doing  # because: the panel is drawn by another thread
+    show_stop = show_activity  # because: the panel is drawn by another thread
 
     def _show(self, text: str) -> None:
         pass  # the panel shows rows; only notes are printed above it

@@ -18,16 +18,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lmtrain.observe.screen.row_text import ticking
+from lmtrain.observe.screen.row_text import format_clock
 from lmtrain.units import format_bytes, format_count, plural
 
-EVERY_S = 5.0  # seconds between two plain lines
-_MOST_S = 60.0
-_SHARE = 0.05  # because: a line every 5 s for a day makes a log too long to read
-_LEAST_BAR = 8
+INTERVAL_S = 5.0  # seconds between two plain lines
+_MAX_INTERVAL_S = 60.0
+_INTERVAL_SHARE = 0.05  # because: a line every 5 s for a day makes a log too long to read
+_MIN_BAR = 8
 
 
-def drawn(done: float, total: float, width: int) -> ProgressBar:
+def progress_bar(done: float, total: float, width: int) -> ProgressBar:
     """Return a progress bar whose two parts differ on dark and on light terminals."""
     return ProgressBar(
         total=total, completed=done, width=width, style="grey58", complete_style="bold cyan", finished_style="green"
@@ -43,7 +43,7 @@ def is_live(console: Console) -> bool:
 class _State:
     """The last report; replaced whole, because the drawing thread reads it while reports come in."""
 
-    doing: str
+    activity: str
     began_s: float  # clock time at which the current activity began
     at_s: float  # clock time of the report
     done: int = 0
@@ -52,16 +52,16 @@ class _State:
     speed: str = ""
 
 
-class Reporter:
+class ProgressReporter:
     """Callable that receives progress reports and formats them.
 
     `unit` is "bytes", or the plural of the things counted, such as "documents".
     """
 
-    def __init__(self, doing: str, unit: str = "", clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, activity: str, unit: str = "", clock: Callable[[], float] = monotonic) -> None:
         self._unit, self._clock = unit, clock
         self.began_s = now = clock()
-        self._state = _State(doing, now, now)
+        self._state = _State(activity, now, now)
 
     def __call__(self, done: int, total: int = 0, earlier: int = 0, speed: str = "") -> None:
         """Report progress; `speed` is a text that replaces the default, units per second."""
@@ -70,36 +70,36 @@ class Reporter:
             state = replace(state, began_s=now)  # because: the count was reset, so the next part of the work begins
         self._state = replace(state, at_s=now, done=done, total=total, earlier=earlier, speed=speed)
 
-    def doing(self, what: str) -> None:
+    def set_activity(self, activity: str) -> None:
         """Set a new activity, with its count at zero."""
-        if what != self._state.doing:
+        if activity != self._state.activity:
             now = self._clock()
-            self._state = _State(what, now, now)
+            self._state = _State(activity, now, now)
 
-    def words(self) -> str:
+    def text(self) -> str:
         state, now = self._state, self._clock()
-        made, seconds = state.done - state.earlier, max(state.at_s - state.began_s, 1e-9)
+        num_new, seconds = state.done - state.earlier, max(state.at_s - state.began_s, 1e-9)
         parts = []
         if state.done:
-            parts.append(self._of(state.done, state.total))
-        if made > 0 and seconds > 0.1:
-            short = format_bytes if self._unit == "bytes" else format_count
-            parts.append(state.speed or f"{short(made / seconds)}/s")
-        parts.append(f"{ticking(now - self.began_s)} elapsed")
-        if state.total and made > 0:
-            left = seconds * (state.total - state.done) / made - (now - state.at_s)
-            parts += [f"{ticking(left)} left"] * (left >= 0.5)  # because: "0s left" is no information
-        return f"{state.doing} {', '.join(parts)}"
+            parts.append(self._amount_of_total(state.done, state.total))
+        if num_new > 0 and seconds > 0.1:
+            format_amount = format_bytes if self._unit == "bytes" else format_count
+            parts.append(state.speed or f"{format_amount(num_new / seconds)}/s")
+        parts.append(f"{format_clock(now - self.began_s)} elapsed")
+        if state.total and num_new > 0:
+            left_s = seconds * (state.total - state.done) / num_new - (now - state.at_s)
+            parts += [f"{format_clock(left_s)} left"] * (left_s >= 0.5)  # because: "0s left" is no information
+        return f"{state.activity} {', '.join(parts)}"
 
-    def _of(self, done: int, total: int) -> str:
+    def _amount_of_total(self, done: int, total: int) -> str:
         """Return "12.3 of 45.6 MiB"; a unit shared by both amounts appears once."""
         if not total:
             return self._amount(done)
         if self._unit != "bytes":
             return f"{format_count(done)} of {self._amount(total)}"
         number, _, unit = self._amount(done).partition(" ")
-        whole = self._amount(total)
-        return f"{number} of {whole}" if whole.endswith(f" {unit}") else f"{number} {unit} of {whole}"
+        total_text = self._amount(total)
+        return f"{number} of {total_text}" if total_text.endswith(f" {unit}") else f"{number} {unit} of {total_text}"
 
     def _amount(self, value: float) -> str:
         if self._unit == "bytes":
@@ -108,43 +108,46 @@ class Reporter:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         state, line = self._state, Table.grid(padding=(0, 1, 0, 0))
-        words = Text(self.words(), overflow="ellipsis", no_wrap=True)
-        room = options.max_width - words.cell_len - 2
-        bar = drawn(state.done, state.total, min(room, 40))
-        line.add_row(words, *([bar] if state.total and room >= _LEAST_BAR else []))
+        text = Text(self.text(), overflow="ellipsis", no_wrap=True)
+        width_left = options.max_width - text.cell_len - 2
+        bar = progress_bar(state.done, state.total, min(width_left, 40))
+        line.add_row(text, *([bar] if state.total and width_left >= _MIN_BAR else []))
         yield line
 
 
 @contextmanager
 def progress(
-    console: Console, doing: str, unit: str = "", *, stopped: str = "", every_s: float = EVERY_S
-) -> Iterator[Reporter]:
-    """Show the progress of the enclosed work. `stopped` is printed after Ctrl-C: what exists now, and how to go on."""
-    shown = Reporter(doing, unit)
+    console: Console, activity: str, unit: str = "", *, stop_note: str = "", interval_s: float = INTERVAL_S
+) -> Iterator[ProgressReporter]:
+    """Show the progress of the enclosed work.
+
+    `stop_note` is printed after Ctrl-C: what exists now, and how to go on.
+    """
+    reporter = ProgressReporter(activity, unit)
     try:
         if is_live(console):
-            with Live(shown, console=console, refresh_per_second=4, transient=True):
-                yield shown
+            with Live(reporter, console=console, refresh_per_second=4, transient=True):
+                yield reporter
         else:
-            with _told(shown, console, every_s):
-                yield shown
+            with _printed_lines(reporter, console, interval_s):
+                yield reporter
     except KeyboardInterrupt:
-        if stopped:
-            console.print(f"stopped: {stopped}", markup=False, highlight=False, soft_wrap=True)
+        if stop_note:
+            console.print(f"stopped: {stop_note}", markup=False, highlight=False, soft_wrap=True)
         raise
 
 
 @contextmanager
-def _told(shown: Reporter, console: Console, every_s: float) -> Iterator[None]:
+def _printed_lines(reporter: ProgressReporter, console: Console, interval_s: float) -> Iterator[None]:
     ended = Event()
 
-    def tell() -> None:
-        began, wait_s = monotonic(), every_s
+    def print_lines() -> None:
+        began, wait_s = monotonic(), interval_s
         while not ended.wait(wait_s):
-            console.print(shown.words(), markup=False, highlight=False, soft_wrap=True)
-            wait_s = max(every_s, min(_SHARE * (monotonic() - began), _MOST_S))
+            console.print(reporter.text(), markup=False, highlight=False, soft_wrap=True)
+            wait_s = max(interval_s, min(_INTERVAL_SHARE * (monotonic() - began), _MAX_INTERVAL_S))
 
-    thread = Thread(target=tell, name="progress", daemon=True)
+    thread = Thread(target=print_lines, name="progress", daemon=True)
     thread.start()
     try:
         yield

@@ -17,7 +17,7 @@ from typing import Any
 from lmtrain.observe.measure.named_measures import Histogram
 from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.safe_text import warn
-from lmtrain.observe.sinks.behind import CHARTS, scalars_of
+from lmtrain.observe.sinks.behind import CHARTS, row_scalars
 from lmtrain.runfolder.differences import flatten
 from lmtrain.runtime.files.checksum import crc32c
 
@@ -27,20 +27,20 @@ _SESSION_START = 1
 _NUMBER, _TEXT, _BOOL = 2, 3, 4  # fields of google.protobuf.Value
 _HPARAMS, _LAYOUT = "hparams", "custom_scalars"
 _SUCCESS, _FAILURE = 1, 2
-_LEFT_OUT = ("run", "observe", "hardware")  # groups of settings by which runs are not compared
-_MOST = 3.4028234663852886e38  # because: the value is stored as a 4-byte float, which holds no larger number
+_EXCLUDED_GROUPS = ("run", "observe", "hardware")  # groups of settings by which runs are not compared
+_MAX_FLOAT = 3.4028234663852886e38  # because: the value is stored as a 4-byte float, which holds no larger number
 
 
-def key(number: int, wire: int) -> bytes:
+def field_key(number: int, wire: int) -> bytes:
     return _varint(number << 3 | wire)
 
 
 def field_varint(number: int, value: int) -> bytes:
-    return key(number, VARINT) + _varint(value)
+    return field_key(number, VARINT) + _varint(value)
 
 
 def field_bytes(number: int, data: bytes) -> bytes:
-    return key(number, BYTES) + _varint(len(data)) + data
+    return field_key(number, BYTES) + _varint(len(data)) + data
 
 
 def _varint(value: int) -> bytes:
@@ -55,7 +55,7 @@ def _varint(value: int) -> bytes:
 
 
 def field_double(number: int, value: float) -> bytes:
-    return key(number, DOUBLE) + struct.pack("<d", value)
+    return field_key(number, DOUBLE) + struct.pack("<d", value)
 
 
 def field_doubles(number: int, values: Iterable[float]) -> bytes:
@@ -74,48 +74,54 @@ class EventWriter:
     """
 
     def __init__(
-        self, folder: Path, start_step: int, clock: Callable[[], float] = time.time, say: Callable[[str], None] = warn
-    ) -> None:
+        self, folder: Path, start_step: int, clock: Callable[[], float] = time.time,
+        report: Callable[[str], None] = warn,
+    ) -> None:  # fmt: skip
         self._clock = clock
         # because: TensorBoard reads a folder's files in the order of their names, whatever the clocks show
         name = f"events.out.tfevents.{len(list(folder.glob('*tfevents*'))):06d}.lmtrain"
-        version = self._event(field_bytes(3, b"brain.Event:2"), step=0)
-        began = self._event(field_bytes(7, field_varint(1, _SESSION_START)), step=start_step + 1)  # it discards >=
-        self._file = GrowingFile(folder / name, "values", say, head=version + began, new=True)
+        version = self._encode_event(field_bytes(3, b"brain.Event:2"), step=0)
+        # because: TensorBoard discards events whose step is >= the step of this event
+        session_start = self._encode_event(field_bytes(7, field_varint(1, _SESSION_START)), step=start_step + 1)
+        self._file = GrowingFile(folder / name, "values", report, head=version + session_start, new=True)
 
-    def scalar(self, tag: str, value: float, step: int) -> None:
-        value = math.copysign(math.inf, value) if abs(value) > _MOST else value
-        self._summary(tag, key(2, FLOAT) + struct.pack("<f", value), step)
+    def write_scalar(self, tag: str, value: float, step: int) -> None:
+        value = math.copysign(math.inf, value) if abs(value) > _MAX_FLOAT else value
+        self._write_summary(tag, field_key(2, FLOAT) + struct.pack("<f", value), step)
 
-    def text(self, tag: str, text: str, step: int = 0) -> None:
+    def write_text(self, tag: str, text: str, step: int = 0) -> None:
         """Write Markdown for TensorBoard's text tab."""
-        self.plugin(tag, "text", text=text.encode(), step=step)
+        self.write_plugin_data(tag, "text", text=text.encode(), step=step)
 
-    def histogram(self, tag: str, found: Histogram, step: int) -> None:
-        buckets = found.buckets()
-        values = (found.low, found.high, float(found.count), found.total, found.total_of_squares)
+    def write_histogram(self, tag: str, histogram: Histogram, step: int) -> None:
+        buckets = histogram.buckets()
+        values = (histogram.low, histogram.high, float(histogram.count), histogram.total, histogram.total_of_squares)
         numbers = b"".join(field_double(number, value) for number, value in enumerate(values, 1))
         limits = field_doubles(6, [up_to for _, up_to, _ in buckets])
-        self._summary(tag, field_bytes(5, numbers + limits + field_doubles(7, [count for *_, count in buckets])), step)
+        counts = field_doubles(7, [count for *_, count in buckets])
+        self._write_summary(tag, field_bytes(5, numbers + limits + counts), step)
 
-    def plugin(self, tag: str, name: str, *, content: bytes = b"", text: bytes | None = None, step: int = 0) -> None:
+    def write_plugin_data(
+        self, tag: str, name: str, *, content: bytes = b"", text: bytes | None = None, step: int = 0
+    ) -> None:
         """Write data for a TensorBoard plugin: its content, and a tensor of one string if the plugin needs one."""
         metadata = field_bytes(1, field_bytes(1, name.encode()) + (field_bytes(2, content) if content else b""))
         shape = field_bytes(2, field_bytes(2, field_varint(1, 1)))
         tensor = field_varint(1, _DT_STRING) + shape + field_bytes(8, text) if text is not None else b""
-        self._summary(tag, field_bytes(9, metadata) + (field_bytes(8, tensor) if tensor else b""), step)
+        self._write_summary(tag, field_bytes(9, metadata) + (field_bytes(8, tensor) if tensor else b""), step)
 
     def close(self) -> None:
         self._file.close()
 
-    def _summary(self, tag: str, value: bytes, step: int) -> None:
-        self._file.append(self._event(field_bytes(5, field_bytes(1, field_bytes(1, tag.encode()) + value)), step))
+    def _write_summary(self, tag: str, value: bytes, step: int) -> None:
+        summary = field_bytes(5, field_bytes(1, field_bytes(1, tag.encode()) + value))
+        self._file.append(self._encode_event(summary, step))
 
-    def _event(self, what: bytes, step: int) -> bytes:
-        return record(field_double(1, self._clock()) + field_varint(2, step) + what)
+    def _encode_event(self, payload: bytes, step: int) -> bytes:
+        return tfrecord(field_double(1, self._clock()) + field_varint(2, step) + payload)
 
 
-def record(data: bytes) -> bytes:
+def tfrecord(data: bytes) -> bytes:
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", _masked_crc(length)) + data + struct.pack("<I", _masked_crc(data))
 
@@ -126,31 +132,37 @@ def _masked_crc(data: bytes) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-class TensorBoard:
-    def __init__(self, events: EventWriter, settings: Mapping[str, Any], began_s: float) -> None:
-        """Write the settings (the content of config.json) as text and as hyperparameters. `began_s` is Unix time."""
+class TensorBoardSink:
+    def __init__(self, events: EventWriter, settings: Mapping[str, Any], start_time_s: float) -> None:
+        """Write the settings (the content of config.json) as text and as hyperparameters.
+
+        `start_time_s` is the Unix time at which the run started.
+        """
         self._events = events
-        events.text("settings", f"```json\n{json.dumps(settings, indent=2)}\n```")
-        events.plugin("custom_scalars__config__", _LAYOUT, text=_layout())
-        chosen = {key: value for key, value in settings.items() if key not in _LEFT_OUT}
+        events.write_text("settings", f"```json\n{json.dumps(settings, indent=2)}\n```")
+        events.write_plugin_data("custom_scalars__config__", _LAYOUT, text=_layout())
+        compared = {key: value for key, value in settings.items() if key not in _EXCLUDED_GROUPS}
         values = b"".join(
-            field_bytes(1, field_text(1, name) + field_bytes(2, _sortable(value))) for name, value in flatten(chosen)
+            field_bytes(1, field_text(1, name) + field_bytes(2, _sortable_value(value)))
+            for name, value in flatten(compared)
         )  # because: a protobuf map is a list of pairs
-        events.plugin(
+        events.write_plugin_data(
             "_hparams_/session_start_info", _HPARAMS,
-            content=field_varint(1, 0) + field_bytes(3, values + field_double(5, began_s)),
+            content=field_varint(1, 0) + field_bytes(3, values + field_double(5, start_time_s)),
         )  # fmt: skip
 
-    def row(self, row: Mapping[str, Any]) -> None:
-        for tag, value in scalars_of(row).items():
-            self._events.scalar(tag, value, row["step"])
+    def write_row(self, row: Mapping[str, Any]) -> None:
+        for tag, value in row_scalars(row).items():
+            self._events.write_scalar(tag, value, row["step"])
         if row["event"] == "stop":
             status = _FAILURE if row.get("stopped_by") else _SUCCESS
-            self._events.plugin("_hparams_/session_end_info", _HPARAMS, content=field_bytes(4, field_varint(1, status)))
+            self._events.write_plugin_data(
+                "_hparams_/session_end_info", _HPARAMS, content=field_bytes(4, field_varint(1, status))
+            )
 
-    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
-        for tag, histogram in found.items():
-            self._events.histogram(tag, histogram, step)
+    def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        for tag, histogram in histograms.items():
+            self._events.write_histogram(tag, histogram, step)
 
     def close(self) -> None:
         self._events.close()
@@ -160,15 +172,15 @@ def _layout() -> bytes:
     """Encode the custom scalars page: a category for each kind of curve, with its charts."""
     pages = b""
     for page, charts in CHARTS.items():
-        drawn = b""
+        charts_data = b""
         for title, tags in charts.items():
             lines = b"".join(field_text(1, tag) for tag in tags)
-            drawn += field_bytes(2, field_text(1, title) + field_bytes(2, lines))
-        pages += field_bytes(2, field_text(1, page) + drawn)
+            charts_data += field_bytes(2, field_text(1, title) + field_bytes(2, lines))
+        pages += field_bytes(2, field_text(1, page) + charts_data)
     return pages
 
 
-def _sortable(value: Any) -> bytes:
+def _sortable_value(value: Any) -> bytes:
     """Encode a setting as a value by which TensorBoard's table of runs can sort."""
     if isinstance(value, bool):
         return field_varint(_BOOL, value)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from lmtrain.runtime.files.files import json_bytes
 
-_LEFT_S = 600.0  # seconds for uploading after the input has ended
+_UPLOAD_S = 600.0  # seconds for uploading after the input has ended
 
 
 def main() -> None:
@@ -33,27 +33,28 @@ def main() -> None:
         os._exit(1)  # because: the package's exit handler would wait for the part that has just failed
 
 
-def _serve(asked: BinaryIO, answers: Any) -> None:
+def _serve(requests: BinaryIO, answers: Any) -> None:
     package, exit_code = importlib.import_module("wandb"), 1  # because: it takes seconds, and the run does not wait
-    told = json.loads(asked.readline())
+    run_settings = json.loads(requests.readline())
     run = package.init(
-        id=told["id"], project=told["project"], entity=told["entity"], name=told["name"], tags=told["tags"],
-        config=told["config"], dir=told["dir"], mode=told["mode"], resume="allow",
-        settings=package.Settings(console="off", x_stats_pid=told["pid"]),
+        id=run_settings["id"], project=run_settings["project"], entity=run_settings["entity"],
+        name=run_settings["name"], tags=run_settings["tags"],
+        config=run_settings["config"], dir=run_settings["dir"], mode=run_settings["mode"], resume="allow",
+        settings=package.Settings(console="off", x_stats_pid=run_settings["pid"]),
     )  # fmt: skip
     answers.write(b"\n")
-    for line in asked:
-        what = json.loads(line)
-        if "exit_code" in what:
-            exit_code = what["exit_code"]
+    for line in requests:
+        request = json.loads(line)
+        if "exit_code" in request:
+            exit_code = request["exit_code"]
         else:
-            drawn = {
-                name: package.Histogram(np_histogram=(counts, what["edges"]))
-                for name, counts in what.get("histograms", {}).items()
+            histograms = {
+                name: package.Histogram(np_histogram=(counts, request["edges"]))
+                for name, counts in request.get("histograms", {}).items()
             }
-            run.log(what.get("values", drawn), step=what["step"])
+            run.log(request.get("values", histograms), step=request["step"])
         answers.write(b"\n")
-    end = threading.Timer(_LEFT_S, os._exit, (1,))
+    end = threading.Timer(_UPLOAD_S, os._exit, (1,))
     end.daemon = True
     end.start()
     run.finish(exit_code)

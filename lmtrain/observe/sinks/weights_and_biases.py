@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.observe.measure.named_measures import EDGES, Histogram
-from lmtrain.observe.sinks.behind import scalars_of
+from lmtrain.observe.sinks.behind import row_scalars
 from lmtrain.runtime.files.files import json_bytes
 
 _ROOT = Path(__file__).parents[3]
 _CODE = "import sys; sys.path.append(sys.argv[1]); from lmtrain.observe.sinks.wandb_process import main; main()"
 FOLDER = "wandb"  # inside the run folder, where the package writes
 _ID, _OUTPUT = "run_id", "output.txt"
-_END_S = 20.0  # seconds for uploading the rest; after that the process is left to finish alone
+_UPLOAD_S = 20.0  # seconds for uploading the rest; after that the process is left to finish alone
 
 
 @dataclass(frozen=True)
@@ -45,53 +45,55 @@ class WeightsAndBiases:
 
         `folder` is the run folder; a resumed run keeps the id of its first start.
         """
-        own = folder / FOLDER
-        own.mkdir(exist_ok=True)
-        self._output = own / _OUTPUT
+        wandb_folder = folder / FOLDER
+        wandb_folder.mkdir(exist_ok=True)
+        self._output = wandb_folder / _OUTPUT
         with open(self._output, "ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _CODE, str(_ROOT)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
                 start_new_session=True,  # because: Ctrl-C is meant for the run, which sends its last rows afterwards
             )  # fmt: skip
-        to, back = self._process.stdin, self._process.stdout
-        assert to is not None
-        assert back is not None
-        self._to, self._back = to, back
+        requests, answers = self._process.stdin, self._process.stdout
+        assert requests is not None
+        assert answers is not None
+        self._requests, self._answers = requests, answers
         try:
-            self._ask({
-                **asdict(account), "id": run_id(own), "dir": str(folder), "config": dict(settings), "pid": os.getpid(),
+            self._request({
+                **asdict(account), "id": wandb_run_id(wandb_folder), "dir": str(folder), "config": dict(settings),
+                "pid": os.getpid(),
             })  # fmt: skip
         except ConnectionError:
             self.close()
             raise
 
-    def row(self, row: Mapping[str, Any]) -> None:
-        if values := scalars_of(row):
-            self._ask({"step": row["step"], "values": values})
+    def write_row(self, row: Mapping[str, Any]) -> None:
+        if values := row_scalars(row):
+            self._request({"step": row["step"], "values": values})
         if row["event"] == "stop":
-            self._ask({"exit_code": int(bool(row.get("stopped_by")))})
+            self._request({"exit_code": int(bool(row.get("stopped_by")))})
 
-    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
-        self._ask({"step": step, "edges": EDGES, "histograms": {name: one.counts[1:-1] for name, one in found.items()}})
+    def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        counts = {name: histogram.counts[1:-1] for name, histogram in histograms.items()}
+        self._request({"step": step, "edges": EDGES, "histograms": counts})
 
     def close(self) -> None:
         with suppress(OSError):  # because: closing the pipe to a process that has ended fails
-            self._to.close()
-        self._back.close()
+            self._requests.close()
+        self._answers.close()
         try:
-            self._process.wait(_END_S)
+            self._process.wait(_UPLOAD_S)
         except subprocess.TimeoutExpired:
             raise TimeoutError(
-                f"its process {self._process.pid} still uploads after {_END_S:g} s, and goes on alone"
+                f"its process {self._process.pid} still uploads after {_UPLOAD_S:g} s, and goes on alone"
             ) from None
 
-    def _ask(self, what: Mapping[str, Any]) -> None:
+    def _request(self, message: Mapping[str, Any]) -> None:
         """Send a line and wait for the answer that confirms it. Raise ConnectionError if there is none, or an error."""
         try:
-            self._to.write(json_bytes(what) + b"\n")
-            self._to.flush()
-            answer = self._back.readline()
+            self._requests.write(json_bytes(message) + b"\n")
+            self._requests.flush()
+            answer = self._answers.readline()
         except OSError:
             answer = b""
         if not answer:
@@ -100,7 +102,7 @@ class WeightsAndBiases:
             raise ConnectionError(json.loads(answer))
 
 
-def run_id(folder: Path) -> str:
+def wandb_run_id(folder: Path) -> str:
     """Return the wandb run id, drawn at random once per run folder."""
     path = folder / _ID
     if not path.exists():

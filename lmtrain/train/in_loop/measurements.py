@@ -50,9 +50,9 @@ def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
     uncompiled = torch.compiler.set_stance("force_eager") if run.model.compiled else nullcontext()
     try:
         with phases.within("evaluation"), uncompiled:
-            for result in evaluation(run.model, requests.vote_now, run.view.doing):
+            for result in evaluation(run.model, requests.vote_now, run.view.show_activity):
                 row = record(run, "eval", result)
-                run.view.evaluated(row)
+                run.view.show_evaluation(row)
                 report_measures(run, row)
     except MeasurementCutOff:
         return False
@@ -78,7 +78,7 @@ def validate(run: Run, requests: Requests) -> float | None:
     if run.config.data.valid_paths:
         values["domains"] = {name: _row_values(terms, *part) for name, part in parts.items()}
     row = record(run, "valid", values | {"seconds": time.monotonic() - began})
-    run.view.valid(row)
+    run.view.show_validation(row)
     report_measures(run, row)
     return float(row["loss"])
 
@@ -87,7 +87,7 @@ def _sum_losses(run: Run, name: str, valid: Dataset, requests: Requests) -> tupl
     """Return the sums over a dataset's first validation samples, each term's number of labels, and that of samples."""
     dp = run.mesh.dp
     ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
-    run.view.doing(f"validating on {len(ids)} samples" + (f" of {name}" if name else ""))
+    run.view.show_activity(f"validating on {len(ids)} samples" + (f" of {name}" if name else ""))
     batches = valid_batches(valid, ids, run.config.train.micro_batch, dp.index, dp.size)
     loss_sums = list(run.model.validation_sums(requests.batches_until_stop(batches)))
     sums: Sums = torch.stack(loss_sums).sum(0).tolist()  # sync: validation ends
@@ -158,7 +158,7 @@ def measure(
         pending += [name] * (not measurement.counts)
     run.progress.pending = tuple(pending)
     if pending:
-        run.view.note(
+        run.view.show_note(
             f"{' and '.join(pending)} of step {run.progress.step}: left to the next start, since this one ends"
         )
     return loss
@@ -176,5 +176,7 @@ def measure_pending(run: Run, requests: Requests, evaluation: Evaluation | None)
     names = [name for name in run.progress.pending if is_available.get(name)]
     for name in [name for name in names if requests.lacks_time_for(name)]:
         names.remove(name)
-        run.view.note(f"warning: {name} of step {run.progress.step} is left out; it takes longer than this run may")
+        run.view.show_note(
+            f"warning: {name} of step {run.progress.step} is left out; it takes longer than this run may"
+        )
     return measure(run, requests, evaluation, names)

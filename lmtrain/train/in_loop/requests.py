@@ -307,7 +307,7 @@ def requests_of(
     """Yield the requests of this run, with sources in the order in which causes are shown. All ranks take part."""
     is_rank_0, limit, save_interval = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.saves_every_s
     run.durations.stragglers = build_straggler_watch(run.config, run.inputs.model, run.mesh, run.memory)
-    requests = Requests(Vote(run.mesh), run.view.note, trace, run.durations.stragglers)
+    requests = Requests(Vote(run.mesh), run.view.show_note, trace, run.durations.stragglers)
     requests.add_sources(*(SignalSource(name, stop) for name in STOP_NAMES), FullestMemory(run.memory, clock))
     rank_0_sources: list[RequestSource] = []
     saves = run.durations, lambda: run.writer.is_writing

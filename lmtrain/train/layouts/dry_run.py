@@ -15,7 +15,7 @@ from typing import Any
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.config.base import show
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.observe.screen.row_text import milliseconds
+from lmtrain.observe.screen.row_text import format_milliseconds
 from lmtrain.placement.places import stages_of_rank
 from lmtrain.plan.calibrate import machine_prices
 from lmtrain.plan.price.hardware import Hardware
@@ -52,7 +52,8 @@ class StepForecast:
 
     def text(self) -> str:
         """Return the forecast in words."""
-        return f"{milliseconds(self.likely_s)} ({milliseconds(self.low_s)} to {milliseconds(self.high_s)})"
+        likely, low, high = map(format_milliseconds, (self.likely_s, self.low_s, self.high_s))
+        return f"{likely} ({low} to {high})"
 
     def facts(self) -> dict[str, float]:
         """Return the forecast as values of a metrics row, in seconds."""
@@ -62,10 +63,10 @@ class StepForecast:
         """Return a sentence that compares a measured step time with the forecast."""
         deviation = measured_s / self.likely_s - 1
         return (
-            f"a step takes {milliseconds(measured_s)}, {abs(deviation):.0%} "
-            f"{'more' if deviation > 0 else 'less'} than the {milliseconds(self.likely_s)} predicted, "
+            f"a step takes {format_milliseconds(measured_s)}, {abs(deviation):.0%} "
+            f"{'more' if deviation > 0 else 'less'} than the {format_milliseconds(self.likely_s)} predicted, "
             f"{'within' if self.low_s <= measured_s <= self.high_s else 'outside of'} its interval "
-            f"({milliseconds(self.low_s)} to {milliseconds(self.high_s)})"
+            f"({format_milliseconds(self.low_s)} to {format_milliseconds(self.high_s)})"
         )
 
 
@@ -225,7 +226,7 @@ def _save_interval_fact(config: RunConfig) -> dict[str, Any]:
     # because: a save waits for the previous save
     interval_s = max(young_daly_s(save_s, between_failures), durations.save_s)
     reason = (
-        f"a save holds training up for {milliseconds(save_s)}, "
+        f"a save holds training up for {format_milliseconds(save_s)}, "
         f"and {format_seconds(between_failures)} pass between failures"
     )
     return {"save_every": f"checkpoint.interval_s={interval_s:.3g}, by Young and Daly: {reason}"}

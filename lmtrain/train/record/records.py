@@ -31,10 +31,10 @@ from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import device_peak_bytes
 from lmtrain.observe.measure.named_measures import EDGES, Histogram, score_by_step
 from lmtrain.observe.metrics import MetricsLog
-from lmtrain.observe.screen.panel import Saves
+from lmtrain.observe.screen.panel import SaveSchedule
 from lmtrain.observe.screen.training_view import RunLog, RunView, build_view
-from lmtrain.observe.sinks.behind import Behind
-from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoard
+from lmtrain.observe.sinks.behind import QueuedSink
+from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoardSink
 from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Mesh
@@ -78,7 +78,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def open_records(
     stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, progress: Progress, *, is_rank_0: bool
-) -> tuple[MetricsLog | None, Sequence[Behind], RunLog | None]:
+) -> tuple[MetricsLog | None, Sequence[QueuedSink], RunLog | None]:
     """Write the files needed to repeat the run, and return its metrics, sinks and log; nothing on ranks other than 0.
 
     The files are the settings, the environment and the tokenizer.
@@ -104,20 +104,21 @@ def open_records(
 
 def _open_sinks(
     folder: Path, config: RunConfig, inputs: Inputs, step: int, report: Callable[[str], None]
-) -> Iterator[Behind]:
+) -> Iterator[QueuedSink]:
     """Yield the configured sinks of metrics; `report` receives their warnings."""
     settings, observe = with_final_model(config, inputs).to_dict(), config.observe
     if observe.tensorboard:
-        yield Behind(
+        yield QueuedSink(
             "TensorBoard",
-            lambda warn: TensorBoard(EventWriter(folder / TENSORBOARD, step, say=warn), settings, time.time()), report,
+            lambda warn: TensorBoardSink(EventWriter(folder / TENSORBOARD, step, report=warn), settings, time.time()),
+            report,
         )  # fmt: skip
     if observe.wandb != "none":
         account = Account(
             observe.wandb, observe.wandb_project or "lmtrain", observe.wandb_entity,
             observe.wandb_name or folder.resolve().name, observe.wandb_tags,
         )  # fmt: skip
-        yield Behind("Weights & Biases", lambda warn: WeightsAndBiases(folder, account, settings), report)
+        yield QueuedSink("Weights & Biases", lambda warn: WeightsAndBiases(folder, account, settings), report)
 
 
 def scores_before_resume(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
@@ -146,14 +147,14 @@ def open_view(
     } | ({"layout": layout_words(config.parallel)} if model.mesh.world.size > 1 else {})
     # because: a panel that never moves looks like a hung run
     is_live = model.mesh.rank == 0 and step < config.total_steps
-    saves = Saves(config.checkpoint.interval_steps, config.checkpoint.interval_s)
+    saves = SaveSchedule(config.checkpoint.interval_steps, config.checkpoint.interval_s)
     view = stack.enter_context(
         build_view(console, title, config.total_steps, log=log, saves=saves)
         if is_live
         else RunView(console, title, config.total_steps, log)
     )
     if log is not None:
-        log.line("\n".join(["applied to the model:", *model.applied]))
+        log.write("\n".join(["applied to the model:", *model.applied]))
     return view
 
 
@@ -163,15 +164,15 @@ def show_start_notes(
     """Show notes before the first step; `skipped` has messages on checkpoints that the resume skipped."""
     fault_point("start.loop")
     if mesh.rank == 0 and inputs.data.validation_note:
-        view.note(f"validation reads {inputs.data.validation_note}")
+        view.show_note(f"validation reads {inputs.data.validation_note}")
     if mesh.rank == 0 and mesh.world.size > 1:
         rows = merge_rows(rank_rows(config, inputs.model, hosts))
-        view.note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
+        view.show_note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
     for text in skipped:
-        view.note(f"warning: {text}")
+        view.show_note(f"warning: {text}")
     for path in list_broken(Path(config.run.dir) / CHECKPOINTS) if mesh.rank == 0 else ():
         if not any(text.startswith(f"{path} ") for text in skipped):
-            view.note(f"warning: {path} has no readable manifest and is left as it is")
+            view.show_note(f"warning: {path} has no readable manifest and is left as it is")
 
 
 def read_run_files(folder: Path) -> dict[str, Any]:
@@ -266,24 +267,24 @@ def record_start(run: Run) -> None:
     began_at |= {"before": run.previous_end} if run.progress.attempt > 1 else {}
     record(run, "start", began_at | ({"passed_over": list(run.skipped_checkpoints)} if run.skipped_checkpoints else {}))
     for warning in run.inputs.warnings:
-        run.view.note(f"warning: {warning}")
+        run.view.show_note(f"warning: {warning}")
     if resumed is not None and run.progress.is_over(total):
-        run.view.note(f"nothing is left to do: {resumed} is step {total} of {total}")
+        run.view.show_note(f"nothing is left to do: {resumed} is step {total} of {total}")
         if run.changed_settings:
             old_values = ", ".join(f"{key}={show(old)}" for key, (old, _) in run.changed_settings.items())
-            run.view.note(f"the run is finished, so its settings stay as they were: {old_values}")
+            run.view.show_note(f"the run is finished, so its settings stay as they were: {old_values}")
     elif resumed is not None:
-        run.view.note(f"continuing from {resumed} at step {run.progress.step}")
+        run.view.show_note(f"continuing from {resumed} at step {run.progress.step}")
         for text in _change_lines(run):
-            run.view.note(text)
+            run.view.show_note(text)
     elif weights is not None:
-        run.view.note(f"a new run with the weights of {weights}")
+        run.view.show_note(f"a new run with the weights of {weights}")
     if resumed is None and run.metrics is not None:
         reached = max(map(row_step, read_last_rows(run.folder / METRICS)), default=0)
         message = f"no checkpoint is there of the {reached} steps before; the run begins at step 1 again"
         if reached:
             for text in (f"warning: {message}", *_change_lines(run)):
-                run.view.note(text)
+                run.view.show_note(text)
 
 
 def _change_lines(run: Run) -> Iterator[str]:
@@ -310,7 +311,7 @@ def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
     if run.metrics is not None:
         run.metrics.append(row)
         for sink in run.sinks:
-            sink.row(row)
+            sink.write_row(row)
     return row
 
 
@@ -332,7 +333,7 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
             "elapsed_s": elapsed_s, "eta_s": rates.eta_s, **_optional_step_values(run),
         },
     )  # fmt: skip
-    run.view.step(row)
+    run.view.show_step(row)
     if (peaks := run.memory.grown_peaks()) is not None:
         record(run, "memory", {"peak_bytes": peaks})
 
@@ -344,7 +345,7 @@ def report_occasional(run: Run) -> None:
     if interval is not None and run.progress.step % interval == 0:
         histograms = build_histograms(run.model)
         for sink in run.sinks:
-            sink.histograms(run.progress.step, histograms)
+            sink.write_histograms(run.progress.step, histograms)
 
 
 def _optional_step_values(run: Run) -> dict[str, Any]:
@@ -367,7 +368,7 @@ def report_forecast(run: Run) -> None:
         predicted_bytes = sum(rank_bytes_of(planned_run(config, run.inputs.model), 0).values())
         words += f"; memory is {format_bytes(peak)}, with {format_bytes(predicted_bytes)} predicted"
     record(run, "forecast", expected.facts() | {"measured_step_s": step_s, "hardware": hardware.name, "said": words})
-    run.view.note(words)
+    run.view.show_note(words)
 
 
 def report_measures(run: Run, row: dict[str, Any]) -> None:
@@ -382,7 +383,7 @@ def report_save(run: Run) -> None:
         return
     run.reported_save, run.failed_saves = last.step, 0
     run.durations.add_save(last.write_s, last.stall_s)
-    run.view.saved(
+    run.view.show_save(
         record(run, "save", {
             "saved_step": last.step, "bytes": last.num_bytes, "write_s": last.write_s, "stall_s": last.stall_s,
             "bytes_per_s": last.bytes_per_s,
@@ -424,4 +425,4 @@ def _report_failed_save(run: Run, which: str, error: StorageError | OutputError)
         raise error_from_peer(
             error.exit_code, f"{MAX_FAILED_SAVES} checkpoints in a row failed, the last with: {error}"
         ) from error
-    run.view.note(f"{which} failed: {error} Training goes on.")
+    run.view.show_note(f"{which} failed: {error} Training goes on.")

@@ -45,7 +45,7 @@ def open_tracer(run: Run) -> Iterator[Tracer]:
         file = SpanFile(run.folder / TRACES / span_file_name(mesh.rank, number), _header(run, number))
         return Recorder(file, DeviceClock(torch.cuda) if run.model.device.type == "cuda" else None)
 
-    tracer = Tracer(trace_mode, open_recorder, run.view.note)
+    tracer = Tracer(trace_mode, open_recorder, run.view.show_note)
     phases.set_step_callback(tracer.begin_step)
     try:
         yield tracer
@@ -116,7 +116,7 @@ class ProfileWindow:
         try:
             self._profile.start()
         except (RuntimeError, OSError) as error:
-            run.view.note(f"warning: torch's profiler does not start: {error}")
+            run.view.show_note(f"warning: torch's profiler does not start: {error}")
 
     def close(self) -> None:
         last, seconds = self._run.progress.step, time.monotonic() - self._began_s
@@ -125,7 +125,7 @@ class ProfileWindow:
             if last >= self._first:
                 self._write(last, seconds)
         except (RuntimeError, OSError, AssertionError, ValueError) as error:
-            self._run.view.note(f"warning: the profile of steps {self._first} to {last} is lost: {error}")
+            self._run.view.show_note(f"warning: the profile of steps {self._first} to {last} is lost: {error}")
 
     def _write(self, last: int, seconds: float) -> None:
         """Write the trace and the table of kernels of the window."""
@@ -138,4 +138,4 @@ class ProfileWindow:
         table = build_table(read_trace(trace), (self._first, last), rank, seconds)
         write_table(folder / f"{name}{TABLE_SUFFIX}", table)
         note = f"  {trace} ({format_bytes(trace.stat().st_size)}) opens in https://ui.perfetto.dev"
-        self._run.view.note("\n".join([*table.lines(), note]))
+        self._run.view.show_note("\n".join([*table.lines(), note]))

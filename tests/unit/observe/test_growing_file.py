@@ -12,7 +12,7 @@ from lmtrain.errors import OutputError
 from lmtrain.observe.metrics import GrowingFile, MetricsLog, read_metrics
 from lmtrain.observe.safe_text import warn
 from lmtrain.observe.screen.training_view import RunLog
-from lmtrain.observe.sinks.tensorboard import EventWriter, record
+from lmtrain.observe.sinks.tensorboard import EventWriter, tfrecord
 from tests.limited import limited
 
 RECORD = b"0123456789\n"
@@ -55,11 +55,11 @@ def test_a_warning_that_nobody_takes_is_no_error(monkeypatch: pytest.MonkeyPatch
 
 def test_the_log_tells_of_its_gap_where_the_gap_is(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "log.txt")
-    log.line("before")
+    log.write("before")
     with limited(resource.RLIMIT_FSIZE, 40):
-        log.line("one that is lost")
-        log.line("two that is lost")
-    log.line("after")
+        log.write("one that is lost")
+        log.write("two that is lost")
+    log.write("after")
     log.close()
     before, gap, after = (tmp_path / "log.txt").read_text().splitlines()
     assert before.endswith("before")
@@ -93,7 +93,7 @@ def test_a_torn_line_of_the_log_stays_and_the_next_one_is_whole(tmp_path: Path) 
     path = tmp_path / "log.txt"
     path.write_bytes(b"2031-02-01T00:00:00Z  torn of")
     log = RunLog(path)
-    log.line("next")
+    log.write("next")
     log.close()
     assert [line.split("  ")[1] for line in path.read_text().splitlines()] == ["torn of", "next"]
 
@@ -102,15 +102,15 @@ def test_events_begin_with_their_head_however_late(tmp_path: Path) -> None:
     said: list[str] = []
     with limited(resource.RLIMIT_FSIZE, 10):
         events = EventWriter(tmp_path / "late", 0, lambda: 0.0, said.append)
-        events.scalar("loss", 9.0, 1)
-    events.scalar("loss", 2.0, 2)
+        events.write_scalar("loss", 9.0, 1)
+    events.write_scalar("loss", 2.0, 2)
     events.close()
     in_time = EventWriter(tmp_path / "in_time", 0, lambda: 0.0)
-    in_time.scalar("loss", 2.0, 2)
+    in_time.write_scalar("loss", 2.0, 2)
     in_time.close()
     (late,), (expected,) = ([path.read_bytes() for path in (tmp_path / name).iterdir()] for name in ("late", "in_time"))
     assert late == expected
-    assert late.startswith(record(b"\x09" + bytes(8) + b"\x10\x00\x1a\x0dbrain.Event:2"))
+    assert late.startswith(tfrecord(b"\x09" + bytes(8) + b"\x10\x00\x1a\x0dbrain.Event:2"))
     assert "1 values were lost" in said[1]
 
 

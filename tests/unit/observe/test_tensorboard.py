@@ -21,11 +21,11 @@ def test_tensorboard_reads_back_scalars_and_text(tmp_path: Path) -> None:
     times = iter(range(1000, 2000))
     writer = EventWriter(tmp_path, 0, clock=lambda: float(next(times)))
     for step in (1, 127, 128, 300, 2**40):
-        writer.scalar("loss/train", 1.0 / step, step)
-    writer.scalar("lr", float("nan"), 1)
+        writer.write_scalar("loss/train", 1.0 / step, step)
+    writer.write_scalar("lr", float("nan"), 1)
     for step, value in enumerate((1e300, -1e300, 3e38)):
-        writer.scalar("large", value, step)
-    writer.text("config", "steps: 10 — naïve", 0)
+        writer.write_scalar("large", value, step)
+    writer.write_text("config", "steps: 10 — naïve", 0)
     writer.close()
 
     events = _read(tmp_path)
@@ -42,7 +42,7 @@ def test_tensorboard_reads_back_scalars_and_text(tmp_path: Path) -> None:
 
 def test_a_row_can_be_read_while_the_writer_is_open(tmp_path: Path) -> None:
     writer = EventWriter(tmp_path, 0)
-    writer.scalar("loss", 2.0, 1)
+    writer.write_scalar("loss", 2.0, 1)
     assert [e.value for e in _read(tmp_path).Scalars("loss")] == [2.0]
     writer.close()
 
@@ -50,11 +50,11 @@ def test_a_row_can_be_read_while_the_writer_is_open(tmp_path: Path) -> None:
 def test_a_resumed_run_purges_what_the_first_wrote_beyond_its_start(tmp_path: Path) -> None:
     first = EventWriter(tmp_path, 0)
     for step in range(1, 11):
-        first.scalar("loss", 1.0, step)
+        first.write_scalar("loss", 1.0, step)
     first.close()
     second = EventWriter(tmp_path, 5)
     for step in range(6, 8):
-        second.scalar("loss", 0.5, step)
+        second.write_scalar("loss", 0.5, step)
     second.close()
     read = [(e.step, e.value) for e in _read(tmp_path).Scalars("loss")]
     assert read == [*((step, 1.0) for step in range(1, 6)), (6, 0.5), (7, 0.5)]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lmtrain.observe.screen.panel import RunPanel, Saves
+from lmtrain.observe.screen.panel import RunPanel, SaveSchedule
 from lmtrain.observe.screen.training_view import LiveView, RunLog, RunView, build_view
 
 FACTS = {"run": "runs/first", "model": "gpt2_small", "parameters": "124M", "device": "1 x NVIDIA H200, bf16"}
@@ -40,12 +40,12 @@ def _panel(width: int, steps: int = 1234, later_s: float = 0.0, stopped: bool = 
     clock = Clock()
     panel = RunPanel(FACTS, 2000, clock)
     for step in range(1, steps + 1):
-        panel.step(_row(step))
+        panel.show_step(_row(step))
     if steps:
-        panel.valid({"step": 1000, "loss": 3.3012})
-        panel.saved({"saved_step": 1200})
+        panel.show_validation({"step": 1000, "loss": 3.3012})
+        panel.show_save({"saved_step": 1200})
     if stopped:
-        panel.stop()
+        panel.freeze()
     clock.now_s += later_s
     console = Console(width=width, record=True, file=io.StringIO(), legacy_windows=False)
     console.print(panel)
@@ -65,11 +65,11 @@ def drain(host: int) -> str:
 def test_a_save_after_the_last_row_is_not_of_the_future() -> None:
     clock = Clock()
     panel, console = RunPanel(FACTS, 2000, clock), Console(width=120, record=True, file=io.StringIO())
-    panel.step(_row(1200))
+    panel.show_step(_row(1200))
     clock.now_s += 5.0
-    panel.saved({"saved_step": 1200})
+    panel.show_save({"saved_step": 1200})
     clock.now_s += 1140.0
-    panel.stop(when_last_heard=True)
+    panel.freeze(at_last_row=True)
     console.print(panel)
     assert "step 1200, 0s ago" in console.export_text()
 
@@ -123,9 +123,9 @@ def test_off_a_terminal_there_are_plain_lines_and_a_log(tmp_path: Path) -> None:
     view = build_view(Console(file=out, width=40, force_terminal=True), FACTS, 2000, log=log)
     assert type(view) is RunView
     with view:
-        view.step(_row(100))
-        view.valid({"step": 100, "loss": 3.3})
-        view.note("saved [bold]step_00000100")
+        view.show_step(_row(100))
+        view.show_validation({"step": 100, "loss": 3.3})
+        view.show_note("saved [bold]step_00000100")
     log.close()
     lines = out.getvalue().splitlines()
     assert [line[:22] for line in lines] == [
@@ -147,9 +147,9 @@ def test_on_a_terminal_there_is_a_live_panel(tmp_path: Path, monkeypatch: pytest
         view = build_view(Console(file=file, width=80, height=24), FACTS, 2000, log=log)
         assert isinstance(view, LiveView)
         with view:
-            view.step(_row(100))
-            view.saved({"saved_step": 100}, "saved step_00000100")
-            view.doing("SIGINT: stopping after this step")
+            view.show_step(_row(100))
+            view.show_save({"saved_step": 100}, "saved step_00000100")
+            view.show_activity("SIGINT: stopping after this step")
             sleep(0.4)
     log.close()
     shown = drain(host)
@@ -165,7 +165,7 @@ def test_the_terminal_is_given_back_after_an_error() -> None:
     with open(terminal, "w", encoding="utf-8") as file:
         console = Console(file=file, width=80, height=24, force_terminal=True)
         with pytest.raises(KeyError), LiveView(console, FACTS, 10) as view:
-            view.valid({"loss": 1.0})  # lacks its step
+            view.show_validation({"loss": 1.0})  # lacks its step
     shown = drain(host)
     assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l") >= 0  # the cursor is shown again
 
@@ -175,17 +175,17 @@ def test_domains_and_evaluations_are_shown(tmp_path: Path) -> None:
     measures = {"bits_per_byte": 1.5, "whole_word_accuracy": 0.25}
     row = {"step": 8, "name": "lambada/x", "headline": "whole_word_accuracy", "measures": measures}
     panel, console = RunPanel(FACTS, 2000), Console(width=120, record=True, file=io.StringIO())
-    panel.valid(valid)
-    panel.evaluated(row | {"step": 4})
-    panel.evaluated(row)
+    panel.show_validation(valid)
+    panel.show_evaluation(row | {"step": 4})
+    panel.show_evaluation(row)
     console.print(panel)
     drawn = console.export_text()
     assert "3.2500 at step 8 [wiki 3.0000, code 3.5000]" in drawn
     assert "lambada/x  whole word accuracy 25.00 %, bits per byte 1.5000 at step 8" in drawn
     assert "at step 4" not in drawn
     view = RunView(Console(file=io.StringIO()), FACTS, 2000, RunLog(tmp_path / "log.txt"))
-    view.valid(valid)
-    view.evaluated(row)
+    view.show_validation(valid)
+    view.show_evaluation(row)
     told = (tmp_path / "log.txt").read_text()
     assert "valid at step 8  loss 3.2500 [wiki 3.0000, code 3.5000]" in told
     assert "eval at step 8  lambada/x  whole word accuracy 25.00 %, bits per byte 1.5000" in told
@@ -204,8 +204,8 @@ NAMED = {
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_panel_of_many_ranks(width: int) -> None:
-    panel = RunPanel(FACTS, 2000, Clock(), Saves(500, 3600.0))
-    panel.step(_row(1234) | SLOW | NAMED)
+    panel = RunPanel(FACTS, 2000, Clock(), SaveSchedule(500, 3600.0))
+    panel.show_step(_row(1234) | SLOW | NAMED)
     console = Console(width=width, record=True, file=io.StringIO(), legacy_windows=False)
     console.print(panel)
     text = console.export_text()
@@ -229,25 +229,26 @@ def test_what_a_row_does_not_know_has_no_line() -> None:
 @pytest.mark.parametrize(
     ("saves", "step", "expected"),
     [
-        (Saves(500), 1234, 1500), (Saves(500), 1500, 2000), (Saves(500), 1999, 2000), (Saves(0), 7, 2000),
-        (Saves(None), 7, None), (Saves(3000), 7, 2000),
+        (SaveSchedule(500), 1234, 1500), (SaveSchedule(500), 1500, 2000), (SaveSchedule(500), 1999, 2000),
+        (SaveSchedule(0), 7, 2000),
+        (SaveSchedule(None), 7, None), (SaveSchedule(3000), 7, 2000),
     ],
 )  # fmt: skip
-def test_the_step_of_the_next_save(saves: Saves, step: int, expected: int | None) -> None:
+def test_the_step_of_the_next_save(saves: SaveSchedule, step: int, expected: int | None) -> None:
     assert saves.next_step(step, 2000) == expected
 
 
 def test_the_time_to_a_save_and_to_the_end_runs_down() -> None:
     clock = Clock()
-    panel = RunPanel(FACTS, 2000, clock, Saves(0, 600.0))
-    panel.step(_row(1234) | {"limit_left_s": 90.0})
-    panel.saved({"saved_step": 1200}, age_s=60.0)
+    panel = RunPanel(FACTS, 2000, clock, SaveSchedule(0, 600.0))
+    panel.show_step(_row(1234) | {"limit_left_s": 90.0})
+    panel.show_save({"saved_step": 1200}, age_s=60.0)
     clock.now_s += 30
     console = Console(width=120, record=True, file=io.StringIO(), legacy_windows=False)
     console.print(panel)
     text = console.export_text()
     assert "in 8m30s at the latest" in text
-    panel.saves = Saves(300, 600.0)
+    panel.saves = SaveSchedule(300, 600.0)
     console.print(panel)
     assert "at step 1500, in 5m15s" in (sooner := console.export_text())
     assert "at the latest" not in sooner

@@ -10,7 +10,7 @@ from time import sleep
 import pytest
 from rich.console import Console
 
-from lmtrain.observe.screen.verb_progress import Reporter, progress
+from lmtrain.observe.screen.verb_progress import ProgressReporter, progress
 from tests.unit.observe.test_training_view import drain
 
 
@@ -29,49 +29,49 @@ def plain() -> tuple[Console, io.StringIO]:
 
 def test_the_time_left_goes_on_between_reports() -> None:
     clock = Clock()
-    shown = Reporter("written", "bytes", clock)
-    assert shown.words() == "written 0s elapsed"
+    shown = ProgressReporter("written", "bytes", clock)
+    assert shown.text() == "written 0s elapsed"
     clock.now_s += 10
     shown(10 << 20, 40 << 20)
-    assert shown.words() == "written 10.0 of 40.0 MiB, 1.0 MiB/s, 10s elapsed, 30s left"
+    assert shown.text() == "written 10.0 of 40.0 MiB, 1.0 MiB/s, 10s elapsed, 30s left"
     clock.now_s += 4
-    assert shown.words() == "written 10.0 of 40.0 MiB, 1.0 MiB/s, 14s elapsed, 26s left"
+    assert shown.text() == "written 10.0 of 40.0 MiB, 1.0 MiB/s, 14s elapsed, 26s left"
     clock.now_s += 100
-    assert shown.words().endswith(", 1m54s elapsed")  # what should be over says no time
+    assert shown.text().endswith(", 1m54s elapsed")  # what should be over says no time
 
 
 def test_what_was_there_before_is_neither_speed_nor_time() -> None:
     clock = Clock()
-    shown = Reporter("written", "bytes", clock)
+    shown = ProgressReporter("written", "bytes", clock)
     clock.now_s += 50  # loading
     shown(512 << 10, 3 << 20, earlier=512 << 10)
     clock.now_s += 2
     shown(1536 << 10, 3 << 20, earlier=512 << 10)
-    assert shown.words() == "written 1.5 of 3.0 MiB, 512.0 KiB/s, 52s elapsed, 3s left"
+    assert shown.text() == "written 1.5 of 3.0 MiB, 512.0 KiB/s, 52s elapsed, 3s left"
 
 
 def test_the_next_part_of_the_work_begins_anew() -> None:
     clock = Clock()
-    shown = Reporter("read", "documents", clock)
+    shown = ProgressReporter("read", "documents", clock)
     clock.now_s += 1
     shown(1000)
-    assert shown.words() == "read 1k documents, 1k/s, 1s elapsed"
+    assert shown.text() == "read 1k documents, 1k/s, 1s elapsed"
     shown(1001, 1001)
-    assert shown.words().endswith("1s elapsed")
+    assert shown.text().endswith("1s elapsed")
     shown(1, 1)
-    assert shown.words().startswith("read 1 of 1 document, ")
-    shown.doing("learning 500 pieces")
+    assert shown.text().startswith("read 1 of 1 document, ")
+    shown.set_activity("learning 500 pieces")
     clock.now_s += 61
-    assert shown.words() == "learning 500 pieces 1m02s elapsed"
+    assert shown.text() == "learning 500 pieces 1m02s elapsed"
     shown(0, 10)
     clock.now_s += 2
     shown(5, 10)
-    assert shown.words().endswith("5 of 10 documents, 2.5/s, 1m04s elapsed, 2s left")
+    assert shown.text().endswith("5 of 10 documents, 2.5/s, 1m04s elapsed, 2s left")
 
 
 def test_plain_lines_come_at_even_times_whatever_is_reported() -> None:
     console, out = plain()
-    with progress(console, "[matching]", every_s=0.05):
+    with progress(console, "[matching]", interval_s=0.05):
         sleep(0.28)
     lines = out.getvalue().splitlines()
     assert 3 <= len(lines) <= 6
@@ -80,7 +80,7 @@ def test_plain_lines_come_at_even_times_whatever_is_reported() -> None:
 
 def test_what_ends_soon_says_nothing() -> None:
     console, out = plain()
-    with progress(console, "matching", every_s=5.0) as shown:
+    with progress(console, "matching", interval_s=5.0) as shown:
         for done in range(1000):
             shown(done, 1000)
     assert out.getvalue() == ""
@@ -88,7 +88,7 @@ def test_what_ends_soon_says_nothing() -> None:
 
 def test_ctrl_c_leaves_one_line_that_says_how_to_go_on() -> None:
     console, out = plain()
-    with pytest.raises(KeyboardInterrupt), progress(console, "matching", stopped="the same command goes on."):
+    with pytest.raises(KeyboardInterrupt), progress(console, "matching", stop_note="the same command goes on."):
         raise KeyboardInterrupt
     assert out.getvalue() == "stopped: the same command goes on.\n"
 
@@ -97,7 +97,7 @@ def test_on_a_terminal_one_line_ticks_and_goes_away() -> None:
     host, terminal = pty.openpty()
     with open(terminal, "w", encoding="utf-8") as file:
         console = Console(file=file, width=80, height=24, force_terminal=True)
-        with pytest.raises(KeyboardInterrupt), progress(console, "written", "bytes", stopped="go on.") as shown:  # noqa: PT012
+        with pytest.raises(KeyboardInterrupt), progress(console, "written", "bytes", stop_note="go on.") as shown:  # noqa: PT012
             shown(1 << 20, 3 << 20)
             sleep(0.4)
             raise KeyboardInterrupt

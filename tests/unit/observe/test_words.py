@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from lmtrain.observe.screen.panel import RunPanel
-from lmtrain.observe.screen.row_text import compute, flops, smoothed, sparkline, step_line, ticking, valid_line
+from lmtrain.observe.screen.row_text import (
+    format_clock,
+    format_flops_per_s,
+    smoothed_loss,
+    sparkline,
+    speed_figures,
+    step_line,
+    valid_line,
+)
 
 FULL: dict[str, Any] = {
     "step": 100, "loss": 3.21449, "lr": 3e-4, "grad_norm": 0.8412, "tokens_per_s": 12345.0, "flops_per_s": 4.12e14,
@@ -52,21 +60,21 @@ def test_terms_of_a_loss_are_said_behind_it() -> None:
     assert valid_line(row) == f"valid at step 7  {said}"
     console = Console(width=80, record=True, file=io.StringIO(), legacy_windows=False)
     panel = RunPanel({}, 10)
-    panel.step({"step": 7, **terms})
+    panel.show_step({"step": 7, **terms})
     console.print(panel)
     assert "its terms     mlm 2.9957, pair 0.5000" in console.export_text()
 
 
 def test_time_of_this_start_and_tokens_of_all_are_told_apart() -> None:
-    assert dict(compute(FULL))["elapsed"] == "1h02m, 52.4M tokens"
-    assert dict(compute(FULL | {"attempt": 2}))["elapsed"] == "1h02m this start, 52.4M tokens in all"
+    assert dict(speed_figures(FULL))["elapsed"] == "1h02m, 52.4M tokens"
+    assert dict(speed_figures(FULL | {"attempt": 2}))["elapsed"] == "1h02m this start, 52.4M tokens in all"
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(None, "-"), (1.5e15, "1.5 PFLOP/s"), (3e9, "3 GFLOP/s"), (2e5, "0.2 MFLOP/s")]
 )
 def test_flops(value: float | None, text: str) -> None:
-    assert flops(value) == text
+    assert format_flops_per_s(value) == text
 
 
 def test_a_falling_loss_falls() -> None:
@@ -77,14 +85,14 @@ def test_a_falling_loss_falls() -> None:
 
 
 def test_a_smoothed_loss_follows_slowly_and_leaves_out_what_is_no_number() -> None:
-    assert smoothed([]) is smoothed([math.nan]) is None
-    assert smoothed([2.0]) == 2.0
-    assert smoothed([2.0, 1.0]) == pytest.approx((0.9 * 2 + 1) / 1.9)
-    assert smoothed([3.0] * 9 + [math.inf]) == pytest.approx(3.0)
+    assert smoothed_loss([]) is smoothed_loss([math.nan]) is None
+    assert smoothed_loss([2.0]) == 2.0
+    assert smoothed_loss([2.0, 1.0]) == pytest.approx((0.9 * 2 + 1) / 1.9)
+    assert smoothed_loss([3.0] * 9 + [math.inf]) == pytest.approx(3.0)
 
 
 def test_a_clock_has_whole_seconds() -> None:
-    assert [ticking(value) for value in (0.4, 59.99, 61.7, 3725)] == ["0s", "59s", "1m01s", "1h02m"]
+    assert [format_clock(value) for value in (0.4, 59.99, 61.7, 3725)] == ["0s", "59s", "1m01s", "1h02m"]
 
 
 @given(values=st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=60), width=st.integers(0, 40))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmtrain.observe.measure.named_measures import Histogram
-from lmtrain.observe.sinks.behind import Behind
+from lmtrain.observe.sinks.behind import QueuedSink
 
 
 class Kept:
@@ -17,7 +17,7 @@ class Kept:
         self.bad, self.gate, self.steps, self.closed = bad, gate, list[int](), False
         self.busy = threading.Event()
 
-    def row(self, row: Mapping[str, Any]) -> None:
+    def write_row(self, row: Mapping[str, Any]) -> None:
         self.busy.set()
         if self.gate is not None:
             self.gate.wait(60)
@@ -25,7 +25,7 @@ class Kept:
             raise OSError("no route to host")
         self.steps.append(row["step"])
 
-    def histograms(self, step: int, found: Mapping[str, Histogram]) -> None:
+    def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         self.steps.append(-step)
 
     def close(self) -> None:
@@ -34,10 +34,10 @@ class Kept:
 
 def test_everything_arrives_in_order_before_the_end() -> None:
     kept, said = Kept(), list[str]()
-    behind = Behind("it", lambda tell: kept, said.append)
+    behind = QueuedSink("it", lambda tell: kept, said.append)
     for step in range(1, 300):
-        behind.row({"event": "step", "step": step})
-    behind.histograms(7, {})
+        behind.write_row({"event": "step", "step": step})
+    behind.write_histograms(7, {})
     behind.close()
     assert kept.steps == [*range(1, 300), -7]
     assert kept.closed
@@ -46,9 +46,9 @@ def test_everything_arrives_in_order_before_the_end() -> None:
 
 def test_a_failure_is_said_once_and_counted_and_the_next_record_is_tried() -> None:
     kept, said = Kept(bad=(2, 3, 5)), list[str]()
-    behind = Behind("it", lambda tell: kept, said.append)
+    behind = QueuedSink("it", lambda tell: kept, said.append)
     for step in range(1, 8):
-        behind.row({"step": step})
+        behind.write_row({"step": step})
     behind.close()
     assert kept.steps == [1, 4, 6, 7]
     assert said == [
@@ -63,9 +63,9 @@ def test_one_that_cannot_be_opened_loses_all() -> None:
     def refused(tell: Any) -> Kept:
         raise ConnectionError("no account")
 
-    behind = Behind("it", refused, said.append)
+    behind = QueuedSink("it", refused, said.append)
     for step in range(3):
-        behind.row({"step": step})
+        behind.write_row({"step": step})
     behind.close()
     assert said[0].startswith("it failed: no account. ")
     assert said[1:] == ["3 of 3 records did not reach it; metrics.jsonl has them all."]
@@ -74,11 +74,11 @@ def test_one_that_cannot_be_opened_loses_all() -> None:
 def test_one_that_hangs_is_not_waited_for() -> None:
     gate, said = threading.Event(), list[str]()
     kept = Kept(gate=gate)
-    behind = Behind("it", lambda tell: kept, said.append, capacity=3, end_s=0.01)
-    behind.row({"step": 0})
+    behind = QueuedSink("it", lambda tell: kept, said.append, capacity=3, end_s=0.01)
+    behind.write_row({"step": 0})
     assert kept.busy.wait(60)
     for step in range(1, 10):
-        behind.row({"step": step})
+        behind.write_row({"step": step})
     behind.close()
     gate.set()
     assert said == [
@@ -95,8 +95,8 @@ def test_what_a_sink_says_of_itself_is_said_by_the_thread_that_trains() -> None:
         told.set()
         return Kept()
 
-    behind = Behind("it", talking, lambda text: speakers.add(threading.get_ident()))
+    behind = QueuedSink("it", talking, lambda text: speakers.add(threading.get_ident()))
     assert told.wait(60)
-    behind.row({"step": 1})
+    behind.write_row({"step": 1})
     behind.close()
     assert speakers == {threading.get_ident()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lmtrain.observe.sinks.behind import _SAVE, _STEP, CHARTS, scalars_of
+from lmtrain.observe.sinks.behind import _SAVE_CURVES, _STEP_CURVES, CHARTS, row_scalars
 
 ROW = {
     "event": "step", "step": 3, "attempt": 1, "loss": 2.0, "loss/mlm": 1.5, "lr": 0.1, "grad_norm": 1.0, "skipped": 0,
@@ -15,7 +15,7 @@ ROW = {
 
 
 def test_numbers_have_names_and_what_is_unknown_has_none() -> None:
-    found = scalars_of(ROW)
+    found = row_scalars(ROW)
     assert found["loss/train"] == 2.0
     assert found["loss/mlm"] == 1.5
     assert found["optim/loss_scale"] == 65536.0
@@ -26,17 +26,17 @@ def test_numbers_have_names_and_what_is_unknown_has_none() -> None:
 
 
 def test_rows_of_other_events() -> None:
-    assert scalars_of({"event": "valid", "step": 3, "loss": 2.0, "ppl": 7.4}) == {"loss/valid": 2.0, "valid/ppl": 7.4}
-    assert scalars_of({"event": "save", "step": 3, "saved_step": 2, "write_s": 1.0, "stall_s": 0.5, "bytes": 7}) == {
+    assert row_scalars({"event": "valid", "step": 3, "loss": 2.0, "ppl": 7.4}) == {"loss/valid": 2.0, "valid/ppl": 7.4}
+    assert row_scalars({"event": "save", "step": 3, "saved_step": 2, "write_s": 1.0, "stall_s": 0.5, "bytes": 7}) == {
         "save/write_s": 1.0, "save/stall_s": 0.5,
     }  # fmt: skip
-    assert scalars_of({"event": "start", "step": 0}) == {}
+    assert row_scalars({"event": "start", "step": 0}) == {}
 
 
 def test_every_name_is_on_a_page_and_in_the_documentation() -> None:
     page = (Path(__file__).parents[4] / "docs/how_to/read_a_run.md").read_text()
     patterns = [tag for charts in CHARTS.values() for tags in charts.values() for tag in tags]
-    for name in (*_STEP.values(), *_SAVE.values()):
+    for name in (*_STEP_CURVES.values(), *_SAVE_CURVES.values()):
         assert f"`{name}`" in page, name
         drawn = any(re.fullmatch(pattern, name) for pattern in patterns)
         assert drawn or name.startswith(("progress/", "optim/skipped")), name

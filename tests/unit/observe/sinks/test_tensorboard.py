@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.measure.named_measures import EDGES, Histogram
-from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoard
+from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoardSink
 
 SETTINGS = {
     "model": {"kind": "gpt", "width": 32, "tied": True, "window": None}, "optim": {"lr": 0.003, "betas": [0.9, 0.95]},
@@ -27,10 +27,10 @@ def counts_of(*numbers: float) -> Histogram:
 def read(tmp_path_factory: pytest.TempPathFactory) -> Any:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     folder: Path = tmp_path_factory.mktemp("events")
-    sink = TensorBoard(EventWriter(folder, 0), SETTINGS, 1000.0)
-    sink.row({"event": "step", "step": 1, "loss": 2.0, "lr": 0.5, "mfu": None})
-    sink.histograms(1, {"weights/a": counts_of(-3.0, -0.5, 0.0, 0.5, 0.5), "gradients/a": counts_of(1e-20)})
-    sink.row({"event": "stop", "step": 1, "stopped_by": None})
+    sink = TensorBoardSink(EventWriter(folder, 0), SETTINGS, 1000.0)
+    sink.write_row({"event": "step", "step": 1, "loss": 2.0, "lr": 0.5, "mfu": None})
+    sink.write_histograms(1, {"weights/a": counts_of(-3.0, -0.5, 0.0, 0.5, 0.5), "gradients/a": counts_of(1e-20)})
+    sink.write_row({"event": "stop", "step": 1, "stopped_by": None})
     sink.close()
     events = accumulator.EventAccumulator(str(folder))
     events.Reload()
