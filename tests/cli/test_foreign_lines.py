@@ -39,7 +39,7 @@ TITAN = (
           "schedule.warmup_steps=10", "optim.betas=[0.9,0.95]", "data=blend", "run.dir=ck", "model.norm=rmsnorm",
           "data.datasets=[{path: a, weight: 0.3}, {path: b, weight: 0.7}]", "train.valid_samples=32",
           "data.split=[949,50,1]", "model.tied=false"],
-         ["--vocab-file: The dataset has its tokenizer", "--use-flash-attn: The kernels are chosen"]),
+         ["--vocab-file: The tokenizer is stored with the dataset", "--use-flash-attn: The kernels are chosen"]),
         (NANOGPT,
          ["train.global_batch=48", "train.micro_batch=12", "train.valid_samples=240", "schedule=constant",
           "compute.compile=false", "data.path=x"],

@@ -111,7 +111,7 @@ def test_a_switch_has_not_lost_what_it_turns_off(name: str) -> None:
 
 
 def test_a_switch_turns_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    switch = Switch("lmtrain.observe.measure.named_measures", "worth_by_step", lambda: "off")
+    switch = Switch("lmtrain.observe.measure.named_measures", "score_by_step", lambda: "off")
     monkeypatch.setitem(SWITCHES, "something", switch)
     monkeypatch.setattr(named_measures, "score_by_step", "on")
     turn_off(["something"])

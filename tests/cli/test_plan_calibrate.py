@@ -90,7 +90,7 @@ def _rows_between_others() -> list[dict[str, Any]]:
 def test_rows_without_a_time_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
     runs = _run(tmp_path / "good", _rows()), _run(tmp_path / "bad", _rows(**damage))
     said = lmtrain("plan", "--calibrate", *runs, "hardware=cpu", code=65)
-    assert f"{tmp_path / 'bad' / 'metrics.jsonl'} has rows that say no time" in said
+    assert f"{tmp_path / 'bad' / 'metrics.jsonl'} has rows without a time" in said
 
 
 def test_what_is_done_between_steps_is_no_time_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

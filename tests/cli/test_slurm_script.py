@@ -365,8 +365,8 @@ def test_cpus_are_those_of_a_rank(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ((), 2, "said once. Give --gpus-per-node N, or --tasks-per-node N"),
-        (("--gpus-per-node", 2, "--tasks-per-node", 2), 2, "said once"),
+        ((), 2, "given once. Give --gpus-per-node N, or --tasks-per-node N"),
+        (("--gpus-per-node", 2, "--tasks-per-node", 2), 2, "given once"),
         (("--tasks-per-node", 3, *EIGHT), 78, "--tasks-per-node=3 does not divide the 8 processes of pp 2 x dp_shard "
          "2 x tp 2, zero 1, and nodes are all alike. Use --tasks-per-node=2 on 4 nodes"),
         (("--gpus-per-node", 2, "--sbatch=--gpus-per-task=1", *TWO), 2, "--gpus-per-task=1 is about a task, and one "
