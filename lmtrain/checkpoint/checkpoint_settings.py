@@ -37,9 +37,10 @@ class CheckpointSettings(Settings):
         return bool(self.interval_steps or self.saves_every_s)
 
     def num_on_disk(self, total_steps: int) -> tuple[int, int]:
-        """Return the least and the greatest number of checkpoints on disk at one time, including the one being written.
+        """Return the least and the greatest number of checkpoints on disk at one time, including the one being written,
+        in a run of `total_steps` steps.
 
-        The second can be smaller in practice: saves by time are not known in advance.
+        The greatest can be smaller in practice: saves by time are not known in advance.
         """
         num_saves = -(-total_steps // self.interval_steps) if self.interval_steps else 1
         num_permanent = total_steps // self.keep_every_steps if self.keep_every_steps else 0

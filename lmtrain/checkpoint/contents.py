@@ -50,7 +50,9 @@ _MAX_ERROR_CHARS = 1000  # of an error about settings
 
 
 class Contents:
-    """An opened checkpoint. Holds no descriptors, so there is nothing to close. Threads may share it."""
+    """An opened checkpoint: its manifest, tensors and extra files. Holds no descriptors, so there is nothing to close.
+    Threads may share it.
+    """
 
     def __init__(self, path: Path, num_cached_blocks: int = _CACHED_BLOCKS) -> None:
         self.path = path
@@ -59,16 +61,17 @@ class Contents:
         self._files: dict[str, tuple[HashedFile, dict[str, StoredPiece]]] = {}
 
     def tensor(self, name: str) -> TensorEntry:
-        """Return a tensor's entry in the manifest; raise CheckpointError if there is none."""
+        """Return a tensor's type, shape and pieces, as the manifest gives them; raise CheckpointError if it has no such
+        tensor.
+        """
         entry = self.manifest.tensors.get(name)
         if entry is None:
             raise CheckpointError(f"{self.path} has no tensor {name}. {suggest_name(name, self.manifest.tensors)}")
         return entry
 
     def read_bits(self, name: str, box: Box | None = None, out: Array | None = None) -> Array:
-        """Return a tensor, or a box of it, assembled from its pieces, as integers that hold the bits of its elements.
-
-        `out` is filled and returned if it is given.
+        """Return the elements of a tensor, or of its rectangular part `box`, as integers that hold their bits. They are
+        collected from all pieces of the tensor. `out` is filled and returned if it is given.
         """
         entry = self.tensor(name)
         box = box or full_box(entry.shape)
@@ -91,14 +94,16 @@ class Contents:
         return out
 
     def read_file(self, name: str) -> bytes:
-        """Return an extra file of the checkpoint, verified against its hash."""
+        """Return the bytes of an extra file of the checkpoint, such as tokenizer.json, verified against the file's
+        hash.
+        """
         entry = self.manifest.files.get(name)
         if entry is None:
             raise CheckpointError(f"{self.path} has no file {name}. {suggest_name(name, self.manifest.files)}")
         return read_hashed(self.path / name, entry, MAX_FILE_BYTES)
 
     def find_damage(self) -> list[str]:
-        """Return a message for everything that is wrong with the checkpoint; reads every byte of every file."""
+        """Read every byte of every file, and return a message for each thing that is wrong with the checkpoint."""
         files, tensors = self.manifest.files, self.manifest.tensors
         unknown_names = sorted({*os.listdir(self.path)} - files.keys() - {MANIFEST})
         problems = [f"{self.path / name} does not belong to the checkpoint. Remove it." for name in unknown_names]
@@ -121,7 +126,9 @@ class Contents:
         ]
 
     def _locate(self, name: str, entry: TensorEntry, piece: PieceEntry) -> tuple[HashedFile, StoredPiece]:
-        """Return the file that holds a piece and the piece's place in it; raise if the file's header disagrees."""
+        """Return the tensor file that holds a piece of the tensor `name`, and the piece's place in that file. Raise
+        CheckpointError if the file's header does not agree with the manifest's entries `entry` and `piece`.
+        """
         file, header = self._open(piece.file)
         stored = header.get(piece.key)
         if stored is None or (stored.dtype, stored.shape) != (entry.dtype, piece.box.shape):
@@ -133,7 +140,9 @@ class Contents:
         return file, stored
 
     def _open(self, name: str) -> tuple[HashedFile, dict[str, StoredPiece]]:
-        """Return a safetensors file and its header, read once. Its list of block hashes is verified."""
+        """Return a tensor file and the pieces that its header lists, by key. Both are read once, and the file's list of
+        block hashes is verified.
+        """
         if name not in self._files:
             path, listing = self.path / name, blocks_file(name)
             digests = _decode_blocks(self.read_file(listing), self.path / listing)
@@ -143,7 +152,9 @@ class Contents:
 
 
 def _decode_blocks(data: bytes, where: Path) -> list[bytes]:
-    """Return the block digests in the JSON of a .blocks.json file; `where` is its path for messages."""
+    """Parse a .blocks.json file and return the SHA-256 digests of the blocks that it lists. `where` is the file's path;
+    raise CheckpointError, which names it, if the list is malformed.
+    """
     try:
         listing = parse_json(data, where)
         if listing["block_bytes"] != BLOCK_BYTES:
@@ -155,7 +166,7 @@ def _decode_blocks(data: bytes, where: Path) -> list[bytes]:
 
 @contextmanager
 def _collect_errors(problems: list[str]) -> Iterator[None]:
-    """Append the message of a CheckpointError of the block to a list, instead of raising it."""
+    """Append the message of a CheckpointError that the block raises to `problems`, instead of raising it."""
     try:
         yield
     except CheckpointError as error:
@@ -170,7 +181,9 @@ def suggest_name(name: str, names: Collection[str]) -> str:
 
 
 def model_of(state: Mapping[str, Any], where: object) -> ModelSettings:
-    """Return the model settings in a checkpoint's state; raise CheckpointError, naming `where`, if they are wrong."""
+    """Return the model settings from `state`, the state in a checkpoint's manifest. Raise CheckpointError, which names
+    `where`, if they are invalid.
+    """
     settings = state.get("model")
     if isinstance(settings, dict) and len(settings) > _MAX_MODEL_SETTINGS:
         raise CheckpointError(f"{where} gives its model {len(settings)} settings; no model has so many. Restore it.")
@@ -181,7 +194,9 @@ def model_of(state: Mapping[str, Any], where: object) -> ModelSettings:
 
 
 def layout_of(state: Mapping[str, Any]) -> ParallelSettings | None:
-    """Return the parallel settings that a checkpoint was made with; None if they are missing or no longer valid."""
+    """Return the parallel settings of the run that saved a checkpoint, from `state`, the state in its manifest. Return
+    None if they are missing or no longer valid.
+    """
     run_settings = state.get("settings")
     parallel = run_settings.get("parallel") if isinstance(run_settings, dict) else None
     if not isinstance(parallel, dict) or len(parallel) > _MAX_MODEL_SETTINGS:
@@ -193,7 +208,9 @@ def layout_of(state: Mapping[str, Any]) -> ParallelSettings | None:
 
 
 def checked_model(contents: Contents) -> ModelSettings:
-    """Return a checkpoint's model settings; raise CheckpointError if its tensors or files do not fit them."""
+    """Return a checkpoint's model settings. Raise CheckpointError if they are invalid, if the checkpoint's tensors do
+    not fit them, or if a file is missing or has the wrong size.
+    """
     model = model_of(contents.manifest.state, contents.path)
     if problems := fit_problems(contents.manifest, model):
         raise CheckpointError(f"{contents.path / MANIFEST} contradicts itself: {'; '.join(problems)}. Restore a copy.")
@@ -246,7 +263,8 @@ def _describe_few(names: Iterable[str], describe: Callable[[str], str]) -> str:
 
 
 def _padding_problem(model: ModelSettings, shapes: Mapping[str, Shape]) -> str:
-    """Return what is wrong if the vocabulary's padding is larger than the model, else "".
+    """Return a message if the rows that pad the vocabulary would hold more numbers than all weights of the model and
+    more than 16 million, else "". `shapes` are the weights' shapes without padding.
 
     because: padding rows are in no file, so file sizes do not bound them
     """
@@ -258,7 +276,7 @@ def _padding_problem(model: ModelSettings, shapes: Mapping[str, Shape]) -> str:
 
 
 def _check_file_sizes(contents: Contents) -> None:
-    """Raise if a file is missing or has another size than the manifest says; read nothing."""
+    """Raise CheckpointError if a tensor file is missing or has another size than the manifest says. No file is read."""
     manifest = contents.manifest
     for name in sorted({piece.file for tensor in manifest.tensors.values() for piece in tensor.pieces}):
         try:

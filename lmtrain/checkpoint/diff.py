@@ -41,7 +41,9 @@ def missing_names(a: Contents, b: Contents) -> tuple[list[str], list[str]]:
 
 
 def type_differences(a: Contents, b: Contents) -> dict[str, tuple[str, str]]:
-    """Return name -> (type and shape in `a`, in `b`) of tensors whose type or shape differs."""
+    """Return name -> (type and shape in `a`, type and shape in `b`) of each tensor that both checkpoints have, in
+    different types or shapes.
+    """
     kinds = [{n: f"{t.dtype} {list(t.shape)}" for n, t in c.manifest.tensors.items()} for c in (a, b)]
     return {
         name: (kinds[0][name], kinds[1][name])
@@ -51,7 +53,9 @@ def type_differences(a: Contents, b: Contents) -> dict[str, tuple[str, str]]:
 
 
 def value_differences(a: Contents, b: Contents) -> Iterator[tuple[str, ValueDifference]]:
-    """Yield the name and the difference of each tensor with equal type and shape but different values."""
+    """Yield (name, difference) of each tensor that both checkpoints have with the same type and shape but with
+    different values.
+    """
     for name, tensor in a.manifest.tensors.items():
         counterpart = b.manifest.tensors.get(name)
         if counterpart is not None and (counterpart.dtype, counterpart.shape) == (tensor.dtype, tensor.shape):
@@ -77,7 +81,9 @@ def _compare_values(a: Contents, b: Contents, name: str) -> ValueDifference:
 
 
 def _to_floats(bits: Array, dtype: str) -> Array:
-    """Return a tensor's raw bits, of this safetensors type, as float64 values."""
+    """Return elements of a tensor as float64 values. `bits` are integers that hold the elements' bits, `dtype` is the
+    safetensors name of their type, such as "BF16".
+    """
     if dtype == "BF16":  # because: a bfloat16 is the upper half of a float32
         return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return bits.view(np.dtype(DTYPES[dtype]).newbyteorder("<")).astype(np.float64)
@@ -90,7 +96,9 @@ def verify_checkpoints(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """Verify a checkpoint, reading every byte; return its step, counts, size and `problems`, a list of messages."""
+    """Verify a checkpoint by reading every byte. Return a dict with its path ("checkpoint"), a list of messages
+    ("problems") and, if its manifest can be read, "step", "tensors", "files" (their numbers) and "bytes".
+    """
     facts: dict[str, Any] = {"checkpoint": str(path), "problems": []}
     try:
         contents = Contents(path)
@@ -110,7 +118,9 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def raise_problems(reports: Iterable[dict[str, Any]]) -> None:
-    """Raise CheckpointError if a report has problems; the message ends with how to resume from an intact checkpoint."""
+    """Raise CheckpointError with all problems of reports by `verify_checkpoint`; do nothing if there are none. For
+    checkpoints of a run, the message also says how to resume from an intact checkpoint.
+    """
     reports = list(reports)
     problems = [problem for report in reports for problem in report["problems"]]
     if not problems:

@@ -42,7 +42,9 @@ class CheckpointReader:
         return _torch_dtype(self._contents.tensor(name).dtype)
 
     def read(self, name: str, offset: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
-        """Return a tensor, or the part of it that begins at `offset` and has this shape (default: up to the end)."""
+        """Return a tensor, or the part of it that begins at the index `offset` and has the shape `shape`. Without
+        `offset` the part begins at the tensor's beginning, without `shape` it goes to the tensor's end.
+        """
         full = self.shape(name)
         begin = tuple(offset) if offset is not None else (0,) * len(full)
         if len(begin) != len(full) or (shape is not None and len(shape) != len(full)):
@@ -51,10 +53,10 @@ class CheckpointReader:
         return _as_tensor(self._contents.read_bits(name, Box(begin, extent)), self.dtype(name))
 
     def load_into(self, pieces: Iterable[Piece], *, allow_rounding: bool = False) -> None:
-        """Fill the pieces' blocks with the checkpoint's values.
+        """Fill the blocks of the pieces, which are tensors or arrays, with the checkpoint's values. Raise
+        CheckpointError if a name, shape or type differs; with `allow_rounding` a floating-point type may differ.
 
-        Raise CheckpointError if a name, shape or type differs; with `allow_rounding` the run's floating type may differ
-        from the checkpoint's. After an error about damage some blocks are filled and some not: do not use them.
+        After an error about damage some blocks are filled and some not: do not use them.
         """
         pieces = list(pieces)
         problems = self._mismatches(pieces, allow_rounding)
@@ -76,7 +78,9 @@ class CheckpointReader:
         return checked_model(self._contents)
 
     def _directly_readable(self, piece: Piece) -> Array | None:
-        """Return a block's memory if the checkpoint's bytes can be read straight into it, else None."""
+        """Return the memory of a piece's block as an integer array if the checkpoint's bytes can be read straight into
+        it: a contiguous CPU tensor of the same type. Else return None.
+        """
         block = piece.block
         if not isinstance(block, Tensor) or dtype_code(block) != self.manifest.tensors[piece.name].dtype:
             return None
@@ -84,7 +88,9 @@ class CheckpointReader:
         return block.view(_CARRIERS[block.element_size()]).numpy() if is_plain else None
 
     def _mismatches(self, pieces: list[Piece], allow_rounding: bool) -> list[str]:
-        """Return messages for the pieces that the checkpoint does not have, or has in another shape or type."""
+        """Return messages for the pieces whose tensor the checkpoint does not have, or has in another shape or type.
+        With `allow_rounding` floating-point types may differ.
+        """
         stored, requested = self.manifest.tensors, {piece.name for piece in pieces}
         missing, problems = sorted(requested - stored.keys()), []
         if missing:
@@ -98,7 +104,9 @@ class CheckpointReader:
         return problems
 
     def _mismatch(self, piece: Piece, allow_rounding: bool) -> list[str]:
-        """Return a message if a piece differs from the checkpoint's tensor of its name, else an empty list."""
+        """Return a list with a message if the checkpoint's tensor has another shape or type than the piece expects,
+        else an empty list. With `allow_rounding` floating-point types may differ.
+        """
         entry = self.manifest.tensors[piece.name]
         shape, dtype = tuple(piece.global_shape), dtype_code(piece.block)
         if entry.shape != shape:
@@ -122,7 +130,7 @@ class CheckpointReader:
 
 @torch.no_grad()
 def _fill(block: Any, tensor: Tensor) -> None:
-    """Copy a tensor into a block, a numpy array or a tensor."""
+    """Copy the values of a tensor into `block`, which is a numpy array or another tensor."""
     if isinstance(block, np.ndarray):
         block[...] = tensor.numpy()
     else:
@@ -130,7 +138,8 @@ def _fill(block: Any, tensor: Tensor) -> None:
 
 
 def _split_rows(box: Box, block: Any) -> Iterator[tuple[Box, Any]]:
-    """Yield a block in parts of a few rows, each with its box.
+    """Split a piece of a tensor into parts of a few rows. Yield the box of each part in the tensor, and the part of
+    `block` that holds its values. `box` and `block` are those of the whole piece.
 
     because: converted values are in memory twice, as read and as converted
     """

@@ -91,14 +91,14 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def previous_checkpoint(path: Path) -> Path | None:
-    """Return the newest readable checkpoint in the same folder that is older than this one, or None."""
+    """Return the newest readable checkpoint beside the checkpoint `path` that is older than it, or None."""
     step = step_from_name(path.name)
     older = [] if step is None else [p for p in _step_folders(path.parent) if (step_from_name(p.name) or 0) < step]
     return next((folder for folder in reversed(older) if manifest_problem(folder) is None), None)
 
 
 def newer_checkpoints(path: Path) -> list[Path]:
-    """Return the checkpoints in the same folder that are newer than this one, oldest first."""
+    """Return the checkpoints beside the checkpoint `path` that are newer than it, oldest first."""
     step = step_from_name(path.name)
     folders = _step_folders(path.parent)
     return [] if step is None else [folder for folder in folders if (step_from_name(folder.name) or 0) > step]
@@ -109,7 +109,9 @@ def _step_folders(folder: Path) -> list[Path]:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Return a checkpoint's manifest; raise if it is damaged, and name an older checkpoint that can be read."""
+    """Return a checkpoint's manifest. Raise CheckpointError if it is damaged; the message names the newest older
+    checkpoint that can be read, if there is one.
+    """
     try:
         return _read_manifest(path)
     except NewerFormatError:
@@ -122,7 +124,9 @@ def load_manifest(path: Path) -> Manifest:
 
 
 def manifest_problem(path: Path) -> str | None:
-    """Return why a manifest cannot be read; None if it can, or if a newer version of this program could."""
+    """Return why the manifest of the checkpoint `path` cannot be read. Return None if it can, or if a newer lmtrain has
+    written it.
+    """
     try:
         status = os.lstat(path / MANIFEST)
         return _cached_problem(path, (status.st_ino, status.st_size, status.st_mtime_ns))
@@ -132,7 +136,9 @@ def manifest_problem(path: Path) -> str | None:
 
 @lru_cache(maxsize=256)  # because: each save checks all checkpoints of the run again
 def _cached_problem(path: Path, version: tuple[int, ...]) -> str | None:
-    """Return why a manifest cannot be read, or None; `version` identifies the file's state, for the cache."""
+    """Return why the manifest of the checkpoint `path` cannot be read, or None. `version` is the manifest's inode, size
+    and time of change: with another version the manifest is read again.
+    """
     try:
         _read_manifest(path)
     except NewerFormatError:
@@ -166,7 +172,9 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 def rename_damaged(path: Path) -> Path:
-    """Rename a damaged checkpoint so that it counts as none and is never removed; return its new path."""
+    """Rename a damaged checkpoint to NAME.damaged-1 or a higher number, and return its new path. It is then not taken
+    for a checkpoint any more, and never removed.
+    """
     names = (path.with_name(f"{path.name}.damaged-{number}") for number in itertools.count(1))
     new_path = next(name for name in names if not os.path.lexists(name))
     os.rename(path, new_path)
@@ -174,10 +182,9 @@ def rename_damaged(path: Path) -> Path:
 
 
 def resolve_checkpoint(path: Path | str) -> Path:
-    """Return the checkpoint that a path names: a checkpoint itself, or the newest in a run's or checkpoints' folder.
-
-    RUN@best names the best of those that the run has kept, by its checkpoint.best_by. Raise MissingInputError if there
-    is none.
+    """Return the checkpoint that `path` names: a checkpoint itself, the newest in the folder of a run or of
+    checkpoints, or for RUN@best the best that the run has kept, by its checkpoint.best_by. Raise MissingInputError if
+    there is none.
     """
     path = Path(path)
     if is_best(path):
@@ -201,7 +208,9 @@ def is_best(path: Path) -> bool:
 
 
 def best_checkpoint(run: Path) -> Path:
-    """Return the kept checkpoint of a run with the best score; raise MissingInputError if none has a score."""
+    """Return the checkpoint with the best score among those that the run's folder holds. Raise MissingInputError if
+    none has a score.
+    """
     by_step = {step_from_name(path.name) or 0: path for path in list_checkpoints(run / CHECKPOINTS)}
     ranked = rank_checkpoints(by_step, checkpoint_scores(run))
     if not ranked:
@@ -234,7 +243,8 @@ def leftover_numbers(path: Path) -> tuple[int, int]:
 
 
 def check_free_space(folder: Path, need_bytes: int) -> None:
-    """Raise StorageError if the disk of a folder has fewer free bytes than a checkpoint needs."""
+    """Raise StorageError if the disk that holds a folder has less than the `need_bytes` free that a checkpoint needs.
+    """
     have_bytes = free_bytes(folder)
     if have_bytes < need_bytes:
         raise StorageError(
@@ -244,7 +254,7 @@ def check_free_space(folder: Path, need_bytes: int) -> None:
 
 
 def clear_leftovers(folder: Path) -> list[str]:
-    """Remove temporary folders that killed processes left; return their names.
+    """Remove the temporary folders that killed processes have left in a folder of checkpoints; return their names.
 
     A checkpoint that was moved aside for its replacement gets its name back if the replacement never took its place.
     Only the owner of the run's lock may call this, with no save in flight.
@@ -270,11 +280,12 @@ def prune_checkpoints(
     folder: Path, keep_last: int, saved: Path | None = None, keep_every_steps: int | None = None, *,
     keep_best: int = 0, scores: Mapping[int, float] | None = None,
 ) -> list[str]:  # fmt: skip
-    """Remove all checkpoints but the `keep_last` newest (at least one) and `saved`; return the removed names.
+    """Remove old checkpoints of a folder and return their names. The `keep_last` newest (at least one) and `saved`
+    stay; so do those whose step is a multiple of `keep_every_steps`, and the `keep_best` with the highest `scores`,
+    which are by step.
 
-    Checkpoints whose step is a multiple of `keep_every_steps` stay, and so do the `keep_best` with the highest
-    `scores`, which are by step. One whose manifest cannot be read is neither counted nor removed: it may be needed to
-    find the cause. `saved` need not be the newest: a run that went back to an earlier step saves below later ones.
+    A checkpoint whose manifest cannot be read is neither counted nor removed: it may be needed to find the cause.
+    `saved` need not be the newest: a run that went back to an earlier step saves below later ones.
     """
     removed = []
     with storage_errors(folder, "Pruning"):

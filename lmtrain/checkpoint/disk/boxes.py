@@ -23,7 +23,9 @@ _MAX_COMPARISONS = 200_000  # of pairs of pieces, to find two that overlap
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangular part of a tensor. The box of a scalar has no axes and one element."""
+    """A rectangular part of a tensor: `shape` elements along its axes, from index `offset` on. The box of a scalar has
+    no axes and one element.
+    """
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -37,7 +39,7 @@ class Box:
         return tuple(o + n for o, n in zip(self.offset, self.shape, strict=True))
 
     def is_inside(self, shape: Sequence[int]) -> bool:
-        """Return whether the box is valid and lies inside a tensor of this shape."""
+        """Return whether the box has no negative sizes and lies inside a tensor of the shape `shape`."""
         return (
             len(self.offset) == len(self.shape) == len(shape)
             and all(o >= 0 and n >= 0 for o, n in zip(self.offset, self.shape, strict=True))
@@ -62,7 +64,7 @@ def full_box(shape: Sequence[int]) -> Box:
 
 
 def intersect(a: Box, b: Box) -> Box | None:
-    """Return the intersection of two boxes, or None if it is empty."""
+    """Return the box of the elements that two boxes of a tensor share, or None if they share none."""
     offset = tuple(map(max, a.offset, b.offset))
     shape = tuple(min(p, q) - o for p, q, o in zip(a.stop, b.stop, offset, strict=True))
     return Box(offset, shape) if all(n > 0 for n in shape) else None
@@ -75,7 +77,9 @@ def is_contiguous(box: Box, shape: Sequence[int]) -> bool:
 
 
 def contiguous_runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
-    """Split a box into parts that are contiguous in a tensor of this shape; yield each one's flat offset and box."""
+    """Split a box into parts that are contiguous in a tensor of the shape `shape`. Yield each part as (index of its
+    first element in the flattened tensor, its box).
+    """
     if is_contiguous(box, shape):
         yield sum(o * math.prod(shape[i + 1 :]) for i, o in enumerate(box.offset)), box
         return
@@ -86,14 +90,15 @@ def contiguous_runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]
 
 
 def first_and_last_offset(box: Box, shape: Sequence[int]) -> tuple[int, int]:
-    """Return the flat offsets of the first and the last element of a box in a tensor of this shape."""
+    """Return the indices of a box's first and last element in the flattened tensor, which has the shape `shape`."""
     steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     first = sum(o * step for o, step in zip(box.offset, steps, strict=True))
     return first, first + sum((n - 1) * step for n, step in zip(box.shape, steps, strict=True))
 
 
 def split_box(box: Box, max_elements: int) -> Iterator[Box]:
-    """Split a box into boxes of at most `max_elements`, along the first axis if possible; yield them in order.
+    """Split a box into smaller boxes of at most `max_elements` elements, along the first axis if possible, and yield
+    them in order.
 
     Parts consist of whole rows where these fit, so that each is contiguous in the stored tensor.
     """
@@ -110,7 +115,9 @@ def split_box(box: Box, max_elements: int) -> Iterator[Box]:
 
 
 def cover_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
-    """Return why the boxes do not fill a tensor of this shape exactly once; None if they do."""
+    """Return why the boxes do not cover each element of a tensor of the shape `shape` exactly once, as text for a
+    message; None if they do.
+    """
     for box in boxes:
         if not box.is_inside(shape):
             return f"the piece at {list(box.offset)} of shape {list(box.shape)} is not inside {list(shape)}"
@@ -124,7 +131,8 @@ def cover_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
 
 
 def _fills_exactly(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
-    """Return whether boxes inside a tensor cover each element exactly once, in time linear in their number.
+    """Return whether boxes that lie inside a tensor of the shape `shape` cover each of its elements exactly once. The
+    time is linear in the number of boxes.
 
     Each coordinate of each axis gets a secret random number; a box's weight is the product over its axes of the number
     at its end minus the number at its start. The weights add up to the tensor's own weight if the boxes cover each
@@ -142,7 +150,7 @@ def _fills_exactly(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
 
 
 def _find_overlap(boxes: list[Box]) -> tuple[Box, Box] | None:
-    """Return two boxes that overlap, or None if none are found within a bounded number of comparisons.
+    """Return two boxes that overlap, or None if there are none or if _MAX_COMPARISONS comparisons have found none.
 
     Sweeps along the axis with the most distinct offsets, on which the fewest boxes are compared with each other.
     """

@@ -58,7 +58,9 @@ class NewerFormatError(CheckpointError):
 
 
 def dtype_code(tensor: Any) -> str:
-    """Return the safetensors name of a tensor's or array's type."""
+    """Return the safetensors name, such as "F32", of the type of a torch tensor or numpy array. Raise CheckpointError
+    for a type that a checkpoint cannot hold.
+    """
     # because: numpy's name leaves out the byte order, and torch's types have no name, only their text
     name = getattr(tensor.dtype, "name", None) or str(tensor.dtype).removeprefix("torch.")
     if name not in _CODES:
@@ -116,9 +118,8 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return a manifest as JSON, with a line for each file and tensor.
-
-    Raise CheckpointError if it would be too large to be read again.
+    """Return a manifest as the text of manifest.json, with a line for each file and each tensor. Raise CheckpointError
+    if it would be too large to be read again.
     """
     value: dict[str, Any] = {
         "format": FORMAT,
@@ -160,7 +161,9 @@ def max_manifest_bytes(data_bytes: int) -> int:
 
 
 def check_num_pieces(num_pieces: int) -> None:
-    """Raise CheckpointError for more pieces than a manifest may list; called before anything is written."""
+    """Raise CheckpointError if a checkpoint would have more pieces of tensors than a manifest may list. Called before
+    anything is written.
+    """
     if num_pieces > MAX_PIECES:
         raise CheckpointError(
             f"{num_pieces:,} pieces of tensors are more than a checkpoint's {MAX_PIECES:,}. {FEWER_PIECES}"
@@ -179,14 +182,17 @@ def _encode_tensor(tensor: TensorEntry) -> dict[str, Any]:
 
 
 def digest_of(value: dict[str, Any]) -> str:
-    """Return the SHA-256 of a manifest's canonical JSON without its "digest"."""
+    """Return the SHA-256 of a manifest: of the canonical JSON of `value`, the dict in manifest.json, without "digest".
+    """
     rest = {key: v for key, v in value.items() if key != "digest"}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def decode_manifest(value: Any, where: object) -> Manifest:
-    """Check a parsed manifest.json completely and return it; raise CheckpointError, naming `where`, if it is wrong."""
+    """Check `value`, the parsed JSON of manifest.json, completely and return it as a Manifest. Raise CheckpointError,
+    which names `where`, if it is wrong, and NewerFormatError if a newer lmtrain has written it.
+    """
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise CheckpointError(f"{where} is not the manifest of an lmtrain checkpoint. Check the path.")
     version: Any = value.get("version")
@@ -243,7 +249,9 @@ def _decode_sizes(value: Any) -> tuple[int, ...]:
 
 
 def _check_pieces(tensors: dict[str, TensorEntry], files: dict[str, FileEntry]) -> None:
-    """Raise ValueError if two pieces share a key, or a file's pieces have more bytes than the file."""
+    """Raise ValueError if two pieces in a file have the same key, or if the pieces in a file have more bytes than the
+    file.
+    """
     keys: set[tuple[str, str]] = set()
     piece_bytes: Counter[str] = Counter()
     for tensor in tensors.values():

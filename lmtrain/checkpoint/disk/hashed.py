@@ -112,9 +112,8 @@ def _page_aligned(num_bytes: int) -> Bytes:
 def write_hashed(
     path: Path, parts: Iterable[bytes | memoryview], point: str | None = None
 ) -> tuple[FileEntry, list[bytes]]:
-    """Write parts as one new file; return its manifest entry and its blocks' digests.
-
-    `point` is a fault point that is passed after each part.
+    """Write the parts one after the other into a new file. Return the file's entry for the manifest and the SHA-256
+    digests of its blocks. `point` is a fault point that is passed after each part.
     """
     with HashedWriter(path) as file:
         for part in parts:
@@ -135,7 +134,9 @@ def encode_blocks(entry: FileEntry, digests: Sequence[bytes]) -> bytes:
 
 
 def read_hashed(path: Path, entry: FileEntry, limit_bytes: int) -> bytes:
-    """Return a whole file of at most `limit_bytes`, verified against its entry."""
+    """Return a whole file. Raise CheckpointError if its size or hash is not that of `entry`, the file's entry in the
+    manifest, or if it is larger than `limit_bytes`.
+    """
     if entry.size > limit_bytes:
         raise CheckpointError(f"{path} has {entry.size} bytes and at most {limit_bytes} are read at once. {_RESTORE}")
     data = _read_range(path, entry.size, 0, entry.size)
@@ -144,7 +145,9 @@ def read_hashed(path: Path, entry: FileEntry, limit_bytes: int) -> bytes:
 
 
 def verify_file(path: Path, entry: FileEntry) -> None:
-    """Read a file of any size block by block; raise CheckpointError if its root hash is not that of its entry."""
+    """Read a file of any size block by block. Raise CheckpointError if its size or root hash is not that of `entry`,
+    the file's entry in the manifest.
+    """
     _check_root(path, entry, (
         _read_range(path, entry.size, at, min(BLOCK_BYTES, entry.size - at)) for at in range(0, entry.size, BLOCK_BYTES)
     ))  # fmt: skip
@@ -186,7 +189,7 @@ class HashedFile:
         self._digests, self._cache = digests, cache or BlockCache()
 
     def read(self, start: int, size: int) -> memoryview:
-        """Return a range of verified bytes, which must lie inside the file."""
+        """Return `size` verified bytes from byte `start` on, which must all lie inside the file."""
         if size and start // BLOCK_BYTES == (start + size - 1) // BLOCK_BYTES:
             return self._read_within_block(start, size)
         data = bytearray(size)
@@ -194,7 +197,7 @@ class HashedFile:
         return memoryview(data)
 
     def read_into(self, start: int, out: memoryview) -> None:
-        """Fill `out`, flat bytes, with the file's bytes from `start` on."""
+        """Fill `out`, a view of plain bytes, with verified bytes of the file from byte `start` on."""
         assert 0 <= start <= start + len(out) <= self.size
         done = 0
         while done < len(out):
@@ -209,7 +212,7 @@ class HashedFile:
             self._read_verified_block(index)
 
     def _read_within_block(self, start: int, size: int) -> memoryview:
-        """Return verified bytes of a range that lies inside one block."""
+        """Return `size` verified bytes from byte `start` on, which must all lie inside the same 4 MiB block."""
         assert 0 <= start < start + size <= self.size
         index, at = divmod(start, BLOCK_BYTES)
         data = self._cache.get(self.path, index)
@@ -228,7 +231,8 @@ class HashedFile:
 
 
 def _read_range(path: Path, expected_size: int, start: int, size: int) -> bytes:
-    """Read a range of a plain file; raise CheckpointError if the file is missing or has another size than expected.
+    """Return `size` bytes of a plain file from byte `start` on. Raise CheckpointError if the file is missing, or if it
+    does not have `expected_size` bytes.
 
     The file is opened for each call, so that no descriptor stays open.
     """

@@ -85,7 +85,9 @@ def array_bytes(array: Array) -> Array:
 
 
 def encode_header(specs: Sequence[PieceSpec]) -> bytes:
-    """Return the header, with its length, of a file of these pieces; raise CheckpointError for a duplicate piece."""
+    """Return the header of a safetensors file, with its 8 bytes of length, for a file that holds these pieces in this
+    order. Raise CheckpointError for a piece that is listed twice, or if the header would be too large.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for spec in specs:
@@ -103,9 +105,9 @@ def encode_header(specs: Sequence[PieceSpec]) -> bytes:
 
 
 def merge_pieces(pieces_by_rank: Sequence[Sequence[tuple[PieceSpec, PieceEntry]]]) -> dict[str, TensorEntry]:
-    """Return each tensor's entry, with its pieces from all ranks.
-
-    Raise CheckpointError unless a tensor's pieces agree on its type and shape and cover it exactly once.
+    """Combine the pieces of all ranks to the manifest's entries of their tensors, by name. `pieces_by_rank` holds each
+    piece with its own entry. Raise CheckpointError unless a tensor's pieces agree on its type and shape and cover it
+    exactly once.
     """
     specs: dict[str, PieceSpec] = {}
     pieces: dict[str, list[PieceEntry]] = {}
@@ -135,7 +137,9 @@ class StoredPiece:
 
 
 def read_header(file: HashedFile) -> dict[str, StoredPiece]:
-    """Return a file's pieces by key; raise CheckpointError if the header does not describe exactly this file."""
+    """Return the pieces that a safetensors file holds, by key, from its header. Raise CheckpointError if the header
+    does not describe exactly this file.
+    """
     if file.size < 8:
         raise CheckpointError(f"{file.path} is too short for a safetensors file. Restore it from a copy.")
     (length,) = struct.unpack("<Q", file.read(0, 8))
@@ -148,7 +152,9 @@ def read_header(file: HashedFile) -> dict[str, StoredPiece]:
 
 
 def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size: int) -> dict[str, StoredPiece]:
-    """Check a parsed header and return its pieces; the tensors' bytes begin at `base`. Raise ValueError if invalid."""
+    """Check the parsed header of a safetensors file and return its pieces by key. The bytes of the tensors begin at
+    byte `base` of the file and end at its end, `file_size`. Raise ValueError if the header is invalid.
+    """
     header.pop("__metadata__", None)
     end = 0
     stored: dict[str, StoredPiece] = {}
@@ -168,7 +174,8 @@ def _decode_header(header: dict[str, dict[str, list[int]]], base: int, file_size
 
 
 def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out: Array) -> None:
-    """Fill `out` with a box of a piece, which has this shape and begins at byte `start` of the file.
+    """Fill `out` with the part `box` of a piece. The piece has the shape `shape` and begins at byte `start` of the
+    file.
 
     Ranges of at most about one 4 MiB block are read at a time, from the box's first element to its last; if its rows
     are further apart than that, each row is read separately.
@@ -184,7 +191,9 @@ def read_box(file: HashedFile, start: int, shape: tuple[int, ...], box: Box, out
 
 
 def _read_strided(file: HashedFile, first: int, strides: tuple[int, ...], out: Array) -> None:
-    """Fill `out` with elements that begin at byte `first` of a file and have these strides in bytes."""
+    """Fill `out` with elements of a file. The first lies at byte `first`; neighbours along each axis of `out` lie
+    `strides` bytes apart in the file.
+    """
     span_bytes = sum((n - 1) * s for n, s in zip(out.shape, strides, strict=True)) + out.itemsize
     if span_bytes <= BLOCK_BYTES or out.size == 1:
         out[...] = np.ndarray(out.shape, out.dtype, file.read(first, span_bytes), 0, strides)

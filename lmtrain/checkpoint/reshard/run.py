@@ -62,9 +62,8 @@ class Journal:
         self.path, self._first = path, {"format": "lmtrain reshard journal", "version": 2, "key": key}
 
     def read(self, num_blocks: Mapping[str, int]) -> DoneBlocks | None:
-        """Return the blocks that the journal records as on disk; None if it is damaged or belongs to other work.
-
-        `num_blocks` are the expected numbers of blocks by file.
+        """Return the digests of the hash blocks that the journal records as written to disk. Return None if it is
+        damaged or belongs to other work. `num_blocks` is the expected number of hash blocks of each file.
         """
         done: DoneBlocks = {}
         try:
@@ -137,7 +136,9 @@ class Attempt:
         self._report, self._lock, self._stop = report, Lock(), Event()
 
     def run(self, state: Mapping[str, Any], overwrite: bool) -> ReshardResult:
-        """Copy all remaining parts, finish the checkpoint and rename it to the output."""
+        """Copy all parts of tensors that are not copied yet, finish the checkpoint and rename it to the output. `state`
+        is the new checkpoint's state; `overwrite` replaces a checkpoint that is the output already.
+        """
         self._resume_or_start()
         segments = map(self._remaining_parts, list_segments(self.contents.manifest))
         remaining = [parts for segment in segments if (parts := [*segment])]
@@ -151,7 +152,9 @@ class Attempt:
         return ReshardResult(self.work.output, len(self.targets), num_bytes, self._earlier_bytes)
 
     def _resume_or_start(self) -> None:
-        """Keep the intact blocks of an earlier attempt, or start with an empty folder; create all files."""
+        """Keep the intact hash blocks of an earlier attempt, or start with an empty folder; then create all tensor
+        files.
+        """
         folder = self.work.files
         done = self.journal.read({name: target.num_blocks for name, target in self.targets.items()})
         has_files = not folder.is_symlink() and folder.is_dir() and all(t.has_file for t in self.targets.values())
@@ -170,7 +173,9 @@ class Attempt:
             self.journal.begin()
 
     def _keep_intact_blocks(self, done: DoneBlocks) -> None:
-        """Read the blocks that the journal lists, and keep those whose digest is still right."""
+        """Read the hash blocks that the journal lists, `done`, from the disk, and keep those whose digest is still
+        right.
+        """
         blocks = [(self.targets[file], *block) for file, by_index in done.items() for block in by_index.items()]
         with ThreadPoolExecutor(self.limits.workers, "reshard") as pool:
             results = pool.map(lambda block: block[0].matches_disk(block[1], block[2]), blocks)
@@ -179,7 +184,7 @@ class Attempt:
                     target.keep_block(index, digest)
 
     def _remaining_parts(self, segment: Sequence[CopyJob]) -> Iterator[CopyJob]:
-        """Yield the parts of a segment that must be copied, each small enough for memory.
+        """Yield the copy jobs (tensor name, box) of a segment that are still to be done, each small enough for memory.
 
         Every part that touches a hash block which is not kept is copied, since all bytes of such a block may be wrong.
         """
@@ -195,7 +200,9 @@ class Attempt:
                     yield name, part
 
     def _copy(self, remaining: Sequence[Sequence[CopyJob]]) -> None:
-        """Copy segments in worker threads; this thread syncs the files and then records the blocks in the journal."""
+        """Copy the remaining segments, which are lists of copy jobs, in worker threads. Meanwhile this thread syncs the
+        files, and then records the completed hash blocks in the journal.
+        """
         finished: SimpleQueue[Future[DoneBlocks]] = SimpleQueue()
         with ThreadPoolExecutor(self.limits.workers, "reshard") as pool:
             try:
@@ -218,7 +225,9 @@ class Attempt:
                 raise
 
     def _copy_parts(self, parts: Sequence[CopyJob]) -> DoneBlocks:
-        """Copy parts; return the digests of the hash blocks that became complete, by file and block."""
+        """Do the copy jobs `parts`. Return the digests of the hash blocks that this has completed, by file and block
+        index.
+        """
         completed: DoneBlocks = {}
         for name, box in parts:
             if self._stop.is_set():
@@ -229,7 +238,9 @@ class Attempt:
         return completed
 
     def _copy_box(self, name: str, box: Box, completed: DoneBlocks) -> None:
-        """Copy a box of a tensor into all files that hold a part of it; add completed hash blocks to `completed`."""
+        """Copy a box of the tensor `name` into all files that hold a part of it. Add the digests of the hash blocks
+        that this completes to `completed`.
+        """
         bits = self.contents.read_bits(name, box)
         for target, piece_box, start in self.places[name]:
             if (overlap := intersect(piece_box, box)) is not None:
@@ -242,7 +253,9 @@ class Attempt:
                     target.digests |= digests
 
     def _finish(self, state: Mapping[str, Any]) -> int:
-        """Write block lists, extra files and, last, the manifest; return the size of all files in bytes."""
+        """Write the lists of block hashes, the extra files and, last, the manifest with `state`. Return the size of all
+        files in bytes.
+        """
         folder, manifest = self.work.files, self.contents.manifest
         for name in os.listdir(folder):
             if name not in self.targets:  # because: an earlier attempt may have written it
@@ -274,7 +287,9 @@ class Attempt:
 
 
 def work_key(manifest: Manifest, files: FileSpecs) -> str:
-    """Return a digest that identifies the work: the source checkpoint, the pieces of each file and the segment size."""
+    """Return a digest that identifies the work of a reshard: the source checkpoint, the pieces of each new file and the
+    segment size.
+    """
     layout = {
         name: [[s.name, s.dtype, s.global_shape, s.box.offset, s.box.shape] for s in specs]
         for name, specs in files.items()
@@ -287,7 +302,9 @@ def total_bytes(targets: Mapping[str, Target]) -> int:
 
 
 def list_segments(manifest: Manifest) -> Iterator[list[CopyJob]]:
-    """Yield all tensors in the order in which they are stored, as lists of copy jobs of similar size."""
+    """Yield all tensors of a checkpoint as segments of about 64 MiB, in the order of its manifest. A segment is a list
+    of copy jobs (tensor name, box).
+    """
     current: list[CopyJob] = []
     size = 0
     for name, tensor in manifest.tensors.items():
@@ -312,11 +329,10 @@ def reshard(
     overwrite: bool = False,
     report: Report = lambda done, total, earlier: None,
 ) -> ReshardResult:
-    """Write a checkpoint's tensors as these files, into the new checkpoint folder `output`.
-
-    `files` lists each file's pieces and `state` is the new checkpoint's state. `limits` bound memory and threads.
-    `report` is called with the bytes done, in all, and done by an earlier attempt. With `overwrite` an existing
-    checkpoint at `output` is replaced.
+    """Write the tensors of a checkpoint into new files that split them differently, as the checkpoint folder `output`.
+    `files` lists the pieces of each new file, and `state` is the new checkpoint's state. `limits` bound memory and
+    threads. `overwrite` replaces an existing checkpoint. `report` is called with the bytes done, in all, and done by an
+    earlier attempt.
     """
     limits, manifest = limits or Limits(), contents.manifest
     check_output(contents.path, output, manifest.step)
@@ -351,7 +367,9 @@ def reshard(
 
 
 def check_output(source: Path, output: Path, step: int) -> None:
-    """Raise UsageError if the output is, holds or lies in the source, or has the name of another step."""
+    """Raise UsageError if `output` is, holds or lies in the checkpoint `source`, or if its name is that of a checkpoint
+    of another step than `step`.
+    """
     output_path, source_path = output.resolve(), source.resolve()
     if output_path == source_path or source_path in output_path.parents or output_path in source_path.parents:
         raise UsageError(
@@ -362,7 +380,7 @@ def check_output(source: Path, output: Path, step: int) -> None:
 
 
 def _is_finished_output(output: Path, key: str) -> bool:
-    """Return whether the output is the finished result of the same work, by an earlier attempt."""
+    """Return whether `output` is the finished result of an earlier attempt at the same work, which `key` identifies."""
     if not (output / MANIFEST).is_file():
         return False
     try:

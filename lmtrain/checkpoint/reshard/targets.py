@@ -110,7 +110,7 @@ class Target:
 
     @property
     def has_file(self) -> bool:
-        """True if an earlier attempt has left a plain file of this size that has no second link."""
+        """True if an earlier attempt has left a plain file of the right size that has no other hard link."""
         try:
             status = os.lstat(self.path)
         except FileNotFoundError:
@@ -118,7 +118,7 @@ class Target:
         return stat.S_ISREG(status.st_mode) and (status.st_nlink, status.st_size) == (1, self.size)
 
     def matches_disk(self, index: int, digest: bytes) -> bool:
-        """Return whether a block on disk has this digest."""
+        """Return whether the hash block with this index has the SHA-256 `digest` on disk."""
         at = index * BLOCK_BYTES
         with self._open(os.O_RDONLY) as fd:
             return hashlib.sha256(read_range(fd, at, min(BLOCK_BYTES, self.size - at))).digest() == digest
@@ -133,13 +133,15 @@ class Target:
         return self._has_kept_blocks and all(self._missing[index] == 0 for index, _, _ in blocks)
 
     def create(self) -> None:
-        """Create the file, or open one of an earlier attempt, and write its header."""
+        """Create the file with its full size, or open the file of an earlier attempt, and write its header."""
         with self._open(os.O_WRONLY | os.O_CREAT) as fd:
             os.ftruncate(fd, self.size)
         self.digests |= self.write(0, memoryview(self._header))
 
     def write(self, position: int, data: memoryview) -> Digests:
-        """Write bytes at a position, except into kept blocks; return the digests of the hash blocks they complete."""
+        """Write `data` at byte `position` of the file, except into kept hash blocks. Return the digests of the hash
+        blocks that this completes, by index.
+        """
         digests: Digests = {}
         parts = [(position, position + len(data))]
         if self._has_kept_blocks:  # the range, without the blocks that are kept
@@ -162,7 +164,9 @@ class Target:
             os.close(fd)
 
     def _completed_blocks(self, fd: int, position: int, data: memoryview) -> Iterator[tuple[int, bytes]]:
-        """Count bytes that were written at `position`; yield index and digest of each hash block that they complete."""
+        """Count `data`, which was written at byte `position`, as present. Yield (index, digest) of each hash block that
+        this completes.
+        """
         for index, start, stop in _touched_blocks(position, len(data)):
             with self._lock:
                 self._missing[index] -= stop - start
@@ -187,14 +191,18 @@ class Target:
 
 
 def _touched_blocks(position: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield index, start and stop of each hash block's part that a range of bytes covers."""
+    """Split the `size` bytes of a file from byte `position` on at the borders of hash blocks. Yield (index of the hash
+    block, first byte, end) of each part.
+    """
     stop = position + size
     for index in range(position // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):
         yield index, max(position, index * BLOCK_BYTES), min(stop, (index + 1) * BLOCK_BYTES)
 
 
 def place_pieces(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, int]]]:
-    """Return each tensor's pieces in the new files: the file, the piece's box, and its first byte in the file."""
+    """Return tensor name -> its pieces in the new files, each as (file, the piece's box in the tensor, the piece's
+    first byte in the file).
+    """
     places: dict[str, list[tuple[Target, Box, int]]] = {}
     for target in targets.values():
         for spec, start in zip(target.specs, target.starts, strict=False):
@@ -203,7 +211,8 @@ def place_pieces(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, 
 
 
 def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: ParallelSettings) -> dict[str, list[PieceSpec]]:
-    """Return file name -> pieces of a checkpoint of this model at a new parallel layout.
+    """Return the tensor files of a checkpoint at new parallel settings, as file name -> pieces. `manifest` and `model`
+    are those of the existing checkpoint.
 
     A piece that several ranks hold goes to a shared file. Tensors that belong to no parameter are held by every rank.
     """
@@ -225,7 +234,9 @@ def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: Parallel
 
 
 def state_at_layout(state: Mapping[str, Any], parallel: ParallelSettings) -> dict[str, Any]:
-    """Return a checkpoint's state with the run's parallel settings replaced by new ones, if it has any."""
+    """Return a copy of a checkpoint's state in which the parallel settings of its run are replaced by `parallel`; a
+    state without such settings is copied unchanged.
+    """
     if layout_of(state) is None:
         return dict(state)
     return {**state, "settings": {**state["settings"], "parallel": parallel.to_dict()}}
@@ -234,7 +245,9 @@ def state_at_layout(state: Mapping[str, Any], parallel: ParallelSettings) -> dic
 def _ranks_of_boxes(
     model: ModelSettings, parallel: ParallelSettings
 ) -> dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]]:
-    """Return, by parameter name, its shape and the ranks that hold each box of it."""
+    """Return parameter name -> (shape of the parameter, box -> ranks that hold this box of it) at the settings
+    `parallel`.
+    """
     by_name: dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]] = {}
     for rank in range(parallel.layout.world_size):
         for place in places_of_rank(model, parallel, parallel.layout.coordinate(rank)).values():
@@ -248,7 +261,8 @@ def _ranks_of_boxes(
 def _boxes_of_tensor(
     name: str, tensor: TensorEntry, holders: Mapping[str, tuple[tuple[int, ...], dict[Box, Ranks]]]
 ) -> dict[Box, Ranks] | None:
-    """Return box -> ranks of a tensor: those of the parameter that its name ends with; None if there is none.
+    """Return box -> ranks that hold it, for a tensor of a checkpoint. It is split like the parameter with which its
+    name ends; return None if there is no such parameter of the same shape. `holders` is what `_ranks_of_boxes` returns.
 
     So `optim.exp_avg.norm.weight` is split like `norm.weight`.
     """
@@ -283,9 +297,8 @@ class WorkFolder:
         return self.path / "replaced"
 
     def check_output(self, overwrite: bool) -> None:
-        """Raise OutputError if the output exists, unless it is a checkpoint and `overwrite` is set.
-
-        Raise also if this folder is a symbolic link.
+        """Raise OutputError if the output exists, unless `overwrite` is set and it is a checkpoint or an empty folder.
+        Raise also if the work folder is a symbolic link.
         """
         if self.path.is_symlink():
             raise OutputError(f"{self.path}, where reshard works, is a link. Remove it or choose another output.")
@@ -303,7 +316,9 @@ class WorkFolder:
             os.rename(self._replaced, self.output)
 
     def publish(self, overwrite: bool) -> None:
-        """Rename the finished files to the output and remove this folder; `overwrite` replaces what is there."""
+        """Rename the folder of finished files to the output, and remove the work folder. With `overwrite`, whatever is
+        at the output is replaced.
+        """
         fault_point("reshard.publish")
         put_in_place(self.files, self.output, self._replaced if overwrite else None)
         fault_point("reshard.cleanup")

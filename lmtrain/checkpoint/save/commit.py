@@ -68,10 +68,11 @@ def save_checkpoint(
     *,
     verify: bool = False,
 ) -> tuple[Path, int]:
-    """Save the checkpoint of a run and return its path and size. Collective: every rank passes its own tensors.
+    """Save a checkpoint of the run at `step` into `folder`; return its path and its size in bytes. Collective: every
+    rank passes its own tensors, `data`; `state` and `files` (extra files by name) are rank 0's. With `verify` every
+    rank reads its file back from the disk before the commit.
 
-    `state` and `files` (extra files by name) are rank 0's. With `verify` every rank reads its file back from the disk
-    before the commit. A failure on any rank is raised on all and leaves nothing behind.
+    A failure on any rank is raised on all and leaves nothing behind.
     """
     action, is_first, attempt = "Saving a checkpoint in", peers.rank == 0, None
     with collective_phase(peers, 2) as sizes:
@@ -113,7 +114,9 @@ def save_checkpoint(
 
 
 def collect_part_manifests(attempt: Path, ranks: Sequence[int]) -> list[RankRecord]:
-    """Read the part manifests of these ranks, remove the files, and return their records."""
+    """Read the part manifests of these ranks from the temporary folder `attempt` and remove their files. Return what
+    they say: the files and pieces that each rank has written.
+    """
     records = []
     for rank in ranks:
         records.append(read_part_manifest(attempt / part_manifest_name(rank)))
@@ -122,7 +125,7 @@ def collect_part_manifests(attempt: Path, ranks: Sequence[int]) -> list[RankReco
 
 
 def check_extra_files(files: Mapping[str, bytes]) -> None:
-    """Raise CheckpointError for an extra file with a reserved or unsafe name, or one that is too large."""
+    """Raise CheckpointError if one of the extra files (name -> bytes) has a reserved or unsafe name or is too large."""
     for name, data in files.items():
         if not is_safe_name(name) or name == MANIFEST or name.startswith("rank_"):
             raise CheckpointError(f"{name!r} cannot be the name of a file in a checkpoint. Use a plain name.")
@@ -139,7 +142,9 @@ def piece_entries(rank: int, specs: Sequence[PieceSpec]) -> list[tuple[PieceSpec
 
 
 def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
-    """Write a rank's tensor file and its list of block hashes into the temporary folder; without tensors, nothing."""
+    """Write a rank's tensor file and its list of block hashes into the temporary folder `attempt`. Return what was
+    written; a rank without tensors writes no file.
+    """
     if not data.specs:
         return RankRecord({}, [])
     name = rank_file(rank)
@@ -151,7 +156,9 @@ def write_rank(attempt: Path, rank: int, data: RankData) -> RankRecord:
 
 
 def verify_on_disk(attempt: Path, record: RankRecord) -> None:
-    """Read a rank's files back from the disk and compare their hashes; raise StorageError if they differ."""
+    """Read the files of `record` in the temporary folder `attempt` back from the disk. Raise StorageError if their
+    hashes are not those that were computed while writing.
+    """
     for name, entry in record.files.items():
         drop_from_page_cache(attempt / name)
         fault_point("ckpt.read_back")
@@ -164,9 +171,8 @@ def verify_on_disk(attempt: Path, record: RankRecord) -> None:
 def commit_checkpoint(
     attempt: Path, step: int, records: Sequence[RankRecord], state: Mapping[str, Any], files: Mapping[str, bytes]
 ) -> tuple[Path, int]:
-    """Write extra files and the manifest, and rename the temporary folder to the checkpoint's name.
-
-    `records` are those of all ranks. Return the checkpoint's path and its size in bytes.
+    """Write the extra files and the manifest with `state` into the temporary folder `attempt`, and rename the folder to
+    the checkpoint's name. `records` say what each rank has written. Return the checkpoint's path and its size in bytes.
     """
     entries = {name: entry for record in records for name, entry in record.files.items()}
     for name, data in files.items():
@@ -206,7 +212,7 @@ def encode_part_manifest(record: RankRecord) -> bytes:
 
 
 def read_part_manifest(path: Path) -> RankRecord:
-    """Read a part manifest that another rank has just written."""
+    """Read the part manifest of a rank of this run, and return the files and pieces that the rank has written."""
     value: Any = parse_json(read_bytes(path, MAX_FILE_BYTES, follow_links=False), path)
     try:
         files = {name: FileEntry(size, root) for name, (size, root) in value["files"].items()}

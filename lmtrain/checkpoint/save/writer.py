@@ -39,7 +39,9 @@ class HostMemory:
         self._chunks: list[Tensor] = []
 
     def reserve(self, pieces: Sequence[Piece]) -> None:
-        """Allocate memory for these pieces' blocks and touch its pages; pinned memory if a block is on a GPU."""
+        """Allocate host memory for a copy of the pieces' blocks and touch its pages. It is pinned if a block is on a
+        GPU.
+        """
         num_bytes, pin = sum(p.block.nbytes for p in pieces), bool(_devices(pieces))
         while len(self._chunks) * self._chunk_bytes < num_bytes:
             chunk = torch.empty(self._chunk_bytes, dtype=torch.uint8, pin_memory=pin)
@@ -47,7 +49,9 @@ class HostMemory:
             self._chunks.append(chunk)
 
     def capture(self, pieces: Sequence[Piece]) -> RankData:
-        """Copy every block to host memory; when this returns, the run may change its tensors."""
+        """Copy the pieces' blocks to host memory and return the copy as the data of this rank's tensor file. When this
+        returns, the run may change its tensors.
+        """
         self.reserve(pieces)
         ordered = sort_for_file(pieces)
         position = 0
@@ -129,9 +133,9 @@ class CheckpointWriter:
         self._start_thread(partial(self._memory.reserve, pieces))
 
     def save(self, step: int, pieces: Sequence[Piece], state: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-        """Start the save of a step, after waiting for the previous one; do nothing if this step was the last saved.
-
-        `state` is copied; `files` are extra files by name. Raise the error of the previous save, if it failed.
+        """Wait for the previous save, copy the tensors, and start to write the checkpoint of `step`; do nothing if the
+        last save was of this step. `state` is copied; `files` are extra files by name. Raise the error of the previous
+        save if it failed.
         """
         self.wait()
         if self.last is not None and self.last.step == step:
@@ -150,7 +154,7 @@ class CheckpointWriter:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the save in flight is on disk; raise the error of a save that failed."""
+        """Wait until the save that is being written, if any, is on disk; raise the error of a save that failed."""
         if self._thread is not None:
             began = time.monotonic()
             with phases.within("save"):
@@ -176,7 +180,7 @@ class CheckpointWriter:
                 raise
 
     def _run_keeping_error(self, job: Callable[[], None]) -> None:
-        """Run a job in the thread and keep its error for `wait`."""
+        """Run a job in the writer's thread, and keep any error for `wait` to raise."""
         try:
             job()
         except BaseException as error:  # because: whatever it is, it belongs to the training loop

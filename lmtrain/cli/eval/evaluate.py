@@ -191,7 +191,7 @@ def _check_outputs(output: Path | None, samples: Path | None) -> None:
         refuse_special_file(path)
         if path.is_dir():
             raise OutputError(f"{name}={path} is a folder. Give a file's name.")
-        check_output_folder(path.parent, f"The folder of {name}={path}", lock=False)
+        check_output_folder(path.parent, f"The folder of {name}={path}", check_lock=False)
     if output is not None and samples is not None and output.absolute() == samples.absolute():
         raise UsageError(f"--output and --samples are both {output}. Give them two names.")
 

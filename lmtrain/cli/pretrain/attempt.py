@@ -212,7 +212,7 @@ class Attempt:
             try:
                 yield
             except Exception as error:
-                if is_peer_error(error) and self.stop.stop_received(_STOP_MESSAGE_WAIT_S):
+                if is_peer_error(error) and self.stop.wait_for_stop(_STOP_MESSAGE_WAIT_S):
                     raise Stopped(self.stop.requested) from error
                 raise
 

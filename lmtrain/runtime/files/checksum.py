@@ -24,7 +24,9 @@ def crc32c(data: bytes | NDArray[Any], crc: int = 0) -> int:
 
 
 def crc32c_numpy(data: bytes | NDArray[Any], crc: int = 0) -> int:
-    """Return the same checksum as `crc32c`, computed in numpy."""
+    """Return the CRC-32C of `data` as `crc32c` does, computed in numpy. `crc` is the checksum of the bytes before
+    `data`, 0 if there are none.
+    """
     view = np.frombuffer(data, np.uint8)
     crc ^= _ALL_ONES
     while len(view) >= 2 * _LANE_BYTES:
@@ -43,7 +45,9 @@ def crc32c_numpy(data: bytes | NDArray[Any], crc: int = 0) -> int:
 
 @lru_cache(maxsize=1)
 def _zero_lane_tables() -> list[list[int]]:
-    """Return a table for each byte of the register: its value after a lane of zeros. XOR combines the four."""
+    """Return four tables of 256 entries that advance a CRC register over `_LANE_BYTES` zero bytes: look up each of the
+    register's four bytes, the lowest first, in its own table and XOR the four entries.
+    """
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     for _ in range(_LANE_BYTES):
         bits = (bits >> 8) ^ _TABLE[bits & 255]
@@ -52,7 +56,7 @@ def _zero_lane_tables() -> list[list[int]]:
 
 
 def _make_table() -> NDArray[np.uint32]:
-    """Return the register's new value for each byte, the usual table of a bytewise CRC."""
+    """Return the lookup table of 256 entries for computing a CRC-32C one byte at a time."""
     entries: NDArray[np.uint32] = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         entries = (entries >> np.uint32(1)) ^ (entries & np.uint32(1)) * np.uint32(0x82F63B78)  # bits reversed

@@ -37,12 +37,12 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
 
 
 def fsync_dir(folder: Path) -> None:
-    """Bring a folder's entries to disk, such as a rename in it."""
+    """Flush a folder's entries, such as a rename in it, to the disk (fsync)."""
     fsync_file(folder, os.O_DIRECTORY)
 
 
 def fsync_file(path: Path, flags: int = 0) -> None:
-    """Bring a file's bytes to disk; `flags` are added to those of open()."""
+    """Flush a file's bytes to the disk (fsync). `flags` are os.open() flags, added to O_RDONLY."""
     fd = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(fd)
@@ -59,9 +59,9 @@ def free_bytes(path: Path) -> int:
 
 @contextmanager
 def storage_errors(path: Path, action: str, need_bytes: int = 0) -> Iterator[None]:
-    """Turn an OSError of the block, which writes `path`, into OutputError or StorageError.
-
-    `action` begins the message, such as "Writing". `need_bytes` is named if the disk is full.
+    """Turn an OSError of the block, which writes `path`, into OutputError if another path would help, else into
+    StorageError. `action` begins the message, such as "Writing". `need_bytes`, if given, is the size of the whole
+    operation, which the message names if the disk is full.
     """
     try:
         yield
@@ -75,9 +75,10 @@ def storage_errors(path: Path, action: str, need_bytes: int = 0) -> Iterator[Non
 
 
 def open_output(path: Path, flags: int) -> int:
-    """Open a plain file for writing and return its descriptor; raise OutputError for a link, device, pipe or socket.
+    """Open a plain file for writing with the os.open() flags `flags` and return its descriptor. Raise OutputError if
+    `path` is a link, device, pipe or socket.
 
-    Only the file itself may not be a link: its folder may be one, to another disk. `flags` are those of os.open().
+    Only the file itself may not be a link: its folder may be a link to another disk.
     """
     refuse_special_file(path)
     try:
@@ -93,7 +94,9 @@ def open_output(path: Path, flags: int) -> int:
 
 
 def refuse_special_file(path: Path) -> None:
-    """Raise if an output path is a symbolic link, a device or a pipe: root could otherwise replace /dev/null."""
+    """Raise OutputError if an output path is a symbolic link, a device, a pipe or a socket: root could otherwise
+    replace /dev/null.
+    """
     if path.is_symlink():
         raise OutputError(f"{path} is a symbolic link, and nothing is written through one. Remove the link.")
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -106,9 +109,8 @@ def _not_plain_error(path: Path) -> OutputError:
 
 @contextmanager
 def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Yield a new file to write. At the end it is synced and renamed to `path`; on an error it is removed.
-
-    `mode` is that of open().
+    """Yield a new temporary file, opened with `mode` as in open(). After the block it is synced and renamed to `path`;
+    if the block raises, it is removed and `path` stays as it was.
     """
     with storage_errors(path, "Writing"):
         refuse_special_file(path)
@@ -130,9 +132,8 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder, which is synced and renamed to `path` on success and removed on failure.
-
-    Raise if `path` exists and is not empty.
+    """Yield a temporary folder beside `path`. After the block its files are synced and it is renamed to `path`; if the
+    block raises, it is removed. Raise OutputError if `path` exists and is not an empty folder.
     """
     with storage_errors(path, "Writing"):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -154,20 +155,19 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(
-    folder: Path, path: Path, aside: Path | None = None, between_renames: Callable[[], object] = lambda: None
+    folder: Path, path: Path, backup: Path | None = None, between_renames: Callable[[], object] = lambda: None
 ) -> None:
-    """Rename a finished folder to `path` and sync the rename.
-
-    With `aside`, whatever is at `path` is renamed to `aside` first, and renamed back if the folder cannot take its
-    place. `between_renames` is called between the two renames; tests inject faults there.
+    """Rename a finished folder to `path` and sync the rename. With `backup`, whatever is at `path` is first renamed to
+    `backup`, and renamed back if the second rename fails. `between_renames` is called between the two; tests inject
+    faults there.
     """
-    if aside is not None and os.path.lexists(path):
-        os.rename(path, aside)
+    if backup is not None and os.path.lexists(path):
+        os.rename(path, backup)
         try:
             between_renames()
             os.rename(folder, path)
         except BaseException:
-            os.rename(aside, path)
+            os.rename(backup, path)
             raise
     else:
         os.rename(folder, path)
@@ -175,7 +175,7 @@ def put_in_place(
 
 
 def remove(path: Path) -> None:
-    """Remove the file or the whole folder at `path`, if there is one; of a symbolic link only the link."""
+    """Remove the file or the whole folder at `path`, if it exists. A symbolic link is removed, not its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -189,7 +189,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_bytes(value: Any, **options: Any) -> bytes:
-    """Return a value as JSON in UTF-8. `options` go to json.dumps.
+    """Return a value as JSON text encoded in UTF-8. `options` are keyword arguments for json.dumps.
 
     Non-ASCII text stays as it is, unless a file name holds bytes that are not UTF-8: then all of it is escaped.
     """
@@ -205,10 +205,10 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(data: bytes | str, path: Path, max_bytes: int | None = None) -> Any:
-    """Parse JSON strictly: raise DataError for a duplicate key, NaN, deep nesting or a value that is too large.
+    """Parse JSON text strictly and return its value. Raise DataError, which names `path`, for a duplicate key, NaN,
+    deep nesting, more than `max_bytes` of text (default MAX_JSON_BYTES) or values that would take too much memory.
 
-    `path` is named in the message. The text may have `max_bytes` (default MAX_JSON_BYTES); the memory of its values is
-    estimated from the text before it is parsed.
+    The memory of the values is estimated from the text before it is parsed.
     """
     try:
         if problem := json_size_problem(data, max_bytes):
@@ -222,14 +222,16 @@ def parse_json(data: bytes | str, path: Path, max_bytes: int | None = None) -> A
 
 
 def json_size_problem(data: bytes | str, max_bytes: int | None = None) -> str | None:
-    """Return why a JSON text, or the values that it would become, is too large to parse; None if it is not."""
+    """Return why a JSON text is too large to parse, as the end of a message, or None. The text may have `max_bytes`
+    (default MAX_JSON_BYTES); the memory of its parsed values is estimated and limited, too.
+    """
     max_bytes = MAX_JSON_BYTES if max_bytes is None else max_bytes
     # because: counting characters takes time, and a text that is too large is refused without it
     return size_problem(len(data), 0 if len(data) > max_bytes else json_memory(data), max_bytes)
 
 
 def json_memory(data: bytes | str) -> int:
-    """Return an estimate of the bytes of memory that a JSON text and its parsed values take."""
+    """Return an estimate of the bytes of memory that a JSON text and its parsed values take together."""
     # because: one character beyond ASCII can make a Python string take four bytes for each character
     cost = len(data) * (1 if data.isascii() else 4)
     counts = {mark: data.count(mark) if isinstance(data, str) else data.count(mark.encode()) for mark in _JSON_COSTS}
@@ -237,9 +239,8 @@ def json_memory(data: bytes | str) -> int:
 
 
 def size_problem(num_bytes: int, memory_bytes: int, max_bytes: int) -> str | None:
-    """Return why a JSON text of `num_bytes` is too large, or its values of `memory_bytes`; None if neither is.
-
-    The limit of the values grows with `max_bytes`, the limit of the text.
+    """Return which limit a JSON text of `num_bytes` exceeds, or its parsed values of `memory_bytes`, as the end of a
+    message; None if neither does. The text may have `max_bytes`; the limit of the memory is proportional to that.
     """
     if num_bytes > max_bytes:
         return f"it is larger than {format_bytes(max_bytes)}"
@@ -271,7 +272,9 @@ def is_nested_deeper(value: Any, max_depth: int) -> bool:
 
 @contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block, which reads `path`, into MissingInputError, DataError or StorageError."""
+    """Turn an OSError of the block, which reads `path`, into MissingInputError (missing or not readable), DataError (a
+    symbolic link that must not be followed) or StorageError (any other failure).
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -293,9 +296,8 @@ def drop_from_page_cache(path: Path) -> None:
 
 
 def open_regular(path: Path, *, follow_links: bool) -> tuple[int, int]:
-    """Open a plain file for reading; return its descriptor and size. Raise DataError for a pipe or a device.
-
-    With `follow_links=False` a symbolic link is an OSError.
+    """Open a plain file for reading and return (file descriptor, size in bytes). Raise DataError for a pipe or a
+    device, and OSError for a symbolic link if `follow_links` is False.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     fd = os.open(path, flags if follow_links else flags | os.O_NOFOLLOW)
@@ -308,7 +310,9 @@ def open_regular(path: Path, *, follow_links: bool) -> tuple[int, int]:
 
 @contextmanager
 def open_fd(path: Path, *, follow_links: bool = True) -> Iterator[tuple[int, int]]:
-    """Yield the descriptor and the size of a plain file opened for reading, and close it after the block."""
+    """Yield (file descriptor, size in bytes) of a plain file opened for reading, and close it after the block. Raise
+    OSError for a symbolic link if `follow_links` is False.
+    """
     fd, size = open_regular(path, follow_links=follow_links)
     try:
         yield fd, size
@@ -317,7 +321,9 @@ def open_fd(path: Path, *, follow_links: bool = True) -> Iterator[tuple[int, int
 
 
 def read_bytes(path: Path, limit_bytes: int, *, follow_links: bool = True) -> bytes:
-    """Return a whole file; raise before reading it if it is larger than `limit_bytes`."""
+    """Return a whole file. Raise DataError if it is larger than `limit_bytes`, before reading it, or if it is a
+    symbolic link and `follow_links` is False.
+    """
     with read_errors(path), open_fd(path, follow_links=follow_links) as (fd, size):
         if size > limit_bytes:
             raise DataError(
@@ -327,7 +333,7 @@ def read_bytes(path: Path, limit_bytes: int, *, follow_links: bool = True) -> by
 
 
 def read_range(fd: int, start: int, size: int) -> bytes:
-    """Return `size` bytes of an open file from offset `start` on, or fewer if the file ends before."""
+    """Return the `size` bytes of an open file from byte offset `start` on, or fewer if the file ends before."""
     parts = []
     while size > 0:
         part = os.pread(fd, size, start)
@@ -344,7 +350,8 @@ def is_safe_name(name: object) -> bool:
 
 
 def lock_holder(folder: Path) -> tuple[str, bool] | None:
-    """Return the last owner of a folder's lock and whether a process of this machine holds it now; None if unknown.
+    """Return (owner, is held) of a folder's lock: the text that its last owner wrote into the lock file, and whether a
+    process of this machine holds the lock now. Return None if there is no lock file or the system does not tell.
 
     The lock itself is not taken, so no run is disturbed.
     """
@@ -357,10 +364,9 @@ def lock_holder(folder: Path) -> tuple[str, bool] | None:
     return owner, is_held
 
 
-def check_output_folder(folder: Path, label: str, *, lock: bool) -> None:
-    """Raise OutputError if `folder_lock` would refuse the folder, without creating anything.
-
-    `label` is how messages call the folder. With `lock`, raise also if another run holds the lock now.
+def check_output_folder(folder: Path, label: str, *, check_lock: bool) -> None:
+    """Raise OutputError if `folder_lock` could not create or write the folder; nothing is created. `label` is the name
+    of the folder in messages. With `check_lock`, raise also if another run holds the lock now.
     """
     existing = folder
     try:
@@ -374,7 +380,7 @@ def check_output_folder(folder: Path, label: str, *, lock: bool) -> None:
     if not os.access(existing, os.W_OK | os.X_OK):
         raise OutputError(f"{label} cannot be written, since {existing} is closed to you. Choose another one.")
     # because: this check holds a shared lock for an instant, in which a run that takes the lock itself is refused
-    if lock and _exists(folder / ".lock"):
+    if check_lock and _exists(folder / ".lock"):
         with storage_errors(folder / ".lock", "Opening"):
             fd = open_output(folder / ".lock", os.O_RDONLY)
         try:
@@ -392,7 +398,9 @@ def _exists(path: Path) -> bool:
 
 
 def _take_lock(fd: int, folder: Path, kind: int) -> None:
-    """Lock an open lock file without waiting; raise OutputError if it is held. `kind` is LOCK_SH or LOCK_EX."""
+    """Lock an open lock file without waiting; `kind` is fcntl.LOCK_SH or LOCK_EX. Raise OutputError, which names
+    `folder` and the owner, if another process holds the lock.
+    """
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -402,7 +410,8 @@ def _take_lock(fd: int, folder: Path, kind: int) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the lock of an output folder, which is created if needed; raise OutputError if another run holds it.
+    """Hold the exclusive lock of an output folder for the block; the folder is created if needed. Raise OutputError if
+    another run holds the lock.
 
     The system releases the lock when the process ends, however it ends.
     """
@@ -422,7 +431,9 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def refuse_sparse_file(path: Path) -> None:
-    """Raise DataError for a large file of which less than half was ever written, as an interrupted download leaves."""
+    """Raise DataError for a file of more than 1 GiB of which less than half was ever written, such as an interrupted
+    download leaves.
+    """
     with read_errors(path):
         if os.stat(path).st_size <= _HOLE_CHECK_BYTES:
             return

@@ -15,9 +15,9 @@ from lmtrain.units import format_bytes
 
 
 def limit_reached(error: OSError, path: Path, need_bytes: int = 0) -> str | None:
-    """Return the end of a message ("PATH failed: ..."): which limit was reached and the way out; None for other errors.
-
-    `need_bytes` is what the operation needs in all, named if the disk is full; 0 if it is not known.
+    """Return the end of a message ("PATH failed: ..."): which limit of disk space, inodes, quota, file size or open
+    files an OSError of `path` is about, and the way out; None for other errors. `need_bytes` is the size of the whole
+    operation, named if the disk is full; 0 if unknown.
     """
     if error.errno == errno.ENOSPC:
         disk = _disk(path)
@@ -48,7 +48,7 @@ def _free_text(path: Path) -> str:
 
 
 def _disk(path: Path) -> os.statvfs_result | None:
-    """Return the state of the disk that holds a path, or will hold it once it exists."""
+    """Return os.statvfs of the disk that holds a path, or that will hold it once it exists; None if that fails."""
     for place in (path, *path.absolute().parents):
         with suppress(OSError):
             return os.statvfs(place)

@@ -27,9 +27,8 @@ class MemoryStats:
 
 
 def pick_device(name: str, process: ProcessEnv = ProcessEnv()) -> torch.device:
-    """Return the device to compute on: `cpu`, `cuda`, or for `auto` this process's GPU if torch sees one, else the CPU.
-
-    A GPU becomes torch's current device. Raise SettingsError if the device cannot be used.
+    """Return the device that the setting `name` selects: `cpu`, `cuda`, or with `auto` this process's GPU if torch sees
+    one, else the CPU. A GPU also becomes torch's current device. Raise SettingsError if the device cannot be used.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise SettingsError([f"compute.device={name} is not a device. Use auto, cpu or cuda."])
@@ -54,7 +53,9 @@ def device_name(device: torch.device) -> str:
 
 
 def memory_stats(device: torch.device) -> MemoryStats:
-    """Return the bytes that are in use, their peak since the start, and the total of the device or the host."""
+    """Return the bytes of memory in use, their peak since the start, and the total: for a GPU those of torch's
+    allocator and of the GPU, for the CPU those of this process and of the host.
+    """
     if device.type == "cuda":
         return MemoryStats(
             torch.cuda.memory_allocated(device),
@@ -73,9 +74,8 @@ def memory_stats(device: torch.device) -> MemoryStats:
 
 @contextmanager
 def memory_errors(way_out: str) -> Iterator[None]:
-    """Turn torch's out-of-memory errors, on host or device, into OutOfMemoryError.
-
-    `way_out` ends the message: what the user can change.
+    """Turn torch's out-of-memory errors of the block, on host or GPU, into OutOfMemoryError. `way_out` ends the
+    message: what the user can change.
     """
     try:
         yield
@@ -90,8 +90,7 @@ def memory_errors(way_out: str) -> Iterator[None]:
 
 
 def set_deterministic(enabled: bool) -> None:
-    """Make torch use only kernels that give the same result in each run, or allow all of them again.
-
+    """Make torch use only kernels that give the same result in each run, or, if not `enabled`, allow all kernels again.
     Call it before the device is first used.
     """
     if enabled:
@@ -114,7 +113,7 @@ def set_tf32(enabled: bool) -> None:
 
 
 def set_threads(count: int | None) -> int:
-    """Set how many CPU threads an operation uses; None keeps torch's choice. Return the number in use."""
+    """Set how many CPU threads a torch operation uses; None keeps torch's choice. Return the number in use."""
     if count is not None:
         torch.set_num_threads(count)
     return torch.get_num_threads()

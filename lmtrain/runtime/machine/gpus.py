@@ -18,7 +18,7 @@ from lmtrain.runtime.processes.process import ProcessEnv
 
 @dataclass(frozen=True)
 class Gpus:
-    """The CUDA version that torch was built for and the number of visible GPUs; None for what is not known."""
+    """The CUDA version that torch was built for and the number of GPUs that this process sees; None if unknown."""
 
     built_for: str | None  # a CUDA version; None also for a torch without CUDA
     count: int | None
@@ -26,7 +26,9 @@ class Gpus:
 
     @classmethod
     def detect(cls) -> Gpus:
-        """Read torch's version file and ask the CUDA driver; the count is None for a torch built for ROCm, or none."""
+        """Return torch's CUDA version from its version file and the number of GPUs from the CUDA driver, without
+        importing torch. Both are None if torch is built for ROCm or is not installed.
+        """
         version, cuda, hip = _torch_build()
         if hip is not None or version is None:
             return cls(None, None, version or "")
@@ -34,15 +36,16 @@ class Gpus:
 
 
 def gpu_index(process: ProcessEnv, count: int | None) -> int:
-    """Return which of the `count` visible GPUs a process takes.
-
-    It is the first if the launcher shows the process only GPUs of its own, else the one of its local rank.
+    """Return which of the `count` visible GPUs a process uses: the first if its launcher shows it only GPUs of its own,
+    else the GPU with the number of its local rank.
     """
     return 0 if count == process.num_own_gpus else process.local_rank
 
 
 def device_problem(name: str, gpus: Gpus, process: ProcessEnv) -> LmtrainError | None:
-    """Return the error why this process, or another rank of its node, cannot use the device `name`; None if all can."""
+    """Return the error to raise if this process, or another rank of its node, cannot use the device `name` (cpu, cuda
+    or auto); None if all can. `gpus` are the GPUs that this process sees.
+    """
     if name == "cpu" or gpus.count is None or (name == "auto" and gpus.count == 0):
         return None
     if gpus.count == 0:
@@ -65,7 +68,9 @@ def has_kernel_compiler() -> bool:
 
 
 def _torch_build() -> tuple[str | None, str | None, str | None]:
-    """Return torch's version and the CUDA and HIP that it was built for, without importing torch."""
+    """Return torch's version and the CUDA and HIP versions that it was built for, read from its version file without
+    importing torch. Each is None if torch is not installed; CUDA or HIP is None if torch is built without it.
+    """
     spec = importlib.util.find_spec("torch")
     file = Path(spec.origin).parent / "version.py" if spec and spec.origin else None
     if file is None or not file.is_file():
@@ -78,7 +83,7 @@ def _torch_build() -> tuple[str | None, str | None, str | None]:
 
 
 def _driver_count() -> int | None:
-    """Return the number of GPUs that the CUDA driver sees, within CUDA_VISIBLE_DEVICES."""
+    """Return the number of GPUs that the CUDA driver sees, within CUDA_VISIBLE_DEVICES; 0 if there is no driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -9,7 +9,9 @@ from urllib.parse import unquote, urlparse
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that installs an extra, from where lmtrain was installed: a checkout, file or index."""
+    """Return the pip command that installs lmtrain's optional dependencies `extra`, from the source that lmtrain itself
+    was installed from: a checkout, a file, a URL or the package index.
+    """
     try:
         direct_url_text = Distribution.from_name("lmtrain").read_text("direct_url.json")
     except PackageNotFoundError:  # because: a checkout can be on PYTHONPATH alone

@@ -51,7 +51,9 @@ def all_equal(peers: Peers, number: int) -> bool:
 
 
 class Agreement:
-    """The numbers that ranks exchange at the end of a `collective_phase`."""
+    """The integers that ranks exchange at the end of a `collective_phase`: each rank sets its own and receives those of
+    all ranks.
+    """
 
     def __init__(self, num_numbers: int) -> None:
         self.own_numbers: tuple[int, ...] = (0,) * num_numbers  # what this rank contributes; set within the phase
@@ -60,7 +62,9 @@ class Agreement:
 
 @contextmanager
 def collective_phase(peers: Peers, num_numbers: int = 0) -> Iterator[Agreement]:
-    """Run a block that succeeds on every rank or fails on every rank, and exchange `num_numbers` integers at its end.
+    """Run a block that succeeds on every rank or raises on every rank. Yield an `Agreement`: a rank sets its
+    `own_numbers`, `num_numbers` integers, in the block, and finds those of every rank in its `all_numbers` after the
+    block.
 
     Collective at the end of the block. A rank whose block fails raises its own error; the others raise the error of the
     first failed rank, with its exit code.

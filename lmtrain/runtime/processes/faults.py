@@ -68,9 +68,10 @@ def arm(*faults: Fault | None) -> None:
 
 
 def arm_from_env() -> None:
-    """Set the faults that LMTRAIN_FAULT names for this rank and restart; raise UsageError if it is malformed.
+    """Set the faults that the variable LMTRAIN_FAULT requests for this rank and this restart. Raise UsageError if it is
+    malformed, or if faults are not allowed.
 
-    Raise also if faults are not allowed. Called at the start of a run, so that a wrong variable fails before step 0.
+    Called at the start of a run, so that a wrong variable fails before step 0.
     """
     text, allowed = fault_request()
     if text is None:
@@ -88,7 +89,7 @@ def arm_from_env() -> None:
 
 
 def parse_fault(text: str) -> Fault:
-    """Parse a fault such as "kill:point=step:count=2"; raise UsageError if it is malformed."""
+    """Parse a fault of LMTRAIN_FAULT, such as "kill:point=step:count=2"; raise UsageError if it is malformed."""
     action, *conditions = text.split(":")
     if action not in ACTIONS:
         raise UsageError(f"LMTRAIN_FAULT={text} has no known action {action!r}. {spelling_hint(action, ACTIONS)}")
@@ -112,7 +113,9 @@ def parse_fault(text: str) -> Fault:
 
 
 def _count_pass(name: str, step: int | None) -> bool:
-    """Count a pass of this point and let a due fault strike; return what `fault_point` returns."""
+    """Count that the process passes the fault point `name`, and trigger a fault whose count is reached. `step` is the
+    training step of the point, None for the current step. Return True if the caller must skip its next action.
+    """
     global _current_step
     if not _is_env_read:
         arm_from_env()
@@ -125,12 +128,14 @@ def _count_pass(name: str, step: int | None) -> bool:
     for fault in matching:
         if fault.count == 0:
             _faults.remove(fault)
-            return _strike(fault.action, name)
+            return _trigger(fault.action, name)
     return False
 
 
-def _strike(action: str, name: str) -> bool:
-    """Carry out a fault's action at the point `name`; return True for `skip`, False after most signals."""
+def _trigger(action: str, name: str) -> bool:
+    """Carry out the fault action `action`, one of ACTIONS, at the fault point `name`. Return True for `skip`, and False
+    after a signal that this process survives; the other actions raise or never return.
+    """
     os.write(2, f"fault: {action} at {name}\n".encode())  # because: buffered output would be lost with the process
     if action in _SIGNALS:
         os.kill(os.getpid(), _SIGNALS[action])

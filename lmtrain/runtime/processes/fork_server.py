@@ -36,17 +36,18 @@ MAX_FDS = 8  # descriptors that come with a message
 _CHILD_DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 # because: an open descriptor of one of these means that a driver holds state, which a fork would share
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/infiniband", "/dev/accel")
-# a variable of spaces in the server's environment, whose memory its forks overwrite: see `show_environment`
-ROOM_VARIABLE = "LMTRAIN_ROOM"
-ROOM_BYTES = 512
-_room_address: int | None = None  # of that memory, once it may be overwritten
-_shown_variables: dict[str, str] = {}  # what is written there
+# a variable of so many spaces in the server's environment, whose memory its forks overwrite: see `show_environment`
+PLACEHOLDER_VARIABLE = "LMTRAIN_ROOM"
+PLACEHOLDER_BYTES = 512
+_placeholder_address: int | None = None  # the address of that memory, once it may be overwritten
+_shown_variables: dict[str, str] = {}  # the variables that are written there
 _ARGUMENTS, _ENVIRONMENT = (45, 46), (47, 48)  # fields of /proc/self/stat after the name: start and end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A process to fork. Descriptors come with the message: the gate, standard input, output and error, then `keep`.
+    """A request to fork a process. Descriptors come with it: the gate, standard input, output and error, then that of
+    `keep`.
 
     The gate is a pipe. The process runs nothing until it reads a byte there, and ends if the pipe closes without one.
     """
@@ -67,7 +68,8 @@ def main() -> None:
 
 
 def main_of_fork(control: socket.socket, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Do the same as `main` in a fork of a launcher that has imported everything itself.
+    """Run the fork server in a fork of a launcher that has imported everything already; never returns. `control` is the
+    socket to the launcher, `arguments` are the program's, and `environment` holds the variables to set.
 
     Descriptors, signal handlers and variables of the launcher are replaced by those of a newly started process.
     """
@@ -87,7 +89,7 @@ def main_of_fork(control: socket.socket, arguments: Sequence[str], environment: 
 
 
 def _close_inherited_fds(kept_fd: int) -> None:
-    """Replace all descriptors except the outputs and `kept_fd` by /dev/null.
+    """Replace every inherited file descriptor by /dev/null, except standard output, standard error and `kept_fd`.
 
     because: a closed number could be reused, and the launcher's object that holds it could then close another file
     """
@@ -115,9 +117,9 @@ def _serve_or_run_fork(control: socket.socket, arguments: Sequence[str]) -> None
 
 
 def serve(control: socket.socket) -> Callable[[], None] | None:
-    """Import what the launcher asks for, report problems, and fork a process for each request.
-
-    Return None in the server when the launcher has ended; in a forked process, return the function that it must run.
+    """Serve the launcher at the socket `control`: import the modules that its first message names, report whether
+    forking is safe, and fork a process for each further message. Return None in the server once the launcher has ended;
+    return in a forked process the function that it must run.
     """
     gc.disable()  # because: repeated collections during the imports take a tenth of a second and find nothing
     _, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
@@ -149,7 +151,7 @@ def serve(control: socket.socket) -> Callable[[], None] | None:
 
 
 def import_all(modules: Sequence[str]) -> str | None:
-    """Import the modules; return a text about the first that failed or started threads, or None."""
+    """Import the modules in order. Return a message about the first that fails or starts threads, else None."""
     for module in modules:
         before = num_threads()
         try:
@@ -162,7 +164,9 @@ def import_all(modules: Sequence[str]) -> str | None:
 
 
 def fork_problem() -> str | None:
-    """Return why this process must not be forked into ranks, or None."""
+    """Return why forking this process into ranks fails or is unsafe (threads, an open device, initialized CUDA), or
+    None.
+    """
     if (count := num_threads()) > 1:
         return f"{count - 1} other thread{'s run' if count > 2 else ' runs'} in it, which a fork would lose"
     if device := _open_device():
@@ -184,7 +188,7 @@ def num_threads() -> int:
 
 
 def _open_device() -> str | None:
-    """Return the path of a GPU or network device that this process has open, or None."""
+    """Return the path of a GPU or network device file that this process has open, or None."""
     with suppress(OSError):
         for fd in os.listdir("/proc/self/fd"):
             with suppress(OSError):
@@ -195,7 +199,8 @@ def _open_device() -> str | None:
 
 
 def _forks_lose_cuda() -> bool:
-    """Return whether torch would refuse CUDA in a fork of this process; find out by forking one."""
+    """Return whether torch would refuse to use CUDA in a fork of this process. If needed, a fork is made to find out.
+    """
     cuda = sys.modules.get("torch.cuda")
     if cuda is None:
         return False
@@ -208,7 +213,9 @@ def _forks_lose_cuda() -> bool:
 
 
 def fork_for_launcher() -> tuple[int, int]:
-    """Fork a process that the launcher adopts; return (its process id, 0), (0, 0) within it, or (-1, errno)."""
+    """Fork a process that becomes a child of the launcher. Return (process id, 0) in the server, (0, 0) in the forked
+    process, or (-1, errno) if forking fails.
+    """
     read_fd, write_fd = os.pipe()
     try:
         middle_pid = os.fork()
@@ -240,9 +247,9 @@ def fork_for_launcher() -> tuple[int, int]:
 
 
 def run_request(request: Request, fds: Sequence[int]) -> None:
-    """Run the requested module's `main` with its own streams, variables and arguments, as in a new process.
-
-    `fds` are the descriptors that came with the request.
+    """Run the requested module's `main` in this forked process, with streams, variables and arguments as in a new
+    process. `fds` are the descriptors that came with the request: the gate, the three standard streams, and that of
+    `keep`.
     """
     gate_fd, stream_fds, extra_fds = fds[0], fds[1:4], fds[4:]
     if not os.read(gate_fd, 1):
@@ -259,7 +266,7 @@ def run_request(request: Request, fds: Sequence[int]) -> None:
     show_title(_full_title(request.title), request.name)
     if request.helper is not None:
         with suppress(OSError):  # because: a process without its helper starts one by itself, or reports why it cannot
-            set_variables({COMPANION_VARIABLE: _fork_helper(*request.helper, keep=extra_fds)})
+            set_variables({COMPANION_VARIABLE: _fork_helper(*request.helper, unused_fds=extra_fds)})
     show_environment(variables)
     gc.enable()
     # because: a new process has random states of its own, so a fork must too; Python's own module does that itself
@@ -282,7 +289,8 @@ def _load_function(path: str) -> Callable[..., None]:
 
 
 def _open_stream(number: int, template: TextIO, *, line_buffering: bool) -> io.TextIOWrapper:
-    """Open a standard stream as Python does at its start, with the encoding and name of `template`, the server's own.
+    """Open standard output or error (`number` 1 or 2) as Python does when it starts, with the encoding and the name of
+    `template`, which is the server's own stream.
 
     because: the server's stream has cached what it is connected to. With PYTHONUNBUFFERED nothing is buffered.
     """
@@ -301,7 +309,8 @@ def _full_title(title: str) -> str:
 
 
 def run_and_end(run: Callable[[], None]) -> NoReturn:
-    """Call `run`, then end this process as Python would (exit handlers, exit code), without freeing its memory.
+    """Call `run`, then end this process as Python would, with exit handlers and exit code, but without freeing its
+    memory.
 
     because: freeing it would write to all memory shared with the server, and so copy every page
     """
@@ -320,10 +329,10 @@ def run_and_end(run: Callable[[], None]) -> NoReturn:
     end_now(code)
 
 
-def _fork_helper(function: str, title: str, name: str, *, keep: Sequence[int]) -> str:
-    """Fork a helper that runs a MODULE:FUNCTION with one end of a socket pair; return "DESCRIPTOR:PID".
-
-    The descriptor is this process's end. The helper closes the descriptors in `keep`.
+def _fork_helper(function: str, title: str, name: str, *, unused_fds: Sequence[int]) -> str:
+    """Fork a helper process that calls `function` ("MODULE:FUNCTION") with an end of a new socket pair. Return
+    "DESCRIPTOR:PID": this process's end of the pair and the helper's process id. `title` and `name` are what `ps` shows
+    of the helper, which closes `unused_fds`.
     """
     own_end, helper_end = socket.socketpair()
     try:
@@ -336,7 +345,7 @@ def _fork_helper(function: str, title: str, name: str, *, keep: Sequence[int]) -
         code = 1
         try:
             own_end.close()
-            for fd in keep:
+            for fd in unused_fds:
                 os.close(fd)
             show_title(_full_title(title), name)
             _load_function(function)(helper_end)
@@ -350,7 +359,7 @@ def _fork_helper(function: str, title: str, name: str, *, keep: Sequence[int]) -
 
 
 def show_title(title: str, name: str) -> None:
-    """Make `ps` show `title` as this process's command line and `name` as its short name (15 bytes on Linux)."""
+    """Make `ps` show `title` as this process's command line and `name`, cut to 15 bytes, as its short name."""
     with suppress(OSError):
         Path("/proc/self/comm").write_bytes(name.encode()[:15])
     start, end = _memory_range(_ARGUMENTS)
@@ -360,29 +369,29 @@ def show_title(title: str, name: str) -> None:
 
 
 def show_environment(variables: Mapping[str, str]) -> None:
-    """Make /proc/PID/environ show these variables, if this process has inherited room for them (ROOM_VARIABLE).
+    """Make /proc/PID/environ show these variables, by overwriting the memory of the placeholder variable that this
+    process has inherited. If there is none, or it is too small, nothing is shown.
 
-    os.environ, which the process itself reads, is not changed, except that ROOM_VARIABLE is removed. A fork of a fork
+    os.environ, which the process itself reads, is not changed, except that the placeholder is removed. A fork of a fork
     shows the variables of its parent, too.
     """
-    global _room_address
-    if drop_variable(ROOM_VARIABLE):  # from here on nothing reads the memory that it occupies
+    global _placeholder_address
+    if drop_variable(PLACEHOLDER_VARIABLE):  # from here on nothing reads the memory that it occupies
         import ctypes  # because: only a forked process needs it, and this file is imported by each launcher
 
         start, end = _memory_range(_ENVIRONMENT)
-        offset = ctypes.string_at(start, end - start).find(f"\0{ROOM_VARIABLE}=".encode()) if end > start else -1
-        _room_address = start + offset + 1 if offset >= 0 else None
+        offset = ctypes.string_at(start, end - start).find(f"\0{PLACEHOLDER_VARIABLE}=".encode()) if end > start else -1
+        _placeholder_address = start + offset + 1 if offset >= 0 else None
     _shown_variables.update(variables)
-    size = len(ROOM_VARIABLE) + 1 + ROOM_BYTES
+    size = len(PLACEHOLDER_VARIABLE) + 1 + PLACEHOLDER_BYTES
     text = b"\0".join(f"{name}={value}".encode(errors="surrogateescape") for name, value in _shown_variables.items())
-    if _room_address is not None and len(text) <= size:
-        _write_memory(_room_address, text.ljust(size, b"\0"))
+    if _placeholder_address is not None and len(text) <= size:
+        _write_memory(_placeholder_address, text.ljust(size, b"\0"))
 
 
 def _memory_range(fields: tuple[int, int]) -> tuple[int, int]:
-    """Return the start and end address of the command line or the environment in memory; (0, 0) if unknown.
-
-    `fields` are two fields of /proc/self/stat.
+    """Return the start and end address of this process's command line or environment in memory; (0, 0) if unknown.
+    `fields` are the positions of the two addresses in /proc/self/stat, counted after the process name.
     """
     try:
         words = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
@@ -392,7 +401,7 @@ def _memory_range(fields: tuple[int, int]) -> tuple[int, int]:
 
 
 def _write_memory(start: int, data: bytes) -> None:
-    """Copy bytes to an address in this process's memory."""
+    """Copy `data` to the address `start` of this process's memory."""
     import ctypes  # because: as above
 
     ctypes.memmove(start, data, len(data))

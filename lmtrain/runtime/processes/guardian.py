@@ -13,7 +13,7 @@ from contextlib import suppress
 
 
 def main() -> None:
-    """Read process ids from standard input until it closes, then kill those processes' groups."""
+    """Read process ids, one on each line, from standard input until it closes; then kill the process group of each."""
     text = b""
     while data := os.read(0, 1 << 16):
         text += data

@@ -64,7 +64,9 @@ class RankOutputs:
         return any(line.strip() for line in self._last_lines[rank])
 
     def last_error(self, rank: int) -> str:
-        """Return the last error message that a rank printed, or the last line of its output, such as a traceback's."""
+        """Return the last error message in the output of a rank other than 0, else the last line, such as a
+        traceback's.
+        """
         lines = [line for line in self._last_lines[rank] if line.strip()]
         errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
         return (errors or lines or ["it said nothing"])[-1]
@@ -116,12 +118,12 @@ def launch(
     on_restart: Callable[[Outcome, int], None] = lambda outcome, attempt: None,
     report: Callable[[str], None] = lambda text: None, explain_no_server: Callable[[str], None] = lambda text: None,
 ) -> Outcome:  # fmt: skip
-    """Run the program once for each rank, as one job; return when the last rank has ended.
+    """Run the program once for each rank, as one job; return how it ended once the last rank has ended. After the first
+    failure the other ranks have `grace_s` seconds before they are killed. A job that lost a rank is restarted, up to
+    `max_restarts` times. Callbacks: `on_restart` gets the outcome and the number of the next start, and may raise;
+    `report` gets messages about the fork server; `explain_no_server` gets the reason if no fork server is used.
 
-    A job that lost a rank starts again, up to `max_restarts` times, with a new store and token, once all its processes
-    are gone. After the first failure the other ranks have `grace_s` to end before they are killed. Callbacks:
-    `on_restart` gets the outcome and the number of the next start, and may raise; `report` gets messages about the
-    server that forks the ranks; `explain_no_server` gets the reason if there is no such server.
+    A restart begins with a new store and token once all processes of the job are gone.
     """
     with _StopForwarder() as stops, OrphanAdoption():
         starter = RankStarter(
@@ -157,7 +159,7 @@ def _wait_for_parent_end() -> None:
 
 
 def _is_in_state(state: int, pid: int) -> bool:
-    """Return whether a child of this process has ended (os.WEXITED) or is stopped by SIGSTOP (os.WSTOPPED).
+    """Return whether a child of this process is in the state os.WEXITED (it has ended) or os.WSTOPPED (by SIGSTOP).
 
     A child that has ended is not reaped: its exit code can still be read.
     """
@@ -173,16 +175,16 @@ def _kill_group(pid: int) -> None:
 
 
 def _reap_group(pid: int) -> None:
-    """Reap all ended processes of a group: helpers of a rank, which this process has adopted."""
+    """Reap all ended processes of the group that `pid` leads: helpers of a rank, which this process has adopted."""
     with suppress(ChildProcessError):
         while os.waitpid(-pid, os.WNOHANG)[0]:
             pass
 
 
 def _stopped_outcome(outcome: Outcome, stops: _StopForwarder, when: str) -> Outcome:
-    """Return the outcome of a job that was lost and not restarted because of a stop signal: it can be started again.
-
-    `when` completes "SIGTERM came while the run ...".
+    """Return the outcome of a job that ended with `outcome` and is not restarted because the launcher got a stop
+    signal: StoppedEarly's exit code, and a cause that names the signal. `when` completes "SIGTERM came while the run
+    ...".
     """
     return Outcome(
         StoppedEarly.exit_code, outcome.rank, f"{stops.first_name} came while the run {when}: {outcome.reason}"
@@ -236,7 +238,9 @@ class _Job:
     ended: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)  # local ranks, in the order of their ends
 
     def run(self, num_restarts: int) -> Outcome:
-        """Start all ranks, wait until they have ended or were killed, and return how the job ended."""
+        """Start all ranks, wait until they have ended or were killed, and return how the job ended. `num_restarts`
+        counts the earlier starts of the job.
+        """
         self.outputs = RankOutputs(range(self.ranks.first, self.ranks.first + self.ranks.count))
         parent_pipe, alive_fd = os.pipe()
         try:
@@ -276,7 +280,11 @@ class _Job:
             os.kill(pid, number)
 
     def _start(self, parent_pipe: int, num_restarts: int) -> None:
-        """Start all ranks; the store's socket listens before any of them runs, so that its port cannot be taken."""
+        """Start all ranks of this node. `parent_pipe` is a descriptor that reads as closed once the launcher has ended;
+        it becomes their standard input. `num_restarts` counts the earlier starts of the job.
+
+        The store's socket listens before any rank runs, so that its port cannot be taken.
+        """
         with (
             socket.create_server(("127.0.0.1", 0), backlog=self.ranks.count) as store,
             open(os.devnull, "wb") as null,
@@ -294,7 +302,7 @@ class _Job:
                 try:
                     pid = self.starter.start(
                         (parent_pipe, write_fd, write_fd) if rank else (parent_pipe, outputs[0], outputs[1]),
-                        self.ranks.environment(local_rank, port, token, num_restarts=num_restarts),
+                        self.ranks.rank_environment(local_rank, port, token, num_restarts=num_restarts),
                         title=f"rank {rank} of {self.ranks.num_all}", name=f"lmtrain rank {rank}",
                         keep=(STORE_FD_VARIABLE, store.fileno()) if rank == 0 and is_own_run else None,
                         helper=(f"companion of rank {rank}", f"lmtrain watch {rank}") if is_watched else None,
@@ -313,7 +321,9 @@ class _Job:
                     self.outputs.add(rank, os.fdopen(read_fd, errors="replace"))
 
     def _add_to_guardian(self, *pids: int) -> None:
-        """Make the guardian kill these processes if the launcher is killed; start a new guardian if it is gone."""
+        """Make the guardian kill the processes `pids` if the launcher is killed; start a new guardian if the old one
+        has ended.
+        """
         try:
             os.write(self.guardian_fd, b"".join(b"%d\n" % pid for pid in pids))
         except BrokenPipeError:
@@ -321,7 +331,8 @@ class _Job:
             os.write(self.guardian_fd, b"".join(b"%d\n" % pid for pid in [*self.pids, *pids]))
 
     def _start_guardian(self) -> None:
-        """Start the process that kills the ranks if the launcher is killed, in place of an earlier one."""
+        """Start the guardian, the process that kills the ranks if the launcher is killed; an earlier guardian is ended.
+        """
         self._end_guardian()
         read_fd, write_fd = os.pipe()
         null_fd = os.open(os.devnull, os.O_WRONLY)
@@ -338,7 +349,8 @@ class _Job:
             os.close(null_fd)
 
     def _check_guardian(self) -> None:
-        """Replace the guardian if it has ended; if that fails, the run goes on without one until the next check."""
+        """Replace the guardian if it has ended; if that fails, the job goes on without a guardian until the next check.
+        """
         if self.guardian_pid < 0 or _is_in_state(os.WEXITED, self.guardian_pid):
             with suppress(OSError, StartCancelledError):
                 self._start_guardian()
@@ -351,9 +363,9 @@ class _Job:
         self.guardian_pid = self.guardian_fd = -1
 
     def _wait_for_ranks(self) -> tuple[list[int], set[int]]:
-        """Wait until all ranks have ended; return the failed ones in order of their ends, and those that were killed.
-
-        Ranks are killed `grace_s` after the first failure, or after all remaining ones were stopped by SIGSTOP.
+        """Wait until all ranks have ended. Return the local ranks that failed, in the order of their ends, and the
+        local ranks that were killed: `grace_s` after the first failure, or after SIGSTOP stopped all that had not
+        ended.
         """
         alive, failed, killed = set(range(self.ranks.count)), list[int](), set[int]()
         deadline: float | None = None
@@ -381,14 +393,16 @@ class _Job:
         return failed, killed
 
     def _kill_and_reap(self, pid: int) -> None:
-        """Kill a process and its group, since a helper may outlive it, and reap all of them."""
+        """Kill the process `pid` and its process group, since a helper may outlive it, and reap all of them."""
         _kill_group(pid)
         with suppress(ChildProcessError):
             os.waitpid(pid, 0)
         _reap_group(pid)
 
     def _report_end(self, rank: int) -> None:
-        """Wait in a thread until a rank has ended, keep its exit code and put it into the queue."""
+        """Wait, in a thread of its own, until a local rank has ended; record its exit code and put it into the queue of
+        ended ranks.
+        """
         # because: unreaped ranks keep their process ids, so that no signal can reach another process
         with suppress(ChildProcessError):  # because: if a start fails, the clean-up may have reaped it
             end = os.waitid(os.P_PID, self.pids[rank], os.WEXITED | os.WNOWAIT)
@@ -397,9 +411,8 @@ class _Job:
             self.ended.put(rank)
 
     def _outcome(self, failed: list[int], killed: list[int]) -> Outcome:
-        """Return how the job ended: which rank's failure came first, and what the message is.
-
-        `failed` are local ranks in the order of their ends, `killed` those that did not end in time.
+        """Return how the job ended: the rank that failed first, its exit code and the cause for a message. `failed` are
+        local ranks in the order of their ends, `killed` the local ranks that the launcher had to kill.
         """
         codes, first = self.codes, self.ranks.first
         # because: survivors may end sooner than the rank whose failure they report

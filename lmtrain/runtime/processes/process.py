@@ -39,7 +39,7 @@ RUN_TOKEN = re.compile(r"[0-9a-f]{32}")  # 128 bits
 
 
 def git_commit(root: Path) -> str | None:
-    """Return the commit of a checkout, read from its files; None if there is no checkout."""
+    """Return the commit that is checked out in the repository `root`, read from git's files; None if there is none."""
     git = root / ".git"
     try:
         head = (git / "HEAD").read_text().strip()
@@ -72,20 +72,20 @@ class ProcessEnv:
     is_child: bool = False  # whether our own launcher started it
     num_ranks: int = 1  # ranks that this process represents: all of its node if it is the node's launcher
 
-    def as_launcher(self, num_processes: int, option: str = "--nproc") -> ProcessEnv:
-        """Return the environment of the first of `num_processes` ranks that this process will start on its node.
-
-        Raise UsageError if this process was itself started as one of several; `option` names the flag in the message.
+    def as_launcher(self, num_processes: int, flag: str = "--nproc") -> ProcessEnv:
+        """Return this environment as that of a launcher: with the rank of the first of `num_processes` ranks that it
+        starts on its node. `flag` is the command-line flag that gives this number. Raise UsageError if this process was
+        itself started as a rank among several.
         """
-        if self.launcher == "slurm" and option == "--nproc-per-node" and not self.is_child:
+        if self.launcher == "slurm" and flag == "--nproc-per-node" and not self.is_child:
             return self._as_node_launcher(num_processes)
         if self.launcher != "single":
-            started, way_out = f"that {self.launcher} has started", f"Leave out {option}, or {self.launcher}."
+            started, way_out = f"that {self.launcher} has started", f"Leave out {flag}, or {self.launcher}."
             if self.is_child:
-                started, way_out = "that lmtrain has started", f"Leave out {option}."
+                started, way_out = "that lmtrain has started", f"Leave out {flag}."
             elif self.launcher == "slurm":
-                way_out = f"Leave out {option}, or give --nproc-per-node where srun starts one task on each node."
-            raise UsageError(f"{option}={num_processes} would start processes of processes {started}. {way_out}")
+                way_out = f"Leave out {flag}, or give --nproc-per-node where srun starts one task on each node."
+            raise UsageError(f"{flag}={num_processes} would start processes of processes {started}. {way_out}")
         if num_processes == 1:
             return self
         return replace(
@@ -93,7 +93,9 @@ class ProcessEnv:
         )
 
     def _as_node_launcher(self, num_processes: int) -> ProcessEnv:
-        """Return the same for the only srun task of a node, which will start the node's ranks."""
+        """Return the environment of the only srun task of a node as a launcher, with the rank of the first of
+        `num_processes` ranks that it starts there. Raise UsageError if srun has started several tasks on the node.
+        """
         if self.local_world_size > 1:
             raise UsageError(
                 f"srun has started {self.local_world_size} tasks on {self.host}, and --nproc-per-node={num_processes} "
@@ -119,9 +121,9 @@ class ProcessEnv:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> ProcessEnv:
-        """Read the variables of our launcher, torchrun or srun; without any, return a single process.
-
-        Raise UsageError if they are wrong.
+        """Return this process's place in its run from the variables of our launcher, torchrun or srun; a single process
+        if there are none. `environ` replaces os.environ. Raise UsageError if the variables are malformed or contradict
+        each other.
         """
         env = os.environ if environ is None else environ
         step = env.get("SLURM_STEP_ID", "")
@@ -174,10 +176,12 @@ class Rendezvous:
 
     @classmethod
     def detect(cls, process: ProcessEnv, environ: Mapping[str, str] | None = None) -> Rendezvous:
-        """Read the address from the launcher's variables; raise UsageError if they give none."""
+        """Return the address at which the ranks meet, from the launcher's variables; `environ` replaces os.environ.
+        Raise UsageError if they give no address.
+        """
         env = os.environ if environ is None else environ
         if process.launcher == "slurm":
-            return cls._of_srun_step(env)
+            return cls._from_srun_step(env)
         if not env.get("MASTER_ADDR"):
             raise UsageError(
                 "MASTER_ADDR is not set, and RANK says that this process has peers. Start it with torchrun, srun or "
@@ -194,8 +198,10 @@ class Rendezvous:
         )  # fmt: skip
 
     @classmethod
-    def _of_srun_step(cls, env: Mapping[str, str]) -> Rendezvous:
-        """Return a rendezvous on the step's first node; every task derives the same port from the job and step ids."""
+    def _from_srun_step(cls, env: Mapping[str, str]) -> Rendezvous:
+        """Return a rendezvous on the first node of the srun step. All tasks derive the same port from the ids of job
+        and step; MASTER_ADDR and MASTER_PORT override host and port.
+        """
         job, step = _read_number(env, "SLURM_JOB_ID"), _read_number(env, "SLURM_STEP_ID")
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"
         is_one_node = "," not in nodes and "[" not in nodes
@@ -207,7 +213,7 @@ class Rendezvous:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return how a message names ranks, given in rising order: "rank 3", "ranks 0, 2 and 8-15"."""
+    """Return ranks, which come in rising order, as a text for messages: "rank 3", "ranks 0, 2 and 8-15"."""
     spans: list[list[int]] = []
     for rank in ranks:
         if spans and rank == spans[-1][1] + 1:
@@ -228,7 +234,7 @@ def first_host(nodes: str) -> str:
 
 
 def _tasks_on_this_node(env: Mapping[str, str]) -> int:
-    """Return how many tasks this srun step has on this node, 0 if unknown.
+    """Return how many tasks the srun step of this process has on this node; 0 if unknown.
 
     Slurm's "4(x2),3" means four tasks each on nodes 0 and 1, and three on node 2.
     """
@@ -241,7 +247,7 @@ def _tasks_on_this_node(env: Mapping[str, str]) -> int:
 
 
 def _gpus_per_task(env: Mapping[str, str]) -> int:
-    """Return how many GPUs Slurm gives to this task only; 0 if it sees all of its node.
+    """Return how many GPUs Slurm shows to this task only; 0 if the task sees all GPUs of its node.
 
     --gpus-per-task is "2" or "a100:2", --tres-per-task "cpu=4,gres/gpu=2".
     """
@@ -272,7 +278,9 @@ class NodeRanks:
         return f"{ranks_text(ranks)} {f'on {self.host}' if self.launcher == 'slurm' else f'of {self.num_all}'}"
 
     def shared_environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the variables that all these ranks share: this process's, with defaults for thread counts and gloo."""
+        """Return the variables that all ranks of this node get: those of `environ` (default os.environ), with defaults
+        for thread counts and for gloo's network interface.
+        """
         env = dict(os.environ if environ is None else environ)
         env.setdefault("OMP_NUM_THREADS", str(max(1, num_usable_cpus() // self.count)))
         # because: numpy's products are small here, and threads that it starts at import would make a fork unsafe
@@ -283,8 +291,10 @@ class NodeRanks:
         env.pop(STORE_FD_VARIABLE, None)
         return env
 
-    def environment(self, local_rank: int, port: int, token: str, *, num_restarts: int = 0) -> dict[str, str]:
-        """Return the variables of one rank: its rank, sizes and, if all ranks are on this node, the rendezvous."""
+    def rank_environment(self, local_rank: int, port: int, token: str, *, num_restarts: int = 0) -> dict[str, str]:
+        """Return the variables of a single rank: its rank, local rank and the world sizes. If lmtrain starts all ranks
+        of the run, also the rendezvous `port`, the run's `token` and the number of restarts.
+        """
         env = {"RANK": str(self.first + local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(self.num_all)}
         env |= {"LOCAL_WORLD_SIZE": str(self.count), _LAUNCHER_VARIABLE: self.launcher}
         if self.launcher == "lmtrain":
@@ -308,7 +318,9 @@ def take_companion() -> tuple[int, int] | None:
 
 
 def _read_number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return a variable as a number; raise UsageError if it is none, or is not set and has no default."""
+    """Return the variable `name` as a whole number, or `default` if it is not set. Raise UsageError if it is not a
+    number, or if it is not set and there is no default.
+    """
     text = env.get(name, None if default is None else str(default))
     if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
         problem = "is not set" if text is None else f"is {text}, which is not a whole number"
@@ -318,7 +330,9 @@ def _read_number(env: Mapping[str, str], name: str, default: int | None = None) 
 
 
 def _read_port(env: Mapping[str, str], default: int | None = None) -> int:
-    """Return MASTER_PORT; raise UsageError if it is no port, or is not set and has no default."""
+    """Return MASTER_PORT, or `default` if it is not set. Raise UsageError if it is not a port number, or if it is not
+    set and there is no default.
+    """
     port = _read_number(env, "MASTER_PORT", default)
     if not 0 < port < 1 << 16:
         raise UsageError(f"MASTER_PORT={port} is not a port. Set it to a free one between 1024 and 65535.")
@@ -326,7 +340,9 @@ def _read_port(env: Mapping[str, str], default: int | None = None) -> int:
 
 
 def _read_token(env: Mapping[str, str]) -> str | None:
-    """Return the run's token, or None if it is not set; raise UsageError if it is malformed."""
+    """Return the run's token from its variable, or None if it is not set; raise UsageError if it is not 32 hexadecimal
+    digits.
+    """
     token = env.get(_RUN_ID_VARIABLE) or None
     if token is not None and not RUN_TOKEN.fullmatch(token):
         raise UsageError(
@@ -346,7 +362,9 @@ class SlurmJob:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> SlurmJob | None:
-        """Read the variables of Slurm; return None outside of a job."""
+        """Return the Slurm job of this process from Slurm's variables, or None outside of a job. `environ` replaces
+        os.environ.
+        """
         env = os.environ if environ is None else environ
         began, ends = (env.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END"))
         number = env.get("SLURM_JOB_ID", "")
@@ -355,7 +373,9 @@ class SlurmJob:
 
 
 def command_start_s(own_s: float) -> float:
-    """Return when the command began, on the monotonic clock: the launcher's start, else `own_s` of this process."""
+    """Return when the command began, in seconds of the monotonic clock: when its launcher began if a variable says so,
+    else `own_s`, the start of this process.
+    """
     with suppress(ValueError):
         return min(float(os.environ.get(START_TIME_VARIABLE, own_s)), own_s)
     return own_s
@@ -383,7 +403,7 @@ def set_env_default(name: str, value: str) -> None:
 
 
 def end_now(code: int) -> NoReturn:
-    """Flush the standard streams and end the process without cleaning up."""
+    """Flush standard output and error, and end the process with the exit code `code`, without Python's clean-up."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -421,7 +441,9 @@ def has_compiled_helpers() -> bool:
 
 
 def environment_report() -> dict[str, Any]:
-    """Return versions and facts of the machine for a bug report; it never contains environment variables."""
+    """Return the versions, machine and launcher of this process, by name, for a bug report; never environment
+    variables.
+    """
     process = ProcessEnv.detect()
     return {
         "python": platform.python_version(),
@@ -449,7 +471,9 @@ def version_of(package: str) -> str | None:
 
 
 def listen(host: str, port: int) -> int:
-    """Listen on a TCP port and return the socket's descriptor; an empty `host` means every interface."""
+    """Listen on a TCP port and return the socket's descriptor; an empty `host` means every interface. Raise UsageError
+    if the port cannot be opened.
+    """
     family = socket.AF_INET if host or not socket.has_dualstack_ipv6() else socket.AF_INET6
     try:
         return socket.create_server(

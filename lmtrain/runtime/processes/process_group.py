@@ -46,9 +46,9 @@ class RunGroup:
 
 @contextmanager
 def open_process_group(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterator[RunGroup]:
-    """Join the run's other ranks and hold torch's default process group for the block; a single process needs none.
-
-    Collective. Raise PeerLostError if a rank does not come within `timeout_s` or is lost.
+    """Join the run's other ranks, hold torch's default process group for the block, and yield the hosts and the store
+    of the run; a single process opens no group. Collective. Raise PeerLostError if a rank does not join within
+    `timeout_s` or is lost.
     """
     fault_point("start.rendezvous")
     if process.world_size == 1:
@@ -77,9 +77,9 @@ def skip_group_teardown(code: int) -> None:
 
 
 def new_group(ranks: Sequence[int], timeout_s: float, max_ctas: int | None = None) -> dist.ProcessGroup:
-    """Create a process group of these ranks. Collective over them; all ranks create their groups in the same order.
-
-    `max_ctas` limits how many thread blocks of the GPU each NCCL kernel occupies while it waits for a peer.
+    """Create a process group of `ranks`. Collective over them; all ranks create their groups in the same order. Its
+    collectives fail some seconds after `timeout_s`. `max_ctas` limits how many thread blocks of the GPU an NCCL kernel
+    occupies while it waits for a peer.
     """
     options: Any = None
     if max_ctas is not None and "nccl" in dist.get_backend_config():
@@ -99,7 +99,9 @@ def collective_timeout(timeout_s: float) -> timedelta:
 
 
 def _join(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
-    """Wait for all ranks and initialize the default process group; return the run's store. Collective."""
+    """Wait for all ranks of the run and initialize torch's default process group with the torch.distributed backend
+    `backend`; return the run's store. Collective.
+    """
     try:
         store = open_run_store(process, timeout_s)
     except Stopped as stopped:
@@ -128,10 +130,10 @@ def _join(process: ProcessEnv, backend: str, timeout_s: float) -> Any:
 
 
 def gather_to_rank0(own_bytes: bytes, num_bytes: int) -> list[bytes]:
-    """Return every rank's bytes, by rank, on rank 0, and an empty list on the others. Collective over the world.
+    """Return the `own_bytes` of every rank, by rank, on rank 0, and an empty list on other ranks. Collective over the
+    world. Bytes are sent padded to `num_bytes` with zeros, and returned without zeros at their end.
 
-    Bytes are padded to `num_bytes` with zeros, and zeros at their end are removed. because: gloo's all-reduce and
-    all-gather send a number of messages that grows as n^2, this one as n.
+    because: gloo's all-reduce and all-gather send a number of messages that grows as n^2, this function as n.
     """
     row = torch.frombuffer(bytearray(own_bytes.ljust(num_bytes, b"\0")), dtype=torch.uint8)
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
@@ -140,7 +142,7 @@ def gather_to_rank0(own_bytes: bytes, num_bytes: int) -> list[bytes]:
 
 
 def broadcast_from_rank0(data: bytes) -> bytes:
-    """Return rank 0's bytes on every rank. Collective over the world; a single process returns its own."""
+    """Return the `data` of rank 0 on every rank. Collective over the world; a single process returns its own `data`."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return data
     size = torch.tensor([len(data)])
@@ -160,7 +162,8 @@ def wait_for_rank0_exit() -> None:
 
 @contextmanager
 def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
-    """Turn a collective's error for a lost or hung peer into PeerLostError, which names this rank and where it waited.
+    """Turn a collective's error in the block, because a peer is lost or hangs, into PeerLostError, which names this
+    rank and the collective in which it waited. `timeout_s` is the run's timeout, for the message.
     """
     try:
         yield
@@ -177,14 +180,17 @@ def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
 
 
 def is_peer_error(error: BaseException) -> bool:
-    """Return whether this is the error of a collective whose peer is lost, hung or in another collective."""
+    """Return whether an error is that of a collective or a store whose peer is lost, hangs or is in another collective.
+    """
     return isinstance(error, RuntimeError) and (
         isinstance(error, dist.DistError) or any(word in str(error) for word in _PEER_ERROR_WORDS)
     )
 
 
 def wait_place(error: BaseException) -> str:
-    """Return the place of a collective's error: "all_reduce of train_step > gradient_norm (optim/grads.py:31)"."""
+    """Return the collective in which an error was raised, and who called it, for a message: "all_reduce of train_step >
+    gradient_norm (optim/grads.py:31)".
+    """
     frames = traceback.extract_tb(error.__traceback__)
     torch_calls = [f.name for f in frames if f.filename.endswith("distributed_c10d.py") and not f.name.startswith("_")]
     collective = torch_calls[0] if torch_calls else "a collective"

@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 from lmtrain.runtime.processes.fork_server import (
     MAX_MESSAGE_BYTES,
-    ROOM_BYTES,
-    ROOM_VARIABLE,
+    PLACEHOLDER_BYTES,
+    PLACEHOLDER_VARIABLE,
     Request,
     fork_problem,
     main_of_fork,
@@ -77,7 +77,9 @@ class RankStarter:
             explain_no_server(self._no_server_reason)
 
     def open(self) -> None:
-        """Start the server if there is none, and wait until it has imported everything and processes can be started."""
+        """Start the fork server if none runs, and wait until it has imported the program's modules. If it cannot be
+        used, explain why and end it: `start` then starts processes without a server.
+        """
         while self._no_server_reason is None:
             try:
                 if self._server is None:
@@ -97,13 +99,11 @@ class RankStarter:
         keep: tuple[str, int] | None = None, helper: tuple[str, str] | None = None,
         other_module: tuple[str, Sequence[str]] | None = None, announce: Callable[[int], None] = lambda pid: None,
     ) -> int:  # fmt: skip
-        """Start a process and return its id; it begins with stop signals blocked.
-
-        `streams` are the descriptors of its standard input, output and error, `environment` its own variables.
-        `title` and `name` are what `ps` shows. `announce` gets the id before a forked process runs anything.
-        `keep` is a variable and a descriptor that the process inherits: the variable holds the descriptor's number.
-        `helper` is the title and the name of the program's helper, if the process is to have one.
-        `other_module` is a module and its arguments, to be run in place of the program.
+        """Start a process that runs the program, or `other_module` (a module and its arguments), and return its process
+        id. Stop signals are blocked in it at first. `streams` are the descriptors of its standard input, output and
+        error, `environment` its own variables, `title` and `name` what `ps` shows. `keep` (variable, descriptor) is a
+        descriptor that it inherits and a variable for its number; `helper` (title, name) gives it the program's helper.
+        `announce` gets the process id before a forked process runs anything.
         """
         module, arguments = other_module or (self._program.module, self._program.arguments)
         self.open()
@@ -132,7 +132,7 @@ class RankStarter:
         return process.pid
 
     def check_server(self) -> None:
-        """Report it if the server was lost since the last request."""
+        """Drop the fork server if it has ended or hangs, and report that to the user; the next `start` replaces it."""
         if self._server is not None:
             try:
                 self._server.check()
@@ -145,7 +145,7 @@ class RankStarter:
         self._drop_server()
 
     def close(self) -> None:
-        """End the server and wait for the processes that were started without it."""
+        """End the fork server, and wait for the processes that were started without it."""
         self._drop_server()
         for process in self._processes:
             process.wait()  # because: Popen warns if it is dropped before its process was waited for
@@ -178,7 +178,7 @@ class OrphanAdoption:
 
 
 class _Server:
-    """The launcher's side of a fork server."""
+    """A fork server that runs, as the launcher sees it."""
 
     def __init__(self, program: Program, environment: Mapping[str, str]) -> None:
         self._control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -192,7 +192,8 @@ class _Server:
         arguments = ["lmtrain.runtime.processes.fork_server", str(server_end.fileno()), *program.arguments]
         with server_end, blocked_stops():
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *arguments], env=dict(environment) | {ROOM_VARIABLE: " " * ROOM_BYTES},
+                [sys.executable, "-m", *arguments],
+                env=dict(environment) | {PLACEHOLDER_VARIABLE: " " * PLACEHOLDER_BYTES},
                 stdin=subprocess.DEVNULL, pass_fds=[server_end.fileno()], start_new_session=True,
                 stdout=subprocess.DEVNULL if sys.__stdout__ is None else None,
                 stderr=subprocess.DEVNULL if sys.__stderr__ is None else None,
@@ -203,7 +204,9 @@ class _Server:
         return self._process.pid
 
     def import_all(self, program: Program, is_cancelled: Callable[[], bool]) -> str | None:
-        """Wait until the server has imported the program's modules; return why it must not be forked, or None."""
+        """Make the server import the program's modules and wait until it has. Return why it must not be forked, or
+        None. Raise StartCancelledError once `is_cancelled` returns True.
+        """
         # because: a file, since settings can be longer than a message
         with os.fdopen(os.memfd_create("lmtrain"), "w") as request_file:
             json.dump({"imports": program.imports, "prepare": program.prepare}, request_file)
@@ -215,7 +218,10 @@ class _Server:
     def fork(
         self, request: Request, fds: Sequence[int], is_cancelled: Callable[[], bool], announce: Callable[[int], None]
     ) -> int:
-        """Fork a process from the server and return its id; the process waits until `announce` has got the id."""
+        """Make the server fork a process and return its process id. `fds` are the descriptors that go with the request
+        after the gate. The process runs nothing until `announce` has got its id. Raise StartCancelledError once
+        `is_cancelled` returns True.
+        """
         gate_read_fd, gate_write_fd = os.pipe()
         try:
             try:
@@ -233,7 +239,7 @@ class _Server:
             os.close(gate_write_fd)  # because: this also ends a process that was forked but never reported
 
     def check(self) -> None:
-        """Raise ServerLostError if the server has ended, or has been stopped for too long."""
+        """Raise ServerLostError if the server has ended, or was stopped by a signal for longer than _MAX_STOPPED_S."""
         if self._process.poll() is not None:
             raise ServerLostError(_end_text(self._process.returncode))
         stopped = None
@@ -295,7 +301,9 @@ class _Fork:
 
 
 def _can_fork_itself(program: Program, environment: Mapping[str, str]) -> bool:
-    """Return whether this process can be forked as the server: it has imported all modules of the program already."""
+    """Return whether a fork of this process can be the fork server: it is an lmtrain command, can be forked safely, has
+    imported all modules of the program and uses as many threads as `environment` gives the ranks.
+    """
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     # because: another program that calls the launcher may have files, locks and exit handlers that no rank should have
     if spec is None or spec.name not in ("lmtrain.__main__", "lmtrain.runtime.processes.fork_server"):
@@ -312,7 +320,7 @@ def _end_text(code: int) -> str:
 
 
 def _platform_problem() -> str | None:
-    """Return why ranks cannot be forked from a server on this system, or None."""
+    """Return why this system or the user does not allow that ranks are forked from a fork server, or None."""
     if not may_fork_ranks():
         return "LMTRAIN_FORK=0 asks for it"
     if not sys.platform.startswith("linux"):
@@ -323,7 +331,7 @@ def _platform_problem() -> str | None:
 
 
 def _adopts_orphans() -> bool:
-    """Return whether this process becomes the parent of processes that its children leave behind."""
+    """Return whether processes that the children of this process leave behind become its own children."""
     with suppress(OSError, AttributeError, ImportError):
         import ctypes  # because: most commands start no processes
 
@@ -334,7 +342,7 @@ def _adopts_orphans() -> bool:
 
 
 def _prctl(*arguments: int) -> None:
-    """Call Linux's prctl; do nothing on other systems."""
+    """Call Linux's prctl() with these arguments; do nothing on other systems."""
     with suppress(OSError, AttributeError, ImportError):
         import ctypes  # because: as above
 

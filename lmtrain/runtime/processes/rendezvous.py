@@ -43,11 +43,12 @@ _open_stores_lock = threading.Lock()
 
 
 def open_run_store(process: ProcessEnv, timeout_s: float, *, raises_on_stop: bool = True, as_rank: bool = True) -> Any:
-    """Return the store of this run, in which its ranks find each other's addresses: rank 0 hosts it, others connect.
+    """Return the torch store of this run, which rank 0 hosts and the other ranks connect to; in it they exchange their
+    addresses. Raise PeerLostError if there is none within `timeout_s`, and UsageError for another run's store or a
+    second process of this rank. `raises_on_stop`: raise Stopped on a stop signal. `as_rank=False`: do not count this
+    process as a rank.
 
-    Raise PeerLostError if there is no such store within `timeout_s`, UsageError for another run's store or a second
-    process of this rank, and, if `raises_on_stop`, Stopped on a stop signal. With `as_rank=False` the process is not
-    counted as a rank: it only reports why it does not start, and may be a launcher whose ranks have been here.
+    A process that is not counted only reports why it does not start; it may be a launcher whose ranks have been here.
     """
     check_stop = _raise_if_stopped if raises_on_stop else lambda: None
     rendezvous = Rendezvous.detect(process)
@@ -76,7 +77,9 @@ def open_run_store(process: ProcessEnv, timeout_s: float, *, raises_on_stop: boo
 
 
 def wait_for_all_ranks(process: ProcessEnv, store: Any, timeout_s: float) -> None:
-    """Wait until every rank has called this; if one has reported a refusal instead, raise its error on every rank."""
+    """Wait until every rank has called this function. Raise an error on every rank if a process has written to `store`
+    why it does not start; raise PeerLostError if ranks are missing after `timeout_s`.
+    """
     store = _TimedStore(store, timeout_s)
     try:
         if store.add("num here", 1) == process.world_size:
@@ -100,7 +103,9 @@ def wait_for_all_ranks(process: ProcessEnv, store: Any, timeout_s: float) -> Non
 
 
 def _missing_ranks_text(process: ProcessEnv, store: _TimedStore) -> str:
-    """Return the part of a message that names the ranks that have not come, as far as the store still answers."""
+    """Return the part of a message that names the ranks that have not joined the store, or says that it does not
+    answer.
+    """
     try:
         store.timeout_s = _MISSING_CHECK_S
         missing = [rank for rank in range(process.world_size) if not store.check([f"rank {rank}"])]
@@ -111,10 +116,11 @@ def _missing_ranks_text(process: ProcessEnv, store: _TimedStore) -> str:
 
 
 def report_refusal(process: ProcessEnv, error: LmtrainError, *, peers_fail_too: bool = False) -> None:
-    """Write to the run's store why this process does not start, so that its peers do not wait for it.
+    """Write to the run's store the `error` for which this process does not start, so that the other ranks raise it
+    instead of waiting. Wait until they have read it: up to a minute, or a few seconds if `peers_fail_too`, that is, if
+    they raise the same error by themselves.
 
-    Wait up to a minute until they have read it, or a few seconds if `peers_fail_too`: they raise the same error by
-    themselves. Nothing is raised if the store cannot be reached.
+    Nothing is raised if the store cannot be reached.
     """
     with suppress(LmtrainError, TimeoutError, dist.DistError):
         limit_s = _SHORT_REFUSAL_WAIT_S if peers_fail_too else _REFUSAL_WAIT_S
@@ -125,7 +131,8 @@ def report_refusal(process: ProcessEnv, error: LmtrainError, *, peers_fail_too: 
 
 
 def _confirm_verdict(process: ProcessEnv, store: _TimedStore, wait_s: float) -> None:
-    """Record that this process has read the verdict, and wait up to `wait_s` until all have.
+    """Record in the store that this process has read the verdict, which is that all ranks start or the error of a
+    process that does not. Wait up to `wait_s` until all processes have read it.
 
     because: the store ends with rank 0, and a launcher ends its other ranks once one has ended
     """
@@ -138,7 +145,8 @@ def _confirm_verdict(process: ProcessEnv, store: _TimedStore, wait_s: float) -> 
 
 
 def _connect(process: ProcessEnv, rendezvous: Rendezvous, timeout_s: float) -> TCPStore:
-    """Return the TCPStore at the rendezvous address, hosted by rank 0 or by torchrun's agent.
+    """Return the TCPStore at the rendezvous address. Rank 0 hosts it, unless torchrun's agent does; others connect to
+    it.
 
     A second call on the host returns the store that it has opened.
     """
@@ -163,9 +171,8 @@ def _connect(process: ProcessEnv, rendezvous: Rendezvous, timeout_s: float) -> T
 
 
 def _agree_on_token(process: ProcessEnv, rendezvous: Rendezvous, store: _TimedStore) -> str:
-    """Return the run's token: rank 0 writes it once, the others read it.
-
-    Raise UsageError if it is no token, or not the one that this process was started with.
+    """Return the run's token: rank 0 writes it to the store, the others read it. Raise UsageError if the store holds
+    something else, or another token than this process was started with.
     """
     own_token = rendezvous.token or (secrets.token_hex(16) if process.rank == 0 else None)
     stored = store.compare_set(_RUN_ID_KEY, "", own_token) if process.rank == 0 else store.get(_RUN_ID_KEY)
@@ -204,7 +211,8 @@ class _TimedStore:
 
 
 def _wait_for_key(store: _TimedStore, key: str, timeout_s: float, poll: Callable[[], None] = lambda: None) -> None:
-    """Poll the store until a key is written; raise DistStoreError after `timeout_s`.
+    """Wait until `key` is written to the store. `poll` is called again and again meanwhile, and may raise. Raise
+    DistStoreError after `timeout_s`.
 
     because: a process that waits inside torch's own wait() handles no signals
     """
@@ -218,7 +226,9 @@ def _wait_for_key(store: _TimedStore, key: str, timeout_s: float, poll: Callable
 
 
 def _call_with_timeout(call: Callable[[], T], timeout_s: float, poll: Callable[[], None]) -> T:
-    """Run a call in a thread and return its result or raise its error; raise TimeoutError after `timeout_s`."""
+    """Run `call` in a thread and return its result or raise its error. `poll` is called again and again meanwhile, and
+    may raise. Raise TimeoutError after `timeout_s`.
+    """
     results: queue.SimpleQueue[T | BaseException] = queue.SimpleQueue()
 
     def work() -> None:

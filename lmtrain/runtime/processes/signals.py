@@ -85,7 +85,8 @@ class StopRequest:
         self.on_request = on_request
 
     def raise_if_due(self) -> None:
-        """Raise `Stopped` if a stop is due. Called between the phases of start-up, too.
+        """Raise `Stopped` if a stop signal has come that must end this process at once, unless stops are deferred or
+        torch is being imported. Called between the phases of start-up, too.
 
         because: an exception raised by a signal handler can be lost in a library's callback
         """
@@ -101,7 +102,9 @@ class StopRequest:
 
     @contextmanager
     def report_stop(self, send: Callable[[str], None]) -> Iterator[None]:
-        """Send a stop that is raised within the block to the peers by `send(name)`, which must not wait for them."""
+        """End the deferral of stops. If `Stopped` is raised here or in the block, call `send` with the signal's name,
+        so that the peers stop too; `send` must not wait for them.
+        """
         try:
             self._is_deferred = False
             self.raise_if_due()
@@ -111,28 +114,33 @@ class StopRequest:
             raise
 
     def stop_with_peer(self, name: str) -> None:
-        """Stop this process at once, because a peer received the signal `name` and leaves. Callable from any thread."""
+        """Stop this process at once because a peer got the stop signal `name` and leaves. It can be called from any
+        thread.
+        """
         self.requested = self.requested or name
         self._raises = self._woken = True
         self._stop_event.set()
         # because: this wakes the main thread out of most of what it may be waiting for
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
-    def stop_received(self, wait_s: float) -> bool:
-        """Return whether this process is to stop, as a lost peer may have; wait up to `wait_s` for the peer's message.
+    def wait_for_stop(self, wait_s: float) -> bool:
+        """Return whether this process must end at once. If not, wait up to `wait_s` for a peer's message that it was
+        stopped: a peer that seems lost may have been.
         """
         if not self.ends_at_once:
             self._stop_event.wait(wait_s)
         return self.ends_at_once
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: record the first, raise `Stopped` if due, and let a third urgent one end the process."""
+        """Handle the stop signal `number`: record the first, raise `Stopped` if this process must end at once, and let
+        the third SIGTERM or SIGINT end the process.
+        """
         name = signal.Signals(number).name
         is_first, was_woken, self._woken = self.requested is None, self._woken, False
         if is_first:
             self.requested = name
             self.on_request(name)
-        is_repeat = number in _URGENT_STOPS and self._is_new() and self._num_urgent > 1
+        is_repeat = number in _URGENT_STOPS and self._count_if_new() and self._num_urgent > 1
         if is_repeat and self._num_urgent > 2:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -141,8 +149,10 @@ class StopRequest:
         if is_first or is_repeat or (was_woken and not self._raised):
             self.raise_if_due()
 
-    def _is_new(self) -> bool:
-        """Count an urgent signal; return False for one that repeats the last within `repeat_after_s`."""
+    def _count_if_new(self) -> bool:
+        """Count a SIGTERM or SIGINT and return True; if it came within `repeat_after_s` of the last one counted, it is
+        the same signal delivered twice: return False.
+        """
         now_s = self._clock()
         if self._urgent_since is not None and now_s - self._urgent_since < self._repeat_after_s:
             return False
@@ -162,7 +172,9 @@ def install_stop_handlers() -> None:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Handle this process's stop signals for the block, a whole run; yield the StopRequest, with earlier signals."""
+    """Handle this process's stop signals for the block, which is a whole run. Yield the StopRequest, which also holds a
+    signal that came since `install_stop_handlers`.
+    """
     global _active_request
     early, stop = _active_request is not None, _active_request or StopRequest().__enter__()
     _active_request = stop
@@ -177,7 +189,9 @@ def stop_requests() -> Iterator[StopRequest]:
 
 
 def restore_default_handlers() -> None:
-    """Restore the default handling of stop signals, for a command that is no run; deliver the one recorded so far."""
+    """Restore the default handling of stop signals, for a command that is not a run. A signal that was recorded until
+    now is sent to this process again.
+    """
     global _active_request
     if _active_request is not None:
         stop, _active_request = _active_request, None
@@ -199,7 +213,9 @@ def ignore_stops() -> None:
 
 @contextmanager
 def blocked_stops() -> Iterator[None]:
-    """Block stop signals: a process started within begins with them pending until it calls `unblock_stops`."""
+    """Block stop signals during the block. A process that is started in it keeps them blocked until it calls
+    `unblock_stops`, and then receives those that came meanwhile.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
     try:
         yield

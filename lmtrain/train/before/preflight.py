@@ -379,7 +379,7 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
     `lock`: also check whether another run holds the folder.
     """
     folder, settings = Path(config.run.dir), config.checkpoint
-    check_output_folder(folder, f"run.dir={config.run.dir}", lock=lock)
+    check_output_folder(folder, f"run.dir={config.run.dir}", check_lock=lock)
     if settings.interval_steps is None:
         return []
     num_there, tokenizer_bytes, free = (

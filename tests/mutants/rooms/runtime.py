@@ -122,7 +122,7 @@ MUTANTS = [
     Mutant(
         name="neighbouring_jobs_share_a_port",
         file="lmtrain/runtime/processes/process.py",
-        function="Rendezvous._of_srun_step",
+        function="Rendezvous._from_srun_step",
         old="20_000 + (job * 64 + step) % 10_000",
         new="20_000 + (job + step) % 10_000",
         breaks="The second step of a job meets at the port of the first step of the next job, and one of the two is "
@@ -151,7 +151,7 @@ MUTANTS = [
     Mutant(
         name="each_signal_postpones_the_second_one",
         file="lmtrain/runtime/processes/signals.py",
-        function="StopRequest._is_new",
+        function="StopRequest._count_if_new",
         old="""        if self._urgent_since is not None and now_s - self._urgent_since < self._repeat_after_s:
             return False
         self._urgent_since = now_s

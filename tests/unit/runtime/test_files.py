@@ -311,7 +311,7 @@ def test_no_output_goes_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"\.lock is a symbolic link"), folder_lock(run):
         pass
     with pytest.raises(OutputError, match=r"\.lock is a symbolic link"):
-        check_output_folder(run, "run.dir", lock=True)
+        check_output_folder(run, "run.dir", check_lock=True)
     with pytest.raises(OutputError, match=r"stop\.json is a symbolic link"):
         write_json(run / "stop.json", {})
     (run / ".config.json.tmp-1").symlink_to(precious)

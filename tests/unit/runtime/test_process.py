@@ -187,8 +187,8 @@ def test_each_restart_of_torchrun_meets_anew() -> None:
 def test_children_of_our_own_launcher() -> None:
     token = "0123456789abcdef" * 2
     ranks = NodeRanks(2)
-    first = ranks.shared_environment({"KEPT": "1"}) | ranks.environment(0, 1234, token) | {STORE_FD_VARIABLE: "7"}
-    second = ranks.environment(1, 1234, token)
+    first = ranks.shared_environment({"KEPT": "1"}) | ranks.rank_environment(0, 1234, token) | {STORE_FD_VARIABLE: "7"}
+    second = ranks.rank_environment(1, 1234, token)
     env = ProcessEnv.detect(first)
     assert (env.launcher, env.rank, env.world_size, env.local_world_size) == ("lmtrain", 0, 2, 2)
     assert Rendezvous.detect(env, first) == Rendezvous("127.0.0.1", 1234, "attempt 0", 7, True, token=token)
@@ -212,7 +212,7 @@ def test_a_launcher_on_each_node_of_a_slurm_step() -> None:
     assert (first.rank, first.world_size, first.local_world_size, first.num_own_gpus) == (8, 24, 8, 0)
     assert (first.num_ranks, first.has_peers, first.label) == (8, True, f"node {first.host}")
     ranks = NodeRanks(8, first.rank, first.world_size, first.launcher, first.host)
-    env = ranks.shared_environment(task) | ranks.environment(3, 0, "")
+    env = ranks.shared_environment(task) | ranks.rank_environment(3, 0, "")
     rank = ProcessEnv.detect(env)
     assert (rank.rank, rank.world_size, rank.local_rank, rank.local_world_size) == (11, 24, 3, 8)
     assert (rank.launcher, rank.num_restarts, rank.num_own_gpus, rank.is_child) == ("slurm", 2, 0, True)

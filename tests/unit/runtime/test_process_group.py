@@ -112,7 +112,7 @@ def ours(num: int) -> tuple[list[Mapping[str, str]], socket.socket]:
     ranks = NodeRanks(num)
     kept = [{STORE_FD_VARIABLE: str(fd)}, *[{}] * (num - 1)]
     shared = ranks.shared_environment()
-    return [shared | ranks.environment(rank, port, "a" * 32) | kept[rank] for rank in range(num)], store
+    return [shared | ranks.rank_environment(rank, port, "a" * 32) | kept[rank] for rank in range(num)], store
 
 
 def ends(jobs: list[Any]) -> list[tuple[int, str, str]]:

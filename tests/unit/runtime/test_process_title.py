@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmtrain.runtime.processes.fork_server import ROOM_BYTES, ROOM_VARIABLE
+from lmtrain.runtime.processes.fork_server import PLACEHOLDER_BYTES, PLACEHOLDER_VARIABLE
 
 CODE = """
 import os, sys
@@ -24,7 +24,7 @@ def seen():
 
 def told(body: str, *words: str, room: bool = True, **variables: str) -> list[str]:
     env = {"FIRST": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", os.getcwd()), **variables}
-    env |= {ROOM_VARIABLE: " " * ROOM_BYTES} if room else {}
+    env |= {PLACEHOLDER_VARIABLE: " " * PLACEHOLDER_BYTES} if room else {}
     command = [sys.executable, "-c", CODE + body, *words]
     done = subprocess.run(command, env=env | {"LAST": "2"}, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.splitlines()
@@ -44,18 +44,19 @@ def test_a_title_that_is_too_long_is_cut_and_nothing_else_is_written() -> None:
 def test_the_variables_of_a_fork_are_shown_beside_those_of_its_parent() -> None:
     body = "os.environ.update(RANK='3', WORLD_SIZE='8')\nshow_environment({'RANK': '3', 'WORLD_SIZE': '8'})\n"
     body += "print(*seen()[2], sep='\\n')\n"
-    body += f"print({ROOM_VARIABLE!r} in os.environ, os.environ['FIRST'], os.environ['LAST'])\n"
+    body += f"print({PLACEHOLDER_VARIABLE!r} in os.environ, os.environ['FIRST'], os.environ['LAST'])\n"
     body += "import subprocess\nprint(subprocess.run(['env'], capture_output=True, text=True).stdout.count('RANK=3'))"
     found = told(body)
     assert {"FIRST=1", "LAST=2", "RANK=3", "WORLD_SIZE=8"} <= set(found[:-2])
-    assert not [line for line in found if line.startswith(ROOM_VARIABLE)]
+    assert not [line for line in found if line.startswith(PLACEHOLDER_VARIABLE)]
     assert found[-2:] == ["False 1 2", "1"]
 
 
 @pytest.mark.parametrize("room", [True, False])
 def test_what_has_no_room_is_not_shown(room: bool) -> None:
-    body = f"show_environment({{'RANK': '3' * {ROOM_BYTES + 50}}})\n"
-    body += f"print([v for v in seen()[2] if v[:4] == 'RANK'], 'FIRST=1' in seen()[2], {ROOM_VARIABLE!r} in os.environ)"
+    body = f"show_environment({{'RANK': '3' * {PLACEHOLDER_BYTES + 50}}})\n"
+    body += "print([v for v in seen()[2] if v[:4] == 'RANK'], 'FIRST=1' in seen()[2], "
+    body += f"{PLACEHOLDER_VARIABLE!r} in os.environ)"
     assert told(body, room=room) == ["[] True False"]
 
 

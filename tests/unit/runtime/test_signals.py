@@ -99,7 +99,7 @@ def test_a_peer_that_leaves_takes_this_process_along() -> None:
             thread.start()
             threading.Event().wait(60.0)
         thread.join()
-        assert stop.stop_received(60.0)
+        assert stop.wait_for_stop(60.0)
         stop.defer_to_step_end(lambda name: None)
         assert stop.ends_at_once
 
@@ -111,13 +111,13 @@ def test_who_leaves_already_is_not_interrupted_by_a_peer() -> None:
         with pytest.raises(Stopped, match="SIGTERM"):
             os.kill(os.getpid(), signal.SIGTERM)
         stop.stop_with_peer("SIGTERM")
-        assert stop.stop_received(0.0)
+        assert stop.wait_for_stop(0.0)
 
 
 def test_a_loss_without_a_word_is_a_loss() -> None:
     stop = StopRequest()
     stop.raise_at_once()
-    assert not stop.stop_received(0.0)
+    assert not stop.wait_for_stop(0.0)
 
 
 def test_who_is_no_run_gets_its_signals_back() -> None:
