@@ -30,7 +30,7 @@ from typing import IO, Any
 import numpy as np
 
 from data_tools.preprocess.sequences import SequenceBatch
-from data_tools.read.chunks import START, Place
+from data_tools.read.chunks import START, ReadPosition
 from lmtrain.data.store.indexed import SUFFIXES, dataset_file
 from lmtrain.data.store.writer import (
     DatasetSpool,
@@ -96,27 +96,27 @@ class Journal:
             temporary.replace(self._path)
             self._file = open_without_links(self._path, "ab")
 
-    def append(self, tree: dict[str, Any]) -> None:
+    def append(self, entry: dict[str, Any]) -> None:
         """Write a line for a portion, and flush it to the operating system."""
         assert self._file is not None, "start comes first"
         with files.storage_errors(self._path, "Writing"):
             fault_point("data.journal")
-            self._file.write(self._line(tree))
+            self._file.write(self._line(entry))
             self._file.flush()
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
-    def _line(self, tree: dict[str, Any]) -> bytes:
+    def _line(self, entry: dict[str, Any]) -> bytes:
         """Return a line with its hash, which follows that of the line before it."""
-        self._last_hash = _chained_hash(tree, self._last_hash)
-        return json.dumps(tree | {_HASH_KEY: self._last_hash}, separators=(",", ":")).encode() + b"\n"
+        self._last_hash = _chained_hash(entry, self._last_hash)
+        return json.dumps(entry | {_HASH_KEY: self._last_hash}, separators=(",", ":")).encode() + b"\n"
 
 
-def _chained_hash(tree: dict[str, Any], previous_hash: str) -> str:
+def _chained_hash(entry: dict[str, Any], previous_hash: str) -> str:
     """Return the hash of a journal line without its own hash, following the previous line's hash."""
-    rest = {key: value for key, value in tree.items() if key != _HASH_KEY}
+    rest = {key: value for key, value in entry.items() if key != _HASH_KEY}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256((previous_hash + text).encode()).hexdigest()
 
@@ -125,7 +125,7 @@ def _chained_hash(tree: dict[str, Any], previous_hash: str) -> str:
 class Totals:
     """Counts of the run so far; all fields are recorded in the journal."""
 
-    place: Place = START
+    place: ReadPosition = START
     line: int = 0  # lines read of the source at `place`
     num_disk_bytes: int = 0
     num_documents: int = 0
@@ -137,14 +137,14 @@ class Totals:
     lengths: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)  # histogram of the first key's document lengths
 
     @classmethod
-    def from_dict(cls, tree: dict[str, Any]) -> Totals:
+    def from_dict(cls, entry: dict[str, Any]) -> Totals:
         """Return the totals that a journal line records."""
-        tree = dict(tree)
+        entry = dict(entry)
         return cls(
-            place=Place(*tree.pop("place")),
-            bad=Counter(tree.pop("bad")),
-            filtered=Counter(tree.pop("filtered")),
-            **tree,
+            place=ReadPosition(*entry.pop("place")),
+            bad=Counter(entry.pop("bad")),
+            filtered=Counter(entry.pop("filtered")),
+            **entry,
         )
 
     def count(self, batches: list[SequenceBatch]) -> None:

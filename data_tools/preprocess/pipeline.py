@@ -29,7 +29,7 @@ from data_tools.preprocess.sequences import (
     ToSequences,
     prepend_token,
 )
-from data_tools.read.chunks import Chunk, Limits, Portion, cut_portions
+from data_tools.read.chunks import Chunk, Portion, SizeLimits, cut_portions
 from data_tools.read.content import (
     BadLine,
     BadLines,
@@ -63,7 +63,7 @@ class Options:
     lines_end_sentences: bool = False
     on_error: OnError = OnError.STOP
     max_bad: int | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: SizeLimits = field(default_factory=SizeLimits)
     shard_tokens: int | None = None
     overwrite: bool = False
 
@@ -110,7 +110,7 @@ class TokenizeWorker:
     def run(self, portion: Portion) -> TokenizedPortion:
         """Read, filter and encode the documents of a portion."""
         if portion.chunks[0].kind == "text":
-            return self._run_texts(portion.chunks)
+            return self._run_whole_files(portion.chunks)
         results = [self._run_chunk(chunk) for chunk in portion.chunks]
         for chunk in portion.chunks:
             chunk.content = None  # because: the portion is kept until its output is written; its content is not needed
@@ -125,7 +125,7 @@ class TokenizeWorker:
             bad += content.locate_rejects(rejects, self._options.on_error is OnError.QUARANTINE)
             return TokenizedPortion(batches, [collect_bad_lines(chunk, content, bad)], filtered)
 
-    def _run_texts(self, chunks: list[Chunk]) -> TokenizedPortion:
+    def _run_whole_files(self, chunks: list[Chunk]) -> TokenizedPortion:
         """Encode whole files, one document each, in one call."""
         texts: list[tuple[Any, ...]] = []
         bad: list[list[BadLine]] = []
@@ -265,12 +265,12 @@ def preprocess(
     if len(options.keys) > 1 and (texts := [source.path for source in sources if source.kind == "text"]):
         raise UsageError(f"{texts[0]} is one text without keys, and --key names {len(options.keys)}. Name one.")
     names = OutputNames(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
-    data = tokenizer.to_bytes()
-    with Outputs(names, _run_identity(sources, data, options), tokenizer) as outputs:
+    tokenizer_bytes = tokenizer.to_bytes()
+    with Outputs(names, _run_identity(sources, tokenizer_bytes, options), tokenizer) as outputs:
         resumed = outputs.totals.num_documents if outputs.resumed else 0
         _report_earlier_run(outputs, notify)
         if not outputs.finished:
-            _tokenize_portions(sources, tokenizer, data, options, outputs, report, notify)
+            _tokenize_portions(sources, tokenizer, tokenizer_bytes, options, outputs, report, notify)
         if outputs.totals.num_tokens == 0:
             bad, filtered = outputs.totals.bad, outputs.totals.filtered.total()
             causes = "".join(f", of which {count}: {cause}" for cause, count in bad.most_common(3))
@@ -299,7 +299,7 @@ def preprocess(
 def _tokenize_portions(
     sources: Sequence[Source],
     tokenizer: Tokenizer,
-    data: bytes,
+    tokenizer_bytes: bytes,
     options: Options,
     outputs: Outputs,
     report: Callable[[Progress], None] | None,
@@ -323,8 +323,8 @@ def _tokenize_portions(
     looks_at_texts = options.filters.needs_text or options.split_sentences
     processes = options.workers > 1 and (looks_at_texts or isinstance(encoder, TwinEncoder))
     bos_id = tokenizer.bos_id if options.prepend_bos else None
-    build = partial(TokenizeWorker, options, bos_id, eod_id, data, None if processes else encoder)
-    with process_portions(portions, build, options.workers, budget, processes=processes) as results:
+    build = partial(TokenizeWorker, options, bos_id, eod_id, tokenizer_bytes, None if processes else encoder)
+    with process_portions(portions, build, options.workers, budget, use_processes=processes) as results:
         _ = tokenizer.fingerprint  # because: it takes a while, and the workers are already busy
         for portion, result in results:
             outputs.add(result.batches, _count_portion(portion, result, totals, bad_lines))

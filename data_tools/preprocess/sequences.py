@@ -92,7 +92,7 @@ def split_sentences(text: str, newlines: bool = False) -> list[str]:
 def split_sentences_twin(text: str, newlines: bool = False) -> list[str]:
     """Compute `split_sentences` in Python."""
     sentences = []
-    begin = at = _skip(_BLANK, text, 0)
+    begin = at = _match_end(_BLANK, text, 0)
     while match := _CANDIDATE.search(text, at):
         at = match.end()
         if match[0][0] in "\n\f\u2029":
@@ -114,38 +114,40 @@ def _boundary_at_line_end(match: re.Match[str], newlines: bool) -> tuple[int, in
     return match.span() if ends else None
 
 
-def _boundary_at_stop(text: str, begin: int, match: re.Match[str]) -> tuple[int, int] | None:
+def _boundary_at_stop(text: str, sentence_start: int, match: re.Match[str]) -> tuple[int, int] | None:
     """Return (end of the sentence, start of the next) if the sentence ends at these stops, else None."""
-    stops, close = match[0], _skip(_CLOSING, text, match.end())
+    stops, end = match[0], _match_end(_CLOSING, text, match.end())
     if any(stop in _FULL_STOPS for stop in stops):
-        return close, _skip(_BLANK, text, close)
-    close = _skip(_REFERENCES, text, close)
-    following = _skip(_BLANK, text, close)
-    if following == len(text) or following == close:
+        return end, _match_end(_BLANK, text, end)
+    end = _match_end(_REFERENCES, text, end)
+    following = _match_end(_BLANK, text, end)
+    if following == len(text) or following == end:
         return None
-    closed = close > match.end()
-    return (close, following) if _ends_sentence(text, begin, match.start(), stops, closed, following) else None
+    is_end = _ends_sentence(text, sentence_start, match.start(), stops, end > match.end(), following)
+    return (end, following) if is_end else None
 
 
-def _ends_sentence(text: str, begin: int, stop: int, stops: str, closed: bool, gap: int) -> bool:
+def _ends_sentence(
+    text: str, sentence_start: int, stops_start: int, stops: str, is_closed: bool, next_start: int
+) -> bool:
     """Return True if the stops at `stop` end the sentence from `begin`; `gap` is the start of the next text."""
-    following = _skip(_OPENING, text, gap)
+    following = _match_end(_OPENING, text, next_start)
     follows = text[following : following + 1]  # empty if only brackets and quotes are left
     if not follows or follows in _SMALL or follows in _STOPS or follows in ",;:":
         return False
     if stops != ".":
-        return text[stop - 1 : stop] not in ("(", "[")
-    word = _word_before(text, stop)
-    if word is None or (closed and following > gap):  # a quote or bracket closes here, and another one opens
+        return text[stops_start - 1 : stops_start] not in ("(", "[")
+    word = _word_before(text, stops_start)
+    if word is None or (is_closed and following > next_start):  # a quote or bracket closes here, and another one opens
         return True
     if not word or word in _NEVER_END:
         return not word
-    if begin == stop - len(word) and _LIST_NUMBER.fullmatch(word):
+    if sentence_start == stops_start - len(word) and _LIST_NUMBER.fullmatch(word):
         return False
     if word in _BEFORE_NUMBER and follows in "0123456789":
         return False
     if word in _CAPITAL or (len(word) > 1 and (word in _MAY_END or _ACRONYM.fullmatch(word))):
-        letters = _skip(_LETTERS, text, following)
+        letters = _match_end(_LETTERS, text, following)
         return text[following:letters] in _STARTERS and _AFTER_STARTER.match(text, letters) is not None
     return True
 
@@ -160,9 +162,9 @@ def _word_before(text: str, stop: int) -> str | None:
     return text[begin:stop]
 
 
-def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:
+def _match_end(pattern: re.Pattern[str], text: str, offset: int) -> int:
     """Return the end of the pattern's match at this offset; the pattern must match the empty text too."""
-    match = pattern.match(text, at)
+    match = pattern.match(text, offset)
     assert match is not None, "these patterns also match nothing"
     return match.end()
 
@@ -207,8 +209,8 @@ class DocumentConverter:
     encoder: Encoder
     append_eod: bool
 
-    def __call__(self, content: Content, number: int, key: str) -> SequenceBatch:
-        encoded = content.encode(self.encoder, number, key, self.append_eod)
+    def __call__(self, content: Content, key_number: int, key: str) -> SequenceBatch:
+        encoded = content.encode(self.encoder, key_number, key, self.append_eod)
         is_filled = encoded.lengths > 0
         return SequenceBatch(
             encoded.tokens, encoded.lengths[is_filled], is_filled.astype(np.int64), encoded.num_text_bytes,
@@ -224,11 +226,11 @@ class SentenceConverter:
     eod_id: int | None
     newlines: bool = False  # a line end ends a sentence too
 
-    def __call__(self, content: Content, number: int, key: str) -> SequenceBatch:
+    def __call__(self, content: Content, key_number: int, key: str) -> SequenceBatch:
         rejects: list[Reject] = []
         sentences: list[str] = []
         counts, num_text_bytes = [], 0
-        for _, text in content.texts(number, key):
+        for _, text in content.texts(key_number, key):
             if isinstance(text, Reject):
                 rejects.append(text)
                 continue

@@ -3,8 +3,8 @@
 A chunk of a plain .jsonl file is a range of bytes that the worker reads itself; a line belongs to the chunk that
 contains its first byte. Sources that can only be read sequentially (archives, pipes) or through a library (.parquet)
 are read here and their content is sent with the chunk. Chunk boundaries depend only on the sources and the settings, so
-that a resumed run cuts the same chunks. `Part` is task i of n: its byte range and its output names. `Budget` bounds how
-much of the corpus is in memory at once.
+that a resumed run cuts the same chunks. `TaskPart` is task i of n, which reads a byte range of the sources and names
+its output files. `MemoryBudget` limits how many bytes of the corpus are in memory at once.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ Buffer = bytes | bytearray | memoryview
 _ContentSpan = tuple[int, int, Buffer | None, str]  # first byte, one past the last, the bytes or None, the problem
 
 
-class Place(NamedTuple):
+class ReadPosition(NamedTuple):
     """Where reading continues: a source's number, and an offset in its text or a row."""
 
     source: int = 0
     offset: int = 0
 
 
-START = Place()
+START = ReadPosition()
 
 
 @dataclass(frozen=True)
-class Limits:
+class SizeLimits:
     """Number of bytes of a slice, the unit of reading, and of the longest document."""
 
     slice_bytes: int = SLICE_BYTES
@@ -60,7 +60,7 @@ class Limits:
         return f"longer than a document may be ({self.max_doc_bytes} bytes)"
 
 
-class Span(NamedTuple):
+class PartRange(NamedTuple):
     """The byte range of a source that belongs to a part."""
 
     start: int
@@ -69,14 +69,14 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskPart:
     """Task `number` of `count` tasks that share the work."""
 
     number: int = 0
     count: int = 1
 
     @classmethod
-    def parse(cls, text: str) -> Part:
+    def parse(cls, text: str) -> TaskPart:
         """Parse --part i/n. Raise UsageError unless 0 <= i < n."""
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if match is None or int(match[1]) >= int(match[2]):
@@ -99,17 +99,17 @@ class Part:
         """Return (first, one past the last) of this task's share of 0..total-1."""
         return total * self.number // self.count, total * (self.number + 1) // self.count
 
-    def spans(self, sizes: Sequence[int]) -> Iterator[Span]:
+    def spans(self, sizes: Sequence[int]) -> Iterator[PartRange]:
         """Yield this part's range of each source, given their sizes; a sequential source is read by one part only."""
         first, last = self.share_of(sum(sizes))
         base = 0
         for size in sizes:
             begins_here = first <= base and (base < last or self.number == self.count - 1)
-            yield Span(max(first - base, 0), min(last - base, size), begins_here)
+            yield PartRange(max(first - base, 0), min(last - base, size), begins_here)
             base += size
 
 
-WHOLE_PART = Part()
+WHOLE_PART = TaskPart()
 
 
 @dataclass
@@ -133,9 +133,9 @@ class Chunk:
         return self.__dict__ | {"content": None if self.content is None else bytes(self.content)}
 
     @property
-    def next(self) -> Place:
-        """The place in the input at which reading continues after this chunk."""
-        return Place(self.source + 1) if self.kind == "text" else Place(self.source, self.stop)
+    def next(self) -> ReadPosition:
+        """The position in the input at which reading continues after this chunk."""
+        return ReadPosition(self.source + 1) if self.kind == "text" else ReadPosition(self.source, self.stop)
 
 
 @dataclass
@@ -148,7 +148,7 @@ class Portion:
     def num_bytes(self) -> int:
         return sum(chunk.num_bytes for chunk in self.chunks)
 
-    def fits(self, chunk: Chunk, limits: Limits) -> bool:
+    def fits(self, chunk: Chunk, limits: SizeLimits) -> bool:
         """Return True if the chunk fits into this portion."""
         return not self.chunks or (
             chunk.kind == self.chunks[0].kind
@@ -158,8 +158,8 @@ class Portion:
 
 
 def cut_portions(
-    sources: Sequence[Source], place: Place, limits: Limits, keys: Sequence[str], budget: Budget,
-    part: Part = WHOLE_PART,
+    sources: Sequence[Source], position: ReadPosition, limits: SizeLimits, keys: Sequence[str], budget: MemoryBudget,
+    part: TaskPart = WHOLE_PART,
 ) -> Iterator[Portion]:  # fmt: skip
     """Yield a part's portions from `place` on. Bytes are acquired from the budget before they are held or yielded.
 
@@ -167,9 +167,11 @@ def cut_portions(
     """
     portion = Portion([])
     spans = list(part.spans([source.num_bytes for source in sources]))
-    for number in range(place.source, len(sources)):
-        start = place.offset if number == place.source else 0
-        for chunk in _chunks(number, sources[number], start, spans[number], limits, keys, budget):
+    for source_number in range(position.source, len(sources)):
+        start = position.offset if source_number == position.source else 0
+        for chunk in _cut_source(
+            source_number, sources[source_number], start, spans[source_number], limits, keys, budget
+        ):
             if not portion.fits(chunk, limits):
                 yield portion
                 portion = Portion([])
@@ -178,31 +180,32 @@ def cut_portions(
         yield portion
 
 
-def _chunks(
-    number: int, source: Source, start: int, span: Span, limits: Limits, keys: Sequence[str], budget: Budget
-) -> Iterator[Chunk]:
+def _cut_source(
+    source_number: int, source: Source, start: int, span: PartRange, limits: SizeLimits, keys: Sequence[str],
+    budget: MemoryBudget,
+) -> Iterator[Chunk]:  # fmt: skip
     """Yield the chunks of a source from `start` within the part's span."""
     if source.kind == "jsonl" and not source.streamed:
         for begin in range(max(start, span.start), span.stop, limits.slice_bytes):
             size = min(limits.slice_bytes, span.stop - begin)
             budget.acquire(size)
-            yield Chunk(number, source.path, "jsonl", begin, begin + size, size, num_disk_bytes=size, plain=True)
+            yield Chunk(source_number, source.path, "jsonl", begin, begin + size, size, num_disk_bytes=size, plain=True)
     elif not span.is_whole:
         return
     elif source.kind == "parquet":
-        yield from _parquet_chunks(number, source, start, limits, keys, budget)
+        yield from _parquet_chunks(source_number, source, start, limits, keys, budget)
     elif source.streamed:
-        yield from _stream_chunks(number, source, start, limits, budget)
+        yield from _stream_chunks(source_number, source, start, limits, budget)
     else:
         size = source.num_bytes
         problem = limits.too_long_cause if size >= limits.overlong_bytes else ""
         num_bytes = 0 if problem else size
         budget.acquire(num_bytes)
-        yield Chunk(number, source.path, "text", 0, size, num_bytes, problem=problem, num_disk_bytes=size)
+        yield Chunk(source_number, source.path, "text", 0, size, num_bytes, problem=problem, num_disk_bytes=size)
 
 
 def _parquet_chunks(
-    number: int, source: Source, start: int, limits: Limits, keys: Sequence[str], budget: Budget
+    source_number: int, source: Source, start: int, limits: SizeLimits, keys: Sequence[str], budget: MemoryBudget
 ) -> Iterator[Chunk]:
     """Yield chunks of rows of a .parquet file, about a slice each, from row `start` on."""
     reported = 0
@@ -210,17 +213,20 @@ def _parquet_chunks(
         budget.acquire(num_bytes)
         done = int(share * source.num_bytes)
         yield Chunk(
-            number, source.path, "parquet", at, at + len(rows), num_bytes, rows=rows, num_disk_bytes=done - reported
-        )
+            source_number, source.path, "parquet", at, at + len(rows), num_bytes, rows=rows,
+            num_disk_bytes=done - reported,
+        )  # fmt: skip
         reported = done
 
 
-def _stream_chunks(number: int, source: Source, start: int, limits: Limits, budget: Budget) -> Iterator[Chunk]:
+def _stream_chunks(
+    source_number: int, source: Source, start: int, limits: SizeLimits, budget: MemoryBudget
+) -> Iterator[Chunk]:
     """Yield chunks of a sequential source: whole lines, about a slice each, or the whole text. Skip those before start.
     """
     reported = 0
     with open_source(source) as file:
-        cutter = _line_spans if source.kind == "jsonl" else _text_span
+        cutter = _cut_lines if source.kind == "jsonl" else _read_whole_text
         for begin, stop, content, problem in cutter(read_stream(file, source.codec), limits, budget):
             done = min(file.tell(), source.num_bytes) if source.num_bytes else 0
             num_bytes = len(content) if content is not None else 0
@@ -228,13 +234,13 @@ def _stream_chunks(number: int, source: Source, start: int, limits: Limits, budg
                 budget.release(num_bytes)
                 continue
             yield Chunk(
-                number, source.path, source.kind, begin, stop, num_bytes, content, [], problem,
+                source_number, source.path, source.kind, begin, stop, num_bytes, content, [], problem,
                 num_disk_bytes=done - reported,
             )  # fmt: skip
             reported = done
 
 
-def _line_spans(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_ContentSpan]:
+def _cut_lines(stream: Iterator[bytes], limits: SizeLimits, budget: MemoryBudget) -> Iterator[_ContentSpan]:
     """Yield spans of whole lines, about a slice each; a line that is too long, or damage, is a span without bytes."""
     pending, start, num_complete = bytearray(), 0, 0  # held bytes, their offset, and how many of them are whole lines
     long_from, damage = -1, ""  # start of an overlong line that is being skipped; why the stream ended early
@@ -270,7 +276,7 @@ def _line_spans(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iter
         yield start + len(pending), start + len(pending) + 1, None, damage
 
 
-def _text_span(stream: Iterator[bytes], limits: Limits, budget: Budget) -> Iterator[_ContentSpan]:
+def _read_whole_text(stream: Iterator[bytes], limits: SizeLimits, budget: MemoryBudget) -> Iterator[_ContentSpan]:
     """Yield the whole text as one span, without bytes if it is too long or damaged."""
     text, problem = bytearray(), ""
     for data, problem in _catch_damage(stream):
@@ -304,14 +310,16 @@ class FileLines(NamedTuple):
     long_at: int | None  # start of the line after them if that line is too long to be read
 
 
-def read_lines(path: Path, start: int, stop: int, limits: Limits, before_long_read: Callable[[], object]) -> FileLines:
+def read_lines(
+    path: Path, start: int, stop: int, limits: SizeLimits, before_long_read: Callable[[], object]
+) -> FileLines:
     """Return the lines that begin in start..stop; call `before_long_read` before reading a line of several slices."""
     with files.read_errors(path), files.open_fd(path) as (fd, size):
         return _read_lines(fd, size, start, min(stop, size), limits, before_long_read)
 
 
 def _read_lines(
-    fd: int, size: int, start: int, stop: int, limits: Limits, before_long_read: Callable[[], object]
+    fd: int, size: int, start: int, stop: int, limits: SizeLimits, before_long_read: Callable[[], object]
 ) -> FileLines:
     """Do `read_lines` for an open file of `size` bytes."""
     base = max(start - 1, 0)  # because: the byte before `start` decides whether a line begins there
@@ -361,7 +369,7 @@ class StoppedError(Exception):
     """Raised in the reader when the run is over."""
 
 
-class Budget:
+class MemoryBudget:
     """Limit on the bytes in memory: those that the reader holds, and those in flight, handed on to the consumer.
 
     The reader may exceed the limit while nothing is in flight, so that a long document passes.

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from data_tools.read.chunks import START, Budget, Buffer, Chunk, Limits, cut_portions, read_lines
+from data_tools.read.chunks import START, Buffer, Chunk, MemoryBudget, SizeLimits, cut_portions, read_lines
 from data_tools.read.sources import STDIN, Source
 from lmtrain.errors import DataError, join_few, shorten
 from lmtrain.runtime.files.files import read_errors
@@ -80,11 +80,11 @@ class LineList:
         data = self._data
         return _count_newlines(data, 0, len(data)) + (len(data) > 0 and data[-1] != 10)
 
-    def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> EncodedDocuments:
+    def encode(self, encoder: Encoder, key_number: int, key: str, append_eod: bool) -> EncodedDocuments:
         """Encode the texts under `key`, which is the key with this number."""
         return encoder.encode_jsonl(self._data, key, append_eod=append_eod)  # type: ignore[arg-type]
 
-    def texts(self, number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
+    def texts(self, key_number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
         """Yield (item, text under the key) of every document, or (item, Reject) of a bad line, in order."""
         result = read_jsonl(self._data, key)  # type: ignore[arg-type]
         rejects = iter([*result.rejects, None])
@@ -120,7 +120,7 @@ class LineList:
             stop = self._line_end(item)
             self._data[item:stop] = b" " * (stop - item)
 
-    def drop_long(self, limits: Limits) -> list[BadLine]:
+    def drop_long(self, limits: SizeLimits) -> list[BadLine]:
         """Drop and return the lines that are longer than a document may be."""
         if len(self._data) <= limits.max_doc_bytes:
             return []
@@ -178,16 +178,16 @@ class TextList:
         self.rows, self._start, self._is_table = dict(enumerate(rows)), start, is_table
         self.num_lines = len(self.rows)
 
-    def encode(self, encoder: Encoder, number: int, key: str, append_eod: bool) -> EncodedDocuments:
-        items = [item for item, row in self.rows.items() if row[number] is not None]
-        encoded = encoder.encode_documents([self.rows[item][number] for item in items], append_eod=append_eod)
+    def encode(self, encoder: Encoder, key_number: int, key: str, append_eod: bool) -> EncodedDocuments:
+        items = [item for item, row in self.rows.items() if row[key_number] is not None]
+        encoded = encoder.encode_documents([self.rows[item][key_number] for item in items], append_eod=append_eod)
         missing = [Reject(item, 0, f"the value of {key!r} is not text") for item in self.rows.keys() - set(items)]
         rejects = [Reject(items[reject.item], reject.offset, reject.cause) for reject in encoded.rejects]
         return EncodedDocuments(encoded.tokens, encoded.lengths, encoded.num_text_bytes, sorted(missing + rejects))
 
-    def texts(self, number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
+    def texts(self, key_number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
         for item, row in self.rows.items():
-            text = row[number]
+            text = row[key_number]
             try:
                 if text is None:
                     raise BadTextError(0, f"the value of {key!r} is not text")
@@ -232,7 +232,9 @@ Content = LineList | TextList
 ChunkBadLines = tuple[list[BadLine], int]  # the bad lines of a chunk, and its number of lines
 
 
-def read_content(chunk: Chunk, limits: Limits, before_long_read: Callable[[], object]) -> tuple[Content, list[BadLine]]:
+def read_content(
+    chunk: Chunk, limits: SizeLimits, before_long_read: Callable[[], object]
+) -> tuple[Content, list[BadLine]]:
     """Return a chunk's content and its overlong lines; call `before_long_read` before reading a long document."""
     if chunk.problem:
         empty: Content = TextList([]) if chunk.kind == "text" else LineList(b"", chunk.start)
@@ -257,7 +259,7 @@ def read_content(chunk: Chunk, limits: Limits, before_long_read: Callable[[], ob
     return lines, bad_lines
 
 
-def _read_parquet(chunk: Chunk, limits: Limits) -> tuple[Content, list[BadLine]]:
+def _read_parquet(chunk: Chunk, limits: SizeLimits) -> tuple[Content, list[BadLine]]:
     """Return the rows of a .parquet chunk, and the rows that are too long, which are left out."""
     rows = TextList(chunk.rows, chunk.start, is_table=True)
     # because: UTF-8 takes at most four bytes per character, so shorter texts need not be encoded
@@ -324,16 +326,16 @@ class BadLines:
         self.line += num_lines
         return b"".join(rejects)
 
-    def _check(self, place: str, bad_line: BadLine, chunk: Chunk) -> None:
+    def _check(self, location: str, bad_line: BadLine, chunk: Chunk) -> None:
         """Raise DataError if bad lines stop the run or exceed `max_bad`."""
         if self.on_error is OnError.STOP:
-            advice = _advice(chunk, bad_line, ", or skip such lines: --on-error skip")
-            raise DataError(f"{place}: {bad_line.cause}. {advice}")
+            advice = _repair_advice(chunk, bad_line, ", or skip such lines: --on-error skip")
+            raise DataError(f"{location}: {bad_line.cause}. {advice}")
         total = self.counts.total()
         if self.max_bad is not None and total > self.max_bad:
             causes = ", ".join(f"{number} {cause}" for cause, number in self.counts.most_common())
             lines = "bad lines are" if total > 1 else "bad line is"
-            raise DataError(f"{total} {lines} more than --max-bad {self.max_bad} ({causes}); the last is {place}.")
+            raise DataError(f"{total} {lines} more than --max-bad {self.max_bad} ({causes}); the last is {location}.")
 
 
 class _LineCounter:
@@ -342,15 +344,15 @@ class _LineCounter:
     def __init__(self) -> None:
         self._path, self._at, self._num_ends = Path(), 0, 0
 
-    def lines_before(self, path: Path, start: int) -> int:
+    def lines_before(self, path: Path, offset: int) -> int:
         """Return how many lines of a file begin before an offset. Efficient for ascending offsets, file by file."""
-        if start == 0:
+        if offset == 0:
             return 0
-        if path != self._path or start - 1 < self._at:
+        if path != self._path or offset - 1 < self._at:
             self._path, self._at, self._num_ends = path, 0, 0
         with read_errors(path), open(path, "rb") as file:
             file.seek(self._at)
-            while self._at < start - 1 and (data := file.read(min(start - 1 - self._at, _STEP_BYTES))):
+            while self._at < offset - 1 and (data := file.read(min(offset - 1 - self._at, _STEP_BYTES))):
                 self._num_ends += data.count(b"\n")
                 self._at += len(data)
         return self._num_ends + 1
@@ -363,7 +365,7 @@ def format_location(chunk: Chunk, line: int, bad_line: BadLine) -> str:
     return f"{chunk.path}:{line} (byte {bad_line.offset})"
 
 
-def _advice(chunk: Chunk, bad_line: BadLine, alternative: str = "") -> str:
+def _repair_advice(chunk: Chunk, bad_line: BadLine, alternative: str = "") -> str:
     """Return the advice for a bad line: to change an option if all lines are probably bad alike, else to repair it."""
     if bad_line.cause.startswith(_NO_KEY):
         return "Name the key of the text with --key."
@@ -397,10 +399,10 @@ class SourceTexts:
         self,
         sources: Sequence[Source],
         key: str,
-        limits: Limits | None = None,
+        limits: SizeLimits | None = None,
         report: Callable[[int], None] = lambda done: None,
     ) -> None:
-        self._sources, self._key, self._limits, self._report = sources, key, limits or Limits(), report
+        self._sources, self._key, self._limits, self._report = sources, key, limits or SizeLimits(), report
 
     def __iter__(self) -> Iterator[str]:
         return (text for _, text in self.iterate_with_paths())
@@ -408,7 +410,7 @@ class SourceTexts:
     def iterate_with_paths(self) -> Iterator[tuple[Path, str]]:
         """Yield (path of the file, text) of each document. Raise DataError at the first bad line."""
         line = done = 0
-        for portion in cut_portions(self._sources, START, self._limits, (self._key,), Budget(2**62)):
+        for portion in cut_portions(self._sources, START, self._limits, (self._key,), MemoryBudget(2**62)):
             for chunk in portion.chunks:
                 line = line if chunk.start else 0
                 line += yield from self._chunk_texts(chunk, line)
@@ -416,20 +418,20 @@ class SourceTexts:
                 self._report(done)
         self._report(ALL_READ)
 
-    def _chunk_texts(self, chunk: Chunk, line: int) -> Generator[tuple[Path, str], None, int]:
+    def _chunk_texts(self, chunk: Chunk, lines_before: int) -> Generator[tuple[Path, str], None, int]:
         """Yield (path, text) of a chunk's documents and return its number of lines; `line` lines come before it."""
         content, too_long = read_content(chunk, self._limits, lambda: None)
         for _, text in content.texts(0, self._key):
             if isinstance(text, Reject):
-                _raise_bad_line(chunk, line, content.locate_rejects([text])[0])
+                _raise_bad_line(chunk, lines_before, content.locate_rejects([text])[0])
             else:
                 yield chunk.path, text
         for bad_line in too_long:
-            _raise_bad_line(chunk, line, bad_line)
+            _raise_bad_line(chunk, lines_before, bad_line)
         return content.num_lines
 
 
-def _raise_bad_line(chunk: Chunk, line: int, bad_line: BadLine) -> None:
+def _raise_bad_line(chunk: Chunk, lines_before: int, bad_line: BadLine) -> None:
     """Raise DataError for a bad line of a chunk with `line` lines before it."""
-    location = format_location(chunk, line + bad_line.line + 1, bad_line)
-    raise DataError(f"{location}: {bad_line.cause}. {_advice(chunk, bad_line)}")
+    location = format_location(chunk, lines_before + bad_line.line + 1, bad_line)
+    raise DataError(f"{location}: {bad_line.cause}. {_repair_advice(chunk, bad_line)}")

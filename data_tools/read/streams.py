@@ -99,17 +99,17 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
 def read_stream(file: IO[bytes], codec: str) -> Iterator[bytes]:
     """Yield the decompressed content of an open source. Raise DamagedArchiveError after the readable part."""
     if not codec:
-        yield from _full_reads(file)
+        yield from _read_full_steps(file)
     else:
         yield from _check_ratio(_UNPACK[codec](file), file.tell)
 
 
-def _check_ratio(stream: Iterator[bytes], packed_bytes: Callable[[], int]) -> Iterator[bytes]:
+def _check_ratio(stream: Iterator[bytes], compressed_bytes_read: Callable[[], int]) -> Iterator[bytes]:
     """Yield the stream's data. Raise DamagedArchiveError if it exceeds MAX_RATIO times the packed bytes read."""
     num_bytes = 0
     for data in stream:
         num_bytes += len(data)
-        if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * packed_bytes()):
+        if num_bytes > max(ALWAYS_ALLOWED_BYTES, MAX_RATIO * compressed_bytes_read()):
             raise DamagedArchiveError(f"the archive grows to more than {MAX_RATIO} times its size")
         yield data
 
@@ -139,7 +139,7 @@ def as_file(stream: Iterator[bytes], path: Path) -> io.BufferedReader:
     return io.BufferedReader(_StreamFile(stream, path), STEP_BYTES)
 
 
-def _full_reads(file: IO[bytes]) -> Iterator[bytes]:
+def _read_full_steps(file: IO[bytes]) -> Iterator[bytes]:
     """Yield full steps, although a pipe returns partial reads, because chunk boundaries must not depend on them."""
     while True:
         parts, missing = [], STEP_BYTES
@@ -181,9 +181,9 @@ def _next_archive(data: bytes, file: IO[bytes]) -> bytes:
     return data
 
 
-def _unpack(build: Callable[[], Any], file: IO[bytes]) -> Iterator[bytes]:
+def _decompress(build_decompressor: Callable[[], Any], file: IO[bytes]) -> Iterator[bytes]:
     """Yield the decompressed data of bz2 or xz; `build` returns the format's decompressor."""
-    data, decompressor = file.read(_FEED_BYTES), build()
+    data, decompressor = file.read(_FEED_BYTES), build_decompressor()
     while data:
         try:
             yield decompressor.decompress(data, STEP_BYTES)
@@ -193,7 +193,7 @@ def _unpack(build: Callable[[], Any], file: IO[bytes]) -> Iterator[bytes]:
             raise DamagedArchiveError(f"the archive is damaged ({error})") from error
         data = _next_archive(decompressor.unused_data, file) if decompressor.eof else file.read(_FEED_BYTES)
         if decompressor.eof and data:
-            decompressor = build()
+            decompressor = build_decompressor()
     if not decompressor.eof:
         raise DamagedArchiveError("the archive is cut short")
 
@@ -225,8 +225,8 @@ def _unzstd(file: IO[bytes]) -> Iterator[bytes]:
 
 _UNPACK: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
     "gz": _gunzip,
-    "bz2": partial(_unpack, bz2.BZ2Decompressor),
-    "xz": partial(_unpack, lzma.LZMADecompressor),
+    "bz2": partial(_decompress, bz2.BZ2Decompressor),
+    "xz": partial(_decompress, lzma.LZMADecompressor),
     "zst": _unzstd,
 }
 
@@ -260,7 +260,7 @@ def _zip_members(file: IO[bytes], is_wanted: MemberFilter, path: Path) -> Conten
             name = info.filename.rsplit("/", 1)[-1]
             if name and is_wanted(name, info.file_size):
                 with archive.open(info) as inner:
-                    yield name, _member(inner, info.compress_size, path)
+                    yield name, _open_member(inner, info.compress_size, path)
 
 
 def _tar_members(stream: io.BufferedReader, is_wanted: MemberFilter, path: Path) -> Contents:
@@ -273,15 +273,15 @@ def _tar_members(stream: io.BufferedReader, is_wanted: MemberFilter, path: Path)
             name = member.name.rsplit("/", 1)[-1]
             inner = archive.extractfile(member) if member.isreg() and is_wanted(name, member.size) else None
             if inner is not None:
-                yield name, _member(inner, member.size, path)
+                yield name, _open_member(inner, member.size, path)
 
 
-def _member(file: IO[bytes], packed_bytes: int, path: Path) -> IO[bytes]:
+def _open_member(file: IO[bytes], compressed_bytes: int, path: Path) -> IO[bytes]:
     """Wrap a member so that damage found while reading raises DataError."""
 
     def stream() -> Iterator[bytes]:
         with _convert_damage(lambda cause: DamagedArchiveError(f"the archive is damaged ({cause})")):
-            yield from _check_ratio(_full_reads(file), lambda: packed_bytes)
+            yield from _check_ratio(_read_full_steps(file), lambda: compressed_bytes)
 
     return as_file(stream(), path)
 
@@ -303,7 +303,7 @@ def _convert_damage(build_error: Callable[[str], Exception]) -> Iterator[None]:
 
 
 def read_rows(
-    path: Path, columns: Sequence[str], start: int, batch_bytes: int
+    path: Path, columns: Sequence[str], start_row: int, batch_bytes: int
 ) -> Iterator[tuple[int, Rows, int, float]]:
     """Yield batches (first row number, rows, bytes of their texts, share of the file read) from row `start` on.
 
@@ -314,7 +314,7 @@ def read_rows(
         try:
             _check_columns(parquet.read_schema(path), columns, path, pyarrow)
             with parquet.ParquetFile(path, read_dictionary=list(columns)) as file:
-                yield from _row_batches(file, columns, start, batch_bytes)
+                yield from _row_batches(file, columns, start_row, batch_bytes)
         except (pyarrow.ArrowException, OSError, IndexError, UnicodeDecodeError) as error:  # names may be bad UTF-8
             if isinstance(error, FileNotFoundError):
                 raise
@@ -322,24 +322,26 @@ def read_rows(
 
 
 def _row_batches(
-    file: Any, columns: Sequence[str], start: int, batch_bytes: int
+    parquet_file: Any, columns: Sequence[str], start_row: int, batch_bytes: int
 ) -> Iterator[tuple[int, Rows, int, float]]:
     """Yield as `read_rows` does, for an open ParquetFile."""
-    at, total = 0, max(file.metadata.num_rows, 1)
-    for group in range(file.metadata.num_row_groups):
-        group_facts = file.metadata.row_group(group)
+    at, total = 0, max(parquet_file.metadata.num_rows, 1)
+    for group in range(parquet_file.metadata.num_row_groups):
+        group_facts = parquet_file.metadata.row_group(group)
         num_rows = max(1, min(_MAX_ROWS, batch_bytes * group_facts.num_rows // max(group_facts.total_byte_size, 1)))
-        if at + group_facts.num_rows <= start:
+        if at + group_facts.num_rows <= start_row:
             at += group_facts.num_rows
             continue
-        for batch in file.iter_batches(batch_size=num_rows, row_groups=[group], columns=list(columns)):
+        for batch in parquet_file.iter_batches(batch_size=num_rows, row_groups=[group], columns=list(columns)):
             for first, rows, num_bytes in _split_batch(at, batch, columns, batch_bytes):
-                if first >= start:
+                if first >= start_row:
                     yield first, rows, num_bytes, (first + len(rows)) / total
             at += batch.num_rows
 
 
-def _split_batch(at: int, batch: Any, columns: Sequence[str], batch_bytes: int) -> Iterator[tuple[int, Rows, int]]:
+def _split_batch(
+    first_row: int, batch: Any, columns: Sequence[str], batch_bytes: int
+) -> Iterator[tuple[int, Rows, int]]:
     """Split a batch into parts of about batch_bytes; repeated texts of a dictionary make it larger than stored."""
     rows: Rows = []
     num_bytes = 0
@@ -347,10 +349,10 @@ def _split_batch(at: int, batch: Any, columns: Sequence[str], batch_bytes: int) 
         rows.append(row)
         num_bytes += sum(len(text) for text in row if text is not None)
         if num_bytes >= batch_bytes:
-            yield at, rows, num_bytes
-            at, rows, num_bytes = at + len(rows), [], 0
+            yield first_row, rows, num_bytes
+            first_row, rows, num_bytes = first_row + len(rows), [], 0
     if rows:
-        yield at, rows, num_bytes
+        yield first_row, rows, num_bytes
 
 
 def _column_texts(column: Any) -> Iterator[Text]:

@@ -20,7 +20,7 @@ from multiprocessing import get_context, parent_process
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from data_tools.read.chunks import Budget, Limits, Portion, StoppedError
+from data_tools.read.chunks import MemoryBudget, Portion, SizeLimits, StoppedError
 from lmtrain.errors import OutOfMemoryError
 
 R = TypeVar("R", covariant=True)
@@ -33,21 +33,22 @@ class PortionWorker(Protocol[R]):
     def run(self, portion: Portion) -> R: ...
 
 
-def build_budget(workers: int, limits: Limits) -> Budget:
+def build_budget(workers: int, limits: SizeLimits) -> MemoryBudget:
     """Return a budget of one portion for each worker, one being written and one being read."""
-    return Budget((workers + 2) * limits.slice_bytes)
+    return MemoryBudget((workers + 2) * limits.slice_bytes)
 
 
 @contextmanager
 def process_portions(
-    portions: Iterator[Portion], build: Callable[[], PortionWorker[R]], workers: int, budget: Budget, *, processes: bool
-) -> Iterator[Iterator[tuple[Portion, R]]]:
+    portions: Iterator[Portion], build_worker: Callable[[], PortionWorker[R]], workers: int, budget: MemoryBudget, *,
+    use_processes: bool,
+) -> Iterator[Iterator[tuple[Portion, R]]]:  # fmt: skip
     """Context manager that runs workers on portions and yields an iterator over (portion, result), in input order.
 
     `build` returns the worker, once for all threads or, with `processes`, pickled and called in each process.
     `budget` must be the one that the iterator `portions` acquires bytes from.
     """
-    with _pool(build, workers, processes) as (pool, run):
+    with _start_pool(build_worker, workers, use_processes) as (pool, run):
         queue: SimpleQueue[Item[R] | BaseException | None] = SimpleQueue()
 
         def feed() -> None:
@@ -64,7 +65,7 @@ def process_portions(
         thread = threading.Thread(target=feed, name="read-ahead", daemon=True)
         thread.start()
         try:
-            yield _results(queue, budget)
+            yield _results_in_order(queue, budget)
         finally:
             budget.stop()
             thread.join(timeout=1)  # because: a thread that is blocked on a silent pipe cannot be stopped
@@ -74,7 +75,9 @@ def process_portions(
                     item[1].cancel()
 
 
-def _results(queue: SimpleQueue[Item[R] | BaseException | None], budget: Budget) -> Iterator[tuple[Portion, R]]:
+def _results_in_order(
+    queue: SimpleQueue[Item[R] | BaseException | None], budget: MemoryBudget
+) -> Iterator[tuple[Portion, R]]:
     """Yield (portion, result) in order; release the bytes of each when the consumer asks for the next."""
     while (item := queue.get()) is not None:
         if isinstance(item, BaseException):
@@ -95,19 +98,19 @@ _worker: PortionWorker[Any] | None = None  # the worker of this process
 
 
 @contextmanager
-def _pool(
-    build: Callable[[], PortionWorker[R]], workers: int, processes: bool
+def _start_pool(
+    build_worker: Callable[[], PortionWorker[R]], workers: int, use_processes: bool
 ) -> Iterator[tuple[Executor, Callable[[Portion], R]]]:
     """Context manager that yields a pool of threads or processes, and the function to submit to it."""
-    if not processes:
+    if not use_processes:
         threads = ThreadPoolExecutor(workers, "worker")
         try:
-            yield threads, build().run
+            yield threads, build_worker().run
         finally:
             threads.shutdown(cancel_futures=True)
         return
     # because: a forked child would inherit locks that other threads hold
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_process, (build,))
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_process, (build_worker,))
     try:
         yield pool, _run_in_process
     except BrokenProcessPool as error:
@@ -116,12 +119,12 @@ def _pool(
         pool.shutdown(cancel_futures=True)
 
 
-def _start_process(build: Callable[[], PortionWorker[Any]]) -> None:
+def _start_process(build_worker: Callable[[], PortionWorker[Any]]) -> None:
     """Set up a worker process: ignore Ctrl-C, exit with the parent, build the worker."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # because: the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = build()
+    _worker = build_worker()
 
 
 def _run_in_process(portion: Portion) -> Any:

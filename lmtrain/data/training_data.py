@@ -181,7 +181,7 @@ def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements
     else:
         [indexed] = opened.train
         documents = builder.split_ranges(indexed)[0]
-        tail = _cut_tail(builder, opened) if requirements.validate else None
+        tail = _hold_out_tail(builder, opened) if requirements.validate else None
         train = builder.build_dataset(indexed, documents, run_samples, None if tail is None else tail.train_tokens)
         order = builder.build_order(train)
         parts = [TrainingPart(indexed, documents, train, Fraction(1))]
@@ -334,7 +334,7 @@ class _HeldOutTail:
         )
 
 
-def _cut_tail(builder: _DatasetBuilder, opened: OpenDatasets) -> _HeldOutTail | None:
+def _hold_out_tail(builder: _DatasetBuilder, opened: OpenDatasets) -> _HeldOutTail | None:
     """Return the tokens to hold out if data.split's validation share rounds to no document, else None.
 
     Validation gets that share of the tokens, at least one sample. Raise DataError if there are not two samples.

@@ -38,7 +38,7 @@ def test_a_pipe_and_a_summary(toy: Toy, tmp_path: Path) -> None:
 
 def test_shards_are_measured_in_tokens(toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """1B is a billion of them and no byte."""
-    monkeypatch.setattr(chunks, "Limits", partial(chunks.Limits, slice_bytes=500))  # behind each a shard may end
+    monkeypatch.setattr(chunks, "SizeLimits", partial(chunks.SizeLimits, slice_bytes=500))  # a shard may end after each
     (tmp_path / "a.jsonl").write_text((json.dumps({"text": "def f(x):\n    return x\n" * 9}) + "\n") * 40)
     common = ("preprocess", tmp_path / "a.jsonl", "--tokenizer", toy.tokenizer, "--workers", 1, "--json", "--output")
     for size, is_one in (("1B", True), ("1k", False)):

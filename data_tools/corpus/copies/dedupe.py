@@ -27,7 +27,7 @@ import numpy.typing as npt
 from data_tools.corpus.flow.external_sort import MEMORY_BYTES, Rows, Sorter
 from data_tools.corpus.flow.steps import Documents, SelectionStep, Tally, find_step_sources
 from data_tools.corpus.flow.word_hashes import Hashes, mix, shingles
-from data_tools.read.chunks import WHOLE_PART, Part
+from data_tools.read.chunks import WHOLE_PART, TaskPart
 from data_tools.read.sources import Inputs
 from lmtrain import native
 from lmtrain.errors import DataError, MissingInputError, UsageError
@@ -270,7 +270,7 @@ def _write_positions(path: Path, batches: Iterator[Rows]) -> int:
     return count
 
 
-def find_pairs(folder: Path, threshold: float, part: Part = WHOLE_PART, memory_bytes: int = MEMORY_BYTES) -> int:
+def find_pairs(folder: Path, threshold: float, part: TaskPart = WHOLE_PART, memory_bytes: int = MEMORY_BYTES) -> int:
     """Write the pairs of documents that share a band of this part and are similar enough; return their number.
 
     Bands are divided among the parts. `threshold` is the least Jaccard similarity of a pair.
@@ -351,7 +351,7 @@ def mark_near(folder: Path, keep: str, num_parts: int = 1, memory_bytes: int = M
     if keep not in KEEP:
         raise UsageError(f"--keep={keep} is no rule. Use {' or '.join(KEEP)}.")
     signed = SignedDocuments(folder)
-    paths = [folder / Part(number, num_parts).output_path(PAIRS_FILE) for number in range(num_parts)]
+    paths = [folder / TaskPart(number, num_parts).output_path(PAIRS_FILE) for number in range(num_parts)]
     missing = [path.name for path in paths if not path.exists()]
     if missing:
         raise MissingInputError(f"{folder} lacks {', '.join(missing)}. Run them with `lmtrain corpus match` first.")

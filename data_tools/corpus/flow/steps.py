@@ -24,7 +24,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Protocol
 
-from data_tools.read.chunks import START, WHOLE_PART, Budget, Limits, Part, Portion, cut_portions
+from data_tools.read.chunks import START, WHOLE_PART, MemoryBudget, Portion, SizeLimits, TaskPart, cut_portions
 from data_tools.read.content import BadLine, BadLines, ChunkBadLines, OnError, collect_bad_lines, read_content
 from data_tools.read.sources import STDIN, Inputs, Source, find_sources
 from data_tools.read.worker_pool import build_budget, process_portions
@@ -83,10 +83,10 @@ class ReadOptions:
 
     key: str | None = "text"  # None: a line needs no text
     on_error: OnError = OnError.STOP
-    limits: Limits = field(default_factory=Limits)
-    part: Part = WHOLE_PART
+    limits: SizeLimits = field(default_factory=SizeLimits)
+    part: TaskPart = WHOLE_PART
 
-    def cut_portions(self, sources: Sequence[Source], budget: Budget) -> Iterator[Portion]:
+    def cut_portions(self, sources: Sequence[Source], budget: MemoryBudget) -> Iterator[Portion]:
         """Yield the portions of the part to read."""
         return cut_portions(sources, START, self.limits, (self.key or "text",), budget, self.part)
 
@@ -117,7 +117,7 @@ def run_step(
     portions, build = options.reading.cut_portions(sources, budget), partial(StepWorker, step, options.reading)
     with ExitStack() as stack:
         targets = {name: stack.enter_context(atomic_file(options.output_path(outputs[name]))) for name in step.files}
-        results = process_portions(portions, build, options.workers, budget, processes=options.workers > 1)
+        results = process_portions(portions, build, options.workers, budget, use_processes=options.workers > 1)
         for portion, result in stack.enter_context(results):
             count_bad_lines(portion, result, bad_lines)
             for name, data in result.files.items():
@@ -228,7 +228,7 @@ def read_documents(
 ) -> Documents:
     """Yield all documents in this process, in order; `drop_bad` receives the bad lines that are skipped."""
     bad_lines = BadLines(reading.on_error)
-    for portion in reading.cut_portions(sources, Budget(2**62)):
+    for portion in reading.cut_portions(sources, MemoryBudget(2**62)):
         reader = PortionReader(portion, reading, RLock())
         yield from reader
         count_bad_lines(portion, reader, bad_lines)
@@ -344,7 +344,7 @@ def _find_parts(output: Path) -> list[Path]:
     counts = {match[2] for name in names if (match := pattern.fullmatch(name))}
     if len(counts) > 1:
         raise DataError(f"{output} has parts of {' and of '.join(sorted(counts))}. Remove those of the other run.")
-    parts = [Part(i, int(next(iter(counts)))).output_path(output) for i in range(int(next(iter(counts))))]
+    parts = [TaskPart(i, int(next(iter(counts)))).output_path(output) for i in range(int(next(iter(counts))))]
     missing = [path.name for path in parts if not path.exists()]
     if missing:
         raise MissingInputError(f"{output} lacks {len(missing)} parts, {missing[0]} first. Run those parts again.")

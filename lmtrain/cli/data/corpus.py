@@ -172,10 +172,10 @@ def match(
 ) -> None:
     """Second step: mark exact copies with `--exact`, then find near ones, the bands in parts."""
     from data_tools.corpus.copies.dedupe import find_pairs, mark_exact
-    from data_tools.read.chunks import Part
+    from data_tools.read.chunks import TaskPart
 
     with _documents_shown("matching"):
-        found = mark_exact(work) if exact else find_pairs(work, threshold, Part.parse(part))
+        found = mark_exact(work) if exact else find_pairs(work, threshold, TaskPart.parse(part))
     echo(f"{found} exact copies" if exact else f"{found} pairs of near copies")
 
 
@@ -316,13 +316,13 @@ def _work(
     workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None
 ) -> StepOptions:
     from data_tools.corpus.flow.steps import ReadOptions, StepOptions
-    from data_tools.read.chunks import Part
+    from data_tools.read.chunks import TaskPart
     from data_tools.read.content import OnError
 
     if on_error not in ("stop", "skip"):
         raise UsageError(f"--on-error={on_error} is not a choice. Use stop or skip.")
     cores = num_usable_cpus() if workers is None else workers
-    return StepOptions(cores, ReadOptions(key, OnError(on_error), part=Part.parse(part)), report)
+    return StepOptions(cores, ReadOptions(key, OnError(on_error), part=TaskPart.parse(part)), report)
 
 
 @contextmanager

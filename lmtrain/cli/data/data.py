@@ -283,11 +283,11 @@ def _show_documents(
     import numpy as np
 
     from lmtrain.data.dataset import permute
-    from lmtrain.data.store.documents import compare_with_record
+    from lmtrain.data.store.documents import use_recorded_checksums
     from lmtrain.data.store.indexed import IndexedDataset
 
     dataset = IndexedDataset.open(prefix)
-    compare_with_record(dataset)
+    use_recorded_checksums(dataset)
     if documents is None:
         count = min(number, dataset.num_documents)
         documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []

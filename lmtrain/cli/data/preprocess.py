@@ -92,7 +92,7 @@ def preprocess(
     """
     from data_tools.preprocess import pipeline
     from data_tools.preprocess.filters import Filters, parse_script
-    from data_tools.read.chunks import Limits
+    from data_tools.read.chunks import SizeLimits
     from data_tools.read.content import OnError
     from lmtrain.tokenizer.base import Tokenizer
 
@@ -109,7 +109,7 @@ def preprocess(
         lines_end_sentences=lines_end_sentences,
         on_error=OnError(on_error),
         max_bad=max_bad,
-        limits=Limits(max_doc_bytes=parse_size("--max-doc-bytes", max_doc_bytes)),
+        limits=SizeLimits(max_doc_bytes=parse_size("--max-doc-bytes", max_doc_bytes)),
         shard_tokens=None if shard_tokens is None else parse_size("--shard-tokens", shard_tokens, parse_count),
         overwrite=overwrite,
     )

@@ -73,14 +73,14 @@ class Schedule:
         """Return how many samples of each dataset come before this position."""
         periods, offset = divmod(position, self.period)
         block, rest = divmod(offset, BLOCK)
-        counts = advance(self.shares, self._counts_before_block(block), block * BLOCK, rest, keep=False)[2]
+        counts = advance(self.shares, self._counts_before_block(block), block * BLOCK, rest, with_positions=False)[2]
         return [int(count) for count in counts + periods * self.shares]
 
     def _counts_before_block(self, block: int) -> Int64s:
         """Return the counts at the start of a block, computed from the last stored block before it."""
         while len(self._counts) <= block:
             start = (len(self._counts) - 1) * BLOCK
-            self._counts.append(advance(self.shares, self._counts[-1], start, BLOCK, keep=False)[2])
+            self._counts.append(advance(self.shares, self._counts[-1], start, BLOCK, with_positions=False)[2])
         return self._counts[block]
 
     def _read_block(self, block: int) -> tuple[NDArray[np.int32], Int64s]:
@@ -88,30 +88,34 @@ class Schedule:
         if self._block[0] != block:
             start = block * BLOCK
             counts, length = self._counts_before_block(block), min(BLOCK, self.period - start)
-            result = advance(self.shares, counts, start, length, keep=True)
+            result = advance(self.shares, counts, start, length, with_positions=True)
             self._block = block, result[0], result[1]
             if block + 1 == len(self._counts):
                 self._counts.append(result[2])
         return self._block[1], self._block[2]
 
 
-def advance(shares: Int64s, counts: Int64s, start: int, count: int, *, keep: bool) -> ScheduleRun:
+def advance(
+    shares: Int64s, samples_before: Int64s, start: int, num_positions: int, *, with_positions: bool
+) -> ScheduleRun:
     """Continue the schedule for `count` positions from `start`; each dataset has given `counts` samples before.
 
     Return dataset and sample per position (both empty unless `keep`), and the counts of samples afterwards.
     """
-    return native.compiled("blend", advance_twin)(shares, counts, start, count, keep)
+    return native.compiled("blend", advance_twin)(shares, samples_before, start, num_positions, with_positions)
 
 
-def advance_twin(shares: Int64s, counts: Int64s, start: int, count: int, keep: bool) -> ScheduleRun:
+def advance_twin(
+    shares: Int64s, samples_before: Int64s, start: int, num_positions: int, with_positions: bool
+) -> ScheduleRun:
     """Compute `advance` with two heaps: datasets that are not due yet, and due datasets by deadline."""
-    parts, num_taken = [int(share) for share in shares], [int(c) for c in counts]
+    parts, num_taken = [int(share) for share in shares], [int(c) for c in samples_before]
     total = sum(parts)
     waiting = [(num_taken[d] * total // parts[d], d) for d in range(len(parts))]
     ready: list[tuple[int, int]] = []
     heapq.heapify(waiting)
     datasets, samples = [], []
-    for position in range(start, start + count):
+    for position in range(start, start + num_positions):
         while waiting and waiting[0][0] <= position:
             d = heapq.heappop(waiting)[1]
             heapq.heappush(ready, (((num_taken[d] + 1) * total - 1) // parts[d], d))
@@ -120,7 +124,7 @@ def advance_twin(shares: Int64s, counts: Int64s, start: int, count: int, keep: b
         samples.append(num_taken[d])
         num_taken[d] += 1
         heapq.heappush(waiting, (num_taken[d] * total // parts[d], d))
-    assignments = (datasets, samples) if keep else ([], [])
+    assignments = (datasets, samples) if with_positions else ([], [])
     return np.array(assignments[0], np.int32), np.array(assignments[1], np.int64), np.array(num_taken, np.int64)
 
 

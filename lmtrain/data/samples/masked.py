@@ -91,7 +91,7 @@ class MaskedDataset:
         self._bounds = indexed.document_index[documents.start : documents.stop + 1]
         self._require_sentences(indexed)
         self._indexed = indexed
-        self._rows = self._get_map(indexed, seed, run_samples, cache)
+        self._rows = self._get_sample_map(indexed, seed, run_samples, cache)
         sentences = Sentences(indexed.tokens, indexed.lengths, indexed.pointers, self._bounds, self._rows)
         self._sampler = build_sampler(sentences, vocabulary, settings, seq_len, seed)
 
@@ -151,7 +151,7 @@ class MaskedDataset:
                     "no sentences to make samples of. Preprocess the text again with --split-sentences."
                 )
 
-    def _get_map(
+    def _get_sample_map(
         self, indexed: IndexedDataset, seed: int, run_samples: int | None, cache: IndexCache | None
     ) -> NDArray[Any]:
         """Return the map of samples (see sentence_pairs.py), cached or built. Raise DataError if it is too small."""

@@ -37,11 +37,11 @@ _CHUNK = 1 << 20
 _CACHED_FROM = 1 << 20  # sequences in all epochs
 
 
-def split_sequences(num: int, ratios: Sequence[float]) -> list[range]:
+def split_sequences(num_sequences: int, ratios: Sequence[float]) -> list[range]:
     """Return Megatron-LM's split: ranges of sequences in these proportions, rounded half to even."""
     shares = [float(ratio) for ratio in ratios] + [0.0] * (3 - len(ratios))
     ends = accumulate((share / sum(shares) for share in shares), initial=0.0)
-    return [range(round(low * num), round(high * num)) for low, high in pairwise(ends)]
+    return [range(round(low * num_sequences), round(high * num_sequences)) for low, high in pairwise(ends)]
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,18 @@ def build_index(
 
 
 def _fill_sample_index(
-    samples: NDArray[Any], documents: NDArray[np.int32], lengths: NDArray[Any], seq_len: int
+    sample_index: NDArray[Any], document_index: NDArray[np.int32], lengths: NDArray[Any], seq_len: int
 ) -> None:
     """Fill row k with the position of token k * seq_len: (place in the document index, offset). Row 0 is (0, 0)."""
     before, row = 0, 1
-    for first in range(0, len(documents), _CHUNK):
-        ends = before + np.cumsum(lengths[documents[first : first + _CHUNK]], dtype=np.int64)
-        stop = min(-(-int(ends[-1]) // seq_len), len(samples))  # end of the rows whose token is before this chunk's end
+    for first in range(0, len(document_index), _CHUNK):
+        ends = before + np.cumsum(lengths[document_index[first : first + _CHUNK]], dtype=np.int64)
+        # end of the rows whose token is before this chunk's end
+        stop = min(-(-int(ends[-1]) // seq_len), len(sample_index))
         tokens = np.arange(row, stop) * seq_len
         places = np.searchsorted(ends, tokens, side="right")
-        samples[row:stop, 0] = first + places
-        samples[row:stop, 1] = tokens - np.where(places > 0, ends[places - 1], before)
+        sample_index[row:stop, 0] = first + places
+        sample_index[row:stop, 1] = tokens - np.where(places > 0, ends[places - 1], before)
         before, row = int(ends[-1]), max(stop, row)
 
 
@@ -180,11 +181,11 @@ class MegatronDataset:
 
     def counts(self, sample_ids: Int64s) -> Counts:
         tokens = len(sample_ids) * self.seq_len
-        unlabelled = len(self._document_starts(*self._runs(sample_ids)[::2])[0]) if self.document_mask else 0
+        unlabelled = len(self._document_starts(*self._token_runs(sample_ids)[::2])[0]) if self.document_mask else 0
         return Counts(tokens - unlabelled, tokens)
 
     def batch(self, sample_ids: Int64s) -> Batch:
-        rows, starts, sizes = self._runs(sample_ids)
+        rows, starts, sizes = self._token_runs(sample_ids)
         tokens_BT, labels_BT, ids_valid = read_runs(
             self.indexed.tokens, starts, sizes, len(sample_ids), self.seq_len, self._vocab_size
         )
@@ -193,7 +194,7 @@ class MegatronDataset:
             check_ids(np.stack([tokens_BT, labels_BT]), self._vocab_size, self.prefix)
         return build_batch(tokens_BT, labels_BT, self._document_starts(rows, sizes) if self.document_mask else None)
 
-    def _runs(self, sample_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _token_runs(self, sample_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the token runs of these samples, in order, as arrays (batch row, first token, number of tokens)."""
         indices = self.shuffle_index[sample_ids].astype(np.int64)
         (first, first_offset), (last, last_offset) = (self.sample_index[indices + i].astype(np.int64).T for i in (0, 1))
@@ -241,13 +242,13 @@ def blend_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], 
     return counts, [math.ceil(count * (1 + SURPLUS)) for count in counts]
 
 
-def blend_index(weights: Sequence[float], count: int) -> tuple[NDArray[np.int16], Int64s]:
+def blend_index(weights: Sequence[float], num_positions: int) -> tuple[NDArray[np.int16], Int64s]:
     """Return (dataset, sample of the dataset) of the first `count` positions of a blend.
 
     The next dataset is always the one that is furthest behind its share; ties go to the first dataset.
     """
     normalized = _normalize(_normalize(weights))  # because: Megatron-LM does so twice, which can change the last bit
-    return native.compiled("megatron_blend", blend_index_twin)(normalized, count)
+    return native.compiled("megatron_blend", blend_index_twin)(normalized, num_positions)
 
 
 def _normalize(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
@@ -256,11 +257,11 @@ def _normalize(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.flo
     return array / np.sum(array)
 
 
-def blend_index_twin(weights: NDArray[np.float64], count: int) -> tuple[NDArray[np.int16], Int64s]:
+def blend_index_twin(weights: NDArray[np.float64], num_positions: int) -> tuple[NDArray[np.int16], Int64s]:
     """Compute `blend_index` in numpy from weights whose sum is 1."""
     counts = np.zeros(len(weights), np.int64)
-    datasets, samples = np.empty(count, np.int16), np.empty(count, np.int64)
-    for i in range(count):
+    datasets, samples = np.empty(num_positions, np.int16), np.empty(num_positions, np.int64)
+    for i in range(num_positions):
         d = int(np.argmax(weights * max(i, 1) - counts))
         datasets[i], samples[i] = d, counts[d]
         counts[d] += 1

@@ -53,11 +53,11 @@ class Packing:
     @classmethod
     def of_map(
         cls, map_: DocumentMap, documents: range, seq_len: int, kind: str,
-        cache: IndexCache | None = None, inputs: Callable[[], dict[str, Any]] = dict,
+        cache: IndexCache | None = None, describe_inputs: Callable[[], dict[str, Any]] = dict,
     ) -> Packing:  # fmt: skip
         """Return the packing of documents given by a DocumentMap; `inputs` describes them for the cache."""
         index = cache_if(True, cache).get(
-            kind, inputs, lambda build: _pack(build, map_, documents, seq_len, kind),
+            kind, describe_inputs, lambda build: _pack(build, map_, documents, seq_len, kind),
             lambda index: _in_range(index, map_.num_tokens, seq_len),
         )  # fmt: skip
         return cls(*(index.arrays[name] for name in ("starts", "sizes", "bounds", "filled")))
@@ -108,16 +108,16 @@ def _pack(build: IndexBuild, map_: DocumentMap, documents: range, seq_len: int, 
     return {}
 
 
-def cut_documents(starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
+def cut_documents(document_starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
     """Cut documents into stretches of at most seq_len positions: (first tokens, sizes) of the stretches.
 
     `starts` are the documents' first tokens, and the end of the last document.
     """
-    positions = np.maximum(np.diff(starts) - 1, 0)
+    positions = np.maximum(np.diff(document_starts) - 1, 0)
     counts = -(-positions // seq_len)
     documents, numbers = expand_runs(np.zeros(len(counts), np.int64), counts)
     sizes = np.minimum(positions[documents] - numbers * seq_len, seq_len)
-    return starts[:-1][documents] + numbers * seq_len, sizes.astype(np.int32)
+    return document_starts[:-1][documents] + numbers * seq_len, sizes.astype(np.int32)
 
 
 def best_fit(sizes: NDArray[np.int32], seq_len: int) -> Int64s:

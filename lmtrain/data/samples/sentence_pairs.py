@@ -125,7 +125,7 @@ def build_megatron_map_twin(
         return 2 + draw % (max_tokens - 1) if draw % short_ratio == 0 else max_tokens
 
     _check_arguments(lengths, bounds, max_tokens)
-    documents = [d for d in pairwise(bounds.tolist()) if _megatron_uses(lengths, *d, min_sentences)]
+    documents = [d for d in pairwise(bounds.tolist()) if _megatron_uses_document(lengths, *d, min_sentences)]
     rows: list[Row] = []
     for _ in range(num_epochs if documents else 0):
         if len(rows) >= max_samples:
@@ -152,7 +152,7 @@ def _cut_document(
             first, tokens, target = i + 1, 0, target_of(i + 1)
 
 
-def _megatron_uses(lengths: Ints, begin: int, end: int, min_sentences: int) -> bool:
+def _megatron_uses_document(lengths: Ints, begin: int, end: int, min_sentences: int) -> bool:
     """Return True if Megatron-LM makes samples of the document with sentences begin to end - 1."""
     if end - begin < max(min_sentences, 1):
         return False

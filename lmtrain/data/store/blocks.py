@@ -37,7 +37,7 @@ _CHECK_BYTES = 1 << 28  # bytes that are checked between two checks of the file'
 _PATHS: dict[int, Path] = {}  # path by csrc/'s number of the mapping
 
 Int64s = NDArray[np.int64]
-Sums = NDArray[np.uint32]
+Checksums = NDArray[np.uint32]
 
 
 class MappedFile:
@@ -113,7 +113,7 @@ class BlockSums:
 
     def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
         self._block_bytes = block_bytes
-        self._complete: list[Sums] = []
+        self._complete: list[Checksums] = []
         self._crc = self._filled = 0
 
     def add(self, data: memoryview) -> None:
@@ -123,18 +123,18 @@ class BlockSums:
         if len(complete):
             self._complete.append(complete)
 
-    def sums(self) -> Sums:
+    def sums(self) -> Checksums:
         """Return the checksums of all blocks so far, including an unfinished last block."""
         unfinished = [np.array([self._crc], np.uint32)] if self._filled else []
         return np.concatenate([np.empty(0, np.uint32), *self._complete, *unfinished])
 
 
-def build_block_file(sums: Sums, num_bytes: int, index_crc: int) -> bytes:
+def build_block_file(sums: Checksums, num_bytes: int, index_crc: int) -> bytes:
     """Return the content of P.blocks for a .bin of num_bytes bytes with these block checksums."""
     return _HEADER.pack(_MAGIC, _VERSION, BLOCK_BYTES, num_bytes, index_crc, 0) + sums.astype("<u4").tobytes()
 
 
-def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Sums, int]:
+def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Checksums, int]:
     """Return (block checksums of the .bin, CRC-32C of the .idx) from P.blocks.
 
     Raise DataError if the file's hash is not the sidecar's `sha256` or it is not for a .bin of `num_bytes` bytes.
@@ -166,7 +166,7 @@ class TokenBlocks:
 
     tokens: MappedFile
     width: int  # bytes per token
-    sums: Sums
+    sums: Checksums
     state: NDArray[np.uint8]
     record: ChecksumRecord | None = None
 
@@ -177,7 +177,7 @@ class TokenBlocks:
         )
 
     @classmethod
-    def from_sums(cls, tokens: MappedFile, width: int, sums: Sums) -> TokenBlocks:
+    def from_sums(cls, tokens: MappedFile, width: int, sums: Checksums) -> TokenBlocks:
         """Build for a .bin whose block checksums are known, from P.blocks."""
         return cls(tokens, width, sums, np.full(len(sums), _UNCHECKED, np.uint8))
 
@@ -199,10 +199,10 @@ class TokenBlocks:
         if bad >= 0:
             raise self._damage_error(bad)
 
-    def check_all(self, part: int = 0, parts: int = 1) -> None:
+    def check_all(self, part: int = 0, num_parts: int = 1) -> None:
         """Check all blocks, or those of share `part` if the tokens are divided into `parts` equal shares."""
         num_tokens, step = self.tokens.num_bytes // self.width, _CHECK_BYTES // self.width
-        first, last = (num_tokens * at // parts for at in (part, part + 1))
+        first, last = (num_tokens * at // num_parts for at in (part, part + 1))
         for start in range(first, last, step):
             self.check(np.array([start]), np.array([min(step, last - start)]))
             self.tokens.check_intact()
@@ -234,7 +234,7 @@ class ChecksumRecord:
         if self.fd >= 0:
             os.close(self.fd)
 
-    def read(self, num_blocks: int) -> tuple[Sums, NDArray[np.bool_]]:
+    def read(self, num_blocks: int) -> tuple[Checksums, NDArray[np.bool_]]:
         """Return each block's recorded checksum, and a mask of the blocks that have one."""
         entries = np.zeros(num_blocks + 1, "<u8")
         if self.fd >= 0:
@@ -259,7 +259,7 @@ class ChecksumRecord:
         return self._index == crc
 
 
-def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
+def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Checksums, int, int]:
     """Return the checksums of the blocks that `data` completes, and checksum and size of the unfinished last block.
 
     `crc` and `filled` are those of the block that earlier data left unfinished.
@@ -267,7 +267,7 @@ def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int)
     return native.compiled("block_sums", block_sums_twin)(data, block_bytes, crc, filled)
 
 
-def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Sums, int, int]:
+def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Checksums, int, int]:
     """Compute `block_sums` in Python."""
     sums, offset = [], 0
     while offset < len(data):
@@ -285,7 +285,7 @@ class BlockCheckTwin:
 
     data: NDArray[np.uint8]
     block_bytes: int
-    sums: Sums
+    sums: Checksums
     state: NDArray[np.uint8]
     width: int  # bytes per token
     record: int  # file descriptor of the record, or -1
@@ -316,9 +316,9 @@ class BlockCheckTwin:
         return True
 
 
-def _write_record_entry(record: int, block: int, crc: int) -> bool:
+def _write_record_entry(record_fd: int, block: int, crc: int) -> bool:
     """Write a block's checksum to the record file; return True if it was written."""
     try:
-        return os.pwrite(record, struct.pack("<II", crc, crc ^ 0xFFFFFFFF), 8 * block) == 8
+        return os.pwrite(record_fd, struct.pack("<II", crc, crc ^ 0xFFFFFFFF), 8 * block) == 8
     except OSError:
         return False

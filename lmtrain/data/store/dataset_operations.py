@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.data.dataset import mix, permute
-from lmtrain.data.store.documents import DocumentMap, compare_with_record, split_documents
+from lmtrain.data.store.documents import DocumentMap, split_documents, use_recorded_checksums
 from lmtrain.data.store.format import DatasetInfo
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset, dataset_file
 from lmtrain.errors import DataError, UsageError
@@ -32,7 +32,7 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
     Raise DataError on the first damage. The report holds `content_sha256` and which of the hashes could be compared.
     """
     DocumentMap.of(dataset)
-    compare_with_record(dataset)
+    use_recorded_checksums(dataset)
     bin_path = dataset_file(dataset.prefix, ".bin")
     limit = dataset.info.vocab_size if dataset.info else None
     digest, highest, lowest = hashlib.sha256(), -1, 0
@@ -126,7 +126,7 @@ def _verify_source(dataset: IndexedDataset) -> None:
     """
     if dataset.info is not None and dataset.blocks is None:
         verify(dataset)
-    compare_with_record(dataset)
+    use_recorded_checksums(dataset)
 
 
 def _require_compatible(first: IndexedDataset, other: IndexedDataset) -> None:
@@ -141,12 +141,12 @@ def _require_compatible(first: IndexedDataset, other: IndexedDataset) -> None:
             )
 
 
-def _shuffled_runs(num_documents: int, places: range, seed: int) -> Iterator[range]:
+def _shuffled_runs(num_documents: int, positions: range, seed: int) -> Iterator[range]:
     """Yield runs of consecutive documents that a shuffle with this seed moves to positions in `places`."""
     for first in range(0, num_documents, _COPIED_DOCUMENTS):
         numbers = np.arange(first, min(first + _COPIED_DOCUMENTS, num_documents))
         shuffled = permute(numbers, num_documents, mix(seed))
-        chosen = numbers[(shuffled >= places.start) & (shuffled < places.stop)]
+        chosen = numbers[(shuffled >= positions.start) & (shuffled < positions.stop)]
         for run in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1):
             if len(run):
                 yield range(int(run[0]), int(run[-1]) + 1)

@@ -135,7 +135,7 @@ def record_path(dataset: IndexedDataset, folder: Path) -> Path:
     return folder / f"tokens-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]}.seen"
 
 
-def compare_with_record(dataset: IndexedDataset) -> None:
+def use_recorded_checksums(dataset: IndexedDataset) -> None:
     """Compare the tokens from now on with checksums that earlier runs recorded beside a dataset without P.blocks."""
     record = record_path(dataset, index_folder(dataset))
     if dataset.blocks is None and record.exists():

@@ -62,7 +62,7 @@ class IndexedDataset:
         if prefix.suffix in (".bin", ".idx"):
             prefix = prefix.with_suffix("")
         idx_path, bin_path = dataset_file(prefix, ".idx"), dataset_file(prefix, ".bin")
-        num_idx_bytes, num_bin_bytes = _size(idx_path, bin_path), _size(bin_path, idx_path)
+        num_idx_bytes, num_bin_bytes = _file_size(idx_path, bin_path), _file_size(bin_path, idx_path)
         dtype, num, num_bounds = _read_header(idx_path, num_idx_bytes)
         index = MappedFile(idx_path, num_idx_bytes)
         if num_bin_bytes % dtype.itemsize:
@@ -136,10 +136,10 @@ class IndexedDataset:
         """Raise DataError if the .bin or the .idx was truncated or became unreadable."""
         self._files.check_intact()
 
-    def check_all(self, part: int = 0, parts: int = 1) -> None:
+    def check_all(self, part: int = 0, num_parts: int = 1) -> None:
         """Check the whole index and all token blocks, or those of share `part` of `parts` equal shares."""
         if self.blocks is not None:
-            self.blocks.check_all(part, parts)
+            self.blocks.check_all(part, num_parts)
         self.check_index()
         self.check_intact()
 
@@ -212,7 +212,7 @@ class IndexedDataset:
         return info
 
 
-def _size(path: Path, companion: Path) -> int:
+def _file_size(path: Path, companion: Path) -> int:
     """Return the size of a .bin or .idx. Raise MissingInputError if it is missing; `companion` is the other file."""
     try:
         return path.stat().st_size

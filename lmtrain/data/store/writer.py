@@ -139,7 +139,7 @@ class DatasetSpool:
         """
         num_matching = 0
         with files.storage_errors(self.prefix, "Reading"):
-            hashes = [_hashes_at(file, [state.sizes[i] for state in states]) for i, file in enumerate(self._files)]
+            hashes = [_hash_prefixes(file, [state.sizes[i] for state in states]) for i, file in enumerate(self._files)]
             for state, digests in zip(states, zip(*hashes, strict=True), strict=True):
                 if any(d is None or d.hexdigest() != h for d, h in zip(digests, state.hashes, strict=True)):
                     break
@@ -237,7 +237,7 @@ class DatasetSpool:
             at = int(ends[-1])
 
 
-def _hashes_at(file: _HashedFile, sizes: list[int]) -> list[Any]:
+def _hash_prefixes(file: _HashedFile, sizes: list[int]) -> list[Any]:
     """Return the hash of a file's first `size` bytes for each of these ascending sizes; None for sizes beyond its end.
     """
     digest, position, hashes = hashlib.sha256(), 0, []

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.data.store.documents import compare_with_record
+from lmtrain.data.store.documents import use_recorded_checksums
 from lmtrain.data.store.indexed import IndexedDataset, dataset_file
 from lmtrain.errors import DataError
 from lmtrain.eval.task import Columns, ratio
@@ -59,7 +59,7 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
             f"{prefix} was made with the tokenizer {indexed.info.tokenizer_fingerprint[:12]}, and the checkpoint has "
             f"{tokenizer.fingerprint[:12]}. Preprocess the text with the checkpoint's tokenizer."
         )
-    compare_with_record(indexed)
+    use_recorded_checksums(indexed)
     refuse_sparse_file(dataset_file(prefix, ".bin"))
     total = indexed.num_tokens
     # read every token once, which also compares it with the checksums of its writing

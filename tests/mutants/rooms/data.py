@@ -144,7 +144,7 @@ MUTANTS = [
     Mutant(
         name="lengths_and_masks_share_a_seed",
         file="lmtrain/data/samples/masked.py",
-        function="MaskedDataset._get_map",
+        function="MaskedDataset._get_sample_map",
         old='derive_seed(seed, "sentence pairs")',
         new='derive_seed(seed, "masks")',
         breaks="The length of the sample that begins at sentence n and the masks of sample n come from the same "

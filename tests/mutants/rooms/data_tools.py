@@ -150,7 +150,7 @@ MUTANTS = [
     Mutant(
         name="first_stream_of_an_archive",
         file="data_tools/read/streams.py",
-        function="_unpack",
+        function="_decompress",
         old="data = _next_archive(decompressor.unused_data, file) if decompressor.eof else file.read(_FEED_BYTES)",
         new='data = b"" if decompressor.eof else file.read(_FEED_BYTES)',
         breaks="Reading ends after the first of the streams of which an archive is made; the rest of the text is "
@@ -181,8 +181,8 @@ MUTANTS = [
         name="lines_of_the_file_before",
         file="data_tools/read/content.py",
         function="_LineCounter.lines_before",
-        old="if path != self._path or start - 1 < self._at:",
-        new="if start - 1 < self._at:",
+        old="if path != self._path or offset - 1 < self._at:",
+        new="if offset - 1 < self._at:",
         breaks="A bad line is given the number that it would have with the beginning of another file before it.",
         only_for="bad lines in later slices of two plain files, in the second one further behind than in the first",
     ),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_tools.corpus.flow.steps import ReadOptions, Report, Step, StepOptions, report_path, run_step
-from data_tools.read.chunks import Limits, Part
+from data_tools.read.chunks import SizeLimits, TaskPart
 from data_tools.read.content import OnError
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "mu", "nu", "xi", "pi"]
@@ -30,8 +30,8 @@ def texts(path: Path) -> list[str]:
 
 def run(step: Step, inputs: Sequence[Path], output: Path, **how: Any) -> Report:
     """Run a step that writes documents; `part` and `on_error` as text, limits by their names, `workers` as in Work."""
-    limits = Limits(**{name: how.pop(name) for name in ("slice_bytes", "max_doc_bytes") if name in how})
-    part, on_error = Part.parse(how.pop("part", "0/1")), OnError(how.pop("on_error", "stop"))
+    limits = SizeLimits(**{name: how.pop(name) for name in ("slice_bytes", "max_doc_bytes") if name in how})
+    part, on_error = TaskPart.parse(how.pop("part", "0/1")), OnError(how.pop("on_error", "stop"))
     work = StepOptions(how.pop("workers", 1), ReadOptions(how.pop("key", "text"), on_error, limits, part))
     assert not how
     return run_step(step, list(inputs), dict.fromkeys(step.files, output), work, report_path(output))

@@ -40,8 +40,8 @@ def test_the_compiled_answer_and_its_twin(shares: list[int], data: st.DataObject
     array, total = np.array(shares, np.int64), sum(shares)
     start = data.draw(st.integers(0, min(total, 300)))
     count = data.draw(st.integers(0, min(total - start, 300)))
-    counts = advance_twin(array, np.zeros_like(array), 0, start, keep=False)[2]
-    ours, theirs = advance(array, counts, start, count, keep=True), advance_twin(array, counts, start, count, keep=True)
+    counts = advance_twin(array, np.zeros_like(array), 0, start, with_positions=False)[2]
+    ours, theirs = (function(array, counts, start, count, with_positions=True) for function in (advance, advance_twin))
     assert [array.tolist() for array in ours] == [array.tolist() for array in theirs]
     assert [array.dtype for array in ours] == [array.dtype for array in theirs]
 
@@ -49,7 +49,7 @@ def test_the_compiled_answer_and_its_twin(shares: list[int], data: st.DataObject
 def test_late_in_a_long_run_of_fine_shares_the_twins_still_agree() -> None:
     shares, start = np.array([2**38, 2**38, 2**39], np.int64), 2**34  # whose products do not fit 64 bits
     counts = np.array([start // 4, start // 4, start // 2], np.int64)
-    ours, theirs = advance(shares, counts, start, 40, keep=True), advance_twin(shares, counts, start, 40, keep=True)
+    ours, theirs = (function(shares, counts, start, 40, with_positions=True) for function in (advance, advance_twin))
     assert [array.tolist() for array in ours] == [array.tolist() for array in theirs]
 
 

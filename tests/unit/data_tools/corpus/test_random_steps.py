@@ -17,7 +17,7 @@ from data_tools.corpus.flow.steps import (
     run_step,
 )
 from data_tools.corpus.random_steps import SampleStep, SplitStep, draw_number, sample_limit, shuffle, split_outputs
-from data_tools.read.chunks import Part
+from data_tools.read.chunks import TaskPart
 from data_tools.read.content import OnError
 from lmtrain.errors import DataError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
@@ -33,7 +33,7 @@ def inputs(tmp_path: Path) -> list[Path]:
 
 
 def shuffled(inputs: list[Path], output: Path, seed: int = 0, memory_bytes: int = 1 << 28, part: str = "0/1") -> Report:
-    work = StepOptions(reading=ReadOptions(part=Part.parse(part)))
+    work = StepOptions(reading=ReadOptions(part=TaskPart.parse(part)))
     return shuffle(inputs, output, work, report_path(output), seed, memory_bytes)
 
 
@@ -66,7 +66,7 @@ def test_a_bad_line_is_counted_once_whatever_the_parts(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "in.jsonl", [{"text": f"text {i}"} for i in range(20)] + [{"text": 1}])
     for output, count in ((tmp_path / "one.jsonl", 1), (tmp_path / "many.jsonl", 3)):
         for number in range(count):
-            work = StepOptions(reading=ReadOptions(on_error=OnError.SKIP, part=Part(number, count)))
+            work = StepOptions(reading=ReadOptions(on_error=OnError.SKIP, part=TaskPart(number, count)))
             shuffle([path], output, work, report_path(output), seed=0)
     merge_outputs(tmp_path / "many.jsonl")
     report = read_report(report_path(tmp_path / "many.jsonl"))
@@ -148,7 +148,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path, inputs: list[Path]) -> N
         sample_limit(inputs, StepOptions(), tmp_path, fraction=0.1, count=3, seed=0)
     with pytest.raises(UsageError, match="--fraction=2"):
         sample_limit(inputs, StepOptions(), tmp_path, fraction=2.0, count=None, seed=0)
-    options = StepOptions(reading=ReadOptions(part=Part(0, 2)))
+    options = StepOptions(reading=ReadOptions(part=TaskPart(0, 2)))
     with pytest.raises(UsageError, match="--count needs all documents"):
         sample_limit(inputs, options, tmp_path, fraction=None, count=3, seed=0)
     with pytest.raises(UsageError, match="also an input"):

@@ -24,7 +24,7 @@ from data_tools.corpus.flow.steps import (
     to_line,
 )
 from data_tools.preprocess.pipeline import Options, preprocess
-from data_tools.read.chunks import WHOLE_PART, Limits, Part
+from data_tools.read.chunks import WHOLE_PART, SizeLimits, TaskPart
 from data_tools.read.content import OnError
 from lmtrain.errors import LmtrainError, UsageError
 from lmtrain.tokenizer.train import train_bpe
@@ -36,8 +36,8 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 TOKENIZER = train_bpe(["a few words to learn from"], 280)
 
 
-def positions(files: list[Path], part: Part = WHOLE_PART, slice_bytes: int = 1 << 20) -> list[tuple[int, str]]:
-    reading = ReadOptions(limits=Limits(slice_bytes), part=part)
+def positions(files: list[Path], part: TaskPart = WHOLE_PART, slice_bytes: int = 1 << 20) -> list[tuple[int, str]]:
+    reading = ReadOptions(limits=SizeLimits(slice_bytes), part=part)
     documents = read_documents(find_step_sources(files), reading, lambda bad: None)
     return [(at, document["text"]) for at, document in documents]
 
@@ -57,7 +57,7 @@ def test_every_document_is_in_one_part_whatever_the_parts_and_chunks(
         for i, some in enumerate(lengths)
     ]
     whole = positions(files)
-    assert [item for i in range(count) for item in positions(files, Part(i, count), slice_bytes)] == whole
+    assert [item for i in range(count) for item in positions(files, TaskPart(i, count), slice_bytes)] == whole
     assert len(whole) == sum(map(len, lengths))
     assert [at for at, _ in whole] == sorted({at for at, _ in whole})
 
@@ -68,7 +68,7 @@ def test_packed_files_give_the_same_documents_to_one_part(tmp_path: Path, suffix
     packed = tmp_path / f"a.jsonl{suffix}"
     packed.write_bytes(PACK[suffix](plain.read_bytes()))
     assert positions([packed], slice_bytes=300) == positions([plain])
-    assert [bool(positions([packed], Part(i, 3), 300)) for i in range(3)] == [True, False, False]
+    assert [bool(positions([packed], TaskPart(i, 3), 300)) for i in range(3)] == [True, False, False]
 
 
 def test_a_position_names_the_file_and_the_byte(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_corpus_steps_and_preprocessing_accept_and_refuse_the_same_files(
         return tally.num_out
 
     def encode() -> int:
-        options = Options(on_error=on_error, limits=Limits(max_doc_bytes=1000))
+        options = Options(on_error=on_error, limits=SizeLimits(max_doc_bytes=1000))
         summary = preprocess(inputs, TOKENIZER, tmp_path / "data", options)
         counts.append(summary.rejects)
         return summary.num_documents

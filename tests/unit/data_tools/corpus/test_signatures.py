@@ -24,7 +24,7 @@ from data_tools.corpus.copies.dedupe import (
     mark_near,
 )
 from data_tools.corpus.flow.steps import ReadOptions, Report, StepOptions, merge_outputs
-from data_tools.read.chunks import Limits, Part
+from data_tools.read.chunks import SizeLimits, TaskPart
 from data_tools.read.content import OnError
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from tests.benchmarks.data_corpora import judge, write_planted
@@ -156,10 +156,10 @@ def few(tmp_path: Path) -> list[Path]:
 
 
 def test_tasks_of_an_array_come_to_the_same_as_one_run(tmp_path: Path, planted: list[Path]) -> None:
-    options = StepOptions(1, ReadOptions(limits=Limits(5000)))
+    options = StepOptions(1, ReadOptions(limits=SizeLimits(5000)))
     expected = dedupe_documents(planted, tmp_path / "one.jsonl", SETTINGS, options)
     work, output = tmp_path / "work", tmp_path / "many.jsonl"
-    parts = [Part(i, 4) for i in range(4)]
+    parts = [TaskPart(i, 4) for i in range(4)]
     for part in reversed(parts):
         sign_documents(planted, work, MinHash(), StepOptions(reading=ReadOptions(part=part)))
     exact = mark_exact(work, memory_bytes=20_000)
@@ -178,7 +178,7 @@ def test_tasks_of_an_array_come_to_the_same_as_one_run(tmp_path: Path, planted: 
 def test_every_document_is_signed_once_whatever_the_parts(tmp_path: Path, few: list[Path]) -> None:
     sign_documents(few, tmp_path / "one", MinHash(), StepOptions())
     for number in range(5):
-        options = StepOptions(reading=ReadOptions(limits=Limits(3000), part=Part(number, 5)))
+        options = StepOptions(reading=ReadOptions(limits=SizeLimits(3000), part=TaskPart(number, 5)))
         sign_documents(few, tmp_path / "many", MinHash(), options)
     one, many = SignedDocuments(tmp_path / "one"), SignedDocuments(tmp_path / "many")
     everything = np.arange(len(one))
@@ -214,10 +214,10 @@ def test_steps_out_of_order_name_the_missing_step(tmp_path: Path, few: list[Path
         mark_exact(work)
     with pytest.raises(MissingInputError, match="corpus sign"):
         drop_copies(few, work, tmp_path / "out.jsonl", StepOptions())
-    sign_documents(few, work, MinHash(), StepOptions(reading=ReadOptions(part=Part(0, 2))))
+    sign_documents(few, work, MinHash(), StepOptions(reading=ReadOptions(part=TaskPart(0, 2))))
     with pytest.raises(MissingInputError, match="1 of 2 parts"):
         mark_exact(work)
-    sign_documents(few, work, MinHash(), StepOptions(reading=ReadOptions(part=Part(1, 2))))
+    sign_documents(few, work, MinHash(), StepOptions(reading=ReadOptions(part=TaskPart(1, 2))))
     with pytest.raises(MissingInputError, match=r"exact\.u64 does not exist"):
         find_pairs(work, 0.8)
     mark_exact(work)

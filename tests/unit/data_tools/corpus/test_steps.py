@@ -20,7 +20,7 @@ from data_tools.corpus.flow.steps import (
     run_step,
 )
 from data_tools.corpus.random_steps import SampleStep, SplitStep, split_outputs
-from data_tools.read.chunks import Part
+from data_tools.read.chunks import TaskPart
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
 from tests.unit.data_tools.corpus_files import read_jsonl, run, texts, write_jsonl
 
@@ -69,7 +69,7 @@ def test_merged_parts_are_one_run(tmp_path: Path, inputs: list[Path], step: Clea
 
 def test_parts_of_a_split_merge_file_by_file(tmp_path: Path, inputs: list[Path]) -> None:
     step = SplitStep((0.6, 0.2, 0.2))
-    for folder, parts in (("one", [Part()]), ("many", [Part(i, 3) for i in range(3)])):
+    for folder, parts in (("one", [TaskPart()]), ("many", [TaskPart(i, 3) for i in range(3)])):
         for part in parts:
             output = tmp_path / folder
             work = StepOptions(reading=ReadOptions(part=part))

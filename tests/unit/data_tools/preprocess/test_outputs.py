@@ -23,7 +23,7 @@ import pytest
 
 from data_tools.preprocess.outputs import Outputs
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
-from data_tools.read.chunks import Limits
+from data_tools.read.chunks import SizeLimits
 from data_tools.read.content import OnError
 from lmtrain.errors import DataError, OutputError, StorageError
 from lmtrain.runtime.processes.faults import Fault, arm
@@ -32,7 +32,7 @@ from lmtrain.tokenizer.train import train_bpe
 from tests.marks import wide
 
 TEXTS = [f"document {i} says: the cat's {i % 5} mats — naïve\n" * (i % 7) for i in range(60)]
-OPTIONS: dict[str, Any] = {"limits": Limits(slice_bytes=300), "on_error": OnError.QUARANTINE, "workers": 2}
+OPTIONS: dict[str, Any] = {"limits": SizeLimits(slice_bytes=300), "on_error": OnError.QUARANTINE, "workers": 2}
 SHARDED: dict[str, Any] = {"shard_tokens": 600}
 SCRIPT = """
 import sys
@@ -138,7 +138,7 @@ def test_bad_rows_behind_the_place_where_work_goes_on_keep_their_numbers(folder:
     path, tokenizer = tmp_path / "in.parquet", Tokenizer.load(folder / "tokenizer")
     texts = [*TEXTS[:50], None, *TEXTS[51:]]
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=5)
-    options = Options(limits=Limits(slice_bytes=300), on_error=OnError.SKIP)
+    options = Options(limits=SizeLimits(slice_bytes=300), on_error=OnError.SKIP)
     arm(Fault("exc", "data.slice", 8))
     with pytest.raises(RuntimeError, match="fault at"):
         preprocess([path], tokenizer, tmp_path / "out" / "d", options)
@@ -150,7 +150,7 @@ def test_bad_rows_behind_the_place_where_work_goes_on_keep_their_numbers(folder:
 def test_all_keys_resume_at_the_last_state_that_all_files_match(folder: Path, tmp_path: Path, name: str) -> None:
     path, tokenizer = tmp_path / "in.jsonl", Tokenizer.load(folder / "tokenizer")
     path.write_text("".join(json.dumps({"text": text, "title": f"title {i}"}) + "\n" for i, text in enumerate(TEXTS)))
-    options = Options(keys=("text", "title"), limits=Limits(slice_bytes=300))
+    options = Options(keys=("text", "title"), limits=SizeLimits(slice_bytes=300))
     preprocess([path], tokenizer, tmp_path / "whole" / "d", options)
     arm(Fault("exc", "data.slice", 20))
     with pytest.raises(RuntimeError, match="fault at"):

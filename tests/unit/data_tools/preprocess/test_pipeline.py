@@ -17,7 +17,7 @@ import zstandard
 
 from data_tools.preprocess.filters import Filters
 from data_tools.preprocess.pipeline import Options, Progress, Summary, preprocess
-from data_tools.read.chunks import Limits
+from data_tools.read.chunks import SizeLimits
 from data_tools.read.content import OnError
 from lmtrain import native
 from lmtrain.data.store.dataset_operations import merge, verify
@@ -29,7 +29,7 @@ from tests.unit.data.writing import add_document
 
 TEXTS = [f"document {i} says: the cat's {i % 5} mats — naïve\u2028\n" * (i % 7) for i in range(60)]
 TOKENIZER = train_bpe(TEXTS, 300)
-SMALL = Limits(slice_bytes=700)
+SMALL = SizeLimits(slice_bytes=700)
 
 
 def lines(texts: list[str], **more: Any) -> bytes:
@@ -273,7 +273,7 @@ def test_keys_are_columns_of_parquet(tmp_path: Path) -> None:
 def test_a_row_may_have_as_many_bytes_as_a_document(tmp_path: Path) -> None:
     texts = ["é" * 100, "é" * 101, "€" * 67, "x" * 200, "x" * 201]
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
-    limits = Limits(max_doc_bytes=200)
+    limits = SizeLimits(max_doc_bytes=200)
     summary = run(tmp_path / "a.parquet", tmp_path / "out", limits=limits, on_error=OnError.SKIP)
     assert documents(tmp_path / "out") == expected([texts[0], texts[3]])
     assert summary.rejects == {"longer than a document may be": 3}

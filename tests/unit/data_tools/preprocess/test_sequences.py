@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_tools.preprocess.pipeline import Options, preprocess
-from data_tools.read.chunks import Limits
+from data_tools.read.chunks import SizeLimits
 from data_tools.read.content import OnError
 from lmtrain.data.store.dataset_operations import verify
 from lmtrain.data.store.indexed import IndexedDataset
@@ -35,7 +35,7 @@ def test_each_sentence_is_a_sequence(tmp_path: Path, append_eod: bool, workers: 
     (tmp_path / "a.jsonl").write_text("\n".join([*lines[:2], "nonsense", *lines[2:]]))
     options = Options(
         split_sentences=True, lines_end_sentences=True, append_eod=append_eod, workers=workers,
-        limits=Limits(slice_bytes), on_error=OnError.SKIP,
+        limits=SizeLimits(slice_bytes), on_error=OnError.SKIP,
     )  # fmt: skip
     summary = preprocess([tmp_path / "a.jsonl"], BPE, tmp_path / "out", options)
     dataset = IndexedDataset.open(tmp_path / "out")

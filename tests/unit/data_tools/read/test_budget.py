@@ -6,25 +6,25 @@ import threading
 
 import pytest
 
-from data_tools.read.chunks import Budget, StoppedError
+from data_tools.read.chunks import MemoryBudget, StoppedError
 
 
 def test_acquiring_within_the_budget_does_not_wait() -> None:
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     budget.acquire(6)
     budget.mark_in_flight(6)
     budget.acquire(4)
 
 
 def test_a_document_larger_than_the_budget_passes_alone() -> None:
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     for _ in range(5):
         budget.acquire(7)  # one reader's own, with nothing in flight
     budget.mark_in_flight(35)
 
 
 def test_the_reader_waits_for_bytes_in_flight() -> None:
-    budget = Budget(10)
+    budget = MemoryBudget(10)
     budget.acquire(8)
     budget.mark_in_flight(8)
     taken = threading.Event()
@@ -42,7 +42,7 @@ def test_the_reader_waits_for_bytes_in_flight() -> None:
 
 
 def test_stopping_ends_the_wait() -> None:
-    budget = Budget(1)
+    budget = MemoryBudget(1)
     budget.acquire(1)
     budget.mark_in_flight(1)
     caught: list[bool] = []

@@ -10,18 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.read.chunks import START, Budget, Limits, Place, Portion, cut_portions, read_lines
+from data_tools.read.chunks import START, MemoryBudget, Portion, ReadPosition, SizeLimits, cut_portions, read_lines
 from data_tools.read.content import read_content
 from data_tools.read.sources import find_sources
 
 UNBOUNDED = 2**62
 
 
-def portions(path: Path, limits: Limits, place: Place = START, budget: Budget | None = None) -> list[Portion]:
-    return list(cut_portions(find_sources([path]), place, limits, ("text",), budget or Budget(UNBOUNDED)))
+def portions(
+    path: Path, limits: SizeLimits, place: ReadPosition = START, budget: MemoryBudget | None = None
+) -> list[Portion]:
+    return list(cut_portions(find_sources([path]), place, limits, ("text",), budget or MemoryBudget(UNBOUNDED)))
 
 
-def texts(path: Path, limits: Limits, place: Place = START) -> list[str]:
+def texts(path: Path, limits: SizeLimits, place: ReadPosition = START) -> list[str]:
     found = []
     for portion in portions(path, limits, place):
         for chunk in portion.chunks:
@@ -43,7 +45,7 @@ def test_every_line_is_read_once(
     data = (body + ("\n" if ends and texts_in else "")).encode()
     path = tmp_path_factory.mktemp("cut") / ("a.jsonl.gz" if packed else "a.jsonl")
     path.write_bytes(gzip.compress(data) if packed else data)
-    limits = Limits(slice_bytes=slice_bytes)
+    limits = SizeLimits(slice_bytes=slice_bytes)
     assert texts(path, limits) == texts_in
     cuts = portions(path, limits)
     for number, portion in enumerate(cuts):  # and from every place where a portion ends
@@ -51,7 +53,7 @@ def test_every_line_is_read_once(
         assert texts(path, limits, portion.chunks[-1].next) == texts_in[sum(before) :]
 
 
-def texts_of(portion: Portion, limits: Limits) -> list[object]:
+def texts_of(portion: Portion, limits: SizeLimits) -> list[object]:
     return [
         text for chunk in portion.chunks for _, text in read_content(chunk, limits, lambda: None)[0].texts(0, "text")
     ]
@@ -61,7 +63,7 @@ def test_small_files_go_together_and_large_ones_are_cut(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.txt").write_text("x" * 10)
     (tmp_path / "large.jsonl").write_text("y" * 45)
-    found = [[(p.path.name, p.start, p.stop) for p in portion.chunks] for portion in portions(tmp_path, Limits(20))]
+    found = [[(p.path.name, p.start, p.stop) for p in portion.chunks] for portion in portions(tmp_path, SizeLimits(20))]
     assert found == [
         [("0.txt", 0, 10), ("1.txt", 0, 10)],
         [("2.txt", 0, 10), ("3.txt", 0, 10)],
@@ -80,7 +82,7 @@ def test_lines_of_a_range(tmp_path: Path, start: int, long: bool, monkeypatch: p
     path = tmp_path / "a.jsonl"
     data = b"first\n" + b"x" * 50 + b"\nlast"
     path.write_bytes(data)
-    limits = Limits(slice_bytes=7, max_doc_bytes=30 if long else 60)
+    limits = SizeLimits(slice_bytes=7, max_doc_bytes=30 if long else 60)
     asked: list[bool] = []
     found = read_lines(path, start, start + 7, limits, lambda: asked.append(True))
     all_lines = [(0, b"first\n"), (6, b"x" * 50 + b"\n"), (57, b"last")]
@@ -98,9 +100,9 @@ def test_content_in_memory_is_acquired_from_the_budget(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b'{"text": "0123456789"}\n' * 5000))
     taken: list[int] = []
 
-    class Asked(Budget):
+    class Asked(MemoryBudget):
         def acquire(self, num_bytes: int) -> None:
             taken.append(num_bytes)
 
-    found = portions(path, Limits(slice_bytes=1000), budget=Asked(0))
+    found = portions(path, SizeLimits(slice_bytes=1000), budget=Asked(0))
     assert sum(taken) == sum(portion.num_bytes for portion in found) == 5000 * 23

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from data_tools.preprocess.pipeline import Options, Summary, preprocess
-from data_tools.read.chunks import Chunk, Limits
+from data_tools.read.chunks import Chunk, SizeLimits
 from data_tools.read.content import BadLine, BadLines, OnError, SourceTexts
 from data_tools.read.sources import STDIN, find_sources
 from lmtrain.data.store.indexed import IndexedDataset
@@ -72,7 +72,7 @@ def test_the_first_bad_line_stops(tmp_path: Path, line: bytes, at: int, cause: s
     path.write_bytes(gzip.compress(data) if packed else data)
     for slice_bytes in (7, 1 << 20):
         with pytest.raises(DataError, match=cause) as caught:
-            run(path, tmp_path / "out" / "data", limits=Limits(slice_bytes), workers=2)
+            run(path, tmp_path / "out" / "data", limits=SizeLimits(slice_bytes), workers=2)
         assert str(caught.value).startswith(f"{path}:4 (byte {3 * len(GOOD) + at}): ")
         assert caught.value.exit_code == 65
         assert list((tmp_path / "out").iterdir()) == []
@@ -100,7 +100,7 @@ def test_the_whole_table_left_out(
     data += b'{"text": "no end"}'
     path = tmp_path / ("a.jsonl.zst" if packed else "a.jsonl")
     path.write_bytes(zstandard.compress(data) if packed else data)
-    summary = run(path, tmp_path / "out", limits=Limits(slice_bytes), workers=workers, on_error=policy)
+    summary = run(path, tmp_path / "out", limits=SizeLimits(slice_bytes), workers=workers, on_error=policy)
     assert documents(tmp_path / "out") == expected([*texts, "no end"])
     causes = [cause for _, _, cause in BAD]
     assert summary.rejects == {cause: causes.count(cause) for cause in causes}
@@ -124,7 +124,7 @@ def test_lines_are_counted_in_each_file_by_itself(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_bytes(GOOD * 3 + b"nonsense\n" + GOOD)
     (tmp_path / "in" / "b.jsonl").write_bytes(long * 4 + b"nonsense\n" + GOOD)
-    run(tmp_path / "in", tmp_path / "out", limits=Limits(7), on_error=OnError.SKIP)
+    run(tmp_path / "in", tmp_path / "out", limits=SizeLimits(7), on_error=OnError.SKIP)
     rejects = [json.loads(line) for line in (tmp_path / "out.rejects.jsonl").read_text().splitlines()]
     assert [(Path(reject["file"]).name, reject["line"]) for reject in rejects] == [("a.jsonl", 4), ("b.jsonl", 5)]
 
@@ -161,7 +161,7 @@ def test_a_long_line_is_passed_over(tmp_path: Path, suffix: str, slice_bytes: in
     data = b"\xef\xbb\xbf" + long + b"\n" + longest + b"x\n" + GOOD + longest + b"\n" + b"[" * 5000
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(gzip.compress(data) if suffix.endswith("gz") else data)
-    limits = Limits(slice_bytes, max_doc_bytes=200)
+    limits = SizeLimits(slice_bytes, max_doc_bytes=200)
     summary = run(path, tmp_path / "out", limits=limits, on_error=OnError.QUARANTINE)
     assert documents(tmp_path / "out") == expected(["b" * 187, "é", "c" * 188])
     assert summary.rejects == {"longer than a document may be": 2}
@@ -181,7 +181,7 @@ def test_text_files_are_one_document_each(tmp_path: Path, suffix: str) -> None:
     put("c", b"")
     put("d", b"x" * 201)
     put("e", b"x" * 200)
-    limits = Limits(max_doc_bytes=200)
+    limits = SizeLimits(max_doc_bytes=200)
     summary = run(tmp_path / "in", tmp_path / "out", on_error=OnError.SKIP, limits=limits)
     assert documents(tmp_path / "out") == expected(["one\r\ntwo\n", "", "x" * 200])
     assert summary.rejects == {"invalid UTF-8": 1, "longer than a document may be": 1}
@@ -209,9 +209,9 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, codec: str) -> None:
     path = tmp_path / f"a.jsonl.{codec}"
     path.write_bytes(packed * 160)  # 10 GiB of zeros
     with pytest.raises(DataError, match="the archive grows to more than 250 times its size"):
-        run(path, tmp_path / "out", limits=Limits(max_doc_bytes=1 << 40))
+        run(path, tmp_path / "out", limits=SizeLimits(max_doc_bytes=1 << 40))
     with pytest.raises(DataError, match=r"longer than|250 times"):
-        run(path, tmp_path / "out", limits=Limits(max_doc_bytes=1 << 20))
+        run(path, tmp_path / "out", limits=SizeLimits(max_doc_bytes=1 << 20))
 
 
 def test_a_document_of_a_gibibyte_is_refused_before_it_is_held(tmp_path: Path) -> None:
