@@ -63,7 +63,9 @@ class Filters:
             yield f"filter {name}", _wrap_user_filter(name, _find_entry_point(name).load())
 
     def classify_lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int8]:
-        """Return for each document, by its number of tokens: 0 if it is allowed, 1 if too few, 2 if too many."""
+        """Return an int8 per document from its number of tokens in `lengths`: 0 if it is allowed, 1 if it is below
+        min_tokens, 2 if it is above max_tokens.
+        """
         verdict = np.zeros(len(lengths), np.int8)
         if self.min_tokens is not None:
             verdict[lengths < self.min_tokens] = 1
@@ -72,14 +74,18 @@ class Filters:
         return verdict
 
     def identity(self) -> list[Any]:
-        """Return everything that decides which documents are kept, with versions of installed filters, for resuming."""
+        """Return all settings that decide which documents are kept, with the versions of installed filters. A killed
+        run can be resumed only if they are equal.
+        """
         points = map(_find_entry_point, self.entry_points)
         installed = [(p.name, p.value, p.dist.version if p.dist else "") for p in points]
         return [[self.min_chars, self.max_chars, self.min_tokens, self.max_tokens], list(self.scripts), installed]
 
 
 def parse_script(text: str) -> tuple[str, float]:
-    """Parse `latin` (at least 0.9 of the letters) or `latin:0.5` into (script, share)."""
+    """Parse the value of --script, `NAME` or `NAME:SHARE`, into (script, least share of letters in it). The share is
+    0.9 if left out.
+    """
     name, _, share = text.partition(":")
     try:
         least_share = float(share) if share else 0.9
@@ -96,7 +102,9 @@ def _script_filter(name: str, share: float) -> KeepFunction:
 
 
 def _find_entry_point(name: str) -> importlib.metadata.EntryPoint:
-    """Return an installed filter's entry point. Raise UsageError if there is none with this name."""
+    """Return the entry point of the user-defined filter with this name. Raise UsageError if no installed package has
+    it.
+    """
     entry_points = importlib.metadata.entry_points(group=GROUP)
     if name not in entry_points.names:
         hint = spelling_hint(name, entry_points.names)
@@ -105,7 +113,9 @@ def _find_entry_point(name: str) -> importlib.metadata.EntryPoint:
 
 
 def _wrap_user_filter(name: str, function: Any) -> KeepFunction:
-    """Wrap a user-defined filter so that an exception or a result that is no bool raises DataError with its name."""
+    """Return a filter that calls the user-defined `function` and raises DataError, with the filter's name, if it fails
+    or returns no bool. Raise UsageError if `function` cannot be called.
+    """
     if not callable(function):
         raise UsageError(f"--filter {name} is {type(function).__name__}, which cannot be called. Name a function.")
 

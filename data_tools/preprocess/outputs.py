@@ -57,7 +57,9 @@ _NUM_BINS = 40  # bins of the histogram: 0, 1, 2-3, 4-7, ... tokens
 
 
 class Journal:
-    """Append-only log of a run's progress, from which a killed run resumes; lines are chained by hashes."""
+    """Append-only log of a run's progress, from which a killed run resumes. An entry is a JSON object in a line of its
+    own; each line has a hash of itself and of the previous line.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -66,7 +68,9 @@ class Journal:
         self.damaged = False  # True if `read` found a damaged line
 
     def read(self, identity: str | None) -> list[dict[str, Any]] | None:
-        """Return this run's lines up to a damaged line; None if there is no journal or it is of another run."""
+        """Return the entries of the journal, without its first line, up to the first damaged line. Return None if there
+        is no journal or its first line is not that of the run `identity`.
+        """
         try:
             lines = files.read_bytes(self._path, _MAX_BYTES, follow_links=False).split(b"\n")[:-1]
         except (OSError, LmtrainError):
@@ -87,7 +91,8 @@ class Journal:
         return trees[1:]
 
     def start(self, identity: str | None, lines: list[dict[str, Any]]) -> None:
-        """Rewrite the journal with the lines that are still valid, and open it for appending."""
+        """Rewrite the journal with the entries `lines`, which still match the output files, and open it for appending.
+        """
         with files.storage_errors(self._path, "Writing"):
             temporary = self._path.with_suffix(".new")
             self._last_hash = ""
@@ -97,7 +102,7 @@ class Journal:
             self._file = open_without_links(self._path, "ab")
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Write a line for a portion, and flush it to the operating system."""
+        """Append an entry to the journal and flush it to the operating system."""
         assert self._file is not None, "start comes first"
         with files.storage_errors(self._path, "Writing"):
             fault_point("data.journal")
@@ -115,7 +120,7 @@ class Journal:
 
 
 def _chained_hash(entry: dict[str, Any], previous_hash: str) -> str:
-    """Return the hash of a journal line without its own hash, following the previous line's hash."""
+    """Return the SHA-256 of a journal entry, without its own hash, and of the previous line's hash."""
     rest = {key: value for key, value in entry.items() if key != _HASH_KEY}
     text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256((previous_hash + text).encode()).hexdigest()
@@ -138,7 +143,7 @@ class Totals:
 
     @classmethod
     def from_dict(cls, entry: dict[str, Any]) -> Totals:
-        """Return the totals that a journal line records."""
+        """Build from the JSON object `totals` of a journal entry."""
         entry = dict(entry)
         return cls(
             place=ReadPosition(*entry.pop("place")),
@@ -148,7 +153,9 @@ class Totals:
         )
 
     def count(self, batches: list[SequenceBatch]) -> None:
-        """Add a portion's documents; `batches` has one batch per key."""
+        """Add the documents, tokens and bytes of text of one portion of the input. `batches` has its tokenized
+        documents, one batch per key.
+        """
         lengths = batches[0].document_lengths()
         bins = np.frexp(lengths)[1]  # number of binary digits
         for number, count in enumerate(np.bincount(bins, minlength=_NUM_BINS).tolist()):
@@ -176,7 +183,9 @@ class OutputNames:
         return self.prefix.with_name(name if self.shard_tokens is None else f"{name}-{shard:05d}")
 
     def existing_prefixes(self) -> Iterator[Path]:
-        """Yield the prefixes that exist and would be replaced by this output."""
+        """Yield the prefixes whose datasets this output would replace: the prefix of each key, or with shards every
+        existing prefix that is named like one of its shards.
+        """
         for key in range(len(self.keys)):
             if self.shard_tokens is None:
                 yield self.prefix_of(key, 0)
@@ -247,7 +256,11 @@ class Outputs:
             ) from error
 
     def add(self, batches: list[SequenceBatch], rejects: bytes) -> None:
-        """Write a portion's output and record it in the journal. `totals` must already count all but the batches."""
+        """Write one tokenized portion of the input, and record the state of all files in the journal. `batches` has one
+        batch per key; `rejects` are the portion's lines of the rejects file.
+
+        `totals` must already count all of the portion except `batches`.
+        """
         if self.names.shard_tokens is not None and self._spools[0].num_tokens >= self.names.shard_tokens:
             self._next_shard()
         fault_point("data.slice")
@@ -265,7 +278,7 @@ class Outputs:
         })  # fmt: skip
 
     def finish(self) -> list[Path]:
-        """Complete all files, sync them to disk and rename them; return the final paths."""
+        """Complete all output files, sync them to disk and rename them to their final names. Return the final paths."""
         if not self.finished:
             fault_point("data.finish")
             self._finished.append(self._finish_shard())
@@ -298,7 +311,9 @@ class Outputs:
         return [(key, shard) for shard in range(self._shard + 1) for key in range(len(self.names.keys))]
 
     def _refuse_existing_outputs(self, resources: ExitStack) -> None:
-        """Raise OutputError if an output dataset exists, unless it may be overwritten."""
+        """Raise OutputError if an output dataset exists, unless --overwrite was given. Closing `resources` then removes
+        the working folder, if this call created it.
+        """
         if self.names.overwrite:
             return
         try:
@@ -316,7 +331,9 @@ class Outputs:
     # ---- resuming
 
     def _open(self, lines: list[dict[str, Any]]) -> None:
-        """Resume from the journal's lines, or start over in an emptied folder."""
+        """Open the output files as the journal entries `lines` say, to resume a killed run; if they match none of the
+        files on disk, empty the folder and start over.
+        """
         if lines and "publish" in lines[-1]:
             self.finished = self.resumed = True
             self._shard, self.totals = lines[-1]["shard"], Totals.from_dict(lines[-1]["totals"])
@@ -336,7 +353,9 @@ class Outputs:
         self._rejects.seek(self._rejects_state[0])
 
     def _resume(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the leading lines that match the files on disk, and open the spools at the last of these lines."""
+        """Return the leading journal entries that the files on disk match, and open the files of the datasets under
+        construction in the state of the last of these entries.
+        """
         try:
             hashes = {line["shard"] - 1: line["finished"][0] for line in lines if line["finished"]}
             for shard in range(lines[-1]["shard"] if lines else 0):
@@ -353,7 +372,9 @@ class Outputs:
         return valid
 
     def _is_shard_intact(self, shard: int, hashes: list[str]) -> bool:
-        """Return True if the files of a finished shard, renamed or not, are complete and undamaged."""
+        """Return True if all files of a finished shard are complete and undamaged, whether they have their final names
+        already or not. `hashes` are those of its sidecars, one per key.
+        """
         try:
             for key, sidecar_hash in enumerate(hashes):
                 name, final = _spool_name(key, shard), self.names.prefix_of(key, shard)
@@ -370,7 +391,8 @@ class Outputs:
         return len(hashes) == len(self.names.keys)
 
     def _is_publishable(self, line: dict[str, Any]) -> bool:
-        """Return True if all files that an earlier start finished, and had only to rename, are undamaged.
+        """Return True if all files of a run that was killed after finishing them, when only renaming was left, are
+        undamaged. `line` is the last entry of the journal.
 
         Raise DataError if there is damage and some files are renamed already.
         """
@@ -390,7 +412,9 @@ class Outputs:
         )
 
     def _matching_lines(self, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the leading journal lines that the files on disk match; open the spools of the last line's shard."""
+        """Return the leading journal entries that the files on disk match. Open the files of the shard of the last such
+        entry, truncated to its state.
+        """
         for shard in sorted({line["shard"] for line in lines}, reverse=True):
             before = [line for line in lines if line["shard"] < shard]
             current = [line for line in lines if line["shard"] == shard]
@@ -410,7 +434,9 @@ class Outputs:
         return []
 
     def _new_spools(self, empty: bool = True) -> list[DatasetSpool]:
-        """Return the current shard's spools, one per key; `empty` false: for existing files."""
+        """Return the datasets under construction of the current shard, one per key: with empty files, or if `empty` is
+        False with the existing ones.
+        """
         names, shard = self.names, self._shard
         return [
             DatasetSpool(self._folder, _spool_name(k, shard), names.prefix_of(k, shard), names.dtype, empty=empty)
@@ -426,14 +452,16 @@ class Outputs:
     # ---- shards
 
     def _next_shard(self) -> None:
-        """Finish the current shard and start another."""
+        """Finish the datasets of the current shard and start those of the next."""
         self._finished.append(self._finish_shard())
         self._shard += 1
         self._spools = self._new_spools()
         self.totals.shard_text_bytes = [0] * len(self.names.keys)
 
     def _finish_shard(self) -> list[str | None]:
-        """Complete the files of all keys and sync them to disk; return their sidecars' hashes."""
+        """Complete the files of the current shard and sync them to disk. Return the hashes of its sidecars, one per
+        key.
+        """
         facts = {
             "tokenizer_fingerprint": self._tokenizer.fingerprint,
             "vocab_size": self._tokenizer.vocab_size,
@@ -449,7 +477,9 @@ class Outputs:
 
 
 def _count_matching_states(path: Path, states: list[list[int]]) -> int:
-    """Return how many leading states (size, CRC-32C of that many bytes), in ascending order, the file matches."""
+    """Return how many of the recorded states a file matches, up to the first that it does not. A state is (number of
+    bytes, CRC-32C of that many bytes from the start); states are in ascending order.
+    """
     at = crc = 0
     try:
         with open_without_links(path, "rb") as file:

@@ -108,7 +108,7 @@ class TokenizeWorker:
         self._long_document_lock = RLock()
 
     def run(self, portion: Portion) -> TokenizedPortion:
-        """Read, filter and encode the documents of a portion."""
+        """Read, filter and tokenize the documents of a portion, which is some chunks of the input."""
         if portion.chunks[0].kind == "text":
             return self._run_whole_files(portion.chunks)
         results = [self._run_chunk(chunk) for chunk in portion.chunks]
@@ -117,7 +117,7 @@ class TokenizeWorker:
         return results[0] if len(results) == 1 else _join_results(results)
 
     def _run_chunk(self, chunk: Chunk) -> TokenizedPortion:
-        """Read, filter and encode the documents of a chunk of lines or rows."""
+        """Read, filter and tokenize the documents of one chunk of JSON lines or table rows."""
         with ExitStack() as locks:
             lock_long_documents = partial(locks.enter_context, self._long_document_lock)
             content, bad = read_content(chunk, self._options.limits, lock_long_documents)
@@ -126,7 +126,9 @@ class TokenizeWorker:
             return TokenizedPortion(batches, [collect_bad_lines(chunk, content, bad)], filtered)
 
     def _run_whole_files(self, chunks: list[Chunk]) -> TokenizedPortion:
-        """Encode whole files, one document each, in one call."""
+        """Read, filter and tokenize chunks that are one text file each, a document per file; all are tokenized in one
+        call.
+        """
         texts: list[tuple[Any, ...]] = []
         bad: list[list[BadLine]] = []
         chunk_of_text: list[int] = []  # chunk number of each text
@@ -144,7 +146,9 @@ class TokenizeWorker:
         return TokenizedPortion(batches, [(problems, 1) for problems in bad], filtered)
 
     def _encode(self, content: Content) -> tuple[list[SequenceBatch], list[Reject], Counter[str]]:
-        """Return the batch of each key, the rejected documents, and the number of documents dropped per filter."""
+        """Filter and tokenize the documents of a chunk. Return (a batch of sequences per key, rejected documents,
+        number of documents dropped by each filter).
+        """
         filtered = self._filter_texts(content) if self._filters else Counter()
         batches = self._encode_keys(content)
         rejects = batches[0].rejects
@@ -163,7 +167,9 @@ class TokenizeWorker:
         return batches if self._bos_id is None else [prepend_token(batch, self._bos_id) for batch in batches]
 
     def _filter_texts(self, content: Content) -> Counter[str]:
-        """Drop documents by the first key's text; return counts per filter. Bad texts are left for the encoder."""
+        """Drop the documents whose text under the first key fails a text filter; return the number dropped by each
+        filter. Documents whose text is invalid stay, and are rejected by the encoder.
+        """
         filtered: Counter[str] = Counter()
         dropped = []
         for item, text in content.texts(0, self._options.keys[0]):
@@ -176,7 +182,9 @@ class TokenizeWorker:
         return filtered
 
     def _filter_lengths(self, content: Content, batches: list[SequenceBatch], rejected: set[int]) -> Counter[str]:
-        """Remove documents with too few or too many tokens of the first key from every batch; return counts."""
+        """Remove documents with too few or too many tokens of the first key from all batches, in place; return the
+        number removed by each limit. `rejected` are the item numbers of documents that are not in the batches.
+        """
         lengths = batches[0].document_lengths()
         verdict = self._options.filters.classify_lengths(lengths - (lengths > 0) * self._has_eod)
         if not verdict.any():
@@ -190,7 +198,7 @@ class TokenizeWorker:
 
 
 def _join_results(results: Sequence[TokenizedPortion]) -> TokenizedPortion:
-    """Join the results of several small files, in order."""
+    """Concatenate the results of the small chunks of one portion, in order, into one result."""
     return TokenizedPortion(
         [
             SequenceBatch(
@@ -248,7 +256,8 @@ def preprocess(
     report: Callable[[Progress], None] | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> Summary:
-    """Tokenize the inputs into the dataset with the prefix `output`, or into several with keys or shards.
+    """Tokenize the inputs into the dataset with the prefix `output`, or with several keys or shards into several
+    datasets. Return a summary of the run.
 
     `report` receives the progress after each portion, `notify` notices for the user.
     """
@@ -305,7 +314,10 @@ def _tokenize_portions(
     report: Callable[[Progress], None] | None,
     notify: Callable[[str], None] | None,
 ) -> None:
-    """Encode all portions that are not in the outputs yet, and write them in input order."""
+    """Tokenize the sources, from where `outputs` ends, and add the results to `outputs` in input order.
+    `tokenizer_bytes` is the tokenizer for worker processes; `report` receives the progress and `notify` notices for the
+    user.
+    """
     eod_id = tokenizer.eod_id if options.append_eod else None
     total = sum(source.num_bytes for source in sources) if STDIN not in {s.path for s in sources} else 0
     budget = build_budget(options.workers, options.limits)
@@ -336,7 +348,9 @@ def _tokenize_portions(
 
 
 def _count_portion(portion: Portion, result: TokenizedPortion, totals: Totals, bad_lines: BadLines) -> bytes:
-    """Add a portion to the totals; return its lines for the rejects file. Raise DataError at a bad line not allowed."""
+    """Add a portion's bad lines, filtered documents and end position to the totals; return its lines for the rejects
+    file. Raise DataError at a bad line that the options do not allow.
+    """
     rejects = []
     for chunk, (bad, num_lines) in zip(portion.chunks, result.bad, strict=True):
         rejects.append(bad_lines.add(chunk, bad, num_lines))
@@ -351,7 +365,9 @@ def _count_portion(portion: Portion, result: TokenizedPortion, totals: Totals, b
 
 
 def _run_identity(sources: Sequence[Source], tokenizer: bytes, options: Options) -> str | None:
-    """Return a hash of everything that must be equal to resume a killed run; None (no resuming) for standard input."""
+    """Return a hash of the sources, tokenizer and options; a killed run is resumed only if it is equal. Return None for
+    standard input, which cannot be resumed.
+    """
     if STDIN in {source.path for source in sources}:
         return None
     facts = json.dumps([
@@ -366,7 +382,7 @@ def _run_identity(sources: Sequence[Source], tokenizer: bytes, options: Options)
 
 
 def _report_earlier_run(outputs: Outputs, notify: Callable[[str], None] | None) -> None:
-    """Notify the user whether the work of an interrupted run is used."""
+    """Notify the user if the work of an interrupted run is used, is used in part because of damage, or is discarded."""
     if notify is None:
         return
     if outputs.found_damage:
@@ -378,7 +394,9 @@ def _report_earlier_run(outputs: Outputs, notify: Callable[[str], None] | None) 
 
 
 def _label_bins(lengths: list[int]) -> dict[str, int]:
-    """Return the histogram of document lengths with labels, such as {"0": 3, "1": 1, "2-3": 7}, up to the longest."""
+    """Return a histogram of document lengths as label -> number of documents, such as {"0": 3, "1": 1, "2-3": 7}.
+    `lengths` are the numbers of documents with 0, 1, 2-3, 4-7, ... tokens.
+    """
     last = max((i for i, count in enumerate(lengths) if count), default=0)
     names = ["0", "1", *(f"{2 ** (i - 1)}-{2**i - 1}" for i in range(2, last + 1))]
     return dict(zip(names, lengths[: last + 1], strict=False))

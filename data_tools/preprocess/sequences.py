@@ -52,7 +52,7 @@ _OPENERS = "\"'(\\[{\u00ab\u201c\u2018\u00bf\u00a1\u2014\u2013\\-*_\uff08\u300c\
 
 
 def _cased_letters() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the small and the capital letters of Latin, Greek and Cyrillic.
+    """Return two sets: the small and the capital letters of Latin, Greek and Cyrillic.
 
     The list is fixed, because Unicode's changes with each version.
     """
@@ -79,7 +79,9 @@ _SPACE_CHARS = "".join(c for c in map(chr, range(0x3001)) if _BLANK.fullmatch(c)
 
 
 def split_sentences(text: str, newlines: bool = False) -> list[str]:
-    """Return the sentences of a text, without surrounding white space. `newlines`: every line end ends a sentence."""
+    """Return the sentences of a text, without surrounding white space. With `newlines`, every line end ends a sentence
+    too.
+    """
     if native.lib is None:
         return split_sentences_twin(text, newlines)
     if text.isascii():  # because: in ASCII offsets in bytes and characters are equal
@@ -90,7 +92,9 @@ def split_sentences(text: str, newlines: bool = False) -> list[str]:
 
 
 def split_sentences_twin(text: str, newlines: bool = False) -> list[str]:
-    """Compute `split_sentences` in Python."""
+    """Compute `split_sentences` in Python: return the sentences of a text, without surrounding white space. With
+    `newlines`, every line end ends a sentence too.
+    """
     sentences = []
     begin = at = _match_end(_BLANK, text, 0)
     while match := _CANDIDATE.search(text, at):
@@ -108,14 +112,18 @@ def split_sentences_twin(text: str, newlines: bool = False) -> list[str]:
 
 
 def _boundary_at_line_end(match: re.Match[str], newlines: bool) -> tuple[int, int] | None:
-    """Return the span of line ends if they end a sentence: blank lines, or with `newlines` any; else None."""
+    """Return (start, stop) of the white space in `match`, which begins with a line end, if it ends a sentence: if it
+    has a blank line, page break or paragraph separator, or in any case with `newlines`. Else return None.
+    """
     gap = match[0]
     ends = newlines or "\f" in gap or "\u2029" in gap or gap.count("\n") > 1
     return match.span() if ends else None
 
 
 def _boundary_at_stop(text: str, sentence_start: int, match: re.Match[str]) -> tuple[int, int] | None:
-    """Return (end of the sentence, start of the next) if the sentence ends at these stops, else None."""
+    """Return (end of the sentence, start of the next one) if the sentence that begins at `sentence_start` ends at the
+    full stops, question or exclamation marks in `match`; else None.
+    """
     stops, end = match[0], _match_end(_CLOSING, text, match.end())
     if any(stop in _FULL_STOPS for stop in stops):
         return end, _match_end(_BLANK, text, end)
@@ -130,7 +138,10 @@ def _boundary_at_stop(text: str, sentence_start: int, match: re.Match[str]) -> t
 def _ends_sentence(
     text: str, sentence_start: int, stops_start: int, stops: str, is_closed: bool, next_start: int
 ) -> bool:
-    """Return True if the stops at `stop` end the sentence from `begin`; `gap` is the start of the next text."""
+    """Return True if the punctuation `stops`, which is at offset `stops_start`, ends the sentence that begins at
+    `sentence_start`. `is_closed`: a closing quote, bracket or reference follows it; `next_start` is where the text
+    continues after white space.
+    """
     following = _match_end(_OPENING, text, next_start)
     follows = text[following : following + 1]  # empty if only brackets and quotes are left
     if not follows or follows in _SMALL or follows in _STOPS or follows in ",;:":
@@ -153,7 +164,9 @@ def _ends_sentence(
 
 
 def _word_before(text: str, stop: int) -> str | None:
-    """Return the word directly before the stop; None if it is longer than any word with a rule."""
+    """Return the word that ends at the offset `stop`, which may be empty; None if it has more than _LONGEST_WORD
+    characters.
+    """
     begin = stop
     while begin > 0 and _WORD.fullmatch(text, begin - 1, begin):
         begin -= 1
@@ -163,7 +176,7 @@ def _word_before(text: str, stop: int) -> str | None:
 
 
 def _match_end(pattern: re.Pattern[str], text: str, offset: int) -> int:
-    """Return the end of the pattern's match at this offset; the pattern must match the empty text too."""
+    """Return the end of the pattern's match at this offset of a text. The pattern must match the empty string too."""
     match = pattern.match(text, offset)
     assert match is not None, "these patterns also match nothing"
     return match.end()
@@ -184,14 +197,16 @@ class SequenceBatch:
         return _sum_groups(self.lengths, self.num_sequences)
 
     def select(self, mask: NDArray[np.bool_], num_text_bytes: int) -> SequenceBatch:
-        """Return a batch of the documents for which `mask` is True; their texts have num_text_bytes bytes."""
+        """Return a batch of the documents for which `mask` is True. `num_text_bytes` is the number of bytes of their
+        texts.
+        """
         of_sequences = np.repeat(mask, self.num_sequences)
         tokens = self.tokens[np.repeat(of_sequences, self.lengths)]
         return SequenceBatch(tokens, self.lengths[of_sequences], self.num_sequences[mask], num_text_bytes, self.rejects)
 
 
 def prepend_token(batch: SequenceBatch, token: int) -> SequenceBatch:
-    """Return a batch with this token before the first sequence of each document."""
+    """Return a batch in which the first sequence of each document begins with the additional id `token`."""
     before = (np.cumsum(batch.num_sequences) - batch.num_sequences)[batch.num_sequences > 0]
     starts = (np.cumsum(batch.lengths) - batch.lengths)[before]
     lengths = batch.lengths.copy()

@@ -34,7 +34,7 @@ _ContentSpan = tuple[int, int, Buffer | None, str]  # first byte, one past the l
 
 
 class ReadPosition(NamedTuple):
-    """Where reading continues: a source's number, and an offset in its text or a row."""
+    """Position at which reading continues: the number of a source, and an offset in its text or a row number."""
 
     source: int = 0
     offset: int = 0
@@ -45,7 +45,9 @@ START = ReadPosition()
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """Number of bytes of a slice, the unit of reading, and of the longest document."""
+    """Size limits of reading, in bytes: of a slice, into which large sources are cut, and of the longest document
+    allowed.
+    """
 
     slice_bytes: int = SLICE_BYTES
     max_doc_bytes: int = MAX_DOC_BYTES
@@ -61,7 +63,7 @@ class SizeLimits:
 
 
 class PartRange(NamedTuple):
-    """The byte range of a source that belongs to a part."""
+    """The byte range of a source that one of several tasks reads."""
 
     start: int
     stop: int
@@ -70,14 +72,14 @@ class PartRange(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskPart:
-    """Task `number` of `count` tasks that share the work."""
+    """Task `number` of `count` tasks that share the work on the same sources."""
 
     number: int = 0
     count: int = 1
 
     @classmethod
     def parse(cls, text: str) -> TaskPart:
-        """Parse --part i/n. Raise UsageError unless 0 <= i < n."""
+        """Parse the value of --part, `i/n` for task i of n. Raise UsageError unless 0 <= i < n."""
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if match is None or int(match[1]) >= int(match[2]):
             raise UsageError(f"--part={text} is not a part. Give i/n with i from 0 to n-1, such as 0/16.")
@@ -89,7 +91,7 @@ class TaskPart:
         return self.count == 1
 
     def output_path(self, path: Path) -> Path:
-        """Return the path of this part of an output: a/b.jsonl -> a/b.part-00003-of-00016.jsonl."""
+        """Return the path for this task's part of an output file: a/b.jsonl becomes a/b.part-00003-of-00016.jsonl."""
         if self.is_whole:
             return path
         stem, dot, rest = path.name.partition(".")
@@ -100,7 +102,9 @@ class TaskPart:
         return total * self.number // self.count, total * (self.number + 1) // self.count
 
     def spans(self, sizes: Sequence[int]) -> Iterator[PartRange]:
-        """Yield this part's range of each source, given their sizes; a sequential source is read by one part only."""
+        """Yield the range that this task reads of each source, given the sources' sizes in bytes. A source that can
+        only be read sequentially is read as a whole by the task in whose share it begins.
+        """
         first, last = self.share_of(sum(sizes))
         base = 0
         for size in sizes:
@@ -149,7 +153,9 @@ class Portion:
         return sum(chunk.num_bytes for chunk in self.chunks)
 
     def fits(self, chunk: Chunk, limits: SizeLimits) -> bool:
-        """Return True if the chunk fits into this portion."""
+        """Return True if the chunk can be added to this portion: it has the same kind, and the portion stays within a
+        slice's bytes and the number of files. An empty portion takes any chunk.
+        """
         return not self.chunks or (
             chunk.kind == self.chunks[0].kind
             and self.num_bytes + chunk.num_bytes <= limits.slice_bytes
@@ -161,7 +167,8 @@ def cut_portions(
     sources: Sequence[Source], position: ReadPosition, limits: SizeLimits, keys: Sequence[str], budget: MemoryBudget,
     part: TaskPart = WHOLE_PART,
 ) -> Iterator[Portion]:  # fmt: skip
-    """Yield a part's portions from `place` on. Bytes are acquired from the budget before they are held or yielded.
+    """Cut the sources from `position` on into portions of work and yield them in order; with `part`, only those of one
+    task. Bytes are acquired from the memory budget before they are held or yielded.
 
     `keys` are the columns to read of .parquet files.
     """
@@ -184,7 +191,9 @@ def _cut_source(
     source_number: int, source: Source, start: int, span: PartRange, limits: SizeLimits, keys: Sequence[str],
     budget: MemoryBudget,
 ) -> Iterator[Chunk]:  # fmt: skip
-    """Yield the chunks of a source from `start` within the part's span."""
+    """Yield the chunks of one source from `start` (a byte offset or row) on, within `span`, the range that the task
+    reads. `keys` are the columns to read of a .parquet file.
+    """
     if source.kind == "jsonl" and not source.streamed:
         for begin in range(max(start, span.start), span.stop, limits.slice_bytes):
             size = min(limits.slice_bytes, span.stop - begin)
@@ -207,7 +216,9 @@ def _cut_source(
 def _parquet_chunks(
     source_number: int, source: Source, start: int, limits: SizeLimits, keys: Sequence[str], budget: MemoryBudget
 ) -> Iterator[Chunk]:
-    """Yield chunks of rows of a .parquet file, about a slice each, from row `start` on."""
+    """Yield chunks of rows of a .parquet file from row `start` on, each with about `limits.slice_bytes` of text. `keys`
+    are the columns to read.
+    """
     reported = 0
     for at, rows, num_bytes, share in read_rows(source.path, keys, start, limits.slice_bytes):
         budget.acquire(num_bytes)
@@ -222,7 +233,8 @@ def _parquet_chunks(
 def _stream_chunks(
     source_number: int, source: Source, start: int, limits: SizeLimits, budget: MemoryBudget
 ) -> Iterator[Chunk]:
-    """Yield chunks of a sequential source: whole lines, about a slice each, or the whole text. Skip those before start.
+    """Yield chunks of a source that can only be read sequentially: whole JSON lines, about `limits.slice_bytes` each,
+    or the whole text. Chunks that end at or before the offset `start` are left out.
     """
     reported = 0
     with open_source(source) as file:
@@ -241,7 +253,9 @@ def _stream_chunks(
 
 
 def _cut_lines(stream: Iterator[bytes], limits: SizeLimits, budget: MemoryBudget) -> Iterator[_ContentSpan]:
-    """Yield spans of whole lines, about a slice each; a line that is too long, or damage, is a span without bytes."""
+    """Cut a stream into spans of whole lines, about `limits.slice_bytes` each, and yield (start, stop, bytes, problem).
+    A line that is too long, and the rest of a damaged stream, are spans with a problem and None for the bytes.
+    """
     pending, start, num_complete = bytearray(), 0, 0  # held bytes, their offset, and how many of them are whole lines
     long_from, damage = -1, ""  # start of an overlong line that is being skipped; why the stream ended early
     for data, cause in _catch_damage(stream):
@@ -277,7 +291,9 @@ def _cut_lines(stream: Iterator[bytes], limits: SizeLimits, budget: MemoryBudget
 
 
 def _read_whole_text(stream: Iterator[bytes], limits: SizeLimits, budget: MemoryBudget) -> Iterator[_ContentSpan]:
-    """Yield the whole text as one span, without bytes if it is too long or damaged."""
+    """Yield the whole text of a stream as one span (0, stop, bytes, problem). If it is too long or damaged, the bytes
+    are None and the problem says why.
+    """
     text, problem = bytearray(), ""
     for data, problem in _catch_damage(stream):
         budget.acquire(len(data))
@@ -291,7 +307,9 @@ def _read_whole_text(stream: Iterator[bytes], limits: SizeLimits, budget: Memory
 
 
 def _catch_damage(stream: Iterator[bytes]) -> Iterator[tuple[bytes, str]]:
-    """Yield (data, "") from the stream, then (b"", cause) if it is damaged."""
+    """Yield (data, "") for each piece of a stream. If reading raises DamagedArchiveError, yield (b"", its message) and
+    end.
+    """
     try:
         for data in stream:
             yield data, ""
@@ -313,7 +331,9 @@ class FileLines(NamedTuple):
 def read_lines(
     path: Path, start: int, stop: int, limits: SizeLimits, before_long_read: Callable[[], object]
 ) -> FileLines:
-    """Return the lines that begin in start..stop; call `before_long_read` before reading a line of several slices."""
+    """Return the lines of a plain file that begin at bytes start to stop - 1. `before_long_read` is called before a
+    line of several slices is read.
+    """
     with files.read_errors(path), files.open_fd(path) as (fd, size):
         return _read_lines(fd, size, start, min(stop, size), limits, before_long_read)
 
@@ -321,7 +341,9 @@ def read_lines(
 def _read_lines(
     fd: int, size: int, start: int, stop: int, limits: SizeLimits, before_long_read: Callable[[], object]
 ) -> FileLines:
-    """Do `read_lines` for an open file of `size` bytes."""
+    """Return the lines that begin at bytes start to stop - 1 of the open file `fd` of `size` bytes. `before_long_read`
+    is called before a line of several slices is read.
+    """
     base = max(start - 1, 0)  # because: the byte before `start` decides whether a line begins there
     data = files.read_range(fd, base, min(stop + _BEYOND_BYTES, size) - base)
     first = data.find(b"\n", 0, stop - start) + 1 if start else 0
@@ -342,7 +364,9 @@ def _read_lines(
 
 
 def _find_line_end(fd: int, offset: int, stop: int) -> int | None:
-    """Return the offset after the next newline in offset..stop, or None."""
+    """Return the offset after the first newline in bytes offset to stop - 1 of the open file `fd`; None if there is
+    none.
+    """
     while offset < stop:
         data = os.pread(fd, min(_SCAN_BYTES, stop - offset), offset)
         if not data:
@@ -354,7 +378,9 @@ def _find_line_end(fd: int, offset: int, stop: int) -> int | None:
 
 
 def _read_exactly(fd: int, start: int, stop: int) -> Buffer:
-    """Read into one buffer of the final size, so that a long document is not in memory twice."""
+    """Return bytes start to stop - 1 of the open file `fd`, fewer if it ends before. One buffer of the final size is
+    filled, so that a long document is not in memory twice.
+    """
     buffer = bytearray(stop - start)
     view, filled = memoryview(buffer), 0
     while filled < len(view) and (count := os.preadv(fd, [view[filled:]], start + filled)):
@@ -370,7 +396,8 @@ class StoppedError(Exception):
 
 
 class MemoryBudget:
-    """Limit on the bytes in memory: those that the reader holds, and those in flight, handed on to the consumer.
+    """Limit on the bytes of text in memory: those that the reader holds, and those in flight, which the reader has
+    handed on to the consumer.
 
     The reader may exceed the limit while nothing is in flight, so that a long document passes.
     """
@@ -382,7 +409,9 @@ class MemoryBudget:
         self._changed = Condition()
 
     def acquire(self, num_bytes: int) -> None:
-        """Wait until this many bytes are free or nothing is in flight. Raise StoppedError after `stop`."""
+        """Reserve num_bytes of memory, waiting until they are free or the consumer holds nothing. Raise StoppedError
+        after `stop`.
+        """
         with self._changed:
             while not self._stopped and self._in_flight and self._acquired + num_bytes > self._num_bytes:
                 self._changed.wait()
@@ -391,7 +420,7 @@ class MemoryBudget:
             self._acquired += num_bytes
 
     def release(self, num_bytes: int) -> None:
-        """Return bytes that were acquired and are not in flight."""
+        """Free num_bytes that the reader acquired and has not handed on to the consumer."""
         with self._changed:
             self._acquired -= num_bytes
             self._changed.notify()
@@ -402,13 +431,13 @@ class MemoryBudget:
             self._in_flight += num_bytes
 
     def release_in_flight(self, num_bytes: int) -> None:
-        """Return bytes that were in flight."""
+        """Free num_bytes that the consumer held."""
         with self._changed:
             self._in_flight -= num_bytes
             self.release(num_bytes)
 
     def stop(self) -> None:
-        """Make `acquire` raise StoppedError from now on."""
+        """Make all calls of `acquire`, waiting or later, raise StoppedError."""
         with self._changed:
             self._stopped = True
             self._changed.notify()

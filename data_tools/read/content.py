@@ -65,7 +65,8 @@ class BadLine:
 
 
 class LineList:
-    """JSON lines in a buffer; an item is the offset of its line. A dropped line is blanked, so offsets stay valid.
+    """Documents of a chunk as JSON lines in a buffer. The item, a document's number, is its line's offset in the
+    buffer; a dropped line is overwritten with spaces, so offsets stay valid.
 
     Items that are dropped only in a copy made by `without` can still be located in the original.
     """
@@ -85,7 +86,9 @@ class LineList:
         return encoder.encode_jsonl(self._data, key, append_eod=append_eod)  # type: ignore[arg-type]
 
     def texts(self, key_number: int, key: str) -> Iterator[tuple[int, str | Reject]]:
-        """Yield (item, text under the key) of every document, or (item, Reject) of a bad line, in order."""
+        """Yield (item, text under `key`) of every document, in order; for a bad line, (item, Reject). The item is the
+        line's offset in the buffer; `key_number` is used by TextList only.
+        """
         result = read_jsonl(self._data, key)  # type: ignore[arg-type]
         rejects = iter([*result.rejects, None])
         reject = next(rejects)
@@ -97,7 +100,9 @@ class LineList:
         yield from ((remaining.item, remaining) for remaining in (reject, *rejects) if remaining is not None)
 
     def documents(self, key: str | None) -> Iterator[tuple[int, Document | Reject]]:
-        """Yield (item, JSON object) of every line, or (item, Reject); with a key, its value must be a text."""
+        """Yield (item, JSON object) of every line, in order; for a bad line, (item, Reject). The item is the line's
+        offset in the buffer. If a key is given, a line without a text under this key is bad.
+        """
         for start, line in split_lines(bytes(self._data)):
             try:
                 yield start, parse_document(line, key)
@@ -113,7 +118,7 @@ class LineList:
         return (start for start, _ in split_lines(bytes(self._data)))
 
     def drop(self, items: Iterable[int]) -> None:
-        """Blank these lines, so that they are no documents any more."""
+        """Overwrite the lines at these offsets with spaces, so that they are no documents any more."""
         for item in items:
             if not isinstance(self._data, bytearray):
                 self._data = bytearray(self._data)
@@ -121,7 +126,7 @@ class LineList:
             self._data[item:stop] = b" " * (stop - item)
 
     def drop_long(self, limits: SizeLimits) -> list[BadLine]:
-        """Drop and return the lines that are longer than a document may be."""
+        """Drop the lines of more than `limits.max_doc_bytes` bytes, and return them as bad lines."""
         if len(self._data) <= limits.max_doc_bytes:
             return []
         ends = np.flatnonzero(np.frombuffer(self._data, np.uint8) == 10)
@@ -132,7 +137,7 @@ class LineList:
         return [BadLine(int(i), self._start + int(starts[i]), limits.too_long_cause) for i in long]
 
     def without(self, items: Iterable[int]) -> LineList:
-        """Return a copy without these lines."""
+        """Return a copy without the lines at these offsets."""
         copy = LineList(bytearray(self._data), self._start)
         copy.drop(items)
         return copy
@@ -142,7 +147,9 @@ class LineList:
         return LineList(b"\n".join(bytes(self._data[item : self._line_end(item)]) for item in items), 0)
 
     def locate_rejects(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[BadLine]:
-        """Return the rejected lines with their line numbers and offsets in the source, and optionally their content."""
+        """Return a BadLine for each rejected document: the number of lines before it in the chunk, the offset of the
+        wrong byte in the source, the cause and, with `keep_content`, the line itself.
+        """
         bad_lines, line, at = [], 0, 0
         for reject in rejects[: MAX_BAD_LINES + 1]:
             line += _count_newlines(self._data, at, reject.item)
@@ -155,7 +162,7 @@ class LineList:
         return bad_lines
 
     def _line_end(self, item: int) -> int:
-        """Return the end of the line that begins at this item."""
+        """Return the offset in the buffer at which the line that begins at `item` ends, before its newline."""
         for offset in range(item, len(self._data), 4096):  # because: a memoryview has no find method
             newline = bytes(self._data[offset : offset + 4096]).find(b"\n")
             if newline >= 0:
@@ -164,7 +171,7 @@ class LineList:
 
 
 def _count_newlines(data: Buffer, start: int, stop: int) -> int:
-    """Return the number of line ends in a range."""
+    """Return the number of newlines in data[start:stop]."""
     if not isinstance(data, memoryview):
         return data.count(b"\n", start, stop)
     # because: a memoryview has no count method for bytes
@@ -172,7 +179,9 @@ def _count_newlines(data: Buffer, start: int, stop: int) -> int:
 
 
 class TextList:
-    """Texts in rows, one per key; an item is a document's number. The methods are as in `LineList`."""
+    """Documents of a chunk as rows of texts, one text per key. The item, a document's number, is the number of its row.
+    The methods are as in `LineList`.
+    """
 
     def __init__(self, rows: Iterable[tuple[Any, ...]], start: int = 0, is_table: bool = False) -> None:
         self.rows, self._start, self._is_table = dict(enumerate(rows)), start, is_table
@@ -218,7 +227,9 @@ class TextList:
         return TextList(self.rows[item] for item in items)
 
     def locate_rejects(self, rejects: Sequence[Reject], keep_content: bool = False) -> list[BadLine]:
-        """Return the rejected documents as BadLine. A row of a table has no byte offset; a text file has one."""
+        """Return a BadLine for each rejected document: its row, or for a text file its line and the offset of the wrong
+        byte, and the cause. `keep_content` has no effect.
+        """
         bad_lines = []
         for item, offset, cause in rejects:
             text = self.rows[item][0]
@@ -235,7 +246,9 @@ ChunkBadLines = tuple[list[BadLine], int]  # the bad lines of a chunk, and its n
 def read_content(
     chunk: Chunk, limits: SizeLimits, before_long_read: Callable[[], object]
 ) -> tuple[Content, list[BadLine]]:
-    """Return a chunk's content and its overlong lines; call `before_long_read` before reading a long document."""
+    """Return (the documents of a chunk, bad lines: those that are too long, or the chunk's problem). `before_long_read`
+    is called before a line of several slices is read.
+    """
     if chunk.problem:
         empty: Content = TextList([]) if chunk.kind == "text" else LineList(b"", chunk.start)
         return empty, [BadLine(0, chunk.start, chunk.problem)]
@@ -260,7 +273,9 @@ def read_content(
 
 
 def _read_parquet(chunk: Chunk, limits: SizeLimits) -> tuple[Content, list[BadLine]]:
-    """Return the rows of a .parquet chunk, and the rows that are too long, which are left out."""
+    """Return (the rows of a .parquet chunk, bad lines). A row with a text of more than `limits.max_doc_bytes` is left
+    out of the rows and is a bad line.
+    """
     rows = TextList(chunk.rows, chunk.start, is_table=True)
     # because: UTF-8 takes at most four bytes per character, so shorter texts need not be encoded
     long = [
@@ -277,9 +292,8 @@ def _num_utf8_bytes(text: str | bytes) -> int:
 
 
 def collect_bad_lines(chunk: Chunk, content: Content, bad_lines: list[BadLine]) -> ChunkBadLines:
-    """Sort a chunk's bad lines by line; return them with its number of lines, 0 for a plain file (counted on demand).
-
-    Raise DataError if there are more than MAX_BAD_LINES.
+    """Return (bad lines of a chunk sorted by line, the chunk's number of lines). For a byte range of a plain file the
+    number is 0, because its lines are counted only if needed. Raise DataError if there are more than MAX_BAD_LINES.
     """
     if len(bad_lines) > MAX_BAD_LINES:
         raise DataError(
@@ -313,7 +327,9 @@ class BadLines:
         self._counter = _LineCounter()
 
     def add(self, chunk: Chunk, bad_lines: Sequence[BadLine], num_lines: int) -> bytes:
-        """Count a chunk's bad lines; return their lines for the rejects file. Raise DataError if not allowed."""
+        """Count a chunk's bad lines by cause and return their lines for the rejects file. `num_lines` is the number of
+        lines of the chunk. Raise DataError if `on_error` or `max_bad` do not allow a bad line.
+        """
         if chunk.start == 0:
             self.line = 0
         before = self._counter.lines_before(chunk.path, chunk.start) if chunk.plain and bad_lines else self.line
@@ -327,7 +343,9 @@ class BadLines:
         return b"".join(rejects)
 
     def _check(self, location: str, bad_line: BadLine, chunk: Chunk) -> None:
-        """Raise DataError if bad lines stop the run or exceed `max_bad`."""
+        """Raise DataError if `on_error` is to stop, or if there are more bad lines than `max_bad`. `location` is where
+        the bad line is, for the message.
+        """
         if self.on_error is OnError.STOP:
             advice = _repair_advice(chunk, bad_line, ", or skip such lines: --on-error skip")
             raise DataError(f"{location}: {bad_line.cause}. {advice}")
@@ -345,7 +363,9 @@ class _LineCounter:
         self._path, self._at, self._num_ends = Path(), 0, 0
 
     def lines_before(self, path: Path, offset: int) -> int:
-        """Return how many lines of a file begin before an offset. Efficient for ascending offsets, file by file."""
+        """Return how many lines of a plain file begin before the byte `offset`. Efficient if offsets ascend, file by
+        file.
+        """
         if offset == 0:
             return 0
         if path != self._path or offset - 1 < self._at:
@@ -359,14 +379,18 @@ class _LineCounter:
 
 
 def format_location(chunk: Chunk, line: int, bad_line: BadLine) -> str:
-    """Format the place of a bad line for messages: PATH:LINE (byte OFFSET), or the row of a table."""
+    """Format where a bad line is, for messages: `PATH:LINE (byte OFFSET)`, or `PATH, row LINE` for a .parquet file.
+    `line` counts from 1 in the file.
+    """
     if chunk.kind == "parquet":
         return f"{chunk.path}, row {line}"
     return f"{chunk.path}:{line} (byte {bad_line.offset})"
 
 
 def _repair_advice(chunk: Chunk, bad_line: BadLine, alternative: str = "") -> str:
-    """Return the advice for a bad line: to change an option if all lines are probably bad alike, else to repair it."""
+    """Return a sentence on what to do about a bad line: add an option if probably all lines are bad in this way, else
+    repair it. `alternative` is appended to the advice to repair it.
+    """
     if bad_line.cause.startswith(_NO_KEY):
         return "Name the key of the text with --key."
     if chunk.path == STDIN and bad_line.kind == "not valid JSON":
@@ -377,7 +401,7 @@ def _repair_advice(chunk: Chunk, bad_line: BadLine, alternative: str = "") -> st
 
 
 def _reject_line(chunk: Chunk, line: int, bad_line: BadLine) -> bytes:
-    """Return a line of the rejects file."""
+    """Return the line of the rejects file, a JSON object, for a bad line. `line` is its number in the file, from 1."""
     tree: dict[str, Any] = {"file": str(chunk.path)}
     tree |= {"row": line} if chunk.kind == "parquet" else {"line": line, "byte": bad_line.offset}
     tree["cause"] = bad_line.cause
@@ -419,7 +443,9 @@ class SourceTexts:
         self._report(ALL_READ)
 
     def _chunk_texts(self, chunk: Chunk, lines_before: int) -> Generator[tuple[Path, str], None, int]:
-        """Yield (path, text) of a chunk's documents and return its number of lines; `line` lines come before it."""
+        """Yield (path of the file, text) of each document of a chunk, and return the chunk's number of lines.
+        `lines_before` is the number of lines before the chunk. Raise DataError at a bad line.
+        """
         content, too_long = read_content(chunk, self._limits, lambda: None)
         for _, text in content.texts(0, self._key):
             if isinstance(text, Reject):

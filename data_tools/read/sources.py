@@ -50,7 +50,9 @@ Inputs = Sequence[str | Path | Source]
 
 
 def resolve_input(name: str, format_: str | None) -> str | Source:
-    """Return a Source of format `format_` for `-` or a file with an unknown suffix; return other inputs unchanged."""
+    """Return a Source of the format `format_` if `name` is `-` or a file with an unknown suffix; return other names
+    unchanged. Raise UsageError for an unknown format.
+    """
     path = Path(name)
     if path != STDIN and (format_ is None or _has_known_suffix(path) or not path.is_file()):
         return name
@@ -63,7 +65,7 @@ def resolve_input(name: str, format_: str | None) -> str | Source:
 
 
 def skipped_files(inputs: Inputs) -> list[Path]:
-    """Return the files in these folders and globs that `find_sources` skips because their suffix is unknown.
+    """Return the files in the input folders and globs that `find_sources` leaves out because their suffix is unknown.
 
     Links to folders are skipped too, because they can form a cycle.
     """
@@ -81,7 +83,8 @@ def skipped_files(inputs: Inputs) -> list[Path]:
 
 
 def find_sources(inputs: Inputs) -> list[Source]:
-    """Return the sources for these files, folders and globs, in the given order, folders sorted by path.
+    """Return a Source for each file that the inputs (files, folders and globs) name, in the given order; the files of a
+    folder or glob are sorted by path.
 
     Raise UsageError if there is no input or a file is given twice.
     """
@@ -109,7 +112,9 @@ def codec_of(name: str) -> str:
 
 
 def _build_source(path: Path, kind_and_codec: tuple[str, str] | None = None) -> Source:
-    """Return the source for a path; `kind_and_codec` overrides the (kind, codec) that the suffix implies."""
+    """Return the Source for a path, with the file's size and modification time. `kind_and_codec`, if given, replaces
+    the (kind, codec) that the suffix implies.
+    """
     from_suffix = (suffix_kind for suffix, suffix_kind in SUFFIXES.items() if path.name.endswith(suffix))
     kind, codec = kind_and_codec or next(from_suffix, ("jsonl", ""))
     if path == STDIN:
@@ -119,7 +124,7 @@ def _build_source(path: Path, kind_and_codec: tuple[str, str] | None = None) -> 
 
 
 def _stat(path: Path) -> os.stat_result:
-    """Return the status of a regular file, following links. Raise if it is a pipe, a device or missing."""
+    """Return `os.stat` of a path, following links. Raise if the file is missing, a pipe, a device or a sparse file."""
     try:
         with read_errors(path):
             status = os.stat(path)
@@ -143,7 +148,9 @@ def _has_known_suffix(path: Path) -> bool:
 
 
 def _expand(path: Path | Source) -> Sequence[Path | Source]:
-    """Return the files of an input: itself, or those of a folder or glob. Raise if there are none of known kind."""
+    """Return the files of an input: itself if it is a file, or those of known kind in a folder or glob. Raise if there
+    are none.
+    """
     if isinstance(path, Source) or path == STDIN:
         return [path]
     if path.is_dir():

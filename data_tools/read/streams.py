@@ -80,7 +80,9 @@ class _CountingReader:
 
 @contextmanager
 def open_source(source: Source) -> Iterator[IO[bytes]]:
-    """Open a source's stored bytes for sequential reading; standard input is read unbuffered."""
+    """Open a source for reading its bytes sequentially, as stored: compressed data is not decompressed. Standard input
+    is read unbuffered.
+    """
     if source.path == STDIN:
         # because: a thread blocked in a buffered read holds the buffer's lock, and the process could not exit
         yield cast("IO[bytes]", _CountingReader(getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)))
@@ -97,7 +99,9 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_stream(file: IO[bytes], codec: str) -> Iterator[bytes]:
-    """Yield the decompressed content of an open source. Raise DamagedArchiveError after the readable part."""
+    """Yield the content of an open file, decompressed if `codec` (gz, bz2, xz, zst or "") names a compression. Raise
+    DamagedArchiveError after all content that can be read.
+    """
     if not codec:
         yield from _read_full_steps(file)
     else:
@@ -105,7 +109,9 @@ def read_stream(file: IO[bytes], codec: str) -> Iterator[bytes]:
 
 
 def _check_ratio(stream: Iterator[bytes], compressed_bytes_read: Callable[[], int]) -> Iterator[bytes]:
-    """Yield the stream's data. Raise DamagedArchiveError if it exceeds MAX_RATIO times the packed bytes read."""
+    """Yield the decompressed data of a stream. Raise DamagedArchiveError if it becomes more than ALWAYS_ALLOWED_BYTES
+    and more than MAX_RATIO times what `compressed_bytes_read` returns.
+    """
     num_bytes = 0
     for data in stream:
         num_bytes += len(data)
@@ -140,7 +146,9 @@ def as_file(stream: Iterator[bytes], path: Path) -> io.BufferedReader:
 
 
 def _read_full_steps(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield full steps, although a pipe returns partial reads, because chunk boundaries must not depend on them."""
+    """Yield the data of a file in pieces of STEP_BYTES each, also if a pipe returns less at a time: chunk boundaries
+    must not depend on that.
+    """
     while True:
         parts, missing = [], STEP_BYTES
         while missing and (data := file.read(missing)):
@@ -172,7 +180,9 @@ def _gunzip(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _next_archive(data: bytes, file: IO[bytes]) -> bytes:
-    """Return the start of the next concatenated archive, skipping zero padding as on tapes; b"" at the end."""
+    """Return the first bytes of the next concatenated archive, b"" if there is none. `data` is what was already read
+    behind the last archive; zeros, as used for padding on tapes, are skipped.
+    """
     data, num_zeros = data.lstrip(b"\0"), 0
     while not data and (more := file.read(_FEED_BYTES)):
         data, num_zeros = more.lstrip(b"\0"), num_zeros + len(more)
@@ -182,7 +192,9 @@ def _next_archive(data: bytes, file: IO[bytes]) -> bytes:
 
 
 def _decompress(build_decompressor: Callable[[], Any], file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the decompressed data of bz2 or xz; `build` returns the format's decompressor."""
+    """Yield the decompressed data of one or more concatenated bz2 or xz archives. `build_decompressor` returns a new
+    decompressor for one archive.
+    """
     data, decompressor = file.read(_FEED_BYTES), build_decompressor()
     while data:
         try:
@@ -235,7 +247,9 @@ _UNPACK: dict[str, Callable[[IO[bytes]], Iterator[bytes]]] = {
 
 
 def archive_contents(path: Path, is_wanted: MemberFilter) -> Contents:
-    """Yield (name, stream) of an archive's members for which `is_wanted(name, size)`, or of a plain file itself."""
+    """Yield (name, stream) of each member of a zip or tar archive for which `is_wanted(name, size)` returns True. For
+    another file yield the file itself, decompressed.
+    """
     with read_errors(path), open(path, "rb") as file:
         start = file.read(8)
         file.seek(0)
@@ -251,7 +265,7 @@ def archive_contents(path: Path, is_wanted: MemberFilter) -> Contents:
 
 
 def _zip_members(file: IO[bytes], is_wanted: MemberFilter, path: Path) -> Contents:
-    """Yield (name, stream) of the wanted members of a zip archive."""
+    """Yield (name, stream) of the members of a zip archive for which `is_wanted(name, size)` returns True."""
     with (
         _convert_damage(lambda cause: DataError(f"{path} is not a whole zip archive ({cause}). Get it again.")),
         zipfile.ZipFile(file) as archive,
@@ -264,7 +278,9 @@ def _zip_members(file: IO[bytes], is_wanted: MemberFilter, path: Path) -> Conten
 
 
 def _tar_members(stream: io.BufferedReader, is_wanted: MemberFilter, path: Path) -> Contents:
-    """Yield (name, stream) of the wanted members of a tar archive, read sequentially."""
+    """Yield (name, stream) of the members of a tar archive, read sequentially, for which `is_wanted(name, size)`
+    returns True.
+    """
     with (
         _convert_damage(lambda cause: DataError(f"{path} is not a whole tar archive ({cause}). Get it again.")),
         tarfile.open(fileobj=stream, mode="r|") as archive,
@@ -277,7 +293,9 @@ def _tar_members(stream: io.BufferedReader, is_wanted: MemberFilter, path: Path)
 
 
 def _open_member(file: IO[bytes], compressed_bytes: int, path: Path) -> IO[bytes]:
-    """Wrap a member so that damage found while reading raises DataError."""
+    """Return a member of the archive `path` as a file that raises DataError if damage is found while it is read.
+    `compressed_bytes` is the size of the member in the archive, a limit on how far it may expand.
+    """
 
     def stream() -> Iterator[bytes]:
         with _convert_damage(lambda cause: DamagedArchiveError(f"the archive is damaged ({cause})")):
@@ -288,7 +306,9 @@ def _open_member(file: IO[bytes], compressed_bytes: int, path: Path) -> IO[bytes
 
 @contextmanager
 def _convert_damage(build_error: Callable[[str], Exception]) -> Iterator[None]:
-    """Context manager that converts exceptions of the archive libraries for damage to `build_error(cause)`."""
+    """Run the `with` block and raise `build_error(cause)` in place of the exceptions that the archive libraries raise
+    for damaged data.
+    """
     try:
         yield
     except _DAMAGE_ERRORS as error:
@@ -305,9 +325,10 @@ def _convert_damage(build_error: Callable[[str], Exception]) -> Iterator[None]:
 def read_rows(
     path: Path, columns: Sequence[str], start_row: int, batch_bytes: int
 ) -> Iterator[tuple[int, Rows, int, float]]:
-    """Yield batches (first row number, rows, bytes of their texts, share of the file read) from row `start` on.
+    """Yield batches of rows of a .parquet file from row `start_row` on: (number of the first row, rows, bytes of their
+    texts, share of the file read so far). A row is the texts of `columns`.
 
-    A row has the texts of `columns`. Raise DataError for a damaged file or a missing column.
+    Raise DataError for a damaged file or a missing column.
     """
     pyarrow, parquet = _import_package("pyarrow", "parquet"), _import_package("pyarrow.parquet", "parquet")
     with read_errors(path):
@@ -324,7 +345,9 @@ def read_rows(
 def _row_batches(
     parquet_file: Any, columns: Sequence[str], start_row: int, batch_bytes: int
 ) -> Iterator[tuple[int, Rows, int, float]]:
-    """Yield as `read_rows` does, for an open ParquetFile."""
+    """Yield batches of rows of an open pyarrow ParquetFile from row `start_row` on: (number of the first row, rows,
+    bytes of their texts, share of the file read so far). A batch has about batch_bytes of text.
+    """
     at, total = 0, max(parquet_file.metadata.num_rows, 1)
     for group in range(parquet_file.metadata.num_row_groups):
         group_facts = parquet_file.metadata.row_group(group)
@@ -342,7 +365,9 @@ def _row_batches(
 def _split_batch(
     first_row: int, batch: Any, columns: Sequence[str], batch_bytes: int
 ) -> Iterator[tuple[int, Rows, int]]:
-    """Split a batch into parts of about batch_bytes; repeated texts of a dictionary make it larger than stored."""
+    """Split a pyarrow record batch into parts of about batch_bytes of text; yield (number of the first row, rows, bytes
+    of their texts). Texts that a dictionary stores once can make a batch far larger than it is in the file.
+    """
     rows: Rows = []
     num_bytes = 0
     for row in zip(*(_column_texts(batch.column(name)) for name in columns), strict=True):
@@ -356,7 +381,9 @@ def _split_batch(
 
 
 def _column_texts(column: Any) -> Iterator[Text]:
-    """Return an iterator over the texts of a dictionary-encoded column; None for null, bytes for invalid UTF-8."""
+    """Return an iterator over the texts of a dictionary-encoded pyarrow column: None for null, bytes for invalid UTF-8.
+    Raise IndexError if an index is outside the dictionary.
+    """
     try:
         texts = column.dictionary.to_pylist()
     except UnicodeDecodeError:
@@ -370,7 +397,7 @@ def _column_texts(column: Any) -> Iterator[Text]:
 
 
 def _decode_or_bytes(data: bytes | None) -> Text:
-    """Return the text, or the bytes themselves if they are not UTF-8."""
+    """Return UTF-8 data as text; data that is not valid UTF-8, and None, are returned unchanged."""
     try:
         return None if data is None else data.decode()
     except UnicodeDecodeError:
@@ -378,7 +405,7 @@ def _decode_or_bytes(data: bytes | None) -> Text:
 
 
 def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any) -> None:
-    """Raise DataError if a column is missing or does not hold text."""
+    """Raise DataError if one of these columns is missing in the schema of a .parquet file or does not hold text."""
     for name in columns:
         if name not in schema.names:
             raise DataError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}. Name one with --key.")
@@ -389,7 +416,9 @@ def _check_columns(schema: Any, columns: Sequence[str], path: Path, pyarrow: Any
 
 
 def _import_package(name: str, suffix: str) -> Any:
-    """Import an optional package for files of this suffix, which is also the name of the extra that installs it."""
+    """Import the module `name` of an optional package, which files with this suffix need. Raise UsageError if it is not
+    installed; `suffix` is also the name of the extra that installs it.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:

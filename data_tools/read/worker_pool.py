@@ -43,10 +43,11 @@ def process_portions(
     portions: Iterator[Portion], build_worker: Callable[[], PortionWorker[R]], workers: int, budget: MemoryBudget, *,
     use_processes: bool,
 ) -> Iterator[Iterator[tuple[Portion, R]]]:  # fmt: skip
-    """Context manager that runs workers on portions and yields an iterator over (portion, result), in input order.
+    """Process portions in a pool of `workers` threads or processes while the `with` block runs. Yield an iterator over
+    (portion, result), in input order.
 
-    `build` returns the worker, once for all threads or, with `processes`, pickled and called in each process.
-    `budget` must be the one that the iterator `portions` acquires bytes from.
+    `build_worker` returns the worker: it is called once for all threads or, with `use_processes`, pickled and called in
+    each process. `budget` must be the one that the iterator `portions` acquires bytes from.
     """
     with _start_pool(build_worker, workers, use_processes) as (pool, run):
         queue: SimpleQueue[Item[R] | BaseException | None] = SimpleQueue()
@@ -78,7 +79,9 @@ def process_portions(
 def _results_in_order(
     queue: SimpleQueue[Item[R] | BaseException | None], budget: MemoryBudget
 ) -> Iterator[tuple[Portion, R]]:
-    """Yield (portion, result) in order; release the bytes of each when the consumer asks for the next."""
+    """Yield (portion, result) from the queue in input order, or raise the exception in it. A portion's bytes are
+    released from the memory budget when the consumer asks for the next result.
+    """
     while (item := queue.get()) is not None:
         if isinstance(item, BaseException):
             raise item
@@ -101,7 +104,9 @@ _worker: PortionWorker[Any] | None = None  # the worker of this process
 def _start_pool(
     build_worker: Callable[[], PortionWorker[R]], workers: int, use_processes: bool
 ) -> Iterator[tuple[Executor, Callable[[Portion], R]]]:
-    """Context manager that yields a pool of threads or processes, and the function to submit to it."""
+    """Start a pool of threads or processes for the time of the `with` block; yield (pool, function that processes a
+    portion, to submit to the pool). `build_worker` returns the worker that the function runs.
+    """
     if not use_processes:
         threads = ThreadPoolExecutor(workers, "worker")
         try:
@@ -120,7 +125,7 @@ def _start_pool(
 
 
 def _start_process(build_worker: Callable[[], PortionWorker[Any]]) -> None:
-    """Set up a worker process: ignore Ctrl-C, exit with the parent, build the worker."""
+    """Set up a new worker process: ignore Ctrl-C, exit when the parent process exits, and call `build_worker`."""
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # because: the parent handles Ctrl-C
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -134,7 +139,7 @@ def _run_in_process(portion: Portion) -> Any:
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent process exits, then exit."""
+    """Wait until the parent process exits, then exit this process. Runs in a thread of a worker process."""
     # because: the workers of a killed pool hold both ends of its pipes and would wait forever
     parent = parent_process()
     if parent is not None:

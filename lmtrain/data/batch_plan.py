@@ -50,7 +50,9 @@ class BatchPlan:
 
 
 def _rampup_sizes(global_batch: int, rampup: RampUp) -> range:
-    """Return the batch sizes of a ramp-up, ascending, without `global_batch`; SettingsError if they never reach it."""
+    """Return the batch sizes of a ramp-up, in samples: from `start` by `increment`, below `global_batch`. Raise
+    SettingsError if whole increments never give `global_batch`.
+    """
     in_range = 1 <= rampup.start <= global_batch and rampup.increment >= 1
     if not in_range or (global_batch - rampup.start) % rampup.increment:
         raise SettingsError([

@@ -46,7 +46,9 @@ class DataChoice(Choice):
     prefetch_steps: int = 2
 
     def problems_without_validation(self) -> Iterator[Problem]:
-        """Yield a problem for each validation setting that is set although the run does not validate."""
+        """Yield a problem for each setting of validation data that is set. Called for a run that does not validate,
+        which never reads them.
+        """
         yield from problem_if(
             len(self.valid_paths) > 0, "data.valid_paths", self.valid_paths, _UNUSED, _VALIDATION_HINT
         )
@@ -82,7 +84,9 @@ class DataChoice(Choice):
             )  # fmt: skip
 
     def validation_key_conflict(self, kind_key: str) -> Iterator[Problem]:
-        """Yield a problem if both `valid_paths` and `kind_key`, this kind's own key for validation data, are set."""
+        """Yield a problem if both `valid_paths` and the setting named `kind_key` are set. `kind_key` is the key for
+        validation data that only one kind of data has: "valid_path" of a dataset, "valid_datasets" of a blend.
+        """
         yield from self.problem_if(
             bool(self.valid_paths) and bool(getattr(self, kind_key)), "valid_paths",
             f"and data.{kind_key} both name what to validate on", "Give one of them; a domain may have any name.",

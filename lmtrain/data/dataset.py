@@ -32,7 +32,8 @@ _MIN_HALF_BITS = 3  # because: with fewer bits per half the permutation of a tin
 
 
 def mix(value: int) -> int:
-    """Return the splitmix64 finalizer of a 64-bit value, which also serves to combine seeds."""
+    """Scramble a 64-bit integer: return the splitmix64 finalizer of `value` (modulo 2**64). Seeds are derived with it.
+    """
     value &= _MASK
     value = (value ^ (value >> 30)) * _MIX_1 & _MASK
     value = (value ^ (value >> 27)) * _MIX_2 & _MASK
@@ -45,7 +46,8 @@ def permute(ids: Int64s, n: int, seed: int) -> Int64s:
 
 
 def permute_twin(ids: Int64s, n: int, seed: int) -> Int64s:
-    """Compute `permute` in numpy: a Feistel network on the next power of four, repeated until the value is below n.
+    """Permute ids pseudorandomly within 0..n-1, with the results of the compiled `permute`, in numpy. A Feistel network
+    on the next power of four is applied to an id until the result is below n.
 
     Raise ValueError if an id is outside 0..n-1.
     """
@@ -62,7 +64,8 @@ def permute_twin(ids: Int64s, n: int, seed: int) -> Int64s:
 
 
 def _feistel(values: NDArray[np.uint64], half_bits: np.uint64, keys: Sequence[np.uint64]) -> NDArray[np.uint64]:
-    """Apply a Feistel network with one round per key: a bijection on numbers of 2 * half_bits bits."""
+    """Apply a Feistel network, one round per 64-bit key, to each value: a bijection on numbers of 2 * half_bits bits.
+    """
     left, right = values >> half_bits, values & ((np.uint64(1) << half_bits) - np.uint64(1))
     for key in keys:
         mixed = right ^ key
@@ -158,7 +161,7 @@ class OrderedDataset:
         return self.dataset.batch(self._ids(sample_ids))
 
     def _ids(self, positions: Int64s) -> Int64s:
-        """Return the sample ids at these positions of the order."""
+        """Return the sample id of the underlying dataset at each of these positions of the order."""
         if len(positions) == 0:
             return positions
         first = int(positions.min())

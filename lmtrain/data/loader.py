@@ -56,7 +56,7 @@ class Loader:
         self._prefetcher: _Prefetcher | None = None
 
     def read(self, step: int) -> StepBatches:
-        """Return this rank's micro-batches of a step, read in the calling thread."""
+        """Return this rank's micro-batches of one training step, read in the calling thread."""
         first, num_samples = self.plan.range_of(step)
         ids = self.order.ids(first, num_samples)
         own_ids = ids.reshape(-1, self.dp_size, self.micro_batch)[:, self.dp_index]
@@ -66,7 +66,9 @@ class Loader:
         return StepBatches(step, microbatches, num_samples, counts, ids, tokens)
 
     def steps(self, start: int, stop: int) -> Iterator[StepBatches]:
-        """Yield steps start to stop - 1. An exception in the reading thread is raised here."""
+        """Yield this rank's batches of training steps start to stop - 1. With `prefetch_steps`, a thread reads them
+        ahead; an exception in the thread is raised here.
+        """
         self.close()
         prefetcher = self._prefetcher = _Prefetcher(self, start, stop) if self.prefetch_steps else None
         try:
@@ -78,13 +80,15 @@ class Loader:
                 prefetcher.close()
 
     def close(self) -> None:
-        """Stop the reading thread; steps() may be called again afterwards."""
+        """Stop the thread that reads ahead, if there is one; `steps` may be called again afterwards."""
         if self._prefetcher is not None:
             self._prefetcher.close()
             self._prefetcher = None
 
     def _wait_for_step(self, read: Callable[[], StepBatches]) -> StepBatches:
-        """Return the step that `read` returns, and record the seconds that this took in `data_wait_s`."""
+        """Call `read` and return the batches of a step that it returns; store the seconds that the call took in
+        `data_wait_s`.
+        """
         began = time.perf_counter()
         fault_point("data.next")
         step = read()
@@ -107,7 +111,9 @@ class _Prefetcher:
         self._thread.start()
 
     def get(self) -> StepBatches:
-        """Return the next step, waiting for it. Raise the exception that reading it raised, if any."""
+        """Return the batches of the next step, waiting until they are read. Raise the exception that the thread raised,
+        if any.
+        """
         if self._closed.is_set():
             raise RuntimeError("the loader was closed: call steps() again")
         item = self._ready.get()
@@ -124,7 +130,9 @@ class _Prefetcher:
                 self._thread.join(0.01)
 
     def _run(self, loader: Loader, start: int, stop: int) -> None:
-        """Read the steps into the queue until `close`, or put the first exception there and end."""
+        """Read the batches of steps start to stop - 1 into the queue; the target of the thread. It ends at `close`, or
+        at the first exception, which is put into the queue.
+        """
         for step in range(start, stop):
             try:
                 item: StepBatches | BaseException = loader.read(step)

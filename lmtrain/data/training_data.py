@@ -94,14 +94,18 @@ class TrainingData:
 
     @property
     def content_sha256(self) -> str | None:
-        """Hash of the only dataset, or the hash over all datasets' hashes; None if any dataset has no sidecar."""
+        """Content hash of the only training dataset, or a hash over the hashes of all of them; None if any has no
+        sidecar.
+        """
         hashes = [part.indexed.info.content_sha256 for part in self.parts if part.indexed.info]
         if len(hashes) < len(self.parts):
             return None
         return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     def contributions(self, seq_len: int) -> list[dict[str, Any]]:
-        """Return one row per training dataset: its size, and how many samples, tokens and epochs the run reads."""
+        """Return one dict per training dataset: its size, and how many of its samples, tokens and epochs the run reads.
+        `seq_len` is the number of tokens in a sample.
+        """
         counts = [self.num_samples] if len(self.parts) == 1 else self._samples_per_dataset()
         tokens = self._tokens_per_dataset(counts) if self.pads else [count * seq_len for count in counts]
         return [
@@ -118,7 +122,8 @@ class TrainingData:
         ]
 
     def _tokens_per_dataset(self, run_samples: Sequence[int]) -> list[int]:
-        """Return the tokens without padding that the run reads per dataset, given its samples per dataset.
+        """Return, per dataset, the number of tokens without padding that the run reads. `run_samples` is the number of
+        samples that it reads of each.
 
         The first samples of the run are counted exactly; the rest is extrapolated in proportion.
         """
@@ -135,7 +140,7 @@ class TrainingData:
         ]
 
     def _samples_per_dataset(self) -> list[int]:
-        """Return the number of samples that the run reads per dataset of a blend."""
+        """Return, per dataset of a blend, the number of its samples that the run reads."""
         order = self.order.order if isinstance(self.order, OffsetOrder) else self.order
         assert isinstance(order, (BlendOrder, MegatronBlendOrder))
         before, after = (order.samples_before(self.first_sample + num_samples) for num_samples in (0, self.num_samples))
@@ -143,7 +148,9 @@ class TrainingData:
 
 
 def open_datasets(settings: DataChoice) -> OpenDatasets:
-    """Open the datasets that the settings name. Raise SettingsError for settings of another kind of data."""
+    """Open all training and validation datasets that the data settings name. Raise SettingsError if data.kind is not
+    dataset, blend or masked.
+    """
     if isinstance(settings, DataSettings):
         paths, valid_paths = [settings.path], [settings.valid_path] if settings.valid_path else []
     elif isinstance(settings, BlendSettings):
@@ -156,7 +163,8 @@ def open_datasets(settings: DataChoice) -> OpenDatasets:
 
 
 def build_training_data(settings: DataChoice, opened: OpenDatasets, requirements: DataRequirements) -> TrainingData:
-    """Cut the opened datasets into training and validation samples, as the settings and the run require.
+    """Build the training samples, their order and the validation samples from opened datasets, as the data settings and
+    the run's requirements say.
 
     Raise SettingsError or DataError if the data is too small or the settings do not fit it.
     """
@@ -231,7 +239,9 @@ class _DatasetBuilder:
         return IndexCache(self.index_folder(indexed))
 
     def split_ranges(self, indexed: IndexedDataset) -> Sequence[range]:
-        """Return the ranges of documents (Megatron-LM: of sequences) for training, for validation, and unused."""
+        """Return the document ranges of a dataset for training, validation and, unless left out, the test share, which
+        is unused. For Megatron-LM's concatenated text the ranges are of sequences.
+        """
         if self.megatron:
             return split_sequences(len(self.full_range(indexed)), self.split)
         if self.shares != TOKEN_SHARES or not self.share:
@@ -250,7 +260,9 @@ class _DatasetBuilder:
         return map_.start(documents.stop) - map_.start(documents.start)
 
     def build_domains(self, valid: Sequence[IndexedDataset]) -> dict[str, Dataset]:
-        """Return domain -> samples of all documents of its validation dataset; empty if `valid_paths` is not set."""
+        """Return the samples for each domain of data.valid_paths, by domain name: all documents of its dataset in
+        `valid`. Empty if data.valid_paths is not set.
+        """
         paths = self.settings.valid_paths
         named = zip(paths, valid if paths else (), strict=True)
         return {name: self.build_dataset(indexed, self.full_range(indexed), None) for name, indexed in named}
@@ -266,7 +278,8 @@ class _DatasetBuilder:
     def build_dataset(
         self, indexed: IndexedDataset, documents: range, num_samples: int | None, tokens: range | None = None
     ) -> Dataset:
-        """Build the samples of these documents.
+        """Return the samples of these documents of a dataset, of the kind that the data settings choose: masked,
+        Megatron-LM's, concatenated or packed.
 
         `num_samples` is used with Megatron-LM's order only; None means one epoch. `tokens` restricts concatenated
         samples to this token range, for documents that are split between training and validation.
@@ -289,7 +302,9 @@ class _DatasetBuilder:
 def _build_blend(
     settings: BlendSettings, builder: _DatasetBuilder, opened: Sequence[IndexedDataset], run_samples: int
 ) -> tuple[Dataset, SampleOrder, list[TrainingPart]]:
-    """Return a blend's training samples, their order, and each dataset's part."""
+    """Return (training samples of all datasets, their order, a TrainingPart per dataset) of a blend. `run_samples` is
+    the number of samples of the run, for Megatron-LM's order.
+    """
     ranges = [builder.split_ranges(indexed)[0] for indexed in opened]
     if builder.megatron:
         weights = [part.weight or 0.0 for part in settings.datasets]
@@ -307,7 +322,9 @@ def _build_blend(
 
 
 def _dataset_shares(parts: Sequence[BlendPart], sets: Sequence[Dataset], seq_len: int) -> list[int]:
-    """Return each dataset's integer share: weights are used directly, tokens and epochs are converted to samples."""
+    """Return an integer per dataset in proportion to the samples it gives to a blend. A weight counts as it is; tokens
+    and epochs are converted to samples. `parts` are the settings of the datasets, `sets` their samples.
+    """
     return integer_shares([
         part.weight if part.weight is not None
         else Fraction(part.tokens, seq_len) if part.tokens is not None
@@ -325,7 +342,9 @@ class _HeldOutTail:
     tokens: range  # tokens held out for validation
 
     def describe(self, documents: range, indexed: IndexedDataset) -> str:
-        """Return a note for the user: how many tokens are held out, and that they are not trained on."""
+        """Return a note for the user: how many tokens of a dataset are held out for validation. `documents` are the
+        documents they are taken from.
+        """
         few = "its only document" if len(documents) == 1 else f"its {len(documents)} documents"
         held_out, total = len(self.tokens), len(self.train_tokens) + len(self.tokens)
         return (
@@ -335,7 +354,8 @@ class _HeldOutTail:
 
 
 def _hold_out_tail(builder: _DatasetBuilder, opened: OpenDatasets) -> _HeldOutTail | None:
-    """Return the tokens to hold out if data.split's validation share rounds to no document, else None.
+    """Return where to cut the last tokens off the training documents for validation, if data.split's validation share
+    rounds to no document; else None.
 
     Validation gets that share of the tokens, at least one sample. Raise DataError if there are not two samples.
     """
@@ -356,9 +376,9 @@ def _hold_out_tail(builder: _DatasetBuilder, opened: OpenDatasets) -> _HeldOutTa
 
 
 def _describe_held_out(builder: _DatasetBuilder, opened: Sequence[IndexedDataset]) -> tuple[str | None, str | None]:
-    """Return (a note on the tokens that validation takes of the training datasets, a warning if they are too many).
-
-    Each is None if there is nothing to report.
+    """Return (note, warning) for the user about the documents of the training datasets that validation takes: how many
+    tokens they have, and a warning if these are far more than data.split requests. Each is None if there is nothing to
+    report.
     """
     parts = [(indexed, builder.split_ranges(indexed)[1]) for indexed in opened]
     held_out_of = {indexed: builder.count_tokens(indexed, documents) for indexed, documents in parts if builder.share}
@@ -374,7 +394,9 @@ def _describe_held_out(builder: _DatasetBuilder, opened: Sequence[IndexedDataset
 
 
 def _excess_warning(builder: _DatasetBuilder, indexed: IndexedDataset, held_out: int) -> str | None:
-    """Return a warning if `held_out` tokens exceed the requested validation share by _WARN_FACTOR, else None."""
+    """Return a warning if `held_out`, the number of a dataset's tokens that validation takes, is more than _WARN_FACTOR
+    times the share that data.split requests; else None.
+    """
     share = held_out / max(builder.count_tokens(indexed, builder.full_range(indexed)), 1)
     if share <= _WARN_FACTOR * builder.share:
         return None
@@ -385,7 +407,9 @@ def _excess_warning(builder: _DatasetBuilder, indexed: IndexedDataset, held_out:
 
 
 def _build_valid_dataset(builder: _DatasetBuilder, opened: OpenDatasets) -> Dataset:
-    """Return the validation samples of a single dataset: of data.valid_path, or of its own validation documents."""
+    """Return the validation samples for a single training dataset: all of data.valid_path if it is set, else the
+    dataset's validation documents. Raise SettingsError if there are none.
+    """
     if opened.valid:
         return builder.build_dataset(opened.valid[0], builder.full_range(opened.valid[0]), None)
     documents = builder.split_ranges(opened.train[0])[1]
@@ -395,7 +419,9 @@ def _build_valid_dataset(builder: _DatasetBuilder, opened: OpenDatasets) -> Data
 
 
 def _build_valid_blend(settings: BlendSettings, builder: _DatasetBuilder, opened: OpenDatasets) -> Dataset:
-    """Return the blend's validation samples, in the blend's proportions until the first dataset runs out."""
+    """Return validation samples of several datasets, mixed in the blend's proportions until the first dataset runs out:
+    of data.valid_datasets if set, else of the training datasets' validation documents.
+    """
     if opened.valid:
         parts = settings.valid_datasets
         documents_of = [(indexed, builder.full_range(indexed)) for indexed in opened.valid]
@@ -416,7 +442,7 @@ def _build_valid_blend(settings: BlendSettings, builder: _DatasetBuilder, opened
 
 
 def _has_sample(builder: _DatasetBuilder, indexed: IndexedDataset, documents: range) -> bool:
-    """Return True if these documents have enough tokens for at least one sample."""
+    """Return True if these documents of a dataset have enough tokens for at least one sample."""
     if len(documents) == 0:
         return False
     tokens = builder.count_tokens(indexed, documents)
@@ -425,7 +451,9 @@ def _has_sample(builder: _DatasetBuilder, indexed: IndexedDataset, documents: ra
 
 
 def _no_validation_error(builder: _DatasetBuilder, opened: OpenDatasets, alternative: str) -> SettingsError:
-    """Return the error for training data with no document left to validate on. `alternative`: a setting that helps."""
+    """Return the error for training data that has no document left to validate on. `alternative` is a setting that its
+    message suggests, such as data.valid_path=PREFIX.
+    """
     if all(indexed.num_documents == 1 for indexed in opened.train):
         name = str(opened.train[0].prefix) if len(opened.train) == 1 else "Each dataset"
         return SettingsError([
@@ -439,7 +467,9 @@ def _no_validation_error(builder: _DatasetBuilder, opened: OpenDatasets, alterna
 
 
 def _sample_identity(settings: DataChoice, parts: Sequence[TrainingPart], run_samples: int) -> dict[str, Any]:
-    """Return the facts that decide which tokens the sample at each position has; a resumed run must have the same."""
+    """Return the facts that decide which tokens the sample at each position of the run has, such as packing, order and
+    token counts. A resumed run must have the same facts.
+    """
     facts: dict[str, Any] = {
         "num_documents": sum(part.indexed.num_documents for part in parts),
         "num_tokens": sum(part.indexed.num_tokens for part in parts),
@@ -463,7 +493,8 @@ def _sample_identity(settings: DataChoice, parts: Sequence[TrainingPart], run_sa
 
 
 def _raise_file_limit(num_files: int) -> None:
-    """Raise the soft limit on open files if needed: a blend of many datasets exceeds the default of many systems.
+    """Raise this process's soft limit on open files if it is too low for `num_files` data files: a blend of many
+    datasets exceeds the default of many systems.
 
     Raise StorageError if the hard limit is too low.
     """

@@ -27,7 +27,9 @@ ScheduleRun = tuple[NDArray[np.int32], Int64s, Int64s]
 
 
 def integer_shares(weights: Sequence[float | int | Fraction]) -> list[int]:
-    """Return positive integers in the proportions of the weights, exact unless their sum would exceed 2^40."""
+    """Return one positive integer per weight, in the proportions of the weights. They are rounded only if their exact
+    sum would exceed 2**40.
+    """
     exact = [Fraction(repr(w)) if isinstance(w, float) else Fraction(w) for w in weights]  # 0.1 is 1/10
     unit = Fraction(math.lcm(*(share.denominator for share in exact)))
     unit /= math.gcd(*(int(share * unit) for share in exact))
@@ -43,7 +45,9 @@ def integer_shares(weights: Sequence[float | int | Fraction]) -> list[int]:
 
 
 class Schedule:
-    """Mapping from a position to (dataset, sample of the dataset). Repeats after sum(shares) positions."""
+    """Mapping from a position of the run to (dataset number, number of the sample within the dataset). The order of
+    datasets repeats after sum(shares) positions.
+    """
 
     def __init__(self, shares: Sequence[int]) -> None:
         total = sum(shares)
@@ -54,7 +58,9 @@ class Schedule:
         self._block: tuple[int, NDArray[np.int32], Int64s] = (-1, np.empty(0, np.int32), np.empty(0, np.int64))
 
     def assign(self, first: int, count: int) -> tuple[NDArray[np.int32], Int64s]:
-        """Return (dataset, sample) of `count` positions from `first` on; samples number on over the epochs."""
+        """Return two arrays for the `count` positions from `first` on: the dataset number, and the number of the sample
+        among all that the dataset has given so far, over all epochs.
+        """
         datasets, samples = [], []
         while count > 0:
             periods, offset = divmod(first, self.period)
@@ -70,21 +76,25 @@ class Schedule:
         return np.concatenate(datasets), np.concatenate(samples)
 
     def samples_before(self, position: int) -> list[int]:
-        """Return how many samples of each dataset come before this position."""
+        """Return, per dataset, how many of its samples come before this position of the run."""
         periods, offset = divmod(position, self.period)
         block, rest = divmod(offset, BLOCK)
         counts = advance(self.shares, self._counts_before_block(block), block * BLOCK, rest, with_positions=False)[2]
         return [int(count) for count in counts + periods * self.shares]
 
     def _counts_before_block(self, block: int) -> Int64s:
-        """Return the counts at the start of a block, computed from the last stored block before it."""
+        """Return, per dataset, how many of its samples come before block number `block` of the period (BLOCK positions
+        each). Counts are stored for every block up to the last one requested.
+        """
         while len(self._counts) <= block:
             start = (len(self._counts) - 1) * BLOCK
             self._counts.append(advance(self.shares, self._counts[-1], start, BLOCK, with_positions=False)[2])
         return self._counts[block]
 
     def _read_block(self, block: int) -> tuple[NDArray[np.int32], Int64s]:
-        """Return (dataset, sample) of the positions in a block of the period; the last block read is cached."""
+        """Return two arrays for the positions in block number `block` of the period: dataset number, and number of the
+        sample within the dataset. The last block read is cached.
+        """
         if self._block[0] != block:
             start = block * BLOCK
             counts, length = self._counts_before_block(block), min(BLOCK, self.period - start)
@@ -98,9 +108,11 @@ class Schedule:
 def advance(
     shares: Int64s, samples_before: Int64s, start: int, num_positions: int, *, with_positions: bool
 ) -> ScheduleRun:
-    """Continue the schedule for `count` positions from `start`; each dataset has given `counts` samples before.
+    """Assign the `num_positions` positions from `start` on to datasets in the proportions of `shares`. `samples_before`
+    is how many samples each dataset has given before.
 
-    Return dataset and sample per position (both empty unless `keep`), and the counts of samples afterwards.
+    Return the dataset and the sample number per position (both empty unless `with_positions`), and how many samples
+    each dataset has given afterwards.
     """
     return native.compiled("blend", advance_twin)(shares, samples_before, start, num_positions, with_positions)
 
@@ -108,7 +120,12 @@ def advance(
 def advance_twin(
     shares: Int64s, samples_before: Int64s, start: int, num_positions: int, with_positions: bool
 ) -> ScheduleRun:
-    """Compute `advance` with two heaps: datasets that are not due yet, and due datasets by deadline."""
+    """Compute `advance` in Python: assign positions from `start` on to datasets in the proportions of `shares`. Return
+    (dataset per position, sample number per position, samples given per dataset afterwards); the first two are empty
+    unless `with_positions`.
+
+    Two heaps hold the datasets that are not due yet, and the due datasets by deadline.
+    """
     parts, num_taken = [int(share) for share in shares], [int(c) for c in samples_before]
     total = sum(parts)
     waiting = [(num_taken[d] * total // parts[d], d) for d in range(len(parts))]
@@ -144,7 +161,7 @@ class BlendedDataset:
         return Counts(sum(part.labels for part in counts), sum(part.tokens for part in counts))
 
     def counts_by_dataset(self, sample_ids: Int64s) -> list[tuple[int, int]]:
-        """Return, per dataset, (how many of these samples belong to it, how many tokens they hold)."""
+        """Return (number of samples, number of tokens) for each dataset of the blend, counted over these sample ids."""
         parts = self._split_by_dataset(sample_ids)
         counts = {id(dataset): (len(ids), dataset.counts(ids).tokens) for dataset, ids, _ in parts}
         return [counts.get(id(dataset), (0, 0)) for dataset in self.datasets]
@@ -170,7 +187,9 @@ class BlendedDataset:
 
 
 def rows_by_dataset(datasets: NDArray[np.integer]) -> Iterator[tuple[int, Int64s]]:
-    """Yield (dataset, rows) for each dataset number that occurs; rows are the ascending indices where it occurs."""
+    """Yield (dataset number, indices) for each dataset number in the array `datasets`; the indices, ascending, are
+    those of the entries with that number.
+    """
     in_order = np.argsort(datasets, kind="stable")
     for rows in np.split(in_order, np.flatnonzero(np.diff(datasets[in_order])) + 1):
         if len(rows):

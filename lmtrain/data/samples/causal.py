@@ -26,9 +26,8 @@ from lmtrain.errors import DataError
 
 
 def expand_runs(firsts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
-    """Expand runs of consecutive numbers; run r is counts[r] numbers from firsts[r] on.
-
-    Return (the run of each number, the numbers), both concatenated over the runs.
+    """Expand runs of consecutive numbers: run r is the counts[r] numbers from firsts[r] on. Return (run of each number,
+    the numbers), both concatenated over all runs.
     """
     runs = np.repeat(np.arange(len(counts)), counts)
     offsets = np.cumsum(counts) - counts
@@ -36,7 +35,9 @@ def expand_runs(firsts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
-    """Raise DataError if an id is outside 0..vocab_size-1; the message names the .bin file of `prefix`."""
+    """Raise DataError if a token id is outside 0..vocab_size-1. The message names PREFIX.bin, the file that the ids are
+    from.
+    """
     # because: an id outside the vocabulary would crash the device without naming the file or the id
     if ids.size == 0:
         return
@@ -54,7 +55,10 @@ def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size
 def read_rows_twin(
     tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
-    """Compute `read_rows` in numpy. Raise IndexError if a sample is outside the tokens."""
+    """Compute `read_rows` in numpy: read samples of seq_len tokens, of which sample i begins at token i * seq_len.
+    Return (tokens, labels, whether all ids are in the vocabulary); a label is the next token. Raise IndexError if a
+    sample is outside the tokens.
+    """
     num_rows = max(len(tokens) - 1, 0) // seq_len
     if not all(0 <= sample_id < num_rows for sample_id in sample_ids.tolist()):
         raise IndexError("a sample lies outside the tokens")
@@ -74,7 +78,10 @@ def read_runs(
 def read_runs_twin(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, num_rows: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
-    """Compute `read_runs` in numpy. Raise ValueError if a run is outside the tokens or the sizes do not add up."""
+    """Compute `read_runs` in numpy: concatenate token runs (sizes[r] tokens from starts[r]) to `num_rows` rows of
+    seq_len + 1. Return (tokens, labels, whether all ids are in the vocabulary); a label is the next token. Raise
+    ValueError if a run is outside the tokens or the runs do not fill the rows exactly.
+    """
     if ((starts < 0) | (sizes < 0) | (sizes > len(tokens) - starts)).any() or sizes.sum() != num_rows * (seq_len + 1):
         raise ValueError("a run lies outside the tokens or the rows")
     return _to_tokens_and_labels(tokens[expand_runs(starts, sizes)[1]].reshape(num_rows, seq_len + 1), vocab_size)
@@ -87,10 +94,10 @@ def _to_tokens_and_labels(rows: NDArray[Any], vocab_size: int) -> tuple[Int64s, 
 
 
 def build_batch(tokens_BT: Int64s, labels_BT: Int64s, document_starts: tuple[Int64s, Int64s] | None) -> Batch:
-    """Return a batch. With `document_starts`, labels, positions and attention stay within each document.
+    """Return a Batch of these tokens and labels. `document_starts` are (rows, columns) of the tokens that begin a
+    document; if given, attention and positions stay within each document, and so do labels, which are changed in place.
 
-    `document_starts` are (rows, columns) of the tokens that begin a document, in order, with columns from 1 to seq_len;
-    a row's first token, column 0, is not listed.
+    `document_starts` are in order, with columns from 1 to seq_len; a row's first token, column 0, is not listed.
     """
     if document_starts is None:
         return Batch(tokens_BT, labels_BT)
@@ -100,9 +107,8 @@ def build_batch(tokens_BT: Int64s, labels_BT: Int64s, document_starts: tuple[Int
 
 
 def document_positions(num_rows: int, seq_len: int, rows: Int64s, columns: Int64s) -> tuple[Int64s, NDArray[np.int32]]:
-    """Return each token's position within its document, and the number of its document within its row.
-
-    A document begins at each row's first token and at each (rows[i], columns[i]).
+    """Return two arrays [num_rows, seq_len]: each token's position within its document, and the number of its document
+    within its row. A document begins at each row's first token and at each (rows[i], columns[i]).
     """
     inside = columns < seq_len
     firsts = np.sort(np.concatenate([np.arange(num_rows) * seq_len, rows[inside] * seq_len + columns[inside]]))
@@ -110,7 +116,9 @@ def document_positions(num_rows: int, seq_len: int, rows: Int64s, columns: Int64
 
 
 def document_positions_twin(firsts: Int64s, num_rows: int, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
-    """Compute `document_positions` from `firsts`, the flat indices at which a row or a document begins."""
+    """Compute `document_positions` in numpy: return each token's position within its document, and the number of its
+    document within its row. `firsts` are the ascending flat indices at which a row or a document begins.
+    """
     counts = np.diff(firsts, append=num_rows * seq_len)
     numbers = np.arange(len(firsts)) - np.searchsorted(firsts, firsts // seq_len * seq_len)
     positions = np.arange(num_rows * seq_len) - np.repeat(firsts, counts)
@@ -136,7 +144,9 @@ class SampleIndex:
         return max(self.num_tokens - 1, 0) // self.seq_len
 
     def document_starts(self, sample_ids: Int64s) -> tuple[Int64s, Int64s]:
-        """Return (rows, columns) of the tokens that begin a document, except in column 0; row i is the i-th sample."""
+        """Return (rows, columns) of the tokens that begin a document, in a batch whose row i is the sample
+        sample_ids[i]. Tokens in column 0 are not listed.
+        """
         first = sample_ids * np.int64(self.seq_len) + self.first_token
         low, high = np.split(self.map.find(np.concatenate([first, first + self.seq_len])), 2)
         rows, documents = expand_runs(low + 1, high - low)
@@ -146,7 +156,9 @@ class SampleIndex:
         return rows[new], columns[new]
 
     def document_spans(self, sample_id: int) -> list[tuple[int, int, int]]:
-        """Return (document, start, stop) of each document in a sample; tokens are counted within the document."""
+        """Return (document, start, stop) of each document that a sample and its last label overlap; `start` and `stop`
+        are token offsets within the document.
+        """
         first = sample_id * self.seq_len + self.first_token
         last, spans = first + self.seq_len + 1, []
         while first < last:
@@ -183,7 +195,9 @@ class CausalDataset:
         return self.index.num_samples
 
     def counts(self, sample_ids: Int64s) -> Counts:
-        """Count labels and tokens. With a document mask a document's last token has no label."""
+        """Return the number of labels and of tokens in these samples. With a document mask a document's last token has
+        no label.
+        """
         unlabelled = len(self.index.document_starts(sample_ids)[0]) if self.document_mask else 0
         tokens = len(sample_ids) * self.seq_len
         return Counts(tokens - unlabelled, tokens)
@@ -202,7 +216,9 @@ def vocab_size_or_limit(indexed: IndexedDataset) -> int:
 
 
 def require_samples(indexed: IndexedDataset, documents: range, seq_len: int, num_samples: int, num_tokens: int) -> None:
-    """Raise DataError if num_samples is 0; the other arguments are for the message."""
+    """Raise DataError if `num_samples`, the number of samples that these documents give, is 0. The other arguments
+    appear in the message.
+    """
     if num_samples == 0:
         raise DataError(
             f"data.split gives 0 samples of {seq_len} tokens: its {len(documents)} of the {indexed.num_documents} "

@@ -53,7 +53,7 @@ class MaskVocabulary:
 
     @classmethod
     def of(cls, tokenizer: MaskingTokenizer) -> MaskVocabulary:
-        """Read a tokenizer's vocabulary. Raise DataError if it lacks [CLS], [SEP], [MASK] or [PAD]."""
+        """Build from a tokenizer's vocabulary. Raise DataError if it lacks [CLS], [SEP], [MASK] or [PAD]."""
         missing = [role for role in ("cls", "sep", "mask", "pad") if role not in tokenizer.special]
         if missing:
             names = ", ".join(f"[{role.upper()}]" for role in missing)
@@ -100,7 +100,9 @@ class MaskedDataset:
         return len(self._rows)
 
     def order(self, seed: int) -> SampleOrder:
-        """Return the order of sample numbers. With order=own, every epoch reads each sample once and masks it anew."""
+        """Return the order in which training reads the samples. With data.order=own, every epoch reads each sample
+        once, in a new random order, and masks it anew; with data.order=megatron, samples are read as 0, 1, 2, ...
+        """
         if self.settings.order == "megatron":
             return SequentialOrder(self.num_samples)
         return ContinuingOrder(self.num_samples, seed)
@@ -120,7 +122,8 @@ class MaskedDataset:
         )
 
     def _call_sampler(self, method: Any, sample_ids: Int64s) -> Any:
-        """Call a method of the sampler, check the token runs that it read, and return the rest of its result.
+        """Call `method`, a method of the sampler that takes sample ids, and return its list of arrays without the last
+        one: the token runs that were read, whose checksums are compared here.
 
         Raise DataError if an id in the file is outside the vocabulary.
         """
@@ -141,7 +144,9 @@ class MaskedDataset:
         return self.seq_len - (2 if self.settings.pairs == "none" and self.settings.order == "own" else 3)
 
     def _require_sentences(self, indexed: IndexedDataset) -> None:
-        """Raise DataError if every document is one sequence, and so was not split into sentences."""
+        """Raise DataError if every document is one sequence, and so was not split into sentences. Allowed only without
+        sentence pairs and if every document fits one sample.
+        """
         counts = np.diff(self._bounds)
         if len(counts) > 0 and counts.max() == 1:
             longest = int(indexed.lengths[int(self._bounds[0]) : int(self._bounds[-1])].max())
@@ -154,7 +159,10 @@ class MaskedDataset:
     def _get_sample_map(
         self, indexed: IndexedDataset, seed: int, run_samples: int | None, cache: IndexCache | None
     ) -> NDArray[Any]:
-        """Return the map of samples (see sentence_pairs.py), cached or built. Raise DataError if it is too small."""
+        """Return the sample map, an array [num_samples, 3] of (first sentence, one past the last, target number of
+        tokens), from the cache or newly built. `run_samples`, used with data.order=megatron only, is the number of
+        samples of the run. Raise DataError if the documents give too few samples.
+        """
         settings = self.settings
         shape: dict[str, Any] = {
             "max_tokens": self._max_text_tokens, "short_share": settings.short_share,
@@ -194,7 +202,9 @@ class MaskedDataset:
 def build_sampler(
     sentences: Sentences, vocabulary: MaskVocabulary, settings: MaskedSettings, seq_len: int, seed: int
 ) -> Any:
-    """Return the compiled sampler if it is available, else its Python twin."""
+    """Return a sampler that makes masked samples by number: the compiled `MaskedSampler`, or the Python
+    `MaskedSamplerTwin` with the same methods if nothing was compiled or the tokens' dtype is not supported.
+    """
     # because: the compiled sampler reads only the two dtypes that lmtrain writes; the twin reads any
     is_supported = sentences.tokens.dtype in (np.uint16, np.int32)
     build: Any = native.lib.MaskedSampler if native.lib is not None and is_supported else MaskedSamplerTwin
@@ -219,7 +229,9 @@ def build_sampler(
 
 
 def _in_range(index: Index, bounds: NDArray[Any], max_tokens: int) -> bool:
-    """Return True if every row of a map has its sentences within the documents and a target of 2 to max_tokens."""
+    """Return True if every row of a cached sample map is valid: its sentences are within the documents, whose bounds in
+    sentences are `bounds`, and its target number of tokens is 2 to max_tokens.
+    """
     rows = index.arrays["rows"].reshape(-1, 3)
     parts = (rows[i : i + _CHUNK] for i in range(0, len(rows), _CHUNK))
     return all(

@@ -68,7 +68,7 @@ class Sentences:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedSamplerTwin(Sentences):
-    """Sampler of masked samples, by sample number."""
+    """Sampler that makes masked samples by number: the Python reference for the compiled `MaskedSampler`."""
 
     kinds: Ints  # BEGINS, CONTINUES or SPECIAL for every id
     specials: list[int]  # ids, sorted
@@ -84,7 +84,9 @@ class MaskedSamplerTwin(Sentences):
     seed: int
 
     def batch(self, ids: Ints) -> tuple[Ints, ...]:
-        """Return tokens, labels, segments, the mask of non-padding, pair labels, and the token runs that were read."""
+        """Return the arrays of a batch of B samples: tokens, labels, segments, mask of non-padding (each [B, seq_len]),
+        pair labels [B], and the token runs that were read [2, 2B], as a row of first tokens and a row of lengths.
+        """
         shape = (len(ids), self.seq_len)
         tokens, labels = np.full(shape, self.pad, np.int64), np.full(shape, IGNORED, np.int64)
         segments, real, pair = np.zeros(shape, np.int64), np.zeros(shape, np.bool_), np.zeros(len(ids), np.int64)
@@ -102,21 +104,27 @@ class MaskedSamplerTwin(Sentences):
         return tokens, labels, segments, real, pair, _runs_to_array(runs)
 
     def counts(self, ids: Ints) -> tuple[Ints, Ints]:
-        """Return (masked tokens, all tokens) per sample, and the token runs that were read."""
+        """Return two arrays for B samples: (masked tokens, all tokens) per sample [B, 2], and the token runs that were
+        read [2, 2B], as a row of first tokens and a row of lengths.
+        """
         samples = [self.sample(number) for number in self._checked_numbers(ids)]
         sizes = [(len(sample.masked), len(sample.tokens)) for sample in samples]
         runs = [run for sample in samples for run in sample.runs]
         return np.array(sizes, np.int64).reshape(-1, 2), _runs_to_array(runs)
 
     def runs(self, ids: Ints) -> Ints:
-        """Return the two token runs of each sample, as a row of first tokens and a row of lengths."""
+        """Return the token runs of the two segments of each of B samples, as an array [2, 2B]: first tokens and
+        lengths.
+        """
         runs: list[Run] = []
         for number in self._checked_numbers(ids):
             runs += self._segment_runs(number, Draws(stream_key(self.seed, number)))[:2]
         return _runs_to_array(runs)
 
     def sample(self, number: int) -> Sample:
-        """Return the sample with this number: its segments joined with [CLS] and [SEP], and its masking."""
+        """Build the sample with this number: read its segments, join them with [CLS] and [SEP], and choose the tokens
+        to mask.
+        """
         key = stream_key(self.seed, number)
         draws = Draws(key)
         a, b, label = self._segment_runs(number, draws)
@@ -132,7 +140,9 @@ class MaskedSamplerTwin(Sentences):
         return Sample(tokens, second_start, label, places, replaced, (a, b))
 
     def word_spans(self, tokens: list[int], second_start: int) -> list[Run]:
-        """Return (start, stop) of each word in a sample's tokens; a word includes its continuation pieces."""
+        """Return (start, stop) of each word in a sample's tokens; a word includes its continuation pieces.
+        `second_start` is the index at which the second segment begins.
+        """
         spans: list[Run] = []
         for place in range(1, len(tokens) - 1):
             kind = self.kinds[tokens[place]]
@@ -145,7 +155,9 @@ class MaskedSamplerTwin(Sentences):
         return spans
 
     def choose_ngrams(self, spans: list[Run], num_tokens: int, draws: Draws) -> list[Run]:
-        """Draw the n-grams to mask from the words' spans; return (start, stop) of each in the sample's tokens."""
+        """Choose random n-grams of words to mask; return (start, stop) of each in the sample's tokens. `spans` are
+        (start, stop) of the sample's words and `num_tokens` is its length, a share of which is masked.
+        """
         budget = min(max((num_tokens * self.share + 2**31) >> 32, 1), self.max_predictions)
         order, is_masked, chosen = list(range(len(spans))), [False] * len(spans), []
         for i in range(len(spans)):
@@ -169,14 +181,16 @@ class MaskedSamplerTwin(Sentences):
         return chosen
 
     def draw_ngram_length(self, draws: Draws) -> int:
-        """Draw the number of words of an n-gram, with weights 1/n."""
+        """Draw the number of words n of an n-gram; n has a probability in proportion to 1/n."""
         if not self.ngram_thresholds:
             return 1
         draw = draws.next() >> 32
         return 1 + sum(draw >= threshold for threshold in self.ngram_thresholds)
 
     def _draw_replacement(self, token: int, draw: int) -> int:
-        """Return what replaces a masked token for this 64-bit draw: [MASK], the token itself or another token."""
+        """Return the id that replaces a masked token: [MASK] (80%), `token` itself (10%) or a random id that is not
+        special (10%). `draw` is the 64 random bits that decide.
+        """
         draw_32 = draw >> 32
         if draw_32 < _MASK_BELOW:
             return self.mask
@@ -188,7 +202,9 @@ class MaskedSamplerTwin(Sentences):
         return replacement
 
     def _segment_runs(self, number: int, draws: Draws) -> tuple[Run, Run, bool]:
-        """Return the token runs of a sample's two segments, and its pair label."""
+        """Return (token run of the first segment, token run of the second, pair label) of sample `number`. The label is
+        True if the segments were swapped or the second one is from another document.
+        """
         first, end, target = self.rows[number % len(self.rows)].tolist()
         pivot, label = end, False
         if self.pairs != Pairs.none:
@@ -202,13 +218,14 @@ class MaskedSamplerTwin(Sentences):
         return *shorten_segments(a, b, target, draws), label
 
     def _sentence_run(self, first: int, end: int) -> Run:
-        """Return the token run of the sentences first to end - 1."""
+        """Return the token run (first token, number of tokens) of the sentences first to end - 1."""
         if first >= end:
             return 0, 0
         return int(self.pointers[first]) // self.tokens.itemsize, int(self.lengths[first:end].sum())
 
     def _other_document_run(self, own_sentence: int, max_tokens: int, draws: Draws) -> Run:
-        """Draw sentences of another document: at least one, then more while they have fewer than `max_tokens` tokens.
+        """Draw consecutive sentences of another document and return their token run (first token, number of tokens).
+        Sentences are added until the run has at least `max_tokens` tokens or the document ends.
 
         `own_sentence` is a sentence of the document that is not drawn from.
         """
@@ -224,7 +241,9 @@ class MaskedSamplerTwin(Sentences):
         return self._sentence_run(first, last)
 
     def _read_tokens(self, run: Run) -> list[int]:
-        """Return the ids of a token run. Raise IndexError if an id is outside the vocabulary."""
+        """Return the ids of a token run (first token, number of tokens). Raise IndexError if an id is outside the
+        vocabulary.
+        """
         tokens: list[int] = self.tokens[run[0] : run[0] + run[1]].tolist()
         for i, token in enumerate(tokens, run[0]):
             if not 0 <= token < len(self.kinds):
@@ -232,14 +251,15 @@ class MaskedSamplerTwin(Sentences):
         return tokens
 
     def _checked_numbers(self, ids: Ints) -> list[int]:
-        """Return sample numbers as a list of int. Raise ValueError if any is negative."""
+        """Return the sample numbers `ids` as a list of int. Raise ValueError if any is negative."""
         if (ids < 0).any():
             raise ValueError("ids begin at 0")
         return list(map(int, ids))
 
 
 def shorten_segments(a: Run, b: Run, target: int, draws: Draws) -> tuple[Run, Run]:
-    """Return two segments' runs cut to `target` tokens in total: the longer is cut first, `b` if they are equal.
+    """Cut the token runs of two segments to `target` tokens in total and return them: the longer segment is first cut
+    to the length of the other, then both equally, `b` by one more if the number is odd.
 
     A random bit per removed token decides between the run's front and back.
     """

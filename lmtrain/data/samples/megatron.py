@@ -38,7 +38,9 @@ _CACHED_FROM = 1 << 20  # sequences in all epochs
 
 
 def split_sequences(num_sequences: int, ratios: Sequence[float]) -> list[range]:
-    """Return Megatron-LM's split: ranges of sequences in these proportions, rounded half to even."""
+    """Return the consecutive ranges of sequences for training, validation and test, sized in proportion to `ratios` and
+    with bounds rounded half to even, as Megatron-LM splits a dataset.
+    """
     shares = [float(ratio) for ratio in ratios] + [0.0] * (3 - len(ratios))
     ends = accumulate((share / sum(shares) for share in shares), initial=0.0)
     return [range(round(low * num_sequences), round(high * num_sequences)) for low, high in pairwise(ends)]
@@ -75,7 +77,10 @@ class Epochs:
 def build_index(
     build: IndexBuild, lengths: NDArray[Any], sequences: range, seq_len: int, num_samples: int, seed: int
 ) -> dict[str, Any]:
-    """Build the document, sample and shuffle index and return their facts; random draws are in Megatron-LM's order."""
+    """Build Megatron-LM's document, sample and shuffle index as arrays of `build`, with random draws in Megatron-LM's
+    order. `lengths` is the number of tokens per sequence. Return the number of epochs and whether the last epoch is
+    shuffled separately, for the index's facts.
+    """
     tokens = sum(
         int(lengths[i : min(i + _CHUNK, sequences.stop)].sum(dtype=np.int64))
         for i in range(sequences.start, sequences.stop, _CHUNK)
@@ -107,7 +112,9 @@ def build_index(
 def _fill_sample_index(
     sample_index: NDArray[Any], document_index: NDArray[np.int32], lengths: NDArray[Any], seq_len: int
 ) -> None:
-    """Fill row k with the position of token k * seq_len: (place in the document index, offset). Row 0 is (0, 0)."""
+    """Fill row k of `sample_index` with the position of token k * seq_len of the text: (index into `document_index`,
+    offset within that sequence). `lengths` is the number of tokens per sequence; row 0 stays (0, 0).
+    """
     before, row = 0, 1
     for first in range(0, len(document_index), _CHUNK):
         ends = before + np.cumsum(lengths[document_index[first : first + _CHUNK]], dtype=np.int64)
@@ -121,7 +128,9 @@ def _fill_sample_index(
 
 
 def _in_range(index: Index, lengths: NDArray[Any], sequences: range) -> bool:
-    """Return True if every entry of the three indexes points to existing sequences, tokens and samples."""
+    """Return True if every entry of a cached document, sample and shuffle index points to an existing sequence, token
+    or sample. `lengths` is the number of tokens per sequence.
+    """
     documents, shuffled = index.arrays["document_index"], index.arrays["shuffle_index"]
     places, offsets = index.arrays["sample_index"].reshape(-1, 2).T
     parts = (slice(i, i + _CHUNK) for i in range(0, len(places), _CHUNK))
@@ -195,7 +204,9 @@ class MegatronDataset:
         return build_batch(tokens_BT, labels_BT, self._document_starts(rows, sizes) if self.document_mask else None)
 
     def _token_runs(self, sample_ids: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the token runs of these samples, in order, as arrays (batch row, first token, number of tokens)."""
+        """Return the token runs that these samples consist of, in order, as three arrays: row in the batch, first token
+        in the .bin, number of tokens.
+        """
         indices = self.shuffle_index[sample_ids].astype(np.int64)
         (first, first_offset), (last, last_offset) = (self.sample_index[indices + i].astype(np.int64).T for i in (0, 1))
         rows, places = expand_runs(first, last - first + 1)
@@ -206,7 +217,9 @@ class MegatronDataset:
         return rows, starts, ends - starts
 
     def _document_starts(self, rows: Int64s, sizes: Int64s) -> tuple[Int64s, Int64s]:
-        """Return (rows, columns) of the tokens at which a run begins, given the row and size of each run."""
+        """Return (rows, columns) of the tokens in a batch that begin a token run, and so a document, except in column
+        0. `rows` and `sizes` are the row and the number of tokens of each run.
+        """
         columns = np.cumsum(sizes) - sizes - rows * (self.seq_len + 1)
         new = (columns > 0) & (sizes > 0)
         return rows[new], columns[new]
@@ -243,7 +256,8 @@ def blend_sizes(weights: Sequence[float], num_samples: int) -> tuple[list[int], 
 
 
 def blend_index(weights: Sequence[float], num_positions: int) -> tuple[NDArray[np.int16], Int64s]:
-    """Return (dataset, sample of the dataset) of the first `count` positions of a blend.
+    """Return (dataset number, number of the sample within the dataset) of the first `num_positions` positions of a
+    blend.
 
     The next dataset is always the one that is furthest behind its share; ties go to the first dataset.
     """
@@ -258,7 +272,9 @@ def _normalize(weights: Sequence[float] | NDArray[np.float64]) -> NDArray[np.flo
 
 
 def blend_index_twin(weights: NDArray[np.float64], num_positions: int) -> tuple[NDArray[np.int16], Int64s]:
-    """Compute `blend_index` in numpy from weights whose sum is 1."""
+    """Compute `blend_index` in numpy: return two arrays for the first `num_positions` positions of a blend, the dataset
+    number and the number of the sample within the dataset. The sum of `weights` is 1.
+    """
     counts = np.zeros(len(weights), np.int64)
     datasets, samples = np.empty(num_positions, np.int16), np.empty(num_positions, np.int64)
     for i in range(num_positions):

@@ -30,7 +30,7 @@ _CACHED_FROM = 1 << 22  # documents; because: fewer documents are packed in less
 
 @dataclass(frozen=True)
 class Packing:
-    """Assignment of stretches to rows.
+    """Assignment of stretches (documents, or pieces of documents longer than a row) to rows of seq_len positions.
 
     Stretch p is sizes[p] positions from token starts[p] on; row r holds stretches bounds[r] to bounds[r + 1] - 1.
     """
@@ -44,7 +44,9 @@ class Packing:
     def of(
         cls, dataset: IndexedDataset, documents: range, seq_len: int, kind: str, cache: IndexCache | None
     ) -> Packing:
-        """Return the packing of these documents, cached or computed. `kind`: "document" (one per row) or "best_fit"."""
+        """Return the packing of these documents into rows of seq_len positions, from the cache or computed. `kind` is
+        "document" (one stretch per row) or "best_fit" (several).
+        """
         map_ = DocumentMap.of(dataset, cache)
         inputs = {"documents": [documents.start, documents.stop], "seq_len": seq_len, "window": WINDOW}
         used_cache = cache_if(len(documents) >= _CACHED_FROM, cache)
@@ -55,7 +57,9 @@ class Packing:
         cls, map_: DocumentMap, documents: range, seq_len: int, kind: str,
         cache: IndexCache | None = None, describe_inputs: Callable[[], dict[str, Any]] = dict,
     ) -> Packing:  # fmt: skip
-        """Return the packing of documents given by a DocumentMap; `inputs` describes them for the cache."""
+        """Return the packing of the documents of a DocumentMap; `kind` is "document" or "best_fit", as in `of`.
+        `describe_inputs` returns what identifies the documents in the cache.
+        """
         index = cache_if(True, cache).get(
             kind, describe_inputs, lambda build: _pack(build, map_, documents, seq_len, kind),
             lambda index: _in_range(index, map_.num_tokens, seq_len),
@@ -72,7 +76,9 @@ class Packing:
 
 
 def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
-    """Return True if every stretch of a packing is within the tokens and every row within seq_len."""
+    """Return True if every entry of a cached packing is valid: stretches are within the dataset's tokens, and rows have
+    at most seq_len positions.
+    """
     starts, sizes, bounds, filled = (index.arrays[name] for name in ("starts", "sizes", "bounds", "filled"))
     ends = (starts[i : i + WINDOW] + sizes[i : i + WINDOW] for i in range(0, len(starts), WINDOW))
     return (
@@ -89,7 +95,9 @@ def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
 
 
 def _pack(build: IndexBuild, map_: DocumentMap, documents: range, seq_len: int, kind: str) -> dict[str, Any]:
-    """Pack the documents window by window and append the result to the index under construction."""
+    """Pack documents into rows of seq_len positions, WINDOW documents at a time, and append the packing's arrays to
+    `build`. `kind` is "document" (one stretch per row) or "best_fit". Return {}: the index has no facts.
+    """
     num_stretches = 0
     build.append("bounds", "<i8", np.zeros(1, np.int64))
     for name, dtype in (("starts", "<i8"), ("sizes", "<i4"), ("filled", "<i4")):
@@ -109,9 +117,9 @@ def _pack(build: IndexBuild, map_: DocumentMap, documents: range, seq_len: int, 
 
 
 def cut_documents(document_starts: Int64s, seq_len: int) -> tuple[Int64s, NDArray[np.int32]]:
-    """Cut documents into stretches of at most seq_len positions: (first tokens, sizes) of the stretches.
-
-    `starts` are the documents' first tokens, and the end of the last document.
+    """Cut documents into stretches of at most seq_len positions and return (first token, size) of the stretches, as two
+    arrays. A document of n tokens has n - 1 positions. `document_starts` are the documents' first tokens, and the end
+    of the last document.
     """
     positions = np.maximum(np.diff(document_starts) - 1, 0)
     counts = -(-positions // seq_len)
@@ -129,7 +137,11 @@ def best_fit(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
 
 
 def best_fit_twin(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
-    """Compute `best_fit` with a sorted list of the free sizes that occur, and a stack of rows for each size."""
+    """Compute `best_fit` in Python: pack stretches of sizes[i] positions into rows of seq_len, largest first, each into
+    the fullest row that has room for it. Return the row of each stretch.
+
+    A sorted list holds the free sizes that occur, and a stack the rows of each free size.
+    """
     result = np.empty(len(sizes), np.int64)
     rooms: list[int] = []
     rows_with: dict[int, list[int]] = {}
@@ -218,7 +230,9 @@ def copy_rows(
 def copy_rows_twin(
     tokens: NDArray[Any], starts: Int64s, sizes: Int64s, targets: Int64s, num_rows: int, seq_len: int, vocab_size: int
 ) -> tuple[Int64s, Int64s, bool]:
-    """Compute `copy_rows` in numpy."""
+    """Compute `copy_rows` in numpy: copy sizes[p] tokens from tokens[starts[p]] to the flat position targets[p] of the
+    batch, for all p. Return (tokens, labels, whether all ids are in the vocabulary); a label is the next token.
+    """
     ids, labels = np.zeros(num_rows * seq_len, np.int64), np.full(num_rows * seq_len, IGNORED, np.int64)
     source, target = expand_runs(starts, sizes)[1], expand_runs(targets, sizes)[1]
     ids[target], labels[target] = tokens[source], tokens[source + 1]

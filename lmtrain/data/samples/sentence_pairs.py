@@ -57,7 +57,9 @@ class Draws:
         return ((self.next() >> 32) * n) >> 32
 
     def count_ones(self, bits: int) -> int:
-        """Return how many of the next `bits` random bits are 1. Unused bits of a 64-bit draw are discarded."""
+        """Return how many of the next `bits` random bits of the stream are 1. Unused bits of a 64-bit draw are
+        discarded.
+        """
         ones = 0
         while bits > 0:
             ones += (self.next() & ((1 << min(bits, 64)) - 1)).bit_count()
@@ -68,7 +70,9 @@ class Draws:
 def build_map(
     lengths: Ints, bounds: Ints, *, max_tokens: int, short_share: float, min_sentences: int, seed: int
 ) -> Ints:
-    """Build lmtrain's map. `lengths`: tokens per sentence; document d is sentences bounds[d] to bounds[d + 1] - 1."""
+    """Build lmtrain's sample map. `lengths`: tokens per sentence; document d is sentences bounds[d] to bounds[d + 1] -
+    1.
+    """
     build = native.compiled("build_map", build_map_twin)
     return build(*_to_index_dtypes(lengths, bounds), max_tokens, round(short_share * 2**32), min_sentences, seed)
 
@@ -83,7 +87,10 @@ def build_megatron_map(
     seed: int,
     num_samples: int | None = None,
 ) -> Ints:
-    """Build Megatron-LM's map: whole epochs until there are num_samples samples; one epoch if num_samples is None."""
+    """Return Megatron-LM's sample map, an array [samples, 3] of (first sentence, one past the last, target number of
+    tokens). Whole epochs are added until there are `num_samples` samples; None means one epoch. A target is
+    `max_tokens` or, with the probability `short_share`, smaller.
+    """
     ratio = int(1 / short_share + 0.5) if short_share > 0 else 0
     epochs, max_samples = (1, _ALL_SAMPLES) if num_samples is None else (_MANY_EPOCHS, num_samples)
     build = native.compiled("build_megatron_map", build_megatron_map_twin)
@@ -93,7 +100,10 @@ def build_megatron_map(
 def build_map_twin(
     lengths: Ints, bounds: Ints, max_tokens: int, short_threshold: int, min_sentences: int, seed: int
 ) -> Ints:
-    """Compute `build_map` in Python; `short_threshold` is short_share times 2**32."""
+    """Compute `build_map` in Python: return an array [samples, 3] of (first sentence, one past the last, target number
+    of tokens). `lengths` are tokens per sentence and `bounds` the documents' bounds in sentences; `short_threshold` is
+    the share of targets below max_tokens, times 2**32.
+    """
     def target_of(first: int) -> int:
         draws = Draws(stream_key(seed, first))
         return max_tokens if draws.next() >> 32 >= short_threshold else 2 + draws.below(max_tokens - 1)
@@ -114,7 +124,9 @@ def build_megatron_map_twin(
     min_sentences: int,
     seed: int,
 ) -> Ints:
-    """Compute `build_megatron_map` in Python: epochs until max_samples; one target in `short_ratio` is short (0: none).
+    """Compute `build_megatron_map` in Python: return an array [samples, 3] of (first sentence, one past the last,
+    target number of tokens). Epochs are added up to `num_epochs`, or until there are `max_samples` samples; one target
+    in `short_ratio` is below max_tokens, none if it is 0.
     """
     random = _mersenne_32(seed)
 
@@ -142,7 +154,10 @@ def build_megatron_map_twin(
 def _cut_document(
     lengths: Ints, begin: int, end: int, min_sentences: int, target_of: Callable[[int], int]
 ) -> Iterator[Row]:
-    """Yield the samples of a document, sentences begin to end - 1; `target_of` returns the target by first sentence."""
+    """Yield the samples of the document with sentences begin to end - 1, as (first sentence, one past the last, target
+    number of tokens). `lengths` are tokens per sentence; `target_of` returns the target of the sample that begins at a
+    sentence.
+    """
     first, tokens, target = begin, 0, target_of(begin)
     for i, length in enumerate(lengths[begin:end].tolist(), begin):
         tokens += length
@@ -153,7 +168,9 @@ def _cut_document(
 
 
 def _megatron_uses_document(lengths: Ints, begin: int, end: int, min_sentences: int) -> bool:
-    """Return True if Megatron-LM makes samples of the document with sentences begin to end - 1."""
+    """Return True if Megatron-LM makes samples of the document with sentences begin to end - 1: it must have
+    `min_sentences` sentences and, unless it has only one, none that is longer than 512 tokens.
+    """
     if end - begin < max(min_sentences, 1):
         return False
     return end - begin == 1 or int(lengths[begin:end].max()) <= _LONGEST_SENTENCE
@@ -165,7 +182,9 @@ def _to_index_dtypes(lengths: Ints, bounds: Ints) -> tuple[Ints, Ints]:
 
 
 def _check_arguments(lengths: Ints, bounds: Ints, max_tokens: int) -> None:
-    """Raise ValueError as the compiled helper does."""
+    """Raise ValueError, as the compiled code does, if `max_tokens` is below 2 or `bounds` decrease or exceed the
+    sentences.
+    """
     if max_tokens < 2:
         raise ValueError("max_tokens must be at least 2")
     if len(bounds) and (bounds[0] < 0 or bounds[-1] > len(lengths) or (np.diff(bounds) < 0).any()):
@@ -178,14 +197,16 @@ def _to_map_array(rows: list[Row], num_sentences: int) -> Ints:
 
 
 def _mersenne_32(seed: int) -> Iterator[int]:
-    """Yield the outputs of std::mt19937."""
+    """Yield the 32-bit outputs of C++'s random generator std::mt19937 with this seed, without end."""
     random = np.random.RandomState(seed % 2**32)
     while True:
         yield from random.randint(0, 2**32, 1024, np.uint32).tolist()
 
 
 def _mersenne_64(seed: int) -> Iterator[int]:
-    """Yield the outputs of std::mt19937_64, which numpy lacks; the constants are Matsumoto and Nishimura's."""
+    """Yield the 64-bit outputs of C++'s random generator std::mt19937_64 with this seed, without end. numpy lacks it;
+    the constants are Matsumoto and Nishimura's.
+    """
     all_bits = 2**64 - 1
     state = [seed & all_bits]
     for i in range(1, 312):

@@ -56,7 +56,9 @@ class MappedFile:
             os.close(self.fd)
 
     def check_intact(self) -> None:
-        """Raise DataError if the file was truncated, StorageError if reading any file mapped by this process failed."""
+        """Raise DataError if the file has become shorter than when it was mapped, StorageError if reading any file that
+        this process has mapped failed.
+        """
         if (size := os.fstat(self.fd).st_size) < self.num_bytes:
             raise self._truncation_error(size)
         _raise_read_errors()
@@ -82,7 +84,9 @@ class MappedFiles:
 
 
 def _map_file(fd: int, num_bytes: int, path: Path) -> NDArray[np.uint8]:
-    """Map the first num_bytes bytes of an open file into memory, read-only."""
+    """Map the first num_bytes bytes of the open file `fd` into memory, read-only; `path` is its path for error
+    messages.
+    """
     if num_bytes == 0:  # because: mmap rejects an empty file
         return np.empty(0, np.uint8)
     if native.lib is None:
@@ -97,7 +101,7 @@ def _map_file(fd: int, num_bytes: int, path: Path) -> NDArray[np.uint8]:
 
 
 def _raise_read_errors() -> None:
-    """Raise StorageError if any file mapped by this process could not be read."""
+    """Raise StorageError if reading any of the files that this process has mapped failed."""
     if native.lib is None or not native.lib.maps_failed():
         return
     for number, path in list(_PATHS.items()):
@@ -117,7 +121,7 @@ class BlockSums:
         self._crc = self._filled = 0
 
     def add(self, data: memoryview) -> None:
-        """Add the file's next bytes."""
+        """Add the next bytes of the file to the block checksums."""
         view = np.frombuffer(data, np.uint8)
         complete, self._crc, self._filled = block_sums(view, self._block_bytes, self._crc, self._filled)
         if len(complete):
@@ -135,9 +139,8 @@ def build_block_file(sums: Checksums, num_bytes: int, index_crc: int) -> bytes:
 
 
 def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Checksums, int]:
-    """Return (block checksums of the .bin, CRC-32C of the .idx) from P.blocks.
-
-    Raise DataError if the file's hash is not the sidecar's `sha256` or it is not for a .bin of `num_bytes` bytes.
+    """Read P.blocks: return (the checksum of each block of the .bin, CRC-32C of the .idx). Raise DataError if the
+    SHA-256 of the file is not `sha256`, the one in the sidecar, or if it is not for a .bin of `num_bytes` bytes.
     """
     num_blocks = -(-num_bytes // BLOCK_BYTES)
     way_out = "Copy it from where the dataset was made, make the dataset again, or read it unchecked: data.verify=none."
@@ -188,10 +191,8 @@ class TokenBlocks:
         return cls(tokens, width, sums, np.where(has_sum, _UNCHECKED, _UNKNOWN).astype(np.uint8), record)
 
     def check(self, starts: Int64s, sizes: Int64s, stride: int = 1, first: int = 0) -> None:
-        """Raise DataError if a block that contains any of these token ranges does not match its checksum.
-
-        Range i is sizes[i] tokens from starts[i]; a single size applies to all. With a stride, range i starts at token
-        first + starts[i] * stride.
+        """Raise DataError if a block that contains any of these token ranges does not match its checksum; each block is
+        checked once. Range i is sizes[i] tokens from token first + starts[i] * stride on; a single size applies to all.
         """
         bad = self._blocks.check(starts, sizes, stride, first)
         if bad != -1:
@@ -200,7 +201,9 @@ class TokenBlocks:
             raise self._damage_error(bad)
 
     def check_all(self, part: int = 0, num_parts: int = 1) -> None:
-        """Check all blocks, or those of share `part` if the tokens are divided into `parts` equal shares."""
+        """Check all blocks, or only those of part number `part` if the tokens are divided into `num_parts` equal parts.
+        Raise DataError at a wrong checksum.
+        """
         num_tokens, step = self.tokens.num_bytes // self.width, _CHECK_BYTES // self.width
         first, last = (num_tokens * at // num_parts for at in (part, part + 1))
         for start in range(first, last, step):
@@ -235,7 +238,9 @@ class ChecksumRecord:
             os.close(self.fd)
 
     def read(self, num_blocks: int) -> tuple[Checksums, NDArray[np.bool_]]:
-        """Return each block's recorded checksum, and a mask of the blocks that have one."""
+        """Return two arrays with one entry per block of the .bin: the recorded checksum, and whether one is recorded.
+        Report damaged entries, which count as not recorded, to `notify`.
+        """
         entries = np.zeros(num_blocks + 1, "<u8")
         if self.fd >= 0:
             data = files.read_range(self.fd, 0, entries.nbytes)
@@ -248,7 +253,8 @@ class ChecksumRecord:
         return sums[:-1], is_valid[:-1]
 
     def matches_index(self, num_blocks: int, crc: int) -> bool:
-        """Return True if `crc` is the .idx's recorded checksum, or if none was recorded; then `crc` is recorded.
+        """Return True if `crc` is the checksum of the .idx that was recorded. If none was recorded, record `crc` and
+        return True.
 
         The entry of the .idx follows the entries of all blocks.
         """
@@ -268,7 +274,9 @@ def block_sums(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int)
 
 
 def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled: int) -> tuple[Checksums, int, int]:
-    """Compute `block_sums` in Python."""
+    """Compute `block_sums` in Python: return (checksums of the blocks that `data` completes, checksum of the unfinished
+    last block, its size). `crc` and `filled` are checksum and size of the block that earlier data left unfinished.
+    """
     sums, offset = [], 0
     while offset < len(data):
         piece = data[offset : offset + block_bytes - filled]
@@ -281,7 +289,9 @@ def block_sums_twin(data: NDArray[np.uint8], block_bytes: int, crc: int, filled:
 
 @dataclass
 class BlockCheckTwin:
-    """Check of a .bin's blocks at first read; `state` holds one of the constants _UNCHECKED, ... per block."""
+    """Python reference for the compiled `BlockCheck`: compares the blocks of a .bin with their checksums at first read.
+    `state` holds one of the constants _UNCHECKED, _CHECKED and _UNKNOWN per block.
+    """
 
     data: NDArray[np.uint8]
     block_bytes: int
@@ -292,9 +302,8 @@ class BlockCheckTwin:
     fd: int  # file descriptor of the .bin, or -1
 
     def check(self, starts: Int64s, sizes: Int64s, stride: int = 1, first: int = 0) -> int:
-        """Return the first unchecked block in these ranges whose checksum is wrong, else -1.
-
-        Return -2 if the file was truncated or a mapped page could not be read.
+        """Return the number of the first block in these token ranges whose checksum is wrong, -2 if the file was
+        truncated or could not be read, else -1. Range i is sizes[i] tokens from token first + starts[i] * stride on.
         """
         starts = starts * stride + first
         for start, stop in zip(starts.tolist(), (starts + sizes).tolist(), strict=True):
@@ -307,7 +316,9 @@ class BlockCheckTwin:
         return -2 if self.fd >= 0 and os.fstat(self.fd).st_size < len(self.data) else -1
 
     def _compare(self, block: int) -> bool:
-        """Return False if the block's checksum is wrong; otherwise mark it as checked and record a new sum."""
+        """Return False if the checksum of this block is wrong. Otherwise mark the block as checked; if its checksum was
+        not known, write it to the record.
+        """
         crc = crc32c(self.data[block * self.block_bytes : (block + 1) * self.block_bytes])
         if self.state[block] == _UNCHECKED and crc != self.sums[block]:
             return False
@@ -317,7 +328,9 @@ class BlockCheckTwin:
 
 
 def _write_record_entry(record_fd: int, block: int, crc: int) -> bool:
-    """Write a block's checksum to the record file; return True if it was written."""
+    """Write the checksum `crc` of block number `block` to the record file with the descriptor record_fd. Return True if
+    it was written.
+    """
     try:
         return os.pwrite(record_fd, struct.pack("<II", crc, crc ^ 0xFFFFFFFF), 8 * block) == 8
     except OSError:

@@ -27,9 +27,9 @@ UNKNOWN = -1  # the sidecar's num_bytes if the bytes of text were not counted
 
 
 def verify(dataset: IndexedDataset) -> dict[str, Any]:
-    """Read every byte once and check index entries, ids and checksums; return the report.
-
-    Raise DataError on the first damage. The report holds `content_sha256` and which of the hashes could be compared.
+    """Read every byte of a dataset once and check index entries, ids and checksums. Return the report of `lmtrain data
+    verify`: content_sha256, max_id and which recorded hashes there were to compare with. Raise DataError at the first
+    damage.
     """
     DocumentMap.of(dataset)
     use_recorded_checksums(dataset)
@@ -68,9 +68,8 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
 
 
 def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) -> None:
-    """Write the documents of all datasets, in order, to one dataset with one sidecar of summed counts.
-
-    Raise DataError if dtypes or tokenizers differ.
+    """Write the documents of all datasets, in order, to a new dataset with the prefix `output`; if the first has a
+    sidecar, so does the new one. Raise DataError if dtypes or tokenizers differ.
     """
     datasets = [IndexedDataset.open(prefix) for prefix in prefixes]
     first, *rest = datasets
@@ -89,7 +88,8 @@ def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) ->
 def split(
     prefix: Path, shares: Sequence[float], outputs: Sequence[Path], *, overwrite: bool = False, seed: int | None = None
 ) -> None:
-    """Divide the documents in these proportions among two or three datasets: consecutive, or random with a seed.
+    """Divide the documents of a dataset among two or three new datasets, in proportion to `shares`: consecutive
+    documents, or randomly chosen ones if a seed is given.
 
     Randomly chosen documents keep their order, so that a dataset larger than memory is read sequentially.
     """
@@ -120,7 +120,8 @@ def split(
 
 
 def _verify_source(dataset: IndexedDataset) -> None:
-    """Verify the source before it is copied, if it has no block checksums.
+    """Verify a dataset that is about to be copied if it has a sidecar but no block checksums. If earlier runs recorded
+    checksums of its blocks, tokens are compared with them as they are copied.
 
     Otherwise damage would be copied and the copy would get valid checksums.
     """
@@ -142,7 +143,9 @@ def _require_compatible(first: IndexedDataset, other: IndexedDataset) -> None:
 
 
 def _shuffled_runs(num_documents: int, positions: range, seed: int) -> Iterator[range]:
-    """Yield runs of consecutive documents that a shuffle with this seed moves to positions in `places`."""
+    """Yield the documents that a shuffle with this seed moves to one of `positions`, as ranges of consecutive document
+    numbers.
+    """
     for first in range(0, num_documents, _COPIED_DOCUMENTS):
         numbers = np.arange(first, min(first + _COPIED_DOCUMENTS, num_documents))
         shuffled = permute(numbers, num_documents, mix(seed))
@@ -153,7 +156,7 @@ def _shuffled_runs(num_documents: int, positions: range, seed: int) -> Iterator[
 
 
 def _copy_documents(writer: DatasetWriter, dataset: IndexedDataset, map_: DocumentMap, documents: range) -> None:
-    """Append these documents of a dataset to the writer's dataset."""
+    """Append these documents of a dataset to the dataset that `writer` writes; `map_` is the dataset's DocumentMap."""
     for first, last in _document_runs(map_, documents):
         bounds = dataset.document_index[first : last + 1].astype(np.int64)
         start, stop = map_.starts(np.array([first, last])).tolist()
@@ -163,7 +166,9 @@ def _copy_documents(writer: DatasetWriter, dataset: IndexedDataset, map_: Docume
 
 
 def _document_runs(map_: DocumentMap, documents: range) -> Iterator[tuple[int, int]]:
-    """Yield runs of documents, (first, one past the last), of bounded size; a larger document is a run of its own."""
+    """Cut a range of documents into runs of bounded size; yield (first document, one past the last) of each run. A
+    document larger than the bound is a run of its own.
+    """
     first = documents.start
     while first < documents.stop:
         starts = map_.starts(np.arange(first, min(first + _COPIED_DOCUMENTS, documents.stop) + 1))
@@ -174,7 +179,9 @@ def _document_runs(map_: DocumentMap, documents: range) -> Iterator[tuple[int, i
 
 
 def _describe_copy(writer: DatasetWriter, dataset: IndexedDataset, info: DatasetInfo, num_bytes: int) -> None:
-    """Give the writer the source dataset's tokenizer and facts for the new sidecar."""
+    """Set the facts that the new dataset's sidecar takes from the source dataset, whose sidecar is `info`: tokenizer,
+    vocabulary size and eod_id. `num_bytes` is the number of bytes of text, or UNKNOWN.
+    """
     writer.describe(
         tokenizer=read_bytes(dataset_file(dataset.prefix, ".tokenizer.json"), _TOKENIZER_BYTES),
         fingerprint=info.tokenizer_fingerprint, vocab_size=info.vocab_size, eod_id=info.eod_id, num_bytes=num_bytes,
@@ -182,7 +189,8 @@ def _describe_copy(writer: DatasetWriter, dataset: IndexedDataset, info: Dataset
 
 
 def length_histogram(dataset: IndexedDataset) -> tuple[NDArray[np.int64], dict[str, Any]]:
-    """Return a histogram of document lengths in powers of two (0, 1, 2-3, 4-7, ...) and a summary.
+    """Return (counts, summary) of the document lengths in tokens: the number of documents with 0, 1, 2-3, 4-7, ...
+    tokens, and a dict with the total, longest and mean length and the number of empty documents.
 
     Takes one pass and bounded memory.
     """

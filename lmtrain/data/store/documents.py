@@ -50,7 +50,9 @@ class DocumentMap:
 
     @classmethod
     def of(cls, dataset: IndexedDataset, cache: IndexCache | None = None) -> DocumentMap:
-        """Build the map from the cache, or check every entry of the .idx first. Raise DataError at a wrong entry."""
+        """Return the map of a dataset's documents, from the cache or built while every entry of the .idx is checked.
+        Raise DataError at a wrong entry.
+        """
         num_documents = dataset.num_documents
         stride = 1 if num_documents <= ALL_IN_MEMORY else STRIDE
         index = cache_if(dataset.num_sequences + num_documents >= _CACHED_FROM, cache).get(
@@ -66,7 +68,9 @@ class DocumentMap:
         )  # fmt: skip
 
     def starts(self, documents: Int64s) -> Int64s:
-        """Return the first token of each document; `num_documents` gives the number of tokens."""
+        """Return the first token of each of these documents. For the number `num_documents`, one past the last, it is
+        the number of tokens in the dataset.
+        """
         if self._stride == 1:
             return self._sampled_starts[documents]
         sequences = documents if self._is_one_sequence_each else self._bounds[documents]
@@ -84,7 +88,7 @@ class DocumentMap:
         return np.diff(self.starts(np.arange(first, last + 1)))
 
     def find(self, tokens: Int64s) -> Int64s:
-        """Return the document that contains each token."""
+        """Return, for each of these token positions, the number of the document that contains it."""
         intervals = np.searchsorted(self._sampled_starts, tokens, side="right") - 1
         if self._stride == 1:
             return intervals
@@ -105,10 +109,9 @@ def split_documents(num_documents: int, ratios: Sequence[float]) -> tuple[range,
 
 
 def split_tokens(map_: DocumentMap, share: float, min_documents: int) -> tuple[range, range]:
-    """Return the document ranges of training and validation: validation is the last documents.
-
-    The boundary gives validation as nearly as possible this share of the tokens. Training has at least one document;
-    validation has at least `min_documents` if that many others exist.
+    """Return the document ranges of training and validation; validation is the last documents, with as nearly as
+    possible the share `share` (0 to 1) of the tokens. Training has at least one document; validation has at least
+    `min_documents` if that many others exist.
     """
     num_documents, tokens = map_.num_documents, map_.num_tokens
     target = round(tokens * (1 - share))
@@ -119,7 +122,9 @@ def split_tokens(map_: DocumentMap, share: float, min_documents: int) -> tuple[r
 
 
 def index_identity(dataset: IndexedDataset) -> dict[str, Any]:
-    """Return the facts that identify the content of an .idx, including a checksum of all its bytes."""
+    """Return a dict that identifies the content of a dataset's .idx, for use as the inputs of a cached index:
+    modification time, counts, dtype, CRC-32C of the file, and the content hash in the sidecar.
+    """
     return _index_facts(dataset) | {
         "idx_crc32c": dataset.index_crc, "content_sha256": dataset.info.content_sha256 if dataset.info else None,
     }  # fmt: skip
@@ -136,7 +141,9 @@ def record_path(dataset: IndexedDataset, folder: Path) -> Path:
 
 
 def use_recorded_checksums(dataset: IndexedDataset) -> None:
-    """Compare the tokens from now on with checksums that earlier runs recorded beside a dataset without P.blocks."""
+    """Compare tokens, when they are read from now on, with the block checksums that earlier runs recorded. Has no
+    effect if the dataset has a P.blocks or nothing was recorded.
+    """
     record = record_path(dataset, index_folder(dataset))
     if dataset.blocks is None and record.exists():
         dataset.set_verification("read", record, warn)
@@ -148,7 +155,9 @@ def index_folder(dataset: IndexedDataset, chosen: str | None = None) -> Path:
 
 
 def _index_facts(dataset: IndexedDataset) -> dict[str, Any]:
-    """Return the .idx's modification time, counts and dtype."""
+    """Return a dict with the .idx's modification time and the dataset's dtype and number of sequences, documents and
+    tokens.
+    """
     return {
         "idx_mtime_ns": os.stat(dataset_file(dataset.prefix, ".idx")).st_mtime_ns,
         "num_sequences": dataset.num_sequences,
@@ -159,20 +168,26 @@ def _index_facts(dataset: IndexedDataset) -> dict[str, Any]:
 
 
 def _in_range(index: Index, count: int, num_tokens: int) -> bool:
-    """Return True if a cached index has `count` ascending first tokens within the dataset."""
+    """Return True if a cached index of first tokens is valid: it has `count` ascending entries between 0 and
+    num_tokens.
+    """
     starts, facts = index.arrays["every"], index.facts
     has_keys = set(index.arrays) == {"every"} and type(facts["one_each"]) in (bool, int)
     return has_keys and len(starts) == count and is_ascending(starts) and all_within(starts, 0, num_tokens)
 
 
 def _check_index(dataset: IndexedDataset, stride: int, sampled_starts: Int64s) -> dict[str, Any]:
-    """Check every entry of the .idx on two threads; store every stride-th document's first token in `sampled_starts`.
+    """Check every entry of the .idx on two threads, and store the first token of every stride-th document in
+    `sampled_starts`. Return the facts of the cached index: `one_each` is True if every document is one sequence. Raise
+    DataError at a wrong entry.
     """
     num = dataset.num_documents
     step = max(_CHUNK // stride, 1) * stride
 
     def check(first: int) -> int:
-        """Check documents from `first` on. Return 0 if an entry is wrong, 2 if each is one sequence, else 1."""
+        """Check documents first to first + step - 1. Return 0 if an entry is wrong, 2 if each document is one sequence,
+        else 1.
+        """
         last = min(first + step, num)
         low, high = int(dataset.document_index[first]), int(dataset.document_index[last])
         rise = classify_bounds(dataset.document_index[first : last + 1])
@@ -195,7 +210,8 @@ def _check_index(dataset: IndexedDataset, stride: int, sampled_starts: Int64s) -
 
 
 def _are_contiguous(dataset: IndexedDataset, first: int, last: int) -> bool:
-    """Return True if sequences first to last - 1 are contiguous: each begins where the previous ends."""
+    """Return True if sequences first to last - 1 of a dataset are contiguous: each begins where the previous one ends.
+    """
     itemsize, pointers = dataset.dtype.itemsize, dataset.pointers[first : last + 1]
     if last == dataset.num_sequences:
         pointers = np.append(pointers, np.int64(dataset.num_tokens * itemsize))
@@ -203,7 +219,9 @@ def _are_contiguous(dataset: IndexedDataset, first: int, last: int) -> bool:
 
 
 def are_contiguous(lengths: NDArray[Any], pointers: NDArray[Any], itemsize: int) -> bool:
-    """Return True if the pointers, one more than the lengths, are the running sums of the lengths in bytes."""
+    """Return True if each length, in tokens of `itemsize` bytes, is the distance in bytes from its pointer to the next.
+    `pointers` has one entry more than `lengths`.
+    """
     if native.lib is None:
         return are_contiguous_twin(lengths, pointers, itemsize)
     return bool(native.lib.sequences_follow(lengths.view(np.uint8), pointers.view(np.uint8), itemsize))
@@ -221,7 +239,9 @@ def classify_bounds(bounds: NDArray[Any]) -> int:
 
 
 def classify_bounds_twin(bounds: NDArray[Any]) -> int:
-    """Compute `classify_bounds` in numpy."""
+    """Compute `classify_bounds` in numpy: return 0 if the bounds decrease anywhere, 2 if each is one more than the
+    previous, else 1.
+    """
     lower, upper = bounds[:-1], bounds[1:]
     if not (upper >= lower).all():
         return 0

@@ -69,7 +69,7 @@ class DatasetInfo:
 
     @classmethod
     def read(cls, path: Path) -> DatasetInfo:
-        """Read a sidecar. Raise DataError if it is damaged or of an unknown version."""
+        """Read a dataset's sidecar. Raise DataError if it is damaged or of an unknown version."""
         tree = files.read_json(path)
         if not isinstance(tree, dict) or tree.get("format") != cls.format:
             raise DataError(f"{path} is not a sidecar of a dataset. Move it away if another tool wrote the dataset.")
@@ -100,7 +100,8 @@ def hash_without(tree: dict[str, Any], hash_key: str = _HASH_KEY) -> str:
 
 
 def _check_hash(path: Path, tree: dict[str, Any]) -> None:
-    """Raise DataError if the sidecar does not match its own hash.
+    """Raise DataError if a sidecar does not have the hash that its key `sidecar_sha256` states. `tree` is its JSON
+    object and `path` its file, for the message.
 
     A sidecar without a hash is accepted only if it is an old one: all old keys and no newer ones.
     """

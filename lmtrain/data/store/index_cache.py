@@ -77,7 +77,9 @@ class IndexBuild:
     _dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)
 
     def create(self, name: str, dtype: str, count: int) -> Array:
-        """Return a zeroed array of `count` entries to write in any order; memory-mapped if there is a folder."""
+        """Return a new array of `count` zeros whose entries may be written in any order. It is a memory-mapped file
+        `name` if the index has a folder, else in memory.
+        """
         self._dtypes[name] = np.dtype(dtype)
         if self.folder is None or count == 0:
             self.arrays[name] = np.zeros(count, dtype)
@@ -91,7 +93,7 @@ class IndexBuild:
         return self.arrays[name]
 
     def append(self, name: str, dtype: str, values: Array) -> None:
-        """Append values to an array of this dtype, which the first call creates."""
+        """Append values to the array `name` of this dtype; the first call creates the array."""
         values = np.ascontiguousarray(values, dtype)
         self._dtypes[name] = np.dtype(dtype)
         if self.folder is None:
@@ -101,7 +103,9 @@ class IndexBuild:
             file.write(values.data.cast("B") if values.size else b"")
 
     def finish(self, header: dict[str, Any]) -> None:
-        """Sync all arrays to disk, then write facts.json. In memory, join the appended pieces."""
+        """Complete the index: sync its arrays to disk, then write facts.json with `header` and the arrays' checksums.
+        Without a folder, join the appended pieces in memory.
+        """
         if self.folder is None:
             self.arrays |= {name: np.concatenate(arrays) for name, arrays in self._pieces.items()}
             return
@@ -121,7 +125,7 @@ class IndexBuild:
 
 
 def _crc_of(file: MappedFile) -> int:
-    """Return the CRC-32C of a whole file. Raise if it was truncated or could not be read."""
+    """Return the CRC-32C of a whole mapped file. Raise if the file was truncated or could not be read."""
     crc = 0
     for first in range(0, file.num_bytes, _CRC_BYTES):
         crc = crc32c(file.bytes[first : first + _CRC_BYTES], crc)
@@ -139,7 +143,8 @@ class IndexCache:
         self, kind: str, describe_inputs: Callable[[], dict[str, Any]], build: Callable[[IndexBuild], dict[str, Any]],
         check: EntryCheck = lambda index: True,
     ) -> Index:  # fmt: skip
-        """Return the index of this kind for exactly these inputs, building it if it is not cached.
+        """Return the index of this kind, such as "documents", for exactly these inputs. Build it if it is not in the
+        cache.
 
         `describe_inputs` returns all that the index depends on; `build` fills its arrays and returns facts to store;
         `check` returns True if every entry of a cached index is in range.
@@ -171,7 +176,7 @@ class _UnwritableFolder(Exception):
 
 
 def _build_in_memory(build: Callable[[IndexBuild], dict[str, Any]]) -> Index:
-    """Build an index without files."""
+    """Return an index in memory: `build` fills the arrays and returns the index's facts."""
     arrays = IndexBuild(None)
     facts = build(arrays)
     arrays.finish({})
@@ -181,7 +186,10 @@ def _build_in_memory(build: Callable[[IndexBuild], dict[str, Any]]) -> Index:
 def _build_on_disk(
     path: Path, header: dict[str, Any], build: Callable[[IndexBuild], dict[str, Any]], check: EntryCheck, has_lock: bool
 ) -> Index:
-    """Build an index under a temporary name, rename it and read it back. `has_lock`: this process holds its lock."""
+    """Build an index under a temporary name, rename it to `path`, read it back and return it. `build` fills its arrays
+    and returns its facts, `header` identifies its inputs, `check` returns True if its entries are in range, and
+    `has_lock` is True if this process holds the lock on building it.
+    """
     if has_lock:  # because: this process holds the lock, so these are left over from killed processes
         for leftover in path.parent.glob(f".{path.name}.*"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -209,7 +217,8 @@ def _build_on_disk(
 
 @contextmanager
 def _build_lock(folder: Path, name: str) -> Iterator[bool]:
-    """Hold the lock on building this index, waiting for other processes; yield False if the file system has no locks.
+    """Hold the lock on building the index `name` of a folder, after waiting for other processes that build it. Yield
+    True, or False if the file system has no locks.
 
     Raise _UnwritableFolder if the folder is not writable.
     """
@@ -232,7 +241,9 @@ def _build_lock(folder: Path, name: str) -> Iterator[bool]:
 
 
 def _read_index(path: Path, header: dict[str, Any], check: EntryCheck) -> Index | None:
-    """Return the index in this folder if its inputs match and it is undamaged, else None."""
+    """Return the index in the folder `path`. Return None if there is none, if it is damaged, if its facts.json differs
+    from `header`, or if `check` finds an entry out of range.
+    """
     try:
         tree = files.read_json(path / FACTS)
         is_same = all(tree.get(key) == value for key, value in header.items())

@@ -90,7 +90,9 @@ class IndexedDataset:
 
     @cached_property
     def blocks(self) -> TokenBlocks | None:
-        """The block checksums to compare tokens with, of P.blocks or set by `set_verification`; None: no checks."""
+        """Block checksums that tokens are compared with when they are read: from P.blocks, or set by
+        `set_verification`. None if tokens are not compared.
+        """
         if self.info is None or self.info.blocks_sha256 is None:
             return None
         sums, index_crc = read_block_file(
@@ -104,10 +106,11 @@ class IndexedDataset:
         return TokenBlocks.from_sums(self.token_bytes, self.dtype.itemsize, sums)
 
     def set_verification(self, verify: str, record: Path, notify: Callable[[str], None]) -> None:
-        """Choose how tokens are checked from now on: `verify` is read, full or none.
+        """Choose how tokens are checked when they are read: not at all if `verify` is none, by block checksums if it is
+        read or full. Without P.blocks, the checksum of a block at its first read is kept in the file `record`.
 
-        Without P.blocks, the checksums of blocks at first read are kept in the file `record`; `notify` receives
-        warnings about its damage. Raise DataError if the .idx differs from the one that was recorded.
+        `notify` receives warnings about damage of that file. Raise DataError if the .idx differs from the one that was
+        recorded.
         """
         if verify == "none":
             self.blocks = None
@@ -123,9 +126,8 @@ class IndexedDataset:
     def check(
         self, starts: NDArray[np.int64], sizes: NDArray[np.int64], stride: int = 1, first: int = 0
     ) -> None:
-        """Raise DataError if a range of sizes[i] tokens from starts[i] fails its checksums, or a file was truncated.
-
-        Arguments are as in `TokenBlocks.check`.
+        """Raise DataError if any of these token ranges fails its block checksums, or if a file of the dataset was
+        truncated. Range i is sizes[i] tokens from token first + starts[i] * stride on.
         """
         if self.blocks is not None:
             self.blocks.check(starts, sizes, stride, first)  # also checks that the files were not truncated
@@ -137,14 +139,16 @@ class IndexedDataset:
         self._files.check_intact()
 
     def check_all(self, part: int = 0, num_parts: int = 1) -> None:
-        """Check the whole index and all token blocks, or those of share `part` of `parts` equal shares."""
+        """Check the whole .idx and all token blocks; with `num_parts`, only the blocks of part number `part` of that
+        many equal parts. Raise DataError at damage.
+        """
         if self.blocks is not None:
             self.blocks.check_all(part, num_parts)
         self.check_index()
         self.check_intact()
 
     def read(self, start: int, stop: int) -> Ints:
-        """Return a checked copy of the tokens [start, stop)."""
+        """Return a copy of the tokens start to stop - 1. Raise DataError if they do not match their checksums."""
         tokens = self.tokens[start:stop].copy()
         self.check(np.array([start]), np.array([len(tokens)]))
         return tokens
@@ -159,7 +163,7 @@ class IndexedDataset:
         return self.read(*self.document_range(d))
 
     def document_range(self, d: int) -> tuple[int, int]:
-        """Return (first token, one past the last token) of a document."""
+        """Return (first token, one past the last token) of document d; (0, 0) if it has no sequence."""
         first, last = int(self.document_index[d]), int(self.document_index[d + 1])
         if first == last:
             return 0, 0
@@ -167,7 +171,9 @@ class IndexedDataset:
         return start, start + int(self.lengths[first:last].sum())
 
     def check_index(self) -> None:
-        """Raise DataError unless lengths, pointers and document index agree with each other, entry by entry."""
+        """Raise DataError unless the lengths, pointers and document index of the .idx agree with each other in every
+        entry.
+        """
         path, base, expected = dataset_file(self.prefix, ".idx"), HEADER.size, 0
         at_pointers, at_documents = base + 4 * self.num_sequences, base + 12 * self.num_sequences
         for first in range(0, self.num_sequences, CHUNK):
@@ -182,7 +188,9 @@ class IndexedDataset:
             _raise_at_first(step < 0, path, at_documents + 8 * (first + 1), 8, "a document that ends before it starts")
 
     def _check_ends(self, idx_path: Path, bin_path: Path, num_bin_bytes: int) -> None:
-        """Raise DataError if the arrays' first and last entries are inconsistent; the rest is not read."""
+        """Raise DataError if the first and last entries of the .idx's arrays do not agree with each other and with the
+        size of the .bin. The entries between them are not read.
+        """
         num = self.num_sequences
         at_documents = HEADER.size + 12 * num
         if self.document_index[0] != 0 or self.document_index[-1] != num:
@@ -198,7 +206,7 @@ class IndexedDataset:
             )
 
     def _read_info(self, path: Path) -> DatasetInfo:
-        """Read the sidecar. Raise DataError if its counts or dtype are not those of the .idx."""
+        """Read the sidecar at `path`. Raise DataError if its counts or dtype are not those of the .idx."""
         info = DatasetInfo.read(path)
         for name, stated, actual in (
             ("num_documents", info.num_documents, self.num_documents),
@@ -213,7 +221,9 @@ class IndexedDataset:
 
 
 def _file_size(path: Path, companion: Path) -> int:
-    """Return the size of a .bin or .idx. Raise MissingInputError if it is missing; `companion` is the other file."""
+    """Return the size in bytes of a dataset's .bin or .idx. Raise MissingInputError if the file is missing; `companion`
+    is the other of the two files, for the message.
+    """
     try:
         return path.stat().st_size
     except OSError as error:
@@ -223,7 +233,9 @@ def _file_size(path: Path, companion: Path) -> int:
 
 
 def _suggest_dataset(prefix: Path) -> str:
-    """Return a hint if a prefix names no dataset: how to preprocess a file of that name, or a similar dataset."""
+    """Return a hint for a prefix that names no dataset: the command that preprocesses it if it is a file, else a
+    similar dataset in its folder, else to give a prefix.
+    """
     if prefix.is_file():
         output = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
         return (
@@ -241,7 +253,9 @@ def _suggest_dataset(prefix: Path) -> str:
 
 
 def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
-    """Return (dtype, number of sequences, length of the document index) of an .idx. Raise DataError at damage."""
+    """Return (dtype, number of sequences, length of the document index) from the header of an .idx of num_bytes bytes.
+    Raise DataError if it is damaged.
+    """
     with files.read_errors(path), files.open_fd(path) as (fd, _):
         header = files.read_range(fd, 0, HEADER.size)
     if len(header) < HEADER.size:

@@ -32,7 +32,9 @@ _ONE_BLOCK = 1 << 62  # more than the size of any file, so that the file is one 
 
 
 def open_without_links(path: Path, mode: str) -> IO[bytes]:
-    """Open a file that a killed process may have left. Raise OSError for a link; do not block on a pipe."""
+    """Open a file that a killed process may have left at this path. Raise OSError if it is a link; do not block if it
+    is a pipe.
+    """
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -56,7 +58,7 @@ class _HashedFile:
         self.num_bytes += view.nbytes
 
     def read(self, at: int = 0) -> Iterator[bytes]:
-        """Yield the file's content from this offset on, in pieces."""
+        """Yield the content of the file from the offset `at` on, in pieces."""
         self.file.flush()
         self.file.seek(at)
         while data := self.file.read(_READ_BYTES):
@@ -84,7 +86,7 @@ class SpoolState:
 
 
 class DatasetSpool:
-    """A dataset under construction, as the files NAME.bin, NAME.lengths and NAME.counts of a folder.
+    """A dataset under construction, as the growing files NAME.bin, NAME.lengths and NAME.counts of a folder.
 
     Data that grows with the number of documents is on disk, so memory does not grow. `prefix` is used in messages only.
     With empty=False the files exist already, and `rewind` must be called next.
@@ -124,7 +126,9 @@ class DatasetSpool:
         self.num_documents += len(num_sequences)
 
     def record_state(self) -> SpoolState:
-        """Return the spool's state, after flushing all data to the operating system, so that a kill cannot lose any."""
+        """Flush all data to the operating system, so that a kill cannot lose it, and return the state of the spool: its
+        counts, and the size and hash of each file.
+        """
         with files.storage_errors(self.prefix, "Writing"):
             for file in self._files:
                 file.file.flush()
@@ -133,9 +137,8 @@ class DatasetSpool:
         return SpoolState(**counts, sizes=tuple(file.num_bytes for file in self._files), hashes=hashes)
 
     def rewind(self, states: Sequence[SpoolState]) -> int:
-        """Rewind the spool to the last of these states, oldest first, that the files on disk match, or to empty.
-
-        Return how many states match: each state and all before it must match.
+        """Truncate the spool's files to the last of these recorded states, given oldest first, that the files on disk
+        match; to nothing if they match none. Return how many states match: each state and all before it must match.
         """
         num_matching = 0
         with files.storage_errors(self.prefix, "Reading"):
@@ -152,9 +155,11 @@ class DatasetSpool:
         return num_matching
 
     def finish(self, facts: dict[str, Any] | None = None, tokenizer: bytes | None = None) -> None:
-        """Write the index and, if `facts` and `tokenizer` are given, the sidecar and the tokenizer; close the files.
+        """Write the .idx and close the files. If `facts` and `tokenizer` (a tokenizer file's bytes) are given, also
+        write the tokenizer, block checksums and sidecar; `facts` are the fields of the sidecar that the spool cannot
+        count itself.
 
-        `facts` are the sidecar's fields that the spool cannot count itself. `sync` puts the files on disk.
+        `sync` puts the files on disk.
         """
         with files.storage_errors(self.prefix, "Writing"):
             for suffix in (".idx", ".tokenizer.json", ".blocks", ".json"):
@@ -184,7 +189,7 @@ class DatasetSpool:
             self.close()
 
     def sync(self) -> None:
-        """Wait until the files of a finished spool are on disk."""
+        """Wait until all files of the finished dataset are on disk."""
         with files.storage_errors(self.prefix, "Writing"):
             for path in filter(Path.exists, map(self._path, SUFFIXES)):
                 files.fsync_file(path)
@@ -206,7 +211,9 @@ class DatasetSpool:
         return opened
 
     def _truncate_to(self, state: SpoolState | None, digests: list[Any]) -> None:
-        """Truncate the files to a state with these running hashes, or to nothing if `state` is None."""
+        """Truncate the files to a recorded state and take over its counts; to nothing if `state` is None. `digests` are
+        the running SHA-256 hashes of the files at that state.
+        """
         for i, file in enumerate(self._files):
             file.num_bytes = state.sizes[i] if state else 0
             file.digest = digests[i] if state else hashlib.sha256()
@@ -220,7 +227,9 @@ class DatasetSpool:
             setattr(self, name, getattr(state, name) if state else -(name == "max_id"))
 
     def _write_index(self, index: _HashedFile) -> None:
-        """Write the .idx from the recorded sequence lengths and document sizes."""
+        """Write the content of the .idx to `index`: header, sequence lengths, pointers and document index, computed
+        from the .lengths and .counts files.
+        """
         index.append(HEADER.pack(MAGIC, 1, CODES[self.dtype], self.num_sequences, self.num_documents + 1))
         for data in self._lengths.read():
             index.append(data)
@@ -238,7 +247,8 @@ class DatasetSpool:
 
 
 def _hash_prefixes(file: _HashedFile, sizes: list[int]) -> list[Any]:
-    """Return the hash of a file's first `size` bytes for each of these ascending sizes; None for sizes beyond its end.
+    """Return the running SHA-256 of the first `size` bytes of a file for each of these ascending sizes; None for a size
+    beyond its end.
     """
     digest, position, hashes = hashlib.sha256(), 0, []
     file.file.seek(0)
@@ -251,7 +261,8 @@ def _hash_prefixes(file: _HashedFile, sizes: list[int]) -> list[Any]:
 
 
 def publish(folder: Path, name: str, prefix: Path) -> None:
-    """Rename a finished spool's files to their final names: the old .idx is removed first, the new .idx comes last.
+    """Rename the files NAME.* of a finished dataset in `folder` to PREFIX.*. The .idx of a dataset that is replaced is
+    removed first, and the new .idx is renamed last.
 
     A call after a kill completes the remaining renames; a call after completion does nothing.
     """
@@ -271,7 +282,7 @@ def publish(folder: Path, name: str, prefix: Path) -> None:
 
 
 def refuse_existing_dataset(prefix: Path) -> None:
-    """Raise OutputError if any file of the output dataset exists."""
+    """Raise OutputError if any file of a dataset with this prefix exists."""
     for path in (dataset_file(prefix, suffix) for suffix in SUFFIXES):
         if path.exists():
             raise OutputError(f"{path} exists already. Choose another output, or add --overwrite to replace it.")
@@ -323,7 +334,10 @@ class DatasetWriter:
     def describe(
         self, *, tokenizer: bytes, fingerprint: str, vocab_size: int, eod_id: int | None, num_bytes: int
     ) -> None:
-        """Set the sidecar's facts that the writer cannot count itself; without this call there is no sidecar."""
+        """Set what the sidecar records and the writer cannot count: the tokenizer (file content, fingerprint,
+        vocabulary size, end-of-document id) and the number of bytes of text. Without this call the dataset gets no
+        sidecar.
+        """
         self._tokenizer = tokenizer
         self._facts = {
             "tokenizer_fingerprint": fingerprint, "vocab_size": vocab_size, "eod_id": eod_id, "num_bytes": num_bytes
@@ -331,9 +345,9 @@ class DatasetWriter:
 
 
 def check_finished_files(path_of: Callable[[str], Path], sidecar_sha256: str, tokenizer: bytes) -> None:
-    """Raise DataError unless a finished dataset's files are undamaged and belong to this sidecar and tokenizer.
-
-    `path_of` returns the path of the file with a suffix such as ".bin".
+    """Raise DataError unless the files of a finished dataset are undamaged, its sidecar has the hash `sidecar_sha256`,
+    and its tokenizer file has the content `tokenizer`. `path_of` returns the path of the file with a suffix such as
+    ".bin".
     """
     info = DatasetInfo.read(path_of(".json"))
     if info.sidecar_sha256 != sidecar_sha256 or info.blocks_sha256 is None:
