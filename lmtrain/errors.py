@@ -54,7 +54,9 @@ _MAX_PROBLEM_CHARS = 1000  # characters of a problem's text; because: a value ca
 
 
 def _numbered_list(problems: Sequence[str]) -> str:
-    """Return a single problem as it is, several as numbered lines; the middle of a long problem is cut out."""
+    """Return the text of an error with these problems: one as it is, several as numbered lines. The middle of a very
+    long problem is cut out.
+    """
     half = _MAX_PROBLEM_CHARS // 2
     problems = [p if len(p) <= _MAX_PROBLEM_CHARS else f"{p[:half]} ... {p[-half:]}" for p in problems]
     if len(problems) == 1:
@@ -128,7 +130,8 @@ class LayoutProblem(str):
 
 
 def settings_error(problems: Sequence[str]) -> LmtrainError:
-    """Return the error that reports all these problems: a LayoutError if all are LayoutProblems, else a SettingsError.
+    """Return one error that reports all problems of a run's settings: a LayoutError if all are LayoutProblems, else a
+    SettingsError.
     """
     if all(isinstance(problem, LayoutProblem) for problem in problems):
         return LayoutError(*problems)
@@ -136,7 +139,9 @@ def settings_error(problems: Sequence[str]) -> LmtrainError:
 
 
 def error_from_peer(exit_code: int, message: str) -> LmtrainError:
-    """Build the error with which this process repeats an error that another process raised and reported."""
+    """Return the error to raise in this process for an error that another process raised and reported, with the same
+    exit code.
+    """
     error_types = {73: OutputError, 74: StorageError, 75: StoppedEarly, 79: StoppedForGood}
     error = error_types.get(exit_code, LmtrainError)(message)
     error.exit_code, error.is_from_peer = exit_code, True
@@ -159,7 +164,9 @@ def shorten(value: object, max_chars: int = 200) -> str:
 
 
 def spelling_hint(name: str, known_names: Iterable[str]) -> str:
-    """Return a sentence for an unknown name: "Did you mean X?", or all known names if none of them is close."""
+    """Return a sentence to append to an error about an unknown name: "Did you mean X?", or the list of known names if
+    none is similar.
+    """
     known_names = sorted(known_names)
     matches = difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
     if matches:

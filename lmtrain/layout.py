@@ -54,7 +54,7 @@ class Layout:
         return self.pp * self.dp * self.tp
 
     def coordinate(self, rank: int) -> Coordinate:
-        """Return the coordinate of a rank; raise LayoutError if the rank is outside the layout."""
+        """Return a rank's index on each axis of the layout. Raise a LayoutError if there is no such rank."""
         if not 0 <= rank < self.world_size:
             raise LayoutError(f"rank {rank} is outside the layout's {self.world_size} processes.")
         rank, tp = divmod(rank, self.tp)
@@ -74,7 +74,9 @@ class Layout:
 
 
 def divisors(value: int, limit: int | None = None) -> list[int]:
-    """Return the divisors of `value` in order, up to `limit` or 4096: the suggestions in most layout messages."""
+    """Return the divisors of `value` up to `limit` (4096 if None or 0), in ascending order. Most layout messages
+    suggest them as sizes.
+    """
     largest = limit or _MAX_DIVISOR
     up_to_root = [d for d in range(1, min(math.isqrt(max(value, 0)), largest) + 1) if value % d == 0]
     return sorted({*up_to_root, *(d for divisor in up_to_root if (d := value // divisor) <= largest)})

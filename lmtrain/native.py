@@ -17,7 +17,9 @@ INTERFACE = 3  # version: raise here and in csrc/native.cpp when a function is a
 
 
 def _load() -> ModuleType | None:
-    """Return the compiled module, or None if it is absent or disabled; raise LmtrainError if its version differs."""
+    """Import the compiled module. Return None if it is not installed or disabled by LMTRAIN_NATIVE=0. Raise an
+    LmtrainError if it was compiled for another version of lmtrain.
+    """
     # because: LMTRAIN_NATIVE=0 lets tests compare the numpy fallback and lets a user disable the compiled helpers
     if os.environ.get("LMTRAIN_NATIVE") == "0":
         return None

@@ -77,17 +77,18 @@ class ModelShape:
         attention = self.width * self.head_width * (2 * self.num_heads + 2 * self.num_kv_heads)
         return attention + self.width * self.ffn_width * (3 if self.gated else 2)
 
-    def flops_per_token(self, seq_len: int | None = None, *, scored: float = 1.0) -> float:
-        """Return model FLOPs per token, forward and backward: 72 L h^2 (1 + s/(6h)) + 6 h V for GPT-2's shape.
+    def flops_per_token(self, seq_len: int | None = None, *, scored_share: float = 1.0) -> float:
+        """Return the model FLOPs of training on one token, forward and backward. For GPT-2's shape that is 72 L h^2 (1
+        + s/(6h)) + 6 h V.
 
         Attention counts in full, not halved for causality, and recompute is not counted, as in Korthikanti 2022 and
-        PaLM's MFU; a sliding window counts with its width. `scored` is the share of tokens for which logits are
-        computed, as in data's `scored_share`.
+        PaLM's MFU; a sliding window counts with its width. `scored_share` is the share of tokens for which logits are
+        computed.
         """
         seq_len = seq_len or self.seq_len
-        seen = min(seq_len, self.window) if self.window else seq_len
-        attention = 12 * self.num_layers * self.num_heads * self.head_width * seen
-        head = 6.0 * self.width * self.vocab_size * scored
+        attended_tokens = min(seq_len, self.window) if self.window else seq_len
+        attention = 12 * self.num_layers * self.num_heads * self.head_width * attended_tokens
+        head = 6.0 * self.width * self.vocab_size * scored_share
         return 6.0 * self.num_layers * self.block_matrix_params + attention + head
 
 

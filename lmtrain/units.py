@@ -17,7 +17,9 @@ _NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-
 
 
 def _parse(text: str, units: dict[str, int] | dict[str, float], example: str) -> float:
-    """Parse a number with an optional unit (case is ignored). Raise ValueError that cites `example` if it is wrong."""
+    """Parse a number with an optional unit, in any case; `units` maps a lower-case unit to its factor. Raise a
+    ValueError, with `example` in its text, if it is malformed.
+    """
     match = _NUMBER.fullmatch(text)
     if match is None or match[2].lower() not in units:
         raise ValueError(f"is not a size such as {example}")
@@ -28,7 +30,9 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], example: str) ->
 
 
 def parse_count(text: str) -> int:
-    """Parse a count: 300B -> 300_000_000_000; k, M, B and T are powers of a thousand. Raise ValueError if not whole."""
+    """Parse a count such as 300B (300_000_000_000), with the units k, M, B and T for powers of a thousand. Raise a
+    ValueError if it is malformed or not a whole number.
+    """
     value = _parse(text, _COUNT_UNITS, "2000, 10M or 300B")
     if abs(value - round(value)) > _ROUNDING * value:
         raise ValueError("is not a whole number")
@@ -78,7 +82,9 @@ def format_seconds(value: float) -> str:
 
 
 def format_measure(name: str, value: float) -> str:
-    """Format a metric: accuracies in percent, perplexities with two digits, others with four."""
+    """Format an evaluation measure by its name: accuracies as percentages, perplexities with two decimals, others with
+    four.
+    """
     if 1e7 <= abs(value) < math.inf:
         return f"{value:.3e}"
     if not math.isfinite(value):

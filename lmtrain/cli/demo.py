@@ -38,31 +38,32 @@ def demo(
     ] = None,
     output: Annotated[Path, typer.Option(help="The folder for everything that the demo makes.")] = Path("runs/demo"),
 ) -> None:  # fmt: skip
-    """Corpus, tokenizer, dataset, a small GPT on CPU for a few minutes, and its evaluation.
+    """Run all steps on this machine's CPU: corpus, tokenizer, dataset, a few minutes of training a small GPT,
+    evaluation.
 
-    Its checkpoint is then cut for four processes and evaluated again, and written for Hugging Face.
+    The checkpoint is then resharded to four processes and evaluated again, and exported for Hugging Face.
     """
     console, began = PlainConsole(), time.monotonic()
     corpus, tokenizer, data, run = (output / name for name in ("corpus", "tokenizer", "data", "run"))
     _build_corpus(console, corpus)
     texts = {part: corpus / f"{part}.jsonl" for part in ("train", "heldout")}
-    _lmtrain(console, "tokenizer", "train", texts["train"], "--output", tokenizer, "--vocab-size", _VOCAB_SIZE)
+    _run_verb(console, "tokenizer", "train", texts["train"], "--output", tokenizer, "--vocab-size", _VOCAB_SIZE)
     for part, text in texts.items():
-        _lmtrain(console, "preprocess", text, "--tokenizer", tokenizer, "--output", data / part, "--overwrite")
-    _lmtrain(
+        _run_verb(console, "preprocess", text, "--tokenizer", tokenizer, "--output", data / part, "--overwrite")
+    _run_verb(
         console, "pretrain", "experiment=demo", f"data.path={data / 'train'}", f"data.valid_path={data / 'heldout'}",
         f"run.dir={run}", *(overrides or []),
     )  # fmt: skip
     reports = output / "evaluation.json", output / "evaluation_resharded.json"
     # because: these windows cost a quarter less than the default's, which overlap by half, for 0.001 bits per byte
     measure = ("--task", "perplexity", "--stride", 96, "--data", data / "heldout", "--output")
-    _lmtrain(console, "eval", run, *measure, reports[0], "--baseline", data / "train")
-    _lmtrain(console, "reshard", run, "--to", LAYOUT, "--output", output / "resharded", "--overwrite")
-    _lmtrain(console, "eval", output / "resharded", *measure, reports[1])
+    _run_verb(console, "eval", run, *measure, reports[0], "--baseline", data / "train")
+    _run_verb(console, "reshard", run, "--to", LAYOUT, "--output", output / "resharded", "--overwrite")
+    _run_verb(console, "eval", output / "resharded", *measure, reports[1])
     shutil.rmtree(output / "hf", ignore_errors=True)  # because: an earlier demo's would be in the way
-    _lmtrain(console, "reshard", run, "--to", "hf", "--output", output / "hf")
+    _run_verb(console, "reshard", run, "--to", "hf", "--output", output / "hf")
     prompt = 'def read_json(path):\n    """'
-    _lmtrain(console, "generate", run, "--prompt", prompt, "--max-new-tokens", 120, "--temperature", 0.6, "--seed", 1)
+    _run_verb(console, "generate", run, "--prompt", prompt, "--max-new-tokens", 120, "--temperature", 0.6, "--seed", 1)
     _finish(console, output, read_result(reports[0]), read_result(reports[1]), time.monotonic() - began)
 
 
@@ -82,8 +83,8 @@ def _headline(console: Any, prompt: str, words: str) -> None:
     console.print(Text.assemble("\n", (prompt, "bold"), f" {words}"), highlight=False, soft_wrap=True)
 
 
-def _lmtrain(console: Any, *arguments: object) -> None:
-    """Run a verb in a process of its own, as a shell would, and show how it is typed."""
+def _run_verb(console: Any, *arguments: object) -> None:
+    """Print an lmtrain command and run it in a process of its own; raise if it fails, with its exit code."""
     words = [str(a) for a in arguments]
     _headline(console, "$ lmtrain", shlex.join(words))
     sys.stdout.flush()
@@ -99,18 +100,18 @@ def read_result(report: Path) -> dict[str, Any]:
     return result
 
 
-def check_same(result: dict[str, Any], resharded: dict[str, Any]) -> None:
-    """Raise unless the resharded checkpoint gives the same numbers to the last digit."""
-    ours, theirs = result["nll_sum_nats"], resharded["nll_sum_nats"]
-    if (ours, result["measures"]) != (theirs, resharded["measures"]):
+def check_same_scores(original: dict[str, Any], resharded: dict[str, Any]) -> None:
+    """Raise if the evaluation results of a checkpoint and of its resharded copy differ in any digit."""
+    original_nll, resharded_nll = original["nll_sum_nats"], resharded["nll_sum_nats"]
+    if (original_nll, original["measures"]) != (resharded_nll, resharded["measures"]):
         raise LmtrainError(
-            f"The checkpoint cut for {LAYOUT} scores {theirs!r} nats and the run's own {ours!r}: our mistake. "
-            "Please report it with both reports."
+            f"The checkpoint that was resharded to {LAYOUT} scores {resharded_nll!r} nats and the run's own "
+            f"{original_nll!r}, which must be equal. This is an error in lmtrain: please report it with both files."
         )
 
 
 def _finish(console: Any, output: Path, result: dict[str, Any], resharded: dict[str, Any], seconds: float) -> None:
-    check_same(result, resharded)
+    check_same_scores(result, resharded)
     ours = [("this model", result["measures"]), (f"resharded to {LAYOUT}", resharded["measures"])]
     table = build_table([
         {"<on held-out files": name, "bits per byte": f"{found['bits_per_byte']:.3f}"}

@@ -24,7 +24,7 @@ def env(as_json: Json = False) -> None:
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
         "compiled_helpers": has_compiled_helpers(),
-        "ranks": _how_ranks_start(),
+        "ranks": _describe_rank_start(),
     }
     if as_json:
         return print_json(report)
@@ -35,8 +35,10 @@ def env(as_json: Json = False) -> None:
     return None
 
 
-def _how_ranks_start() -> str:
-    """Start the server that would fork the ranks of a run, and return whether it may, or why not."""
+def _describe_rank_start() -> str:
+    """Return how a run on this machine would start its ranks: forked from one server process, or each as a process of
+    its own, with the reason why it cannot be forked. Starts and stops such a server to find out.
+    """
     from lmtrain.cli.ranks.launching import TRAINING_IMPORTS
     from lmtrain.runtime.processes.rank_starter import Program, RankStarter
 

@@ -40,7 +40,7 @@ def generate(
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON when all is written.")] = False,
 ) -> None:
-    """Let a checkpoint write on from a prompt. The same seed gives the same text."""
+    """Generate text from a prompt with a checkpoint. The same seed gives the same text."""
     from lmtrain.checkpoint.store import resolve_checkpoint
 
     checkpoint = resolve_checkpoint(checkpoint)  # before torch is imported, so that a wrong path is told at once

@@ -10,7 +10,7 @@ from lmtrain.runtime.machine.install_command import install_command
 
 
 def main() -> None:
-    """Run lm-evaluation-harness on the rest of the command line."""
+    """Run the command line of lm-evaluation-harness, with lmtrain checkpoints available as `--model lmtrain`."""
     try:
         try:
             from lmtrain.eval.harness import cli_evaluate

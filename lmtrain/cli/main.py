@@ -81,7 +81,7 @@ def error_from_os(error: OSError) -> LmtrainError:
 
 
 def command_name(context: Any) -> str:
-    """Return the command's full name, such as "lmtrain data show"."""
+    """Return the full name of a click context's command, such as "lmtrain data show"."""
     words: list[str] = []
     while context is not None and context.parent is not None:
         words.insert(0, str(context.info_name))
@@ -95,7 +95,8 @@ def _with_full_stop(message: str) -> str:
 
 
 def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], takes_settings: bool) -> str:
-    """Return a sentence that suggests an option with a similar name, or the setting that another tool has as an option.
+    """Return a sentence for an unknown option: an option of the command with a similar name, or, if the command takes
+    settings, the setting that has this name in another tool.
     """
     own_options = list(error.possibilities or ())  # because: click's own choice of similar options is often far off
     similar = [own for own in own_options if own.startswith(option)]
@@ -116,7 +117,7 @@ def _suggest_option(option: str, command: str, error: Any, argv: Sequence[str], 
 
 
 def _option_value(option: str, argv: Sequence[str]) -> str:
-    """Return the value that was typed for an option, or an empty text."""
+    """Return the value that was typed for an option in the command line `argv`; an empty text if there is none."""
     for word, next_word in zip(argv, [*argv[1:], ""], strict=True):
         if word.startswith(f"{option}="):
             return word.partition("=")[2]
@@ -126,7 +127,9 @@ def _option_value(option: str, argv: Sequence[str]) -> str:
 
 
 def _suggest_settings(option: str, name: str, argv: Sequence[str]) -> list[str]:
-    """Return the overrides (key=value) that a user who typed this option may mean; `name` is its plain name."""
+    """Return the overrides (key=value) that a user who typed this unknown option may have meant. `name` is the option
+    without dashes, with underscores.
+    """
     from lmtrain.config.compose import group_choices
     from lmtrain.config.setting_names import SettingNames
     from lmtrain.train.config import RunConfig
@@ -167,7 +170,9 @@ def options(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the console script. A user's error is one message on stderr; `--debug` anywhere adds its traceback."""
+    """Run the `lmtrain` command. An error that the user can cause is printed as one message on stderr; `--debug`
+    anywhere on the command line adds its traceback.
+    """
     code = 1  # for an exception that is not an error of the user
     exit_handler = _ExitHandler()
     if arguments is None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _import_plugins(names: list[str] | None) -> list[str] | None:
-    """Import the plugin packages, as the callback of `--plugin`; return the names unchanged."""
+    """Import the packages named by `--plugin`, as that option's typer callback; return the names unchanged."""
     from lmtrain.config.base import add_plugin
 
     for name in names or ():
@@ -73,14 +73,14 @@ InputFormat = Annotated[
 
 
 def parse_output_file(text: str) -> Path:
-    """Return the path of an output file. Raise if it names a folder."""
+    """Return a text as the path of an output file. Raise typer.BadParameter if it names a folder."""
     if text.endswith("/") or Path(text).is_dir():
         raise typer.BadParameter(f"it is a folder. Add a name for what goes into it, as in {Path(text) / 'NAME'}.")
     return Path(text)
 
 
 def parse_count_option(text: str) -> int:
-    """Parse a count as settings do: 4000 or 4k. Raise typer.BadParameter if it is wrong."""
+    """Parse a count such as 4000 or 4k. Raise typer.BadParameter if it is not a whole number."""
     try:
         return parse_count(text)
     except ValueError as error:
@@ -88,7 +88,9 @@ def parse_count_option(text: str) -> int:
 
 
 def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes) -> int:
-    """Parse a size with `parse`. Raise a UsageError that names the option and its text."""
+    """Parse the value `text` of an option with the function `parse`. Turn its ValueError into a UsageError that names
+    the option and the value.
+    """
     try:
         return parse(text)
     except ValueError as error:
@@ -96,7 +98,7 @@ def parse_size(option: str, text: str, parse: Callable[[str], int] = parse_bytes
 
 
 def refuse_unused_options(context: typer.Context, unused: set[str], subject: str) -> None:
-    """Raise if one of the `unused` parameters was given on the command line, since it would have no effect.
+    """Raise a UsageError if the user typed one of the `unused` parameters, because it would have no effect.
 
     `subject` is what the parameters do not apply to, in words, such as "--calibrate".
     """
@@ -114,7 +116,8 @@ def check_output_folder(option: str, output: Path) -> None:
 
 
 def resolve_text_inputs(inputs: list[str], format_: str | None) -> Inputs:
-    """Resolve files, folders, globs and `-` to text sources; `format_` is the format of `-` and of unknown suffixes.
+    """Resolve files, folders, globs and `-` to sources of text. `format_` is the format of standard input and of files
+    with an unknown suffix.
 
     Print a notice about files in folders that cannot be read as text. Raise if `format_` applies to no input.
     """

@@ -29,25 +29,27 @@ HELP = {
     "corpus": "Make a clean corpus: fetch, clean, deduplicate, decontaminate, split.",
     "tokenizer": "Train a tokenizer, or look at one.",
     "preprocess": "Tokenize text into a dataset for training.",
-    "data": "Look at datasets, check, join, divide and index them.",
-    "config": "See which settings there are, and where those of a run come from.",
-    "pretrain": "Pretrain a model, or go on with a run that was stopped: the same command does both.",
+    "data": "Inspect, verify, join, split and index datasets.",
+    "config": "Show which settings there are, and where a run's values come from.",
+    "pretrain": "Pretrain a model, or continue a stopped run: the same command does both.",
     "slurm": "Run under Slurm: write the sbatch file of a run, or submit it.",
     "inspect": "Show what is in a dataset, a run or a checkpoint; or what differs between two checkpoints.",
-    "trace": "Show where the time of a run's steps went, from what observe.trace or `touch RUN/TRACE` recorded.",
-    "report": "Write a page with everything that runs have recorded: curves, saves, faults, layout, settings, "
-        "evaluations.",
-    "runs": "See the runs of a folder, compare two, draw some in the terminal.",
-    "eval": "Measure a checkpoint on a published protocol or on any text.",
-    "generate": "Let a checkpoint write on from a prompt. The same seed gives the same text.",
-    "reshard": "Write a checkpoint for another layout: weights, optimizer and all else that a run goes on from.",
-    "plan": "Find the layouts that a model may have on so many GPUs, and say what each takes: time, memory, "
-        "energy, money.",
-    "watch": "Watch a run from another terminal, over a slow line too: its panel, or a line for each step that is "
-        "logged.",
-    "verify": "Check a checkpoint: hashes, shapes, that pieces fill their tensors, tied weights.",
+    "trace": "Show where the time of a run's steps went, from the spans that observe.trace or `touch RUN/TRACE` "
+        "recorded.",
+    "report": "Write an HTML page about one or more runs: curves, saves, faults, layout, settings, evaluations.",
+    "runs": "List the runs of a folder, compare two runs, plot runs in the terminal.",
+    "eval": "Evaluate a checkpoint with a published protocol or on any text.",
+    "generate": "Generate text from a prompt with a checkpoint. The same seed gives the same text.",
+    "reshard": "Convert a checkpoint to another parallel layout, or to or from the format of Hugging Face or "
+        "Megatron-LM.",
+    "plan": "Find the parallel layouts that a model can have on a number of GPUs, and predict the time, memory, "
+        "energy and cost of each.",
+    "watch": "Watch a run's progress from another terminal: a live panel, or one line for each logged step.",
+    "verify": "Check a checkpoint: file hashes, tensor shapes, that the saved pieces cover every tensor, and tied "
+        "weights.",
     "env": "Print versions, processor, devices and compiled helpers, for a bug report. No secrets are read.",
-    "demo": "Corpus, tokenizer, dataset, a small GPT on CPU for a few minutes, and its evaluation.",
+    "demo": "Run all steps on this machine's CPU: corpus, tokenizer, dataset, a few minutes of training a small GPT, "
+        "evaluation.",
 }
 # modules below lmtrain/cli/: each has an `app` with several commands, or a function with the module's name
 _FILES = {
@@ -71,7 +73,9 @@ class PlainGroup(TyperGroup):
 
 
 def value_placeholder(param: Any, hint: Any) -> str:
-    """Return how help shows an option's value (`N`, `{cpu,cuda}`, nothing for a flag), or an argument's name."""
+    """Return the placeholder that help shows for a click parameter's value, such as `N` or `{cpu,cuda}`; empty for a
+    flag. `hint` is the parameter's type hint.
+    """
     if param.metavar:
         return re.sub(r"^\[(.+)\]$", r"\1", str(param.metavar).removesuffix("..."))
     if param.param_type_name == "argument":
@@ -96,12 +100,14 @@ def parameter_types(command: Any) -> dict[str, Any]:
 
 
 def examples_epilog(lines: Sequence[tuple[str, str]]) -> str:
-    """Return help text with example commands; each line is a pair of a command and its effect."""
+    """Return Markdown for the end of a command's help; `lines` are pairs of an example command and its effect."""
     return "\n\n".join(("Examples:", *(f"* `{command}`: {effect}" for command, effect in lines)))
 
 
 def _simplify_help(command: Any, ctx: Any) -> Any:
-    """Replace the types in the help of a command and its subcommands, in place, and return the command."""
+    """Change a click command, and its subcommands, so that help shows value types in plain words. Return the same
+    command.
+    """
     types = parameter_types(command)
     for param in command.get_params(ctx):
         _simplify_parameter(param, types.get(param.name))
@@ -111,7 +117,9 @@ def _simplify_help(command: Any, ctx: Any) -> Any:
 
 
 def _simplify_parameter(param: Any, hint: Any) -> Any:
-    """Replace a parameter's type in help by a placeholder in plain words, in place, and return the parameter."""
+    """Change a click parameter so that help shows its value type in plain words; `hint` is its type hint. Return the
+    same parameter.
+    """
     param.metavar = word = value_placeholder(param, hint)
     if param.param_type_name == "argument":
         # because: typer has no public setting for these; versions that lack an attribute ignore it
@@ -159,7 +167,9 @@ class _LazyCommands(Mapping[str, Any]):
 
 @cache  # because: `_simplify_help` changes a command in place
 def build_verb(name: str) -> Any:
-    """Import a verb's module and return its command; the module's EXAMPLES end its help."""
+    """Import the module of the verb `name` and return its click command, with the module's EXAMPLES at the end of its
+    help.
+    """
     module = import_module(f"lmtrain.cli.{_FILES[name]}")
     root = typer.Typer(rich_markup_mode="markdown")
     root.callback()(build_verb)  # because: typer turns an app with a single command into that command

@@ -31,7 +31,9 @@ _MAX_DRAWN_POINTS = 1400  # because: a picture that cannot be zoomed shows no mo
 
 
 def ticks(low: float, high: float, max_count: int, form: Form = "number") -> list[float]:
-    """Return round values for an axis from `low` to `high`, about `max_count` of them at most."""
+    """Return round tick values for a linear axis from `low` to `high`: about `max_count` at most. `form` is the kind of
+    number, which decides what is round.
+    """
     if not high > low:
         return [low]
     step = _tick_step((high - low) / max_count, form)
@@ -39,7 +41,9 @@ def ticks(low: float, high: float, max_count: int, form: Form = "number") -> lis
 
 
 def _tick_step(min_step: float, form: Form) -> float:
-    """Return the smallest round step that is not below `min_step`."""
+    """Return the smallest round distance between ticks that is at least `min_step`, for numbers of this form: seconds,
+    for example, step by 1, 2, 5, 10, 15, 30, 60.
+    """
     if form == "seconds" and 1 <= min_step <= _ROUND_SECONDS[-1]:
         return float(next(step for step in _ROUND_SECONDS if step >= min_step))
     scale = 86400.0 if form == "seconds" and min_step > _ROUND_SECONDS[-1] else 1.0
@@ -70,14 +74,16 @@ def log_ticks(low: float, high: float, max_count: int) -> list[float]:
 
 
 def tick_labels(values: Sequence[float], form: Form) -> list[str]:
-    """Return the values as texts with as few digits as make all texts differ."""
+    """Format tick values with the fewest digits (at least 4) with which all labels differ."""
     candidates = ([format_value(value, form, digits) for value in values] for digits in range(4, 12))
     shortest = [format_value(value, form) for value in values]
     return next((texts for texts in candidates if len(set(texts)) == len(texts)), shortest)
 
 
 def format_value(value: float, form: Form, digits: int = 4) -> str:
-    """Return a short text of a value with `digits` significant digits, for some forms one more; nan is a dash."""
+    """Format a value as short text by its form: with a unit for bytes, counts and seconds, as a percentage, or plain.
+    `digits` is the number of significant digits, about. NaN becomes a dash.
+    """
     if math.isnan(value):
         return "-"
     if form == "bytes":
@@ -180,7 +186,9 @@ def curve_dash(charts: Charts, figure: Figure, curve: Curve) -> int:
 
 
 def draw_figure(charts: Charts, figure: Figure, width: float = 1060, height: float = 320) -> str:
-    """Draw a figure as SVG over the first axis of `charts.axes`; a legend of several rows makes it higher."""
+    """Draw a figure as an SVG element. The x axis is the first of `charts.axes`. If the legend needs several rows, the
+    picture becomes higher than `height`.
+    """
     axis = charts.axes[0]
     positions = [x for curve in figure.curves for x in curve.points.on(axis)]
     values = [y for curve in figure.curves for y in curve.points.value if y > 0 or not figure.log]
@@ -222,7 +230,9 @@ def draw_figure(charts: Charts, figure: Figure, width: float = 1060, height: flo
 
 
 def _draw_curve(curve: Curve, axis: str, to_x: Any, to_y: Any, css_class: str, dash: int, log: bool) -> Iterator[str]:
-    """Yield a curve's SVG elements; `to_x` and `to_y` map positions and values to pixels."""
+    """Yield the SVG elements of a curve over `axis`. `to_x` and `to_y` convert positions and values to pixels,
+    `css_class` is the colour, `dash` the number of the dash pattern; with `log`, values up to 0 are left out.
+    """
     places = zip(curve.points.on(axis), curve.points.value, strict=True)
     points = [(to_x(position), to_y(value)) for position, value in places if value > 0 or not log]
     drawn = points[:: math.ceil(len(points) / _MAX_DRAWN_POINTS)] if curve.mean is None else points
@@ -239,7 +249,9 @@ class _LegendEntry(NamedTuple):
 
 
 def _place_legend(charts: Charts, figure: Figure, width: float) -> list[_LegendEntry]:
-    """Place the curves' labels in as many rows as they need; a label wider than the figure is cut."""
+    """Return a legend entry with label and position for each curve, in as many rows as fit `width`. A label that is
+    wider than the figure is cut.
+    """
     entries: list[_LegendEntry] = []
     x, row = _LEFT_MARGIN, 0
     for curve in figure.curves:
@@ -273,7 +285,9 @@ def curve_label(charts: Charts, curve: Curve) -> str:
 
 
 def figure_element(charts: Charts, figure: Figure) -> str:
-    """Return a figure as an HTML element that holds its SVG drawing; chart.js replaces the drawing in a browser."""
+    """Return a figure as an HTML <figure> with title, SVG drawing and note. In a browser, chart.js replaces the drawing
+    by one that can be zoomed.
+    """
     note = f'<p class="soft small">{escape(figure.note)}</p>' if figure.note else ""
     css_class = "figure wide" if figure.wide else "figure"
     size = (1060.0, 340.0) if figure.wide else (520.0, 240.0)
@@ -284,7 +298,9 @@ def figure_element(charts: Charts, figure: Figure) -> str:
 
 
 def _axis_range(low: float, high: float, log: bool) -> tuple[float, float]:
-    """Return the range of an axis: a little larger than that of the values, or from 0 if `low` is close to 0."""
+    """Return the ends of a value axis for values from `low` to `high`: a little wider, and from 0 if `low` is close to
+    0.
+    """
     if log:
         return (low / 1.1, high * 1.1)
     spare = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
@@ -317,7 +333,8 @@ def _whole_or_rounded(value: float) -> float | None:
 
 
 def _rounded(value: float, digits: int = 7) -> Any:
-    """Round to significant digits, as an int if that is whole; None, JSON's null, for nan and infinity."""
+    """Round a number to `digits` significant digits for JSON: an int if the result is whole, None for NaN and infinity.
+    """
     if not math.isfinite(value):
         return None
     rounded = float(f"{value:.{digits}g}")

@@ -57,7 +57,7 @@ def _css_variables(colours: Mapping[str, str]) -> str:
 
 
 def page_style() -> str:
-    """Return the page's CSS: light or dark colours as the reader's system or the page's switch asks, and all styles."""
+    """Return the CSS of a page. Its colours are light or dark, by the browser's preference or the page's own switch."""
     dark = _css_variables(_DARK)
     return (
         f":root {{ color-scheme: light dark; {_css_variables(_LIGHT)} }}\n"
@@ -68,7 +68,9 @@ def page_style() -> str:
 
 
 def build_page(title: str, parts: Iterable[Part], more_style: str = "") -> str:
-    """Return a whole HTML document with these parts as its body; `more_style` is further CSS."""
+    """Return a complete HTML document: the parts, in order, are its body, and `more_style` is CSS to add to the usual
+    style.
+    """
     # because: on a narrow screen a picture scrolls within its frame, since shrunk to fit nobody could read it
     body = "\n".join(
         f'<div class="scroll picture">{part.svg}</div>' if isinstance(part, Picture) else part for part in parts
@@ -81,7 +83,7 @@ def build_page(title: str, parts: Iterable[Part], more_style: str = "") -> str:
 
 
 def standalone_svg(svg: str) -> str:
-    """Return a picture as the text of a standalone SVG file in light colours.
+    """Return an SVG picture of a page as the text of an SVG file of its own, in light colours.
 
     because: programs other than browsers do not support var(), so colours are written out; resvg does not resolve the
     system's default fonts, so two common fonts are named
@@ -167,7 +169,9 @@ def svg_polyline(points: Iterable[tuple[float, float]], css_class: str) -> str:
 
 
 def svg_legend(entries: Sequence[tuple[str, str]], x: float = 10.0) -> Iterator[str]:
-    """Yield a row of coloured squares with names at the top; `entries` are pairs of CSS class and name."""
+    """Yield a legend at the top of an SVG picture, a coloured square and a name for each entry. `entries` are (CSS
+    class, name), `x` is the left edge in pixels.
+    """
     for css_class, name in entries:
         yield svg_rect(x, 4, 11, 11, css_class)
         yield svg_text(x + 15, 14, name, "soft small")

@@ -18,7 +18,8 @@ History = list[tuple[int, Any]]  # per setting: (first step of a value, value), 
 
 
 def compare_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the settings whose values differ as key -> [value before, value after]; both inputs have dotted keys.
+    """Return the settings that were changed, as dotted key -> [value before, value after]. Both arguments map dotted
+    keys to values.
 
     A key that `before` lacks and the keys of the group `run` are left out.
     """
@@ -30,7 +31,9 @@ def compare_settings(before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
 
 
 def settings_history(starts: Iterable[Mapping[str, Any]]) -> dict[str, History]:
-    """Return the values of each setting with their first steps, from the run's start rows in the order of writing."""
+    """Return the values of each setting over a run, each with the first step at which it held. `starts` are the run's
+    start rows in the order of writing.
+    """
     valid_starts: list[tuple[int, dict[str, Any]]] = []
     for row in starts:
         if isinstance(settings := row.get("settings"), dict):
@@ -47,12 +50,14 @@ def settings_history(starts: Iterable[Mapping[str, Any]]) -> dict[str, History]:
 
 
 def read_settings_history(run: Path) -> dict[str, History]:
-    """Return `held` for a run folder; if no start row has settings, the settings in config.json, from step 1 on."""
+    """Return the settings history of a run folder. If no start row holds settings, it has only the settings in
+    config.json, from step 1 on.
+    """
     rows = read_metrics(run / METRICS) if (run / METRICS).is_file() else []
     starts = [row for row in rows if row["event"] == "start"]
     return settings_history(starts) or settings_history([{"step": 0, "settings": read_settings(run)}])
 
 
 def changed_histories(starts: Iterable[Mapping[str, Any]]) -> dict[str, History]:
-    """Return only the settings that had more than one value, as `held` returns them."""
+    """Return the settings that had more than one value during a run, in the form of `settings_history`."""
     return {key: values for key, values in settings_history(starts).items() if len(values) > 1}

@@ -10,8 +10,8 @@ from typing import Any
 
 
 def flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) for each leaf: optim.lr, data.datasets[0].path. An empty dict or list is a leaf,
-    too.
+    """Yield (dotted key, value) for each leaf of nested data, such as optim.lr or data.datasets[0].path. An empty dict
+    or list is a leaf. `key` is the prefix of all keys.
     """
     if isinstance(tree, Mapping) and (tree or not key):
         for name, value in tree.items():
@@ -24,7 +24,9 @@ def flatten(tree: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(trees: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Return the keys whose values differ between trees, as key -> value per tree; None where a tree lacks the key."""
+    """Return the values that differ between nested dicts, as dotted key -> a value for each tree; None if a tree lacks
+    the key.
+    """
     flat_trees = [dict(flatten(tree)) for tree in trees]
     keys = dict.fromkeys(key for leaves in flat_trees for key in leaves)
     values_by_key = {key: [leaves.get(key) for leaves in flat_trees] for key in keys}

@@ -31,15 +31,17 @@ def request_file_cause(name: str) -> str:
     return f"the file {name}"
 
 
-def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True, **more: Any) -> str | None:
-    """Write stop.json by the rules of `stop.write`, if the folder exists. Return an error text, or None on success."""
+def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True, **extra_facts: Any) -> str | None:
+    """Write stop.json (see `stop.write`) if the run folder exists, and fsync the folder. Return an error text, or None
+    if it was written. With `replace` False, an existing file stays.
+    """
     path = folder / STOP
     if not folder.is_dir():
         return None
     try:
         with storage_errors(path, "Writing"):
             refuse_special_file(path)
-            stop.write(folder, cause, exit_code, replace=replace, **more)
+            stop.write(folder, cause, exit_code, replace=replace, **extra_facts)
             fsync_dir(folder)
     except LmtrainError as error:
         return f"The reason could not be written to {STOP}: {error}"
@@ -47,21 +49,23 @@ def write_stop(folder: Path, cause: str, exit_code: int, *, replace: bool = True
 
 
 def write_failure(folder: Path, error: LmtrainError, env: ProcessEnv) -> None:
-    """Write why this process fails. Ranks that fail later because they lost this peer do not overwrite the file.
+    """Write the error of a failing process to stop.json. With several ranks, the first one that writes wins, since its
+    peers fail because of it.
 
     A failure to write becomes a note of `error`, which is printed below the message.
     """
     if isinstance(error, OutputError):
         return  # because: the folder belongs to another run, or cannot be written
-    more: dict[str, Any] = {"rank": env.rank} if env.world_size > 1 else {}
+    extra_facts: dict[str, Any] = {"rank": env.rank} if env.world_size > 1 else {}
     if isinstance(error, PeerLostError) and error.rank is not None:
-        more = {"rank": error.rank, **({"hang": error.stacks} if error.stacks else {"lost": error.rank})}
-    if problem := write_stop(folder, str(error), error.exit_code, replace=env.world_size == 1, **more):
+        extra_facts = {"rank": error.rank, **({"hang": error.stacks} if error.stacks else {"lost": error.rank})}
+    if problem := write_stop(folder, str(error), error.exit_code, replace=env.world_size == 1, **extra_facts):
         error.add_note(problem)
 
 
 def write_unsaved_stop(folder: Path, cause: str) -> str | None:
-    """Write that the run was asked to stop before it had anything to save, or without time to save.
+    """Write to stop.json that the run was stopped on request before this start had saved anything. `cause` names the
+    request, such as a signal.
 
     The caller may not hold the folder's lock: it is taken here. Return an error text, or None on success.
     """
@@ -74,7 +78,9 @@ def write_unsaved_stop(folder: Path, cause: str) -> str | None:
 
 
 def write_process_failure(folder: Path, outcome: Outcome) -> str | None:
-    """Write how a group of processes ended after one failed. Return an error text, or None on success."""
+    """Write to stop.json how a launcher's processes ended after one of them failed. Return an error text, or None on
+    success.
+    """
     if outcome.exit_code == OutputError.exit_code:
         return None  # because: an output error can mean that the folder belongs to another run
     lost_rank: dict[str, Any] = {"lost": outcome.rank} if outcome.signal else {}
@@ -97,7 +103,8 @@ def read_stop_or_empty(folder: Path) -> dict[str, Any]:
 
 
 def read_object_or_empty(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty dict if the file is missing, damaged or holds no object."""
+    """Return the object in a JSON file. Return an empty dict if the file is missing, damaged or holds something else.
+    """
     try:
         facts = read_json(path)
     except LmtrainError:
@@ -106,17 +113,20 @@ def read_object_or_empty(path: Path) -> dict[str, Any]:
 
 
 def read_last_stop(folder: Path) -> dict[str, Any]:
-    """Return how the last start ended, shortened for the next start's row; empty without a readable stop.json."""
+    """Return cause, exit code and ranks to blame from stop.json, for the start row of the next start; long texts are
+    cut. Return {} if the file is missing or damaged.
+    """
     facts = read_stop_or_empty(folder)
     short_facts = {key: facts[key] for key in _KEYS_FOR_NEXT_START if key in facts}
     return {key: shorten(value, _MAX_CHARS) if isinstance(value, str) else value for key, value in short_facts.items()}
 
 
 def outcome_from_watchdog(folder: Path, outcome: Outcome, stamp_before: list[int] | None) -> Outcome | None:
-    """Return `outcome` with the rank and cause that the watchdog wrote to stop.json for a hung or lost process.
+    """Return a launcher's `outcome` with the rank and cause that the watchdog wrote to stop.json, if it found a hung or
+    lost process; else None.
 
-    Return None if the watchdog wrote nothing since `stamp_before`, the stamp of stop.json when the processes started (a
-    file with the same stamp is from an earlier start), or if the outcome is not a lost peer.
+    `stamp_before` is the stamp of stop.json when the processes started: with the same stamp, the file is from an
+    earlier start. An outcome other than a lost peer gives None as well.
     """
     if not is_stop_written_since(folder, stamp_before) or outcome.exit_code != PeerLostError.exit_code:
         return None
@@ -127,7 +137,9 @@ def outcome_from_watchdog(folder: Path, outcome: Outcome, stamp_before: list[int
 
 
 def stop_stamp(folder: Path) -> list[int] | None:
-    """Return a stamp that changes when stop.json is rewritten (inode, size, mtime in ns); None without a file."""
+    """Return a list that differs after stop.json is rewritten: inode, size and mtime in nanoseconds. Return None if
+    there is no file.
+    """
     try:
         stat = os.stat(folder / STOP)
     except OSError:

@@ -25,7 +25,9 @@ _MAX_DEPTH = 4  # levels of folders that are searched for runs
 
 @contextmanager
 def record_errors(run: Path) -> Iterator[None]:
-    """Turn an error caused by a missing key or a wrong type in a run's files into a DataError that names the folder."""
+    """Context manager that turns errors caused by missing keys or wrong types in a run's files into a DataError that
+    names the run folder.
+    """
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -48,10 +50,10 @@ def read_working_directory(run: Path) -> Path | None:
 
 
 def run_state(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a run's `state`, and the `process` that holds its folder or None.
+    """Return a run's state (`state`), and the process that holds the folder's lock (`process`, None if there is none).
 
-    `stop` is the content of stop.json. States: running, finished, stopped, failed, killed; "out of sight" if the
-    folder's lock belongs to a process of another machine, which cannot be checked from here.
+    `stop` is the content of stop.json. States: running, finished, stopped, failed, killed; "out of sight" if the lock
+    belongs to a process of another machine, which cannot be checked from here.
     """
     if stop is not None:
         on_request = stop.get("exit_code") in (StoppedEarly.exit_code, StoppedForGood.exit_code)
@@ -71,14 +73,16 @@ def read_run_state(run: Path) -> dict[str, Any]:
 
 
 def is_run(path: Path) -> bool:
-    """Return True if a run has written into this folder."""
+    """Return True if the folder holds files of a run."""
     return (path / METRICS).is_file() or (
         (path / CONFIG).is_file() and any((path / name).exists() for name in _RUN_FILES)
     )
 
 
 def find_runs(folder: Path, max_depth: int = _MAX_DEPTH) -> Iterator[Path]:
-    """Yield all runs below a folder, sorted, down to `max_depth` levels; folders inside a run are not searched."""
+    """Yield all run folders at or below a folder, sorted, down to `max_depth` levels. Folders inside a run are not
+    searched.
+    """
     if is_run(folder):
         yield folder
         return
@@ -117,13 +121,14 @@ class RunFolder:
 
     @property
     def end_reason(self) -> str:
-        """The reason for the end, by stop.json or its absence; empty for a finished or running run."""
+        """The cause of the run's end, by stop.json or its absence; empty if the run finished or is running."""
         if self.stop is None:
             return f"left no {STOP}" if self.state == "killed" else ""
         return "" if self.state == "finished" else str(self.stop.get("cause", "?"))
 
     def read(self, name: str, consequence: str) -> dict[str, Any] | None:
-        """Return the object in a JSON file.
+        """Return the object in the JSON file `name` of the run folder. If it cannot be read, return None and add a
+        sentence to `problems`; it ends with `consequence`, such as "its settings are not known".
 
         If it cannot be read, return None and add a problem that ends with `consequence`, a clause.
         """
@@ -140,7 +145,9 @@ class RunFolder:
 
 
 def read_run(path: Path, name: str) -> RunFolder:
-    """Read a run folder in any state; `name` is how the run is called in output. Raise if it is not a run folder."""
+    """Read a run folder in any state, also a damaged one; `name` is the run's name in output. Raise MissingInputError
+    if it is not a run folder.
+    """
     if not is_run(path):
         raise MissingInputError(
             f"{path} is not the folder of a run: it has neither {METRICS} nor {CONFIG} with what runs leave. "
@@ -158,7 +165,7 @@ def read_run(path: Path, name: str) -> RunFolder:
 
 
 def read_runs(paths: list[Path]) -> list[RunFolder]:
-    """Read every folder, and give the runs the shortest names (ends of their paths) that differ from each other."""
+    """Read run folders. Each run is named by the end of its path, with as few parts as make all names different."""
     paths_parts = [path.resolve().parts for path in paths]
     for length in range(1, max(map(len, paths_parts), default=1) + 1):
         names = ["/".join(parts[-length:]) for parts in paths_parts]

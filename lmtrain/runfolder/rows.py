@@ -30,7 +30,8 @@ _TAIL_BYTES = 4 << 20  # because: the last ten thousand or so rows show a run's 
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the valid rows in order of writing. Raise on a line that is not a row, naming its number.
+    """Return the rows of a metrics.jsonl that are still valid, in the order of writing. Raise a DataError, with the
+    line's number, on a line that is not a row.
 
     A later attempt resumes at the step of its start row, so rows that an earlier attempt wrote beyond that step are
     dropped. Of rows with the same event, step (of a save, the saved step) and name, only the last is kept.
@@ -71,7 +72,9 @@ def _read_all_rows(path: Path) -> Iterator[Row]:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield each line of the file; of a line longer than ROW_BYTES, only its first ROW_BYTES + 1 bytes."""
+    """Yield each line of a file. Only the first ROW_BYTES + 1 bytes of a longer line are returned, so that no line can
+    fill the memory.
+    """
     with open(path, "rb") as file:
         while line := file.readline(ROW_BYTES + 1):
             yield line
@@ -80,7 +83,9 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 
 def parse_row(line: bytes) -> Row:
-    """Parse a line; nan, inf and -inf remain strings. Raise one of ROW_ERRORS if the line is not a row."""
+    """Parse a line of metrics.jsonl to a row, in which nan, inf and -inf are still strings. Raise one of ROW_ERRORS if
+    the line is not a row.
+    """
     row: Row = json.loads(line)
     if type(row["event"]) is not str or type(row["step"]) is not int:
         raise TypeError("event or step has the wrong type")
@@ -108,7 +113,9 @@ class RowFollower:
         return []
 
     def _find_start(self, file: IO[bytes], size: int) -> int:
-        """Return the offset of the first whole line within the last `tail_bytes` bytes."""
+        """Return the offset at which to start reading: the first whole line within the last `tail_bytes` bytes. `size`
+        is the file's size.
+        """
         if size <= self._tail_bytes:
             return 0
         file.seek(size - self._tail_bytes)
@@ -121,14 +128,14 @@ def read_last_rows(path: Path) -> list[Row]:
 
 
 def read_first_step(path: Path) -> Row:
-    """Return the oldest step row, or an empty dict if there is none."""
+    """Return the first step row of a metrics.jsonl, or an empty dict if there is none."""
     with suppress(OSError):
         return next((row for row in _valid_rows(read_lines(path)) if row.get("event") == "step"), {})
     return {}
 
 
 def loss_warning(first_row: Row, last_row: Row) -> str:
-    """Return a warning about a finished run's loss (not finite, or above its first value), else an empty string.
+    """Return a warning if a finished run's last loss is not finite or is above its first loss, else an empty text.
 
     `first_row` and `last_row` are the run's first and last step rows.
     """
@@ -141,7 +148,8 @@ def loss_warning(first_row: Row, last_row: Row) -> str:
 
 
 def last_write_time(rows: Sequence[Row], path: Path) -> str | None:
-    """Return the ISO time of the last row; the file's mtime if the row, from an older version, has no time.
+    """Return the ISO time of the last row. If the row has no time, as in older versions, return the time at which the
+    file was modified.
 
     Return None if there is no such file.
     """
@@ -160,7 +168,8 @@ def _valid_rows(lines: Iterable[bytes]) -> Iterator[Row]:
 
 
 def to_json_data(value: Any) -> Any:
-    """Return `value` as plain JSON data, with nan, inf and -inf as strings.
+    """Return nested data in the form that metrics.jsonl stores: nan, inf and -inf become strings, tuples lists, keys
+    texts.
 
     Tensors and numpy scalars are left as they are, and json refuses them, so that no device is synchronized here.
     """
@@ -174,7 +183,9 @@ def to_json_data(value: Any) -> Any:
 
 
 def from_json_data(value: Any) -> Any:
-    """Return `value` with the strings that `writable` made of nan, inf and -inf turned back into floats."""
+    """Return nested data with the strings "nan", "inf" and "-inf" turned back into floats, as `to_json_data` wrote
+    them.
+    """
     if isinstance(value, dict):
         return {key: from_json_data(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -24,12 +24,12 @@ _REQUEUE_CODES = (StoppedEarly.exit_code, PeerLostError.exit_code)
 def write(
     folder: str | os.PathLike[str], cause: str, exit_code: int, *, replace: bool, fsync: bool = True, **extra_facts: Any
 ) -> None:
-    """Write why the run ends and from which checkpoint the next start resumes. Raise OSError.
+    """Write stop.json atomically: the cause of the run's end, its exit code, and the checkpoint from which the next
+    start resumes. With `replace` False, an existing file stays. Raise OSError if it cannot be written.
 
-    The file is written atomically, so readers never see half of it. Without `replace` an existing file stays: the first
-    process that fails has the true cause, since its peers fail because of it. A writer that speaks for all processes
-    passes `replace`. With `fsync` the text is fsynced before the file gets its name; a caller that must not block on a
-    hanging disk passes False.
+    Readers never see half of it. The first process that fails has the true cause, since its peers fail because of it,
+    so it passes `replace=False`; a writer that speaks for all processes passes True. With `fsync` the text is fsynced
+    before the file gets its name; a caller that must not block on a hanging disk passes False.
     """
     path = os.path.join(folder, STOP)
     if os.path.lexists(path) and not replace:
@@ -54,7 +54,7 @@ def write(
 
 
 def _link_if_absent(temporary: str, path: str) -> None:
-    """Link the temporary file to `path` unless `path` already exists."""
+    """Give a temporary file the name `path` by a hard link, unless `path` exists already."""
     try:
         os.link(temporary, path)
     except FileExistsError:

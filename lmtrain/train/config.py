@@ -194,7 +194,7 @@ class RunConfig(Settings):
 
     def flops_per_token(self, model: ModelSettings) -> float:
         """Return model FLOPs per token, as MFU counts them; `model` has the tokenizer's vocabulary."""
-        return model.shape.flops_per_token(self.seq_len, scored=self.data.scored_share(self.seq_len))
+        return model.shape.flops_per_token(self.seq_len, scored_share=self.data.scored_share(self.seq_len))
 
 
 def _observe_problems(observe: ObserveSettings, steps: int) -> Iterator[Problem]:

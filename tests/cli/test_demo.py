@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmtrain.checkpoint.contents import Contents
-from lmtrain.cli.demo import LAYOUT, check_same, read_result
+from lmtrain.cli.demo import LAYOUT, check_same_scores, read_result
 from lmtrain.errors import LmtrainError
 from tests.cli.harness import start
 
@@ -57,7 +57,7 @@ def test_the_whole_of_it_twice(tmp_path: Path) -> None:
 
 def test_another_figure_is_an_error() -> None:
     result: dict[str, Any] = {"nll_sum_nats": 513701.642084, "measures": {"bits_per_byte": 1.5432}}
-    check_same(result, dict(result))
+    check_same_scores(result, dict(result))
     for wrong in ({"nll_sum_nats": 513701.642085}, {"measures": {"bits_per_byte": 1.5433}}):
         with pytest.raises(LmtrainError, match=rf"cut for {LAYOUT} scores 513701\.64208. nats"):
-            check_same(result, result | wrong)
+            check_same_scores(result, result | wrong)

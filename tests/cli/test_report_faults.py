@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lmtrain.cli.report.figures import charts
+from lmtrain.cli.report.figures import build_charts
 from lmtrain.observe.history.record import read_record
 from tests.cli.harness import Toy, lmtrain
 from tests.cli.test_report import figures
@@ -35,5 +35,5 @@ def test_a_stop_stands_before_the_start_that_went_on_from_there(tmp_path: Path) 
     rows.insert(1, {"event": "step", "step": 4, "loss": 2.0})
     rows.insert(2, {"event": "stop", "step": 4, "stopped_by": "SIGINT"})
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = charts(["run"], [read_record(tmp_path / "metrics.jsonl")], [None])
+    found = build_charts(["run"], [read_record(tmp_path / "metrics.jsonl")], [None])
     assert [mark.kind for mark in found.marks] == ["stop", "restart"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lmtrain.cli.report.ranks import Square, squares
+from lmtrain.cli.report.ranks import Square, draw_squares
 from lmtrain.layout import Coordinate
 from lmtrain.page.document import _DARK, _LIGHT
 
@@ -25,7 +25,7 @@ def test_the_number_in_the_darkest_square_can_be_read(kind: str, colours: dict[s
 
     ((_, share),) = re.findall(
         'class="(heat|heat hot)" style="fill-opacity:([^"]*)"',
-        squares([Square(Coordinate(0, 0, 0, 0), 1.0, kind == "limit", "1", "")], "x"),
+        draw_squares([Square(Coordinate(0, 0, 0, 0), 1.0, kind == "limit", "1", "")], "x"),
     )
     square = float(share) * shades(kind) + (1 - float(share)) * shades("card")
     light, dark = sorted((bright(square), bright(shades("ink"))), reverse=True)

@@ -27,7 +27,7 @@ def test_flops_follow_the_closed_form_of_gpt2_shapes() -> None:
 def test_a_shorter_sequence_and_a_window_cost_less_attention() -> None:
     attention = 12 * 12 * 768
     full = GPT2_SMALL.flops_per_token()
-    assert full - GPT2_SMALL.flops_per_token(scored=0.15) == pytest.approx(0.85 * 6 * 768 * 50257)
+    assert full - GPT2_SMALL.flops_per_token(scored_share=0.15) == pytest.approx(0.85 * 6 * 768 * 50257)
     assert full - GPT2_SMALL.flops_per_token(256) == pytest.approx(attention * (1024 - 256))
     windowed = dataclasses.replace(GPT2_SMALL, window=128)
     assert full - windowed.flops_per_token() == pytest.approx(attention * (1024 - 128))

@@ -60,11 +60,12 @@ def reshard(
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """Write a checkpoint for another layout: weights, optimizer and all else that a run goes on from.
+    """Convert a checkpoint to another parallel layout, or to or from the format of Hugging Face or Megatron-LM.
 
-    It needs no GPU and little memory. SOURCE stays as it is. Started again after a kill, the same command goes on where
-    it was. With --to hf or megatron the weights are written for that program, with --from they are taken from it;
-    both in one command take the room of two copies for a while.
+    With another layout the weights, the optimizer state and everything else that a run resumes from are kept. It needs
+    no GPU and little memory. SOURCE stays as it is. If the command is killed, the same command continues where it
+    stopped. With --to hf or megatron only the weights are written, for that program; with --from they are read from its
+    folder. Both in one command need disk space for two copies for a while.
     """
     if from_ is None and (set_ or tokenizer):
         raise UsageError(f"{'--set' if set_ else '--tokenizer'} is read with --from alone. Add --from hf or megatron.")
@@ -114,7 +115,9 @@ def _write_for_layout(
     source: Path, output: Path, to: str, memory_bytes: int, workers: int | None, overwrite: bool,
     report: ProgressReporter,
 ) -> dict[str, Any]:
-    """Write the checkpoint for another layout, or go on with an interrupted attempt; return facts about it."""
+    """Write the checkpoint `source` for the layout `to` (such as "tp=2,pp=4"), or continue an interrupted conversion.
+    Return the summary that is printed: path, step, old and new layout, counts, bytes and seconds.
+    """
     from lmtrain.checkpoint.contents import Contents, checked_model, layout_of
     from lmtrain.checkpoint.reshard.run import reshard
     from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout, state_at_layout
@@ -143,7 +146,9 @@ def _write_for_layout(
 
 
 def _export_for_program(source: Path, output: Path, to: str, dtype: str, report: ProgressReporter) -> dict[str, Any]:
-    """Write the weights for Hugging Face or Megatron-LM; return facts about the result."""
+    """Write the weights of the checkpoint `source` for Hugging Face or Megatron-LM; `to` is "hf" or, for example,
+    "megatron,tp=2". Return the summary that is printed.
+    """
     program, _, rest = to.partition(",")
     if program == "hf":
         from lmtrain.exchange.huggingface.convert import export_hf
@@ -161,7 +166,9 @@ def _export_for_program(source: Path, output: Path, to: str, dtype: str, report:
 def _import_from_program(
     program: str, source: Path, output: Path, tokenizer: Path | None, overrides: list[str], report: ProgressReporter
 ) -> dict[str, Any]:
-    """Write a checkpoint from a Hugging Face or Megatron-LM folder; return facts about it."""
+    """Convert a folder of Hugging Face or Megatron-LM (`program` is "hf" or "megatron") to a checkpoint. `overrides`
+    are the KEY=VALUE texts of --set. Return the summary that is printed.
+    """
     values = {key: _parse_value(text) for key, text in _parse_pairs("--set", overrides).items()}
     if program == "hf":
         from lmtrain.exchange.huggingface.convert import import_hf
@@ -173,7 +180,9 @@ def _import_from_program(
 
 
 def _parse_pairs(option: str, words: list[str], allowed_keys: tuple[str, ...] = ()) -> dict[str, str]:
-    """Parse words of the form KEY=VALUE. With `allowed_keys`, values have to be positive numbers. Raise UsageError."""
+    """Parse texts of the form KEY=VALUE to a dict. With `allowed_keys`, other keys are refused and values must be whole
+    numbers above 0. Raise a UsageError, which names `option`, on a wrong or repeated text.
+    """
     pairs = {key: value for key, equals, value in (word.partition("=") for word in words) if equals and value}
     are_numbers = not allowed_keys or all(value.isdecimal() and int(value) > 0 for value in pairs.values())
     if len(pairs) < len(words) or (allowed_keys and not pairs.keys() <= set(allowed_keys)) or not are_numbers:
@@ -183,7 +192,7 @@ def _parse_pairs(option: str, words: list[str], allowed_keys: tuple[str, ...] = 
 
 
 def _parse_value(text: str) -> Any:
-    """Return the JSON value of a text, or the text itself if it is not JSON."""
+    """Parse a text as JSON; return the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except ValueError:

@@ -19,9 +19,9 @@ def verify(
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """Check a checkpoint: hashes, shapes, that pieces fill their tensors, tied weights.
+    """Check a checkpoint: file hashes, tensor shapes, that the saved pieces cover every tensor, and tied weights.
 
-    All that is wrong is named, and the exit code is then 65.
+    Every problem is printed, and the exit code is then 65.
     """
     from lmtrain.checkpoint.diff import raise_problems, verify_checkpoints
     from lmtrain.cli.screen.console import PlainConsole

@@ -41,7 +41,7 @@ WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="The fol
 
 @app.command("list")
 def list_recipes() -> None:
-    """Say which corpora and evaluation texts `lmtrain corpus get` knows."""
+    """List the corpora and evaluation texts that `lmtrain corpus get` can fetch or build."""
     from data_tools.corpora.recipe import PublishedTexts, recipes
 
     for recipe in recipes().values():
@@ -66,17 +66,18 @@ def get(
     ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Never open a connection.")] = False,
 ) -> None:
-    """Make JSON lines of a known corpus, or bring evaluation texts, from published files or from yours."""
+    """Write a known corpus as JSON lines, or published evaluation texts unchanged; files are downloaded unless given.
+    """
     from data_tools.corpora.recipe import PublishedTexts, find_recipe, get_corpus, get_texts
 
     recipe = find_recipe(name)
     if isinstance(recipe, PublishedTexts):
-        with _bytes_shown() as report:
+        with _show_bytes_fetched() as report:
             placed = get_texts(recipe, files or [], output, offline=offline, report=report)
         for path, origin in placed.items():
             echo(f"{path}: {origin or 'not among what was given'}")
         return
-    with _bytes_shown() as report:
+    with _show_bytes_fetched() as report:
         result = get_corpus(recipe, files or [], output, offline=offline, report=report)
     _print(result)
 
@@ -87,10 +88,10 @@ def fetch(
     sha256: Annotated[str, typer.Option(help="What the file must hash to.")],
     output: Annotated[Path, typer.Option(metavar="FILE", parser=parse_output_file, help="Where it goes.")],
 ) -> None:
-    """Fetch one file whose SHA-256 you know; a broken transfer is continued."""
+    """Download a file and check its SHA-256; an interrupted download is continued."""
     from data_tools.corpora import fetch as fetching
 
-    with _bytes_shown() as report:
+    with _show_bytes_fetched() as report:
         fresh = fetching.fetch([url], output, sha256=sha256, report=report)
     echo(f"{output}: {'fetched' if fresh else 'was there already'}, SHA-256 as promised")
 
@@ -109,7 +110,7 @@ def clean(
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
-    """Mend damaged text, and leave out boilerplate, repetition and unwelcome scripts."""
+    """Repair damaged text, and drop documents that break a quality rule or are not in an allowed script."""
     from data_tools.corpus.clean import DEFAULT_RULES, build_clean
 
     step = build_clean(DEFAULT_RULES if rule is None else rule, script or (), min_script_share)
@@ -137,12 +138,12 @@ def dedupe(
     workers: Workers = None, key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
-    """Leave out exact and near copies: `sign`, `match`, `join` and `drop` in a row."""
+    """Drop exact and near copies of documents: the steps `sign`, `match`, `join` and `drop` in one command."""
     from data_tools.corpus.build import DedupeSettings, dedupe_documents
     from lmtrain.config.build import build_settings
 
     settings = build_settings(DedupeSettings, {"near": not exact_only, "threshold": threshold, "keep": keep}, "dedupe")
-    with _working(workers, "0/1", key, on_error) as work:
+    with _options_with_progress(workers, "0/1", key, on_error) as work:
         _print(dedupe_documents(resolve_text_inputs(inputs, format_), output, settings, work))
 
 
@@ -154,11 +155,11 @@ def sign(
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
-    """First step of deduplication in tasks: hash and sign every document."""
+    """Write a hash and a MinHash signature of each document: the first step of deduplication in several tasks."""
     from data_tools.corpus import build
     from data_tools.corpus.copies.dedupe import MinHash
 
-    with _working(workers, part, key, on_error) as working:
+    with _options_with_progress(workers, part, key, on_error) as working:
         minhash = None if exact_only else MinHash()
         _print(build.sign_documents(resolve_text_inputs(inputs, format_), work, minhash, working))
 
@@ -170,11 +171,11 @@ def match(
     exact: Annotated[bool, typer.Option("--exact", help="Mark exact copies; comes first, and once.")] = False,
     part: PartText = "0/1",
 ) -> None:
-    """Second step: mark exact copies with `--exact`, then find near ones, the bands in parts."""
+    """Find near copies by their signatures, or with `--exact` mark exact copies: the second step of deduplication."""
     from data_tools.corpus.copies.dedupe import find_pairs, mark_exact
     from data_tools.read.chunks import TaskPart
 
-    with _documents_shown("matching"):
+    with _show_documents_done("matching"):
         found = mark_exact(work) if exact else find_pairs(work, threshold, TaskPart.parse(part))
     echo(f"{found} exact copies" if exact else f"{found} pairs of near copies")
 
@@ -185,10 +186,10 @@ def join(
     parts: Annotated[int, typer.Option(help="In how many parts `match` ran.")] = 1,
     keep: Keep = "first",
 ) -> None:
-    """Third step: join the pairs of all parts into groups and mark all but one of each."""
+    """Join the pairs of near copies to groups and mark all documents but one of each as copies: the third step."""
     from data_tools.corpus.copies.dedupe import mark_near
 
-    with _documents_shown("joining"):
+    with _show_documents_done("joining"):
         found = mark_near(work, keep, parts)
     echo(f"{found} near copies")
 
@@ -199,10 +200,10 @@ def drop(
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
-    """Last step: write the documents that are not copies."""
+    """Write the documents that are not marked as copies: the last step of deduplication in several tasks."""
     from data_tools.corpus import build
 
-    with _working(workers, part, key, on_error) as working:
+    with _options_with_progress(workers, part, key, on_error) as working:
         _print(build.drop_copies(resolve_text_inputs(inputs, format_), work, output, working))
 
 
@@ -215,7 +216,7 @@ def decontaminate(
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
-    """Take passages of evaluation texts out, found by runs of 13 words."""
+    """Remove passages that share 13 consecutive words with an evaluation text."""
     from data_tools.corpus.copies.decontaminate import DecontaminateStep, read_passages
 
     step = DecontaminateStep(read_passages(against), action)
@@ -231,12 +232,12 @@ def split(
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
-    """Split into train, valid and test by a hash of each document."""
+    """Split documents into train, valid and test by a hash of each document's text or id."""
     from data_tools.corpus.flow.steps import run_step
     from data_tools.corpus.random_steps import SplitStep, split_outputs
 
-    step = SplitStep(_shares(ratios), seed, by)
-    with _working(workers, part, key, on_error) as work:
+    step = SplitStep(_parse_ratios(ratios), seed, by)
+    with _options_with_progress(workers, part, key, on_error) as work:
         sources = resolve_text_inputs(inputs, format_)
         _print(run_step(step, sources, split_outputs(output), work, output / "split.report.json"))
 
@@ -248,13 +249,13 @@ def shuffle(
     part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
-    """Put all documents in a random order, in two passes over disk."""
+    """Put all documents in a random order, in two passes over the disk."""
     from data_tools.corpus import random_steps
     from data_tools.corpus.flow.steps import report_path
 
     memory_bytes = max(parse_size("--memory", memory), 1 << 20)
     found = resolve_text_inputs(inputs, format_)
-    with _working(1, part, key, on_error) as work:
+    with _options_with_progress(1, part, key, on_error) as work:
         _print(random_steps.shuffle(found, output, work, report_path(output), seed, memory_bytes))
 
 
@@ -266,10 +267,10 @@ def sample(
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
-    """Draw documents at random; they keep their order."""
+    """Draw a random sample of the documents, which keep their order."""
     from data_tools.corpus.random_steps import SampleStep, sample_limit
 
-    work = _work(workers, part, key, on_error, None)
+    work = _step_options(workers, part, key, on_error, None)
     found = resolve_text_inputs(inputs, format_)
     limit = sample_limit(found, work, output.parent, fraction=fraction, count=count, seed=seed)
     _run(SampleStep(limit, seed), found, output, workers, part, key, on_error)
@@ -279,7 +280,7 @@ def sample(
 def merge(
     output: Annotated[Path, typer.Argument(help="The --output of all the parts: a file, or split's folder.")],
 ) -> None:
-    """Join the parts that tasks wrote into the file that one task would have written."""
+    """Join the part files that tasks with --part wrote into the file that a single task would have written."""
     from data_tools.corpus.flow.steps import merge_outputs
 
     for path, count in merge_outputs(output):
@@ -291,11 +292,11 @@ def build(
     recipe: Annotated[Path, typer.Argument(help="A YAML file: inputs, output, and the steps to run.")],
     workers: Workers = None,
 ) -> None:
-    """Run all steps that a YAML file names; a second run continues where the first stopped."""
+    """Run all corpus steps that a YAML file names; if stopped, a second run continues after the last whole step."""
     from data_tools.corpus.build import build_corpus, read_recipe
 
     settings = read_recipe(recipe)
-    with _documents_shown() as report:
+    with _show_documents_done() as report:
         reports = build_corpus(settings, num_usable_cpus() if workers is None else workers, report)
     for result in reports:
         _print(result)
@@ -308,11 +309,11 @@ def build(
 def _run(step: Any, inputs: Inputs, output: Path, workers: int | None, part: str, key: str, on_error: str) -> None:
     from data_tools.corpus.flow.steps import report_path, run_step
 
-    with _working(workers, part, key, on_error) as work:
+    with _options_with_progress(workers, part, key, on_error) as work:
         _print(run_step(step, inputs, {"documents": output}, work, report_path(output)))
 
 
-def _work(
+def _step_options(
     workers: int | None, part: str, key: str, on_error: str, report: Callable[[str, int], None] | None
 ) -> StepOptions:
     from data_tools.corpus.flow.steps import ReadOptions, StepOptions
@@ -326,13 +327,15 @@ def _work(
 
 
 @contextmanager
-def _working(workers: int | None, part: str, key: str, on_error: str) -> Iterator[StepOptions]:
-    """Yield how a step is to work, and show meanwhile how many documents are done."""
-    with _documents_shown() as report:
-        yield _work(workers, part, key, on_error, report)
+def _options_with_progress(workers: int | None, part: str, key: str, on_error: str) -> Iterator[StepOptions]:
+    """Context manager: yield the options of a corpus step, and show the number of processed documents meanwhile. The
+    arguments are the values of --workers, --part, --key and --on-error.
+    """
+    with _show_documents_done() as report:
+        yield _step_options(workers, part, key, on_error, report)
 
 
-def _shares(text: str) -> tuple[float, ...]:
+def _parse_ratios(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(share) for share in text.split(","))
     except ValueError as error:
@@ -351,26 +354,28 @@ def _print(result: Report) -> None:
 
 
 @contextmanager
-def _documents_shown(doing: str = "starting") -> Iterator[Callable[[str, int], None]]:
-    """Show how many documents are done: on a terminal at once, else every few seconds."""
-    stopped = "nothing has the output's name. The same command begins anew; `build` goes on after its last whole step."
-    with progress(doing, "documents", interrupted=stopped) as shown:
+def _show_documents_done(label: str = "starting") -> Iterator[Callable[[str, int], None]]:
+    """Context manager that shows the number of processed documents on stderr; yield a function that a step calls with
+    its name and that number. `label` is shown until the first call.
+    """
+    interrupted = "no output file was written. The same command begins anew; `build` goes on after its last whole step."
+    with progress(label, "documents", interrupted=interrupted) as progress_line:
 
         def report(step: str, done: int) -> None:
-            shown.set_activity(step)
-            shown(done)
+            progress_line.set_activity(step)
+            progress_line(done)
 
         yield report
 
 
 @contextmanager
-def _bytes_shown() -> Iterator[Callable[[int, int | None], None]]:
-    with progress("fetched", "bytes", interrupted="the same command goes on where this one was.") as shown:
-        before: int | None = None  # bytes that an earlier transfer brought
+def _show_bytes_fetched() -> Iterator[Callable[[int, int | None], None]]:
+    with progress("fetched", "bytes", interrupted="the same command goes on where this one was.") as progress_line:
+        bytes_before: int | None = None  # bytes that an earlier transfer brought
 
         def report(done: int, total: int | None) -> None:
-            nonlocal before
-            before = done if before is None or done < before else before
-            shown(done, total or 0, before)
+            nonlocal bytes_before
+            bytes_before = done if bytes_before is None or done < bytes_before else bytes_before
+            progress_line(done, total or 0, bytes_before)
 
         yield report

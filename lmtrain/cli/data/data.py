@@ -52,7 +52,7 @@ def inspect(
     all_: Annotated[bool, typer.Option("--all", help="Also the whole sidecar.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what a dataset holds, from its header and sidecar; `lmtrain inspect PREFIX` says the same."""
+    """Show what a dataset holds, from its header and sidecar; `lmtrain inspect PREFIX` shows the same."""
     facts = dataset_facts(prefix)
     return print_json(facts) if as_json else print_dataset(facts, all_)
 
@@ -62,7 +62,7 @@ def verify(
     prefixes: Annotated[list[Path], typer.Argument(metavar="PREFIX", help="Datasets to check.")],
     as_json: Json = False,
 ) -> None:
-    """Read every byte: index entries against each other, ids against the vocabulary, the checksum."""
+    """Read every byte of datasets and check their index, token ids and checksum; stop at the first damage."""
     from lmtrain.data.store import dataset_operations
     from lmtrain.data.store.indexed import IndexedDataset
 
@@ -72,7 +72,8 @@ def verify(
         with progress(f"reading {dataset.prefix}"):
             facts.append({"dataset": str(dataset.prefix)} | dataset_operations.verify(dataset))
         if not as_json:
-            echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {_compared(facts[-1])}")
+            comparison = _describe_content_check(facts[-1])
+            echo(f"{dataset.prefix} is whole: sha256 {facts[-1]['content_sha256']}, {comparison}")
     if as_json:
         print_json(facts)
 
@@ -84,12 +85,12 @@ def merge(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Join datasets of one dtype and one tokenizer; their sidecars are added up."""
+    """Join datasets that have the same dtype and tokenizer into one; the counts in their sidecars are added up."""
     from lmtrain.data.store import dataset_operations
 
     with progress(f"writing {output}", interrupted=_UNWRITTEN):
         dataset_operations.merge(prefixes, output, overwrite=overwrite)
-    _show_made([output], as_json)
+    _print_written([output], as_json)
 
 
 @app.command()
@@ -106,7 +107,7 @@ def split(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Divide a dataset into two or three, at document borders; in each, documents keep the order of the file."""
+    """Split a dataset at document borders into two or three datasets, each with its documents in the original order."""
     from lmtrain.data.store import dataset_operations
 
     try:
@@ -115,7 +116,7 @@ def split(
         raise UsageError(f"--shares={shares} is not a list of numbers. Use shares such as 98,2.") from error
     with progress(f"dividing {prefix}", interrupted=_UNWRITTEN):
         dataset_operations.split(prefix, wanted, output, overwrite=overwrite, seed=seed)
-    _show_made(output, as_json)
+    _print_written(output, as_json)
 
 
 @app.command()
@@ -142,7 +143,7 @@ def show(
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """Show documents, or training samples as the model sees them: text and ids.
+    """Show documents of a dataset, or training samples as the model reads them, as text or token ids.
 
     A sample depends on how a run cuts them: give its folder, or the settings that it was started with.
     """
@@ -235,7 +236,7 @@ def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
 
 @app.command()
 def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
-    """Show what each dataset adds to a run with these settings."""
+    """Show how many samples and tokens each dataset contributes to a run with these settings."""
     from lmtrain.train.before.preflight import load_data
 
     config = _compose(overrides, config_dir)
@@ -276,10 +277,12 @@ def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
 
 
 def _show_documents(
-    prefix: Path, documents: list[int] | None, number: int, seed: int, most: int | None, ids: bool,
+    prefix: Path, documents: list[int] | None, num_random: int, seed: int, max_tokens: int | None, ids: bool,
     tokenizer: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the given documents, or `number` of them drawn at random."""
+    """Print the documents with these numbers, or `num_random` random ones if `documents` is None, each cut to
+    `max_tokens` tokens. With `ids`, token ids are printed instead of text.
+    """
     import numpy as np
 
     from lmtrain.data.dataset import permute
@@ -289,15 +292,15 @@ def _show_documents(
     dataset = IndexedDataset.open(prefix)
     use_recorded_checksums(dataset)
     if documents is None:
-        count = min(number, dataset.num_documents)
+        count = min(num_random, dataset.num_documents)
         documents = permute(np.arange(count), dataset.num_documents, seed).tolist() if count else []
-    rows = [*document_rows(dataset, documents, most, None if ids else _tokenizer_of(dataset, tokenizer))]
-    return print_json(rows, ensure_ascii=False) if as_json else print_documents(rows, most)
+    rows = [*document_rows(dataset, documents, max_tokens, None if ids else _tokenizer_of(dataset, tokenizer))]
+    return print_json(rows, ensure_ascii=False) if as_json else print_documents(rows, max_tokens)
 
 
 def _show_samples(
-    numbers: list[int], given: list[str], settings: list[str], run: Path | None, config_dir: Path | None,
-    most: int | None, ids: bool, as_json: bool,
+    numbers: list[int], prefixes: list[str], settings: list[str], run: Path | None, config_dir: Path | None,
+    max_tokens: int | None, ids: bool, as_json: bool,
 ) -> None:  # fmt: skip
     from lmtrain.checkpoint.store import latest_checkpoint
     from lmtrain.config.build import build_settings
@@ -307,10 +310,10 @@ def _show_samples(
     from lmtrain.train.before.resume_checks import data_shares_of, open_resume_checkpoint
     from lmtrain.train.config import RunConfig, with_resolved_paths
 
-    if run is not None and (given or settings):
-        raise UsageError(f"--run={run} has its own data and settings, and {(given + settings)[0]} was given too. "
+    if run is not None and (prefixes or settings):
+        raise UsageError(f"--run={run} has its own data and settings, and {(prefixes + settings)[0]} was given too. "
                          "Give the run alone, or a dataset with settings.")  # fmt: skip
-    paths = [f"data.path={path}" for path in given]
+    paths = [f"data.path={path}" for path in prefixes]
     config = _compose([*paths, *settings], config_dir) if run is None else build_settings(
         RunConfig, with_resolved_paths(read_settings(run), run)
     )  # fmt: skip
@@ -318,11 +321,11 @@ def _show_samples(
     newest = None if run is None else latest_checkpoint(run / CHECKPOINTS)
     shares = data_shares_of(open_resume_checkpoint(config, newest))
     tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
-    rows = [sample_row(data, number, most, tokenizer) for number in numbers]
+    rows = [sample_row(data, number, max_tokens, tokenizer) for number in numbers]
     return print_json(rows, ensure_ascii=False) if as_json else print_samples(rows, ids)
 
 
-def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
+def _print_written(prefixes: Sequence[Path], as_json: bool) -> None:
     from lmtrain.data.store.indexed import IndexedDataset
 
     facts: list[dict[str, Any]] = [
@@ -340,8 +343,10 @@ def _show_made(prefixes: Sequence[Path], as_json: bool) -> None:
             )
 
 
-def _compared(facts: dict[str, Any]) -> str:
-    """Return what a dataset's content was compared with, in words."""
+def _describe_content_check(facts: dict[str, Any]) -> str:
+    """Return the end of the sentence "dataset is whole: ..." that states what the verified content was compared with:
+    the sidecar's hash, the record of an earlier run, or nothing. `facts` is the report of `dataset_operations.verify`.
+    """
     if not facts["compared_with_sidecar"]:
         seen = ", and all that a run has read of it is as it was then" if facts["compared_with_record"] else ""
         return f"and no sidecar to compare with{seen}"

@@ -114,7 +114,7 @@ def preprocess(
         overwrite=overwrite,
     )
     found = resolve_text_inputs(inputs, format_)
-    with _shown(inputs) as report:
+    with _show_progress(inputs) as report:
         summary = pipeline.preprocess(
             found, Tokenizer.load(tokenizer), output, options, report=report, notify=print_notice
         )
@@ -123,7 +123,7 @@ def preprocess(
 
 
 @contextmanager
-def _shown(inputs: list[str]) -> Iterator[Callable[[Progress], None]]:
+def _show_progress(inputs: list[str]) -> Iterator[Callable[[Progress], None]]:
     again = "what was read from the pipe is lost" if "-" in inputs else "the same command goes on where this one was"
     with progress("tokenized", "bytes", interrupted=f"no dataset is written yet; {again}.") as shown:
         first, began = None, 0.0  # what an earlier run did is not counted
@@ -160,7 +160,9 @@ def _print(summary: Summary) -> None:
 
 
 def _print_lengths(lengths: dict[str, int]) -> None:
-    """Print a histogram of the documents' lengths, one bar for each power of two."""
+    """Print a histogram of document lengths, one bar for each power of two. `lengths` maps a range of tokens, such as
+    "64-127", to the number of documents.
+    """
     largest = max(lengths.values())
     first = next(i for i, count in enumerate(lengths.values()) if count)
     echo("tokens a document:")

@@ -35,7 +35,7 @@ def train(
     format_: InputFormat = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing, different tokenizer.")] = False,
 ) -> None:
-    """Learn a vocabulary from text; the same text gives the same tokenizer."""
+    """Train a tokenizer on texts; the same texts give the same tokenizer."""
     from data_tools.read.content import ALL_READ, SourceTexts
     from data_tools.read.sources import find_sources
     from lmtrain.tokenizer.train import train_bpe, train_wordpiece
@@ -65,7 +65,7 @@ def train(
 
 
 def _with_text(texts: Iterable[str]) -> Iterable[str]:
-    """Return the texts unchanged; raise if none of them holds text, rather than learn a vocabulary of bytes alone."""
+    """Return the texts unchanged. Raise DataError if all are blank, as the tokenizer would then hold only bytes."""
     ahead = iter(texts)
     first = next((text for text in ahead if text.strip()), None)
     if first is None:
@@ -78,7 +78,7 @@ def show(
     path: Annotated[Path, typer.Argument(help="A tokenizer's file or folder.")],
     text: Annotated[str | None, typer.Argument(help="A text to tokenize.")] = None,
 ) -> None:
-    """Say what a tokenizer is, and how it cuts a text."""
+    """Show a tokenizer's kind, size and special tokens, and the tokens of a text."""
     from rich.table import Table
     from rich.text import Text
 

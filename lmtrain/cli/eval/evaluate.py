@@ -100,9 +100,10 @@ def evaluate(
     nproc: NumProcesses = None,
     nproc_per_node: NumPerNode = None,
 ) -> None:  # fmt: skip
-    """Measure a checkpoint on a published protocol or on any text.
+    """Evaluate a checkpoint with a published protocol or on any text.
 
-    Every result comes with what it was divided by, how its text was cut, and the sum from which it follows.
+    Each result is printed with the counts it was divided by, the way its text was cut into windows, and the sum from
+    which it follows.
     """
     if list_tasks:
         return _print_tasks(as_json)
@@ -197,9 +198,10 @@ def _check_outputs(output: Path | None, samples: Path | None) -> None:
 
 
 def _build_jobs(
-    names: list[str] | None, sources: list[str] | None, baseline: Path | None, format_: str | None, key: str
+    task_ids: list[str] | None, data_options: list[str] | None, baseline: Path | None, format_: str | None, key: str
 ) -> list[Job]:
-    """Return each task with a function that reads its data; raise on wrong ones before a model is loaded.
+    """Return (task, function that reads its data) for each --task and its --data, whose values are `task_ids` and
+    `data_options`. Raise on wrong ones, before any model is loaded.
 
     `names` and `sources` are the values of --task and --data.
     """
@@ -207,13 +209,13 @@ def _build_jobs(
     from lmtrain.eval.task import TextTask, all_tasks, find_task
     from lmtrain.units import plural
 
-    names, sources = names or [], sources or []
-    tasks = [find_task(name) for name in names]
-    if not names:
+    task_ids, data_options = task_ids or [], data_options or []
+    tasks = [find_task(name) for name in task_ids]
+    if not task_ids:
         raise UsageError("No task was given. Give --task and --data, one for each; `lmtrain eval --list` shows them.")
-    if len(names) != len(sources):
+    if len(task_ids) != len(data_options):
         raise UsageError(
-            f"{plural(len(names), 'task')} and {plural(len(sources), 'file')} to measure on were given. "
+            f"{plural(len(task_ids), 'task')} and {plural(len(data_options), 'file')} to measure on were given. "
             "Give --task and --data, one for each; `lmtrain eval --list` shows the tasks."
         )
     if baseline is not None and not any(task.compares for task in tasks):
@@ -223,7 +225,7 @@ def _build_jobs(
         )
     jobs: list[Job] = []
     reads_text = False
-    for task, source in zip(tasks, sources, strict=True):
+    for task, source in zip(tasks, data_options, strict=True):
         prefix = dataset_prefix(Path(source))
         if prefix is not None or not isinstance(task, TextTask):
             if prefix is None and not Path(source).exists():
@@ -240,7 +242,8 @@ def _build_jobs(
 
 
 def read_texts(sources: list[Source], key: str, report: Callable[[int], None]) -> TextInput:
-    """Read all documents of the sources, with a hash that identifies them: the file's hash if there is only one file.
+    """Read all documents of the sources into one input with a SHA-256: the file's hash if there is only one file, else
+    a hash of the documents.
 
     `key` is the key or column of the text; `report` receives the number of bytes read.
     """

@@ -35,7 +35,9 @@ LAYOUT_KEYS, TRAINING_KEYS = ([f"parallel.{key}" for key in keys] for keys in (_
 
 
 def find_model(path: Path) -> Source:
-    """Return the source of a model: a checkpoint or run folder, or a Hugging Face folder."""
+    """Find the model at a path (a checkpoint, a run folder or a Hugging Face folder) without loading it. Return its
+    settings, tokenizer and a function that opens its weights.
+    """
     if (path / "config.json").is_file():
         config = read_json(path / "config.json")
         if not isinstance(config, dict) or "model" not in config:  # because: a run folder has a config.json too
@@ -44,7 +46,9 @@ def find_model(path: Path) -> Source:
 
 
 def _huggingface_source(path: Path, config: Any) -> Source:
-    """Return the source of a Hugging Face folder; its weights are opened only when it is loaded."""
+    """Return the source of a Hugging Face folder, without opening its weights yet; `config` is the content of its
+    config.json.
+    """
     from lmtrain.exchange.huggingface.config import settings_from_config
 
     family, settings = settings_from_config(config, path / "config.json", pair_head=False, dropout=None)
@@ -69,7 +73,8 @@ def _huggingface_source(path: Path, config: Any) -> Source:
 
 
 def choose_layout(overrides: Sequence[str], model: ModelSettings, env: ProcessEnv) -> ParallelSettings:
-    """Return the layout of an evaluation from overrides such as `parallel.tp=2`; remaining processes become copies.
+    """Return the parallel layout of an evaluation from overrides such as `parallel.tp=2`. Processes that the layout
+    leaves over become data-parallel replicas.
 
     Each copy of the model (dp_replicate) scores batches of its own. Raise if the layout does not fit the model or the
     processes.
@@ -90,7 +95,9 @@ def choose_layout(overrides: Sequence[str], model: ModelSettings, env: ProcessEn
 
 
 def _parse_layout(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the `parallel` values of the overrides. Raise on keys that an evaluation does not have."""
+    """Return the values of overrides of the group `parallel` by key ("tp" -> 2). Raise on keys that an evaluation does
+    not have.
+    """
     tree: dict[str, Any] = {"parallel": {}}
     problems = []
     for override in parse_overrides(overrides, {}) if overrides else ():
@@ -121,7 +128,8 @@ def check_device(name: str, env: ProcessEnv) -> None:
 def open_model_loader(
     env: ProcessEnv, layouts: Sequence[ParallelSettings], device: str, precision: str
 ) -> Iterator[Callable[[Source, ParallelSettings], LoadedModel]]:
-    """Context manager: connect the processes and yield a function that loads a model, on each process its shard.
+    """Context manager: open the process group and yield `load(source, layout)`, which loads a model, on each process
+    its shard. `layouts` are those that will be used; the first one defines the device mesh and the timeout.
 
     All processes leave the block together. Models that are loaded in turn share the mesh of the first layout.
     """
@@ -149,14 +157,18 @@ def open_model_loader(
 
 
 def _shared_facts(parallel: ParallelSettings) -> dict[str, Fact]:
-    """Return the facts that must be equal on all ranks before scoring starts: parallel settings and code versions."""
+    """Return the values that must be equal on all ranks before scoring starts, by name: parallel settings and code
+    versions.
+    """
     return {
         f"parallel.{key}": Fact(str(value), str(value)) for key, value in parallel.to_dict().items()
     } | program_facts()
 
 
 def _model_facts(source: Source) -> dict[str, Fact]:
-    """Return facts about a model's files that must be equal on all ranks."""
+    """Return what identifies a model's files, which must be equal on all ranks: a checkpoint's digest, or the names and
+    sizes of the files.
+    """
     if (source.path / MANIFEST).is_file():
         return {"checkpoint": checkpoint_fact(source.path)}
     files = [f"{file.name} of {file.stat().st_size} bytes" for file in sorted(source.path.iterdir())]

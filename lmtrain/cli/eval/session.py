@@ -79,7 +79,9 @@ class Session:
 
     @contextmanager
     def open_loader(self) -> Iterator[Callable[[Source, int], LoadedModel]]:
-        """Connect the processes; yield a function that loads the source of this number in its layout."""
+        """Context manager: open the process group and yield `load(source, number)`, which loads a model in the
+        session's layout of that number.
+        """
         with open_model_loader(self._env, self._layouts, self.options.device, self.options.precision) as load:
 
             def load_model(source: Source, number: int) -> LoadedModel:
@@ -89,7 +91,9 @@ class Session:
             yield load_model
 
     def open_journal(self) -> AbstractContextManager[Journal]:
-        """Open the journal beside --output, from which a killed evaluation continues. Processes must be connected."""
+        """Open the journal beside the --output file, from which a killed evaluation continues. The process group must
+        be open.
+        """
         from lmtrain.eval.journal import open_journal
         from lmtrain.runtime.processes.process_group import broadcast_from_rank0
 
@@ -101,14 +105,16 @@ class Session:
         if self.options.output is not None and self._env.rank == 0:
             write_json(self.options.output, document)
 
-    def write_samples(self, path: Path, lines: Sequence[bytes]) -> dict[str, str]:
-        """Write item lines to `path`; return the path, relative to the output's folder, and its hash. Rank 0 only."""
+    def write_samples(self, path: Path, encoded_rows: Sequence[bytes]) -> dict[str, str]:
+        """Write the encoded rows of all items to `path`, on rank 0 only. Return the entry for the results file: `file`,
+        the path relative to that file, and `sha256`.
+        """
         if self._env.rank > 0:
             return {}
         with atomic_file(path) as file:
-            file.writelines(lines)
+            file.writelines(encoded_rows)
         written_path = str(path) if self.options.output is None else os.path.relpath(path, self.options.output.parent)
-        return {"file": written_path, "sha256": hashlib.sha256(b"".join(lines)).hexdigest()}
+        return {"file": written_path, "sha256": hashlib.sha256(b"".join(encoded_rows)).hexdigest()}
 
     def print_result(self, document: dict[str, Any]) -> None:
         """Print the document with --json, on rank 0; called after a failure too, with the results before it."""
@@ -116,7 +122,7 @@ class Session:
             print_document(document)
 
     def evaluate_tasks(self, loaded: LoadedModel, journal: Journal) -> Iterator[Outcome]:
-        """Run all tasks on a model; yield the outcome of each when it ends."""
+        """Run all tasks on a model; yield each task's outcome when the task ends."""
         import torch
 
         from lmtrain.eval.journal import model_identity
@@ -125,12 +131,12 @@ class Session:
         subject, facts = loaded.subject, loaded.facts
         computed = (subject.dtype, subject.layout, facts["device"], torch.__version__, __version__)
         journal.set_identity(model_identity(Path(facts["checkpoint"]), *computed))
-        passes = SharedAnswers() if len(self.jobs) > 1 else None
+        shared_answers = SharedAnswers() if len(self.jobs) > 1 else None
         for number, (task, _) in enumerate(self.jobs):
-            yield self._evaluate_task(task, self._read_input(number), loaded, journal, passes)
+            yield self._evaluate_task(task, self._read_input(number), loaded, journal, shared_answers)
 
     def _read_input(self, number: int) -> Path | TextInput:
-        """Return the data of a task, read on first use."""
+        """Return the data of task `number`: read on first use, then cached for the next model."""
         if number not in self._inputs:
             task, read = self.jobs[number]
             with progress(self.console, f"{task.id}: read", "bytes", stop_note="nothing is written.") as reporter:
@@ -139,9 +145,11 @@ class Session:
 
     def _evaluate_task(
         self, task: Task, task_input: Path | TextInput, loaded: LoadedModel, journal: Journal,
-        passes: SharedAnswers | None,
+        shared_answers: SharedAnswers | None,
     ) -> Outcome:  # fmt: skip
-        """Run one task on a model; the journal provides parts that an earlier call has finished."""
+        """Run one task on a model. Scores that an earlier, killed call stored in the journal are not computed again;
+        nor are those that another task has added to `shared_answers`.
+        """
         from data_tools.corpora.recipe import published_hashes
         from lmtrain.eval.runner import run
 
@@ -151,11 +159,13 @@ class Session:
             return run(
                 task, loaded.subject, task_input, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
                 hashes=published_hashes() if task.published else None, batch_size=options.batch_size, cache=journal,
-                passes=passes, progress=reporter,
+                passes=shared_answers, progress=reporter,
             )  # fmt: skip
 
     def add_baselines(self, outcome: Outcome, loaded: LoadedModel) -> Outcome:
-        """Return the outcome with --baseline's results added, if they were requested and can be counted."""
+        """Return the outcome with unigram and bigram baselines added, counted on the dataset of --baseline. Without
+        --baseline, for a task that does not score whole documents, and on ranks other than 0, return it unchanged.
+        """
         if self.options.baseline is None or outcome.prepared.documents is None or self._env.rank > 0:
             return outcome
         with progress(self.console, "counting for the baselines"):
@@ -166,7 +176,9 @@ class Session:
 
 
 def evaluate_one(source: Source, session: Session) -> None:
-    """Evaluate one model; write and print each result as it comes, so that it stays if a later one fails."""
+    """Evaluate one model. Each result is written and printed as soon as it is there, so it is kept if a later task
+    fails.
+    """
     options, lines = session.options, list[bytes]()
     document = new_document("lmtrain evaluation", model={}, results=[])
 
@@ -211,7 +223,9 @@ def print_document(document: dict[str, Any]) -> None:
 
 
 def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
-    """Return a run's checkpoints at the steps of --steps ("all" or numbers with commas), oldest first."""
+    """Return the checkpoints of a run at the steps that `steps_option` lists ("all", or numbers with commas), oldest
+    first.
+    """
     by_step = {step_from_name(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
     if not by_step:
         raise MissingInputError(f"{run} holds no checkpoints, which --steps goes through. Give a run's folder.")
@@ -230,7 +244,9 @@ def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
 
 
 def evaluate_steps(sources: Sequence[Source], session: Session) -> None:
-    """Evaluate a run's checkpoints; print a line for each, then the recipe of the last one, and the curve."""
+    """Evaluate several checkpoints of a run. Print a line for each result, and at the end the tables of the last
+    checkpoint and a sparkline of each headline measure over the steps.
+    """
     document = new_document("lmtrain evaluation over steps", run=str(sources[0].path.parent), steps=[])
     results_by_step: list[tuple[int, list[Result]]] = []
     with ExitStack() as stack:
@@ -259,7 +275,7 @@ def evaluate_steps(sources: Sequence[Source], session: Session) -> None:
 
 
 def _print_step_result(screen: Console, step: int, result: Result) -> None:
-    """Print a line with a checkpoint's step and headline measure."""
+    """Print the headline measure of one result and the step of its checkpoint, as one line."""
     name = result.headline
     low_high = [format_measure(name, edge) for edge in result.intervals.get(name, ())]
     interval = f"  ({' to '.join(low_high)})" if low_high else ""
@@ -268,7 +284,9 @@ def _print_step_result(screen: Console, step: int, result: Result) -> None:
 
 
 def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result]) -> None:
-    """Print a sparkline of the headline measure over steps, and the best value."""
+    """Print a sparkline of one task's headline measure over the steps, and its best value. `results` holds one result
+    per step.
+    """
     name = results[0].headline
     values = [result.measures[name] for result in results]
     if screen.encoding.startswith("utf"):
@@ -280,7 +298,9 @@ def _print_curve(screen: Console, steps: Sequence[int], results: Sequence[Result
 
 
 def compare_files(a: Path, b: Path, options: Options) -> None:
-    """Compare two results files item by item; write and print the comparisons."""
+    """Compare the results files `a` and `b`, written with --output and --samples, item by item; write and print the
+    differences.
+    """
     pairs, unpaired = _pair_results(_read_sides(a), _read_sides(b))
     if not pairs:
         raise DataError(f"{a} and {b} share no task: {'; '.join(unpaired)}. Evaluate both on the same one.")
@@ -295,7 +315,9 @@ def compare_files(a: Path, b: Path, options: Options) -> None:
 
 
 def compare_models(sources: Sequence[Source], session: Session) -> None:
-    """Evaluate two models in turn, compare them item by item; write and print the comparisons."""
+    """Evaluate two models, one after the other, and compare their results item by item; write and print the
+    differences.
+    """
     sides: list[list[Side]] = []
     models: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -318,41 +340,47 @@ def compare_models(sources: Sequence[Source], session: Session) -> None:
 
 
 def _compare_pairs(pairs: list[Pair], document: dict[str, Any]) -> list[Comparison]:
-    """Compare each pair of results and add the comparisons to the document."""
+    """Compare results A and B of each task. Return the comparisons, and add them to `document`, the JSON output."""
     comparisons = [compare(task, a, b) for task, a, b in pairs]
     document |= {"complete": True, "comparisons": [comparison.to_dict() for comparison in comparisons]}
     return comparisons
 
 
 def _print_comparison(
-    screen: Console, pairs: list[Pair], comparisons: list[Comparison], unpaired: list[str], full: bool
+    screen: Console, pairs: list[Pair], comparisons: list[Comparison], unpaired: list[str], shows_all: bool
 ) -> None:
-    """Print which results A and B are, each comparison, and results without a counterpart."""
+    """Print the names of A and B, the comparison of each task, and the results that only one of them has (`unpaired`).
+    With `shows_all`, print every measure and not only the headline.
+    """
     for name, side in zip("AB", pairs[0][1:], strict=True):
         screen.print(f"{name}  {side.name}", soft_wrap=True)
     for comparison in comparisons:
-        screen.print(render_comparison(comparison, full=full))
+        screen.print(render_comparison(comparison, full=shows_all))
     for text in unpaired:
         screen.print(f"left out: {text}")
 
 
 def _pair_results(a: list[Side], b: list[Side]) -> tuple[list[Pair], list[str]]:
-    """Pair results by task, and by text if a task has several; return the pairs, and what only one side has."""
-    pairs, rest, unpaired = [], list(b), []
+    """Pair the results of A and B by task, and by text if a task has several results. Return (task, result of A, result
+    of B) for each pair, and a sentence for each result that only one of them has.
+    """
+    pairs, unmatched, unpaired = [], list(b), []
     for side in a:
-        same_task = [other for other in rest if other.result.task == side.result.task]
+        same_task = [other for other in unmatched if other.result.task == side.result.task]
         text = side.result.text_sha256
         other = next((o for o in same_task if o.result.text_sha256 == text), next(iter(same_task), None))
         if other is None:
             unpaired.append(f"{side.result.protocol} only in {side.name}")
             continue
-        rest.remove(other)
+        unmatched.remove(other)
         pairs.append((find_task(side.result.task), side, other))
-    return pairs, unpaired + [f"{other.result.protocol} only in {other.name}" for other in rest]
+    return pairs, unpaired + [f"{other.result.protocol} only in {other.name}" for other in unmatched]
 
 
 def _read_sides(path: Path) -> list[Side]:
-    """Return the results of a file, each with its items' columns."""
+    """Read the results of a file written by `lmtrain eval --output --samples`, each with the per-item values from its
+    samples file.
+    """
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != "lmtrain evaluation":
         raise DataError(f"{path} holds no results of `lmtrain eval --output`. Give such a file, or a checkpoint.")

@@ -25,7 +25,9 @@ _MAX_LINES = 40  # per section of a comparison
 
 
 def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
-    """Return a checkpoint's facts from its manifest; with `verify`, read all bytes and raise if any is damaged."""
+    """Return what a checkpoint's manifest records as plain data: step, layout, model, settings, files, tensors. With
+    `verify`, first read every byte, and raise if any is damaged.
+    """
     if verify:
         diff.raise_problems(diff.verify_checkpoints(path))
     manifest = Contents(path).manifest
@@ -58,7 +60,7 @@ def checkpoint_facts(path: Path, verify: bool) -> dict[str, Any]:
 
 
 def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
-    """Print a checkpoint's main facts; with `show_all` also its settings, files and tensors."""
+    """Print the data that `checkpoint_facts` returns; settings, files and tensors only with `show_all`."""
     from lmtrain.cli.screen.console import PlainConsole, print_facts, print_tree
 
     counts = [(key, facts[key]) for key in ("step", "samples", "tokens")]
@@ -86,7 +88,9 @@ def print_checkpoint(facts: dict[str, Any], show_all: bool) -> None:
 
 
 def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
-    """Return a tree of tensors by the dotted parts of their names; each branch shows the number and size below it."""
+    """Return a tree of tensors by the dotted parts of their names; each branch shows the number and total size of its
+    tensors. `tensors` maps a name to its dtype, shape, bytes and files.
+    """
     from rich.text import Text
     from rich.tree import Tree
 
@@ -117,7 +121,9 @@ def _group_by_part(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
 
 
 def difference_facts(path: Path, other: Path) -> dict[str, Any]:
-    """Return what differs between two checkpoints: state, tensors in only one, dtypes or shapes, and values."""
+    """Return what differs between two checkpoints, as plain data: training state, tensors that only one has, dtypes or
+    shapes, and values.
+    """
     a, b = Contents(resolve_checkpoint(path)), Contents(resolve_checkpoint(other))
     only_a, only_b = diff.missing_names(a, b)
     facts: dict[str, Any] = {
@@ -134,7 +140,7 @@ def difference_facts(path: Path, other: Path) -> dict[str, Any]:
 
 
 def print_difference(facts: dict[str, Any]) -> None:
-    """Print the facts of `difference_facts`, at most 40 lines per kind of difference."""
+    """Print the data that `difference_facts` returns, at most 40 lines for each kind of difference."""
     echo(f"{facts['checkpoint']} and {facts['other']}")
     for title, lines in (
         ("state", [f"{key}: {a} -> {b}" for key, (a, b) in facts["state"].items()]),

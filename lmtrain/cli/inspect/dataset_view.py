@@ -21,7 +21,9 @@ _MAX_LENGTHS_READ = 1 << 24  # the lengths of so many sequences are read in a fr
 
 
 def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
-    """Return a dataset's facts from its header and sidecar; read every byte only to verify it."""
+    """Return a dataset's counts, dtype, size, shortest and longest sequence, and sidecar as plain data. With `verify`,
+    first read every byte, and raise if any is damaged.
+    """
     from lmtrain.data.store import dataset_operations
     from lmtrain.data.store.indexed import IndexedDataset, dataset_file
 
@@ -45,7 +47,7 @@ def dataset_facts(path: Path, verify: bool = False) -> dict[str, Any]:
 
 
 def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a dataset's facts as (name, text), for printing."""
+    """Yield (name, text) for each fact that `dataset_facts` returned, for printing."""
     documents, sequences, tokens = facts["documents"], facts["sequences"], facts["tokens"]
     per_document = f", {tokens / documents:,.0f} a document" if documents else ""
     yield "documents", f"{documents:,}" + (f" ({sequences:,} sequences)" if sequences != documents else "")
@@ -71,7 +73,7 @@ def dataset_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def print_dataset(facts: dict[str, Any], show_all: bool) -> None:
-    """Print a dataset's facts; with `show_all` also its sidecar."""
+    """Print the data that `dataset_facts` returns; the whole sidecar only with `show_all`."""
     from lmtrain.cli.screen.console import print_facts, print_tree
 
     print_facts(f"dataset {facts['dataset']}", dataset_lines(facts))
@@ -88,7 +90,9 @@ def describe_tokenizer(vocab_size: int, eod_id: int | None, fingerprint: str) ->
 def document_rows(
     dataset: IndexedDataset, documents: Sequence[int], max_tokens: int | None, tokenizer: Tokenizer | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the text of each numbered document, or without a tokenizer its token ids, cut to `max_tokens` tokens."""
+    """Yield a dict for each document number: its number, its token count and its text, or its token ids if `tokenizer`
+    is None, cut to `max_tokens` tokens.
+    """
     dataset.check_index()
     for number in documents:
         if not 0 <= number < dataset.num_documents:
@@ -102,7 +106,9 @@ def document_rows(
 
 
 def print_documents(rows: Rows, max_tokens: int | None) -> None:
-    """Print documents under a heading with their token counts; `max_tokens` is where they were cut."""
+    """Print the documents that `document_rows` yielded, each under a heading with its token count; `max_tokens` is the
+    number of tokens to which they were cut.
+    """
     for row in rows:
         cut_note = f", the first {max_tokens}" if max_tokens is not None and row["tokens"] > max_tokens else ""
         count = f"{row['tokens']:,}"
@@ -111,7 +117,9 @@ def print_documents(rows: Rows, max_tokens: int | None) -> None:
 
 
 def sample_row(data: TrainingData, number: int, max_tokens: int | None, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a training sample as it becomes a row of a batch, cut to its first `max_tokens` tokens."""
+    """Return training sample `number` as the model reads it (text, token ids, labels, and the documents it comes from),
+    cut to its first `max_tokens` tokens.
+    """
     import numpy as np
 
     from lmtrain.data.samples.causal import CausalDataset
@@ -147,7 +155,7 @@ def sample_row(data: TrainingData, number: int, max_tokens: int | None, tokenize
 
 
 def print_samples(rows: Rows, ids_only: bool) -> None:
-    """Print samples: a heading, notes, the text unless `ids_only`, and the token ids."""
+    """Print the samples that `sample_row` returned: a heading, notes, the text unless `ids_only`, and the token ids."""
     from lmtrain.cli.screen.console import PlainConsole
 
     for row in rows:
@@ -161,7 +169,9 @@ def print_samples(rows: Rows, ids_only: bool) -> None:
 
 
 def _sample_notes(row: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about a sample: its documents, whether its segments follow each other, the masked pieces."""
+    """Yield lines about a training sample: its documents, whether its second segment follows the first, and the masked
+    tokens.
+    """
     if spans := row.get("documents", []):
         words = [f"{span['document']} (tokens {span['from']} to {span['to'] - 1})" for span in spans]
         more = [f"and {len(words) - 6} more"] if len(words) > 6 else []

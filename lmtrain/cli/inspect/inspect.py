@@ -55,7 +55,7 @@ def inspect(
 
 
 def _print_run(facts: dict[str, Any], show_all: bool) -> None:
-    """Print a run's facts; with `show_all` also its checkpoints and settings."""
+    """Print the data that `run_facts` returns; all checkpoints and settings only with `show_all`."""
     from lmtrain.cli.screen.console import PlainConsole, print_facts, print_tree
 
     with record_errors(Path(facts["run"])):

@@ -33,7 +33,9 @@ Rows = Sequence[dict[str, Any]]
 
 
 def run_facts(path: Path, verify: bool) -> dict[str, Any]:
-    """Return all facts about a run as plain data; with `verify`, read its checkpoints and raise if one is damaged."""
+    """Return everything that a run folder records as plain data: state, newest rows, best results, checkpoints and
+    settings. With `verify`, first read every byte of its checkpoints, and raise if any is damaged.
+    """
     import numpy as np
 
     from lmtrain.checkpoint.diff import raise_problems, verify_checkpoints
@@ -83,7 +85,7 @@ def _loss_or_inf(row: dict[str, Any]) -> float:
 
 
 def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
-    """Return for each task the row that is best by its headline measure."""
+    """Return, for each evaluation name, the evaluation row with the best headline measure."""
     names = {row["name"]: f"eval/{row['name']}/{row['headline']}" for row in rows}
     scores = {name: score_by_step(rows, measure) for name, measure in names.items()}
     best = {name: max(by_step, key=lambda step: (by_step[step], -step)) for name, by_step in scores.items() if by_step}
@@ -91,7 +93,9 @@ def _best_evaluations(rows: Rows) -> dict[str, dict[str, Any]]:
 
 
 def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[str, Any] | None:
-    """Return the checkpoint that RUN@best names and its score; None if the run does not keep the best."""
+    """Return the name of the best checkpoint, the measure that decides (`checkpoint.best_by`) and its value. Return
+    None unless the run keeps its best checkpoint (`checkpoint.keep_best`) and has one.
+    """
     if not settings.get("checkpoint", {}).get("keep_best"):
         return None
     try:
@@ -105,7 +109,7 @@ def _best_checkpoint(path: Path, settings: dict[str, Any], rows: Rows) -> dict[s
 
 
 def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's planned steps, parameters and layout, from its settings.
+    """Return a run's number of steps, number of parameters and layout, computed from its settings.
 
     Parameters and layout are None if this version cannot read the settings.
     """
@@ -124,7 +128,7 @@ def settings_facts(path: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, str]]:
-    """Yield a run's facts as (name, text); `show_curve` adds a sparkline of block characters."""
+    """Yield (name, text) for the main facts that `run_facts` returned; `show_curve` adds a sparkline of the loss."""
     row, losses = facts["last_step"] or {}, facts["losses"]
     step, steps = int(row.get("step", 0)), facts["steps"]
     share = f" of {steps:,} ({step / steps:.0%})" if steps else ""
@@ -157,7 +161,7 @@ def run_lines(facts: dict[str, Any], show_curve: bool) -> Iterator[tuple[str, st
 
 
 def _describe_validation(row: dict[str, Any]) -> str:
-    """Describe a validation row: loss, step, perplexity and accuracy."""
+    """Return a validation row as text: loss, step, perplexity and accuracy."""
     loss = "-" if row.get("loss") is None else f"{row['loss']:.4f}"
     quality = f", perplexity {row['ppl']:.2f} a token" if "ppl" in row else ""
     quality += f", accuracy {format_percent(row['accuracy'])}" if "accuracy" in row else ""
@@ -165,7 +169,7 @@ def _describe_validation(row: dict[str, Any]) -> str:
 
 
 def _describe_evaluation(row: dict[str, Any], best: dict[str, Any] | None) -> str:
-    """Describe an evaluation row by its headline measure, and the best row if it is another."""
+    """Return an evaluation row as text: its headline measure and step, and those of the best row if that is another."""
     figures, best_figures = eval_figures(row)[0], eval_figures(best or row)[0]
     text = f"{figures} at step {row['step']:,}"
     if best is None or best_figures == figures:
@@ -174,7 +178,9 @@ def _describe_evaluation(row: dict[str, Any], best: dict[str, Any] | None) -> st
 
 
 def describe_state(facts: dict[str, Any]) -> str:
-    """Describe a run's state, when it last wrote a row, and what starting it again would do."""
+    """Return a run's state as text, with the time since its last row and what the same command would do now. `facts` is
+    the dict of `run_facts`.
+    """
     stop, last_row_time = facts["stopped"], facts["last_row_time"]
     since = f" {ago(last_row_time)}" if last_row_time else ""
     last = f", last row{since}" if since else ""
@@ -205,7 +211,7 @@ def ago(time: str) -> str:
 
 
 def _progress_lines(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield speed, optimizer, tokens and time as (name, text) from the newest step row."""
+    """Yield (name, text) for speed, optimizer, tokens and time; `row` is the newest step row."""
     figures = dict(speed_figures(row))
     if row:
         yield "speed", f"{figures['speed']}, {figures['compute']}, memory {figures['memory']}"
@@ -218,7 +224,9 @@ def _progress_lines(facts: dict[str, Any], row: dict[str, Any]) -> Iterator[tupl
 
 
 def _describe_saves(facts: dict[str, Any]) -> str:
-    """Describe the newest checkpoint, and the last save if that wrote it."""
+    """Return the name of the newest checkpoint and the number of older ones as text, with size and duration of its save
+    if known.
+    """
     names, save = facts["checkpoints"], facts["last_save"]
     if not names:
         return "no checkpoint"
@@ -230,7 +238,7 @@ def _describe_saves(facts: dict[str, Any]) -> str:
 
 
 def ingredient_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield a run's model, data and layout as (name, text)."""
+    """Yield (name, text) for a run's model, data and layout; `facts` is the dict of `run_facts`."""
     model, data, precision = (facts["settings"].get(key, {}) for key in ("model", "data", "precision"))
     yield "model", describe_model(model, facts["parameters"])
     paths = [data["path"]] if data.get("path") else [part["path"] for part in data.get("datasets", [])]
@@ -239,7 +247,9 @@ def ingredient_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def describe_model(model: dict[str, Any], parameters: int | None = None) -> str:
-    """Describe a model in words; `model` is its settings, in which another version may lack keys."""
+    """Return a model's kind, size, layers, width and sequence length as text. `model` is its settings as recorded; keys
+    that are missing, as in settings of another version, are left out.
+    """
     size = "" if parameters is None else f", {format_count(parameters)} parameters"
     shape = [plural(model["num_layers"], "layer")] if "num_layers" in model else []
     shape += [f"{model['width']} wide"] if "width" in model else []

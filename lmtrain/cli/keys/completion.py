@@ -62,7 +62,9 @@ def _with_prefix(prefix: str, completions: Iterable[Completion]) -> list[Complet
 
 
 def _rejoin_words(words: list[str]) -> list[str]:
-    """Return the words as typed: bash passes `model=gpt_tiny` as three words, and `model=` as one."""
+    """Return the words of a command line as the user typed them. bash passes `model=gpt_tiny` as three words, and
+    `model=` as one.
+    """
     joined: list[str] = []
     for number, word in enumerate(words):
         last = number == len(words) - 1
@@ -94,7 +96,7 @@ class _Completer:
         return settings_sections()
 
     def completions(self, word: str) -> Iterator[Completion]:
-        """Yield what may complete a word: names before its `=`, values after it."""
+        """Yield the completions of a partly typed override: names up to its `=`, values after it."""
         name, equals, _ = word.partition("=")
         if equals:
             yield from self._value_completions(name)
@@ -106,7 +108,9 @@ class _Completer:
             yield from self._value_completions(names[0][0][:-1]) or [(f"{names[0][0]}VALUE", "")]
 
     def name_completions(self, word: str) -> list[Completion]:
-        """Return the groups and sections that match; if only one section does, its keys instead."""
+        """Return the config groups ("model=") and settings sections ("train.") that begin with `word`. If only one
+        section does, return its keys instead.
+        """
         parts = [name for name in self._sections if f"{name}.".startswith(word) or word.startswith(f"{name}.")]
         groups = [(f"{name}=", words) for name, words in self.group_completions() if f"{name}=".startswith(word)]
         if len(parts) == 1 and not groups:
@@ -118,7 +122,7 @@ class _Completer:
         return [(name, f"{len(choices)} to choose from") for name, choices in self._groups.items()]
 
     def choice_completions(self, group: str) -> list[Completion]:
-        """Return the choices of a group, with the first clause of their descriptions."""
+        """Return the choices of a config group, each with the first clause of its description."""
         from lmtrain.cli.keys.settings_reference import config_file, config_headline
 
         return [
@@ -127,21 +131,26 @@ class _Completer:
             if (file := config_file(group, name, self._config_dir))
         ]
 
-    def _keys(self, part: str) -> list[Key]:
-        """Return the keys of a group: those of the chosen kind, or of every kind if the choice is not known."""
+    def _keys(self, section_name: str) -> list[Key]:
+        """Return the keys of a settings section, such as `optim`. If the section has several kinds, return those of the
+        kind that is chosen, or of every kind if the choice is not known.
+        """
         from lmtrain.cli.keys.settings_reference import CommentedFile, config_file, default_choices
 
-        section = self._sections.get(part)
+        section = self._sections.get(section_name)
         if section is None:
             return []
-        choice = self._chosen.get(part) or ("" if "experiment" in self._chosen else default_choices().get(part, ""))
-        file = config_file(part, choice, self._config_dir)
+        default = "" if "experiment" in self._chosen else default_choices().get(section_name, "")
+        choice = self._chosen.get(section_name) or default
+        file = config_file(section_name, choice, self._config_dir)
         kind = CommentedFile(file).values.get("kind", "") if file else ""
         chosen_kinds = [kind] if kind in section.kinds else list(section.kinds)
         return [key for each_kind in chosen_kinds for key in section.keys(each_kind)]
 
     def _value_completions(self, name: str) -> list[Completion]:
-        """Return the choices of a group, or a key's default and its values if they are few."""
+        """Return the choices if `name` is a config group; if it is a key, its default, and its allowed values if they
+        can be listed.
+        """
         if name in self._groups:
             return [(f"{name}={choice}", words) for choice, words in self.choice_completions(name)]
         keys = [key for key in self._keys(name.partition(".")[0]) if key.name == name]

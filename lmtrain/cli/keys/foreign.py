@@ -54,7 +54,9 @@ class Translation:
 
 
 def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
-    """Translate options to settings; `options` maps each option, with its dashes, to its values as typed."""
+    """Translate another tool's options to settings of lmtrain; `options` maps each option, such as "--train-iters", to
+    its values as typed.
+    """
     result, to_convert, betas = Translation(), list[tuple[str, str, str]](), ["0.9", "0.95"]
     groups = group_choices()
     names = SettingNames(RunConfig, groups)
@@ -97,7 +99,8 @@ def translate_options(options: Mapping[str, Sequence[str]]) -> Translation:
 
 
 def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str | None:
-    """Return the error message for a command line with foreign options: a translated command to type, and notes.
+    """Return the error message for a command line with another tool's options: the translated command to type instead,
+    and notes about options without a counterpart.
 
     Return None if there are fewer than two such options. `command` is the verb's full name, `error` click's error.
     """
@@ -143,14 +146,16 @@ def foreign_line_message(command: str, error: Any, argv: Sequence[str]) -> str |
 
 
 def _layout_process_count(settings: Mapping[str, str]) -> str:
-    """Return the number of processes of a layout as text; empty for one process, or if a size is not a number."""
+    """Return the number of processes that the layout in these settings needs, as text; empty for one process, or if a
+    size is not a number.
+    """
     sizes = [settings.get(f"parallel.{axis}", "1") for axis in ("tp", "pp", "dp_replicate", "dp_shard")]
     count = math.prod(int(size) if size.isdecimal() else 0 for size in sizes)
     return str(count) if count > 1 else ""
 
 
 def _shell_lines(words: Sequence[str]) -> str:
-    """Return a command quoted for a shell, with long lines continued by backslashes."""
+    """Return a command as shell text: its words quoted, and lines over 70 characters continued with backslashes."""
     lines = [""]
     for word in map(shell_quoted, words):
         if len(lines[-1]) + len(word) > _WIDTH and lines[-1]:
@@ -170,13 +175,17 @@ def _to_yaml(value: str) -> str:
 
 
 def _switch_override(name: str, groups: Mapping[str, Sequence[str]]) -> str:
-    """Return the override for an option that is a switch or names a choice of a group; empty for others."""
+    """Return the override for an option that is a switch, such as "swiglu", or the name of a choice of a group; empty
+    for others.
+    """
     chosen = (f"{group}={name}" for group, choices in groups.items() if name in choices)
     return _SWITCHES.get(name) or next(chosen, "")
 
 
 def _combined_override(name: str, values: Sequence[str]) -> str:
-    """Return the override for an option with several values that form one setting; empty for other options."""
+    """Return the override for an option whose several values become one setting, such as `--split 98 1 1`; empty for
+    other options.
+    """
     if name == "rampup_batch_size" and len(values) == 3:
         return "train.rampup={{start: {}, increment: {}, samples: {}}}".format(*values)
     if name == "split" and values:
@@ -188,7 +197,9 @@ def _combined_override(name: str, values: Sequence[str]) -> str:
 
 
 def _add_override(result: Translation, override: str) -> None:
-    """Add an override KEY=VALUE to the result's settings; a list of datasets also selects data=blend."""
+    """Add the override KEY=VALUE to `result.settings`. If it sets `data.datasets`, also add data=blend, which reads
+    several datasets.
+    """
     key, _, value = override.partition("=")
     if key == "data.datasets":
         result.settings["data"] = "blend"
@@ -196,7 +207,8 @@ def _add_override(result: Translation, override: str) -> None:
 
 
 def _add_converted(result: Translation, option: str, value: str, key: str, operator: str, factor_key: str) -> None:
-    """Add the setting `key`: `value` times (operator "*") or divided by ("/") the line's setting `factor_key`.
+    """Add the setting `key` with a converted value: `value` times (`operator` "*") or divided by ("/") the value of the
+    setting `factor_key` in the same translation.
 
     If the line does not have that setting or a number is wrong, add a note instead.
     """

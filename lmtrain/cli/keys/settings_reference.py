@@ -42,7 +42,9 @@ def default_choices() -> dict[str, str]:
 
 
 def root_section(name: str) -> tuple[Path, str] | None:
-    """Return the root config's path and the text of a section in it, such as `train`; None if there is none."""
+    """Return (path of conf/pretrain.yaml, the text of one of its sections, such as `train`), or None if it has no such
+    section.
+    """
     path = conf_dir() / "pretrain.yaml"
     match = re.search(rf"^{re.escape(name)}:\n(?: .*\n|\n)+", path.read_text(encoding="utf-8"), re.MULTILINE)
     return (path, match[0].rstrip() + "\n") if match else None
@@ -55,7 +57,8 @@ def read_config_text(path: Path) -> str:
 
 
 def config_headline(path: Path) -> str:
-    """Return a config's description: the first comment line at its top, or the comment beside its kind."""
+    """Return a config file's one-line description: its first comment line, or else the comment beside its key `kind`.
+    """
     for line in read_config_text(path).splitlines():
         if not line.startswith("# @package"):
             return line.lstrip("# ") if line.startswith("#") else CommentedFile(path).comments.get("kind", "")
@@ -117,7 +120,7 @@ class Section:
 
 
 def settings_sections() -> dict[str, Section]:
-    """Return the sections of a run's settings by name."""
+    """Return the top-level sections of a run's settings by name, such as "optim"."""
     from lmtrain.train.config import RunConfig
 
     return {
@@ -133,7 +136,7 @@ def _is_choice(cls: type[Settings]) -> TypeGuard[type[Choice]]:
 
 
 def all_keys() -> dict[str, list[Key]]:
-    """Return all settings by name; a name maps to one Key for each kind that has it."""
+    """Return all settings by dotted name. A list has several entries if several kinds of a section have that key."""
     keys: dict[str, list[Key]] = {}
     for name, section in settings_sections().items():
         if "" not in section.kinds:
@@ -151,7 +154,8 @@ def settings_page() -> str:
 
 
 def _section_lines(section: Section) -> Iterator[str]:
-    """Yield the Markdown lines of a section: its docstring, choices and a table of keys for each kind."""
+    """Yield the Markdown text of a section of settings: its docstring, its choices, and a table of keys for each kind.
+    """
     yield f"## {section.name}\n"
     if doc := _written_docstring(section.base):
         yield f"{doc}\n"
@@ -172,7 +176,9 @@ def _section_lines(section: Section) -> Iterator[str]:
 
 
 def _iter_keys(path: str, cls: type[Settings], comments: ConfigComments, kind: str) -> Iterator[Key]:
-    """Yield the keys of a settings class; `path` is its dotted name, `comments` the comments of its configs."""
+    """Yield the keys of a settings class and of the settings nested in it. `path` is the dotted name of the section,
+    `kind` the section's kind that the class defines ("" if there is only one).
+    """
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         name, hint = f"{path}.{field.name}", hints[field.name]
@@ -188,7 +194,7 @@ def _iter_keys(path: str, cls: type[Settings], comments: ConfigComments, kind: s
 
 
 def _allowed_values(hint: Any) -> tuple[str, ...]:
-    """Return all values of a type, as typed; nothing if they cannot be listed."""
+    """Return all values that a type hint allows, as typed by users ("true", "null"); empty if they cannot be listed."""
     values_by_type = {
         option: ("true", "false") if option is bool else ("null",) if option is type(None) else
         tuple(map(str, get_args(option))) if get_origin(option) is Literal else ()
@@ -206,7 +212,7 @@ def settings_class(hint: Any) -> type[Settings] | None:
 
 
 def describe_type(hint: Any, unit: str | None = None) -> str:
-    """Return a type hint in words, such as "whole number or null"; `unit` replaces the word for numbers."""
+    """Return a type hint in words, such as "whole number or null". `unit`, if given, is written instead of "number"."""
     origin, options = get_origin(hint), union_members(hint)
     if options != (hint,):
         names = [describe_type(option, unit) for option in options if option is not type(None)]
@@ -223,14 +229,16 @@ def describe_type(hint: Any, unit: str | None = None) -> str:
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:
-    """Return a field's default as it is typed; an empty text if it has none."""
+    """Return a settings field's default as a user would type it; an empty text if it has none."""
     factory = field.default_factory
     value = field.default if factory is dataclasses.MISSING else factory()
     return "" if value is dataclasses.MISSING or isinstance(value, Settings) else show(value)
 
 
 def _source_comment(cls: type, name: str) -> str:
-    """Return the comment beside a field, from the class that declares it."""
+    """Return the comment behind a field's definition in the source of the class that declares it; empty if there is
+    none.
+    """
     for owner in cls.__mro__:
         if name in inspect.get_annotations(owner):
             match = re.search(rf"^ +{name}: .*?  # (.+)$", inspect.getsource(owner), re.MULTILINE)

@@ -30,17 +30,18 @@ _MIN_TIMES = 3
 _GROUP = "hardware"
 
 
-def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | None, as_json: bool) -> None:
-    """Fit the machine's figures to runs, print the result, and write it to `out` if given.
+def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path | None, as_json: bool) -> None:
+    """Fit a machine's efficiency factors to the measured step times of runs. Print the result, and write it as a
+    hardware config to `out` if given.
 
-    `words` are folders of runs, and hardware=NAME if the runs' settings do not name the machine.
+    `arguments` are folders of runs, and hardware=NAME if the runs' settings do not name the machine.
     """
     if out is not None and (out.parent.name != _GROUP or out.suffix != ".yaml"):
         raise UsageError(
             f"--output={out} could not be chosen as {_GROUP}=NAME, which is a file NAME.yaml in a folder called "
             f"{_GROUP}. Write --output={out.parent / _GROUP / out.stem}.yaml."
         )
-    folders = [Path(word) for word in words if "=" not in word]
+    folders = [Path(word) for word in arguments if "=" not in word]
     if len(folders) < 2:
         raise UsageError(
             f"--calibrate was given {len(folders)} runs, and each is judged by what the others say. "
@@ -56,9 +57,9 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
             f"{not_a_run} is not a run: it holds no {CONFIG}. Give the folder that was its run.dir."
         )
     configs = [read_run_config(folder) for folder in folders]
-    hardware = _find_hardware([word for word in words if "=" in word], configs, config_dir)
-    pairs = zip(folders, configs, strict=True)
-    runs = [_measure_run(folder, replace(config, hardware=hardware)) for folder, config in pairs]
+    hardware = _find_hardware([word for word in arguments if "=" in word], configs, config_dir)
+    folders_and_configs = zip(folders, configs, strict=True)
+    runs = [_measure_run(folder, replace(config, hardware=hardware)) for folder, config in folders_and_configs]
     calibration = calibrate(hardware, runs)
     if out is not None:
         _write_hardware(out, replace(calibration.hardware, name=out.stem), hardware.name, len(runs))
@@ -67,7 +68,9 @@ def calibrate_runs(words: Sequence[str], config_dir: Path | None, out: Path | No
 
 
 def _measure_run(folder: Path, config: RunConfig) -> MeasuredRun:
-    """Return the planned run with the median and the spread of its measured step times. Raise if it has too few."""
+    """Return the planned run with the median and relative spread of its measured step times. Raise a DataError if the
+    run has recorded fewer than three.
+    """
     path = folder / METRICS
     try:
         times = [*_step_times(config, read_metrics(path))]
@@ -90,7 +93,9 @@ def _measure_run(folder: Path, config: RunConfig) -> MeasuredRun:
 
 
 def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> Iterator[float]:
-    """Yield the seconds per step between adjacent step rows of one attempt, without warm-up and batch-size ramps."""
+    """Yield the seconds per step between each two adjacent step rows of the same start, without warm-up steps and steps
+    with a ramped batch size.
+    """
     first_steps: dict[Any, int] = {}  # attempt -> its first step
     for row, next_row in pairwise(rows):
         first_steps.setdefault(row["attempt"], row["step"])
@@ -102,16 +107,18 @@ def _step_times(config: RunConfig, rows: Sequence[dict[str, Any]]) -> Iterator[f
                 yield (next_row["elapsed_s"] - row["elapsed_s"]) / steps
 
 
-def _find_hardware(words: Sequence[str], configs: Sequence[RunConfig], config_dir: Path | None) -> Hardware:
-    """Return the machine that the words hardware=NAME and hardware.KEY=VALUE name, or that all runs name."""
-    changes = [word for word in words if word.startswith(f"{_GROUP}.")]
-    names = [word for word in words if word.startswith(f"{_GROUP}=")]
-    unknown = [word for word in words if word not in (*changes, *names)]
+def _find_hardware(arguments: Sequence[str], configs: Sequence[RunConfig], config_dir: Path | None) -> Hardware:
+    """Return the machine to fit: the one that the arguments hardware=NAME and hardware.KEY=VALUE describe, else the one
+    that all runs' settings name. Raise a UsageError if that is not exactly one.
+    """
+    hardware_overrides = [word for word in arguments if word.startswith(f"{_GROUP}.")]
+    names = [word for word in arguments if word.startswith(f"{_GROUP}=")]
+    unknown = [word for word in arguments if word not in (*hardware_overrides, *names)]
     if unknown or len(names) > 1:
         problem = unknown[0] if unknown else names[1]
         raise UsageError(f"{problem} is nothing that --calibrate takes. Give folders of runs, and {_GROUP}=NAME once.")
-    if words:
-        return load_hardware(names[0].partition("=")[2] if names else None, changes, config_dir)
+    if arguments:
+        return load_hardware(names[0].partition("=")[2] if names else None, hardware_overrides, config_dir)
     machines = {config.hardware.name: config.hardware for config in configs if config.hardware is not None}
     if len(machines) != 1:
         names_text = f"name {' and '.join(sorted(machines))}" if machines else "name none"
@@ -122,7 +129,9 @@ def _find_hardware(words: Sequence[str], configs: Sequence[RunConfig], config_di
 
 
 def _calibration_facts(hardware: Hardware, runs: Sequence[MeasuredRun], calibration: Calibration) -> dict[str, Any]:
-    """Return each run's error before and after the fit, and the old and new figures."""
+    """Return the calibration as plain data: each run's prediction error before and after the fit, and the machine's
+    figures as (old, new).
+    """
     old_factors, new_factors = machine_prices(hardware).time, machine_prices(calibration.hardware).time
     return {
         "hardware": hardware.name,
@@ -141,7 +150,9 @@ def _calibration_facts(hardware: Hardware, runs: Sequence[MeasuredRun], calibrat
 
 
 def _first_number(hardware: Hardware, name: str) -> float:
-    """Return a figure of a machine; the first one if it has one per precision, as these are scaled together."""
+    """Return a machine's figure as a number. If it has one value per precision, return the first, as they are scaled
+    together.
+    """
     value = getattr(hardware, name)
     return float(next(iter(value.values())) if isinstance(value, dict) else value)
 
@@ -165,7 +176,9 @@ def _print(facts: dict[str, Any], out: Path | None) -> None:
 
 
 def _write_hardware(path: Path, hardware: Hardware, base_name: str, num_runs: int) -> None:
-    """Write the machine as a YAML config, with a comment about its origin."""
+    """Write the machine as a YAML config. Its first line is a comment with the machine that it was fitted from and the
+    number of runs.
+    """
     comment = f"# {base_name}, as {num_runs} runs on it have shown; `lmtrain plan --calibrate` wrote this\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:

@@ -77,7 +77,8 @@ def plan(
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """Find the layouts that a model may have on so many GPUs, and say what each takes: time, memory, energy, money.
+    """Find the parallel layouts that a model can have on a number of GPUs, and predict the time, memory, energy and
+    cost of each.
 
     Besides settings it takes three words: gpus=1024, hardware=h100 (a file of conf/hardware), and tokens=300B.
     Settings that are given, as parallel.tp=8, train.micro_batch=1 or recompute=full, are kept; the rest is searched.
@@ -105,12 +106,12 @@ def plan(
         raise UsageError(f"--price {price:g} is paid for a run's tokens, and they are not given. Add tokens=300B.")
     if gpus_per_node is not None:
         question = with_gpus_per_node(question, gpus_per_node)
-    switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
+    gpus_per_switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
     if html is not None:
         check_output_folder("--html", html)
     result = find_layouts(
         question, top=top, every_layout=every, objective=by, doublings=0 if layout else doublings,
-        grow_batch=grow_batch, margin=margin, switch=switch, dollars_per_gpu_hour=price,
+        grow_batch=grow_batch, margin=margin, gpus_per_switch=gpus_per_switch, dollars_per_gpu_hour=price,
     )  # fmt: skip
     if html is not None:
         with atomic_file(html, "w") as file:

@@ -88,7 +88,10 @@ class Question:
 
 
 def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path | None, name: str) -> Question:
-    """Parse the command line of a plan; settings that it leaves open are assumed. Raise on wrong or missing words."""
+    """Parse the arguments of `lmtrain plan` to the run, machine and number of GPUs to plan for. Required settings that
+    are not given are assumed, and the assumptions are recorded. `layout` is the value of --layout, `name` the root
+    config.
+    """
     plan_words, rest = _split_plan_words(overrides)
     parse_overrides(
         rest, group_choices(config_dir)
@@ -109,7 +112,7 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
     config = replace(composed, hardware=hardware)  # whether the machine can run it is checked with everything else
     batch_multiple = gpus * (config.train.micro_batch if "train.micro_batch" in keys else 1)
     config, assumed = _assume_batch(config, batch_multiple, "train.global_batch" not in keys and experiment is None)
-    run, vocab = _assume_vocab(config)
+    run, vocab = _assume_vocab_size(config)
     assumed = [*assumed, *vocab]
     if "precision" in missing:
         assumed.append(Assumption(
@@ -128,7 +131,9 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
 
 
 def _split_plan_words(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split the words gpus=, hardware= and tokens= from the overrides of the run."""
+    """Separate the arguments that only a plan has (gpus=, hardware=, tokens=) from the overrides of the run. Return
+    both, the former as key -> value.
+    """
     plan_words, rest = dict[str, str](), list[str]()
     for word in overrides:
         key, sign, value = word.partition("=")
@@ -145,7 +150,9 @@ def _split_plan_words(overrides: Sequence[str]) -> tuple[dict[str, str], list[st
 
 
 def _parse_gpus(text: str | None) -> int:
-    """Parse the word gpus=COUNT. Raise if it is missing or out of range."""
+    """Parse the value of the argument gpus=COUNT. Raise a UsageError if it is None (not given), no number or out of
+    range.
+    """
     if text is None:
         raise UsageError("gpus is not given, and a plan is for a number of devices. Add gpus=1024, or another number.")
     try:
@@ -159,8 +166,10 @@ def _parse_gpus(text: str | None) -> int:
     return count
 
 
-def load_hardware(name: str | None, changes: Sequence[str], config_dir: Path | None) -> Hardware:
-    """Return a machine of conf/hardware or of the user's folder; `changes` are words such as hardware.power_W=350."""
+def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path | None) -> Hardware:
+    """Read a machine's config by name from conf/hardware or the user's config folder, and apply overrides such as
+    hardware.power_W=350.
+    """
     choices = group_choices(config_dir).get("hardware", [])
     if name is None:
         raise UsageError(f"hardware is not given, and times are a machine's. Use one of {', '.join(choices)}.")
@@ -173,7 +182,7 @@ def load_hardware(name: str | None, changes: Sequence[str], config_dir: Path | N
             f"DIR/hardware/{name}.yaml."
         )
     values: Any = read_yaml(path).data
-    for key, value in (_split_pair(word.removeprefix("hardware.")) for word in changes):
+    for key, value in (_split_pair(word.removeprefix("hardware.")) for word in overrides):
         group, dot, entry = key.partition(".")
         if dot and isinstance(values.setdefault(group, {}), dict):  # as in hardware.peak_tflops.bf16=900
             values[group][entry] = yaml.safe_load(value)
@@ -188,7 +197,7 @@ def _chosen_value(overrides: Sequence[str], key: str) -> str | None:
 
 
 def _experiment_choice(experiment: str, group: str, config_dir: Path | None) -> str | None:
-    """Return an experiment's choice in a group, or None."""
+    """Return the choice that an experiment config makes in a config group, or None if it makes none."""
     path = config_file("experiment", experiment, config_dir)
     tree: Any = read_yaml(path).data if path else {}
     chosen = [item for item in tree.get("defaults", []) if isinstance(item, dict)]
@@ -198,7 +207,10 @@ def _experiment_choice(experiment: str, group: str, config_dir: Path | None) -> 
 def _missing_overrides(
     overrides: Sequence[str], keys: set[str], hardware: Hardware, config_dir: Path | None, tokens: str | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (what, override) for settings that a run must have and that a plan does not read or has to assume."""
+    """Yield (name, override) for each setting to add to the user's overrides: train.tokens for tokens=, and a value for
+    each required setting that is not given, either assumed or without effect on a plan. `keys` are the keys that the
+    overrides set.
+    """
     has_experiment = "experiment" in keys
     if tokens is not None:
         yield "tokens", f"train.tokens={tokens}"
@@ -223,7 +235,8 @@ def _missing_overrides(
 def _missing_data_overrides(
     overrides: Sequence[str], keys: set[str], config_dir: Path | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield overrides for settings of the data that a run must have and that do not affect a plan."""
+    """Yield (name, override) for required data settings that the user has not given; the values do not affect a plan.
+    """
     experiment, model = _chosen_value(overrides, "experiment"), _chosen_value(overrides, "model")
     kind = _chosen_value(overrides, "data") or (experiment and _experiment_choice(experiment, "data", config_dir))
     if "data" not in keys:
@@ -234,31 +247,34 @@ def _missing_data_overrides(
         yield "path", "data.path=none"
 
 
-def _assume_batch(config: RunConfig, multiple: int, is_open: bool) -> tuple[RunConfig, list[Assumption]]:
-    """Return the config with a batch of the usual size if it `is_open`, and the assumption with other batches.
+def _assume_batch(config: RunConfig, multiple: int, is_assumed: bool) -> tuple[RunConfig, list[Assumption]]:
+    """Return the config with an assumed global batch of about 4M tokens, and the assumption with smaller and larger
+    alternatives. If `is_assumed` is False, because the user gave the batch, return the config unchanged.
 
-    The batch is a multiple of `multiple`.
+    The batch is a multiple of `multiple` samples.
     """
-    if not is_open:
+    if not is_assumed:
         return config, []
 
     def with_batch(samples: float) -> RunConfig:
         return replace(config, train=replace(config.train, global_batch=max(round(samples / multiple), 1) * multiple))
 
-    usual = with_batch(USUAL_TOKENS / config.seq_len)
-    batch = usual.train.global_batch
+    assumed = with_batch(USUAL_TOKENS / config.seq_len)
+    batch = assumed.train.global_batch
     runs = dict[str, PlannedRun]()
     for factor in (0.25, 4):
         with suppress(LmtrainError):  # because: the given settings may not fit other batches
             if (other := with_batch(batch * factor)).train.global_batch != batch:
-                runs[f"{other.train.global_batch:,}"] = _plan_with_vocab(other)[0]
+                runs[f"{other.train.global_batch:,}"] = _run_with_vocab_size(other)[0]
     text = f"train.global_batch is not given: {batch:,} samples, {format_count(batch * config.seq_len)} tokens a step"
-    return usual, [Assumption(text=text, alternatives=runs)]
+    return assumed, [Assumption(text=text, alternatives=runs)]
 
 
-def _assume_vocab(config: RunConfig) -> tuple[PlannedRun, list[Assumption]]:
-    """Return the run with a vocabulary size, and the assumption if the size is not known."""
-    run, is_assumed = _plan_with_vocab(config)
+def _assume_vocab_size(config: RunConfig) -> tuple[PlannedRun, list[Assumption]]:
+    """Return the run to plan with a known vocabulary size. If the settings leave the size to the tokenizer, use GPT-2's
+    or BERT's, and also return that assumption.
+    """
+    run, is_assumed = _run_with_vocab_size(config)
     if not is_assumed:
         return run, []
     alternatives = {f"{n:,}": replace(run, model=replace(run.model, vocab_size=n)) for n in _OTHER_VOCABS}  # type: ignore[call-arg]
@@ -266,15 +282,17 @@ def _assume_vocab(config: RunConfig) -> tuple[PlannedRun, list[Assumption]]:
     return run, [Assumption(text=text, alternatives=alternatives)]
 
 
-def _plan_with_vocab(config: RunConfig) -> tuple[PlannedRun, bool]:
-    """Return a run with a vocabulary size, and whether the size was assumed."""
+def _run_with_vocab_size(config: RunConfig) -> tuple[PlannedRun, bool]:
+    """Return the run to plan with a known vocabulary size, and True if the size is an assumed one."""
     if config.model.shape.vocab_size:
         return planned_run(config, config.model), False
     return planned_run(config, config.model.with_vocab(USUAL_VOCAB.get(config.model.kind, USUAL_VOCAB["gpt"]))), True
 
 
 def _parse_layout_word(word: str) -> tuple[str, Any]:
-    """Parse a size such as "tp=8" to a key of `parallel` and its value, which is checked alone, not with others."""
+    """Parse a text such as "tp=8" to a key of the settings group `parallel` and its value. Raise on an unknown key or a
+    wrong value.
+    """
     key, text = _split_pair(word)
     if key not in _LAYOUT_KEYS:
         raise UsageError(f"parallel.{key}={text} is not of a layout. {spelling_hint(key, _LAYOUT_KEYS)}")
@@ -283,7 +301,7 @@ def _parse_layout_word(word: str) -> tuple[str, Any]:
 
 
 def _split_pair(word: str) -> tuple[str, str]:
-    """Split KEY=VALUE. Raise if the value is missing."""
+    """Split a text KEY=VALUE into key and value. Raise a UsageError if the value is missing."""
     key, sign, value = word.partition("=")
     if not sign or not value:
         raise UsageError(f"{word} gives no value. Use {key}=VALUE, as in tp=8.")
@@ -291,7 +309,9 @@ def _split_pair(word: str) -> tuple[str, str]:
 
 
 def _fix_layout(question: Question, layout: str) -> FixedSettings:
-    """Return the fixed settings for --layout: sizes not named have defaults, and dp_shard fills the GPUs."""
+    """Return the settings that fix the whole layout, from the value of --layout such as "tp=8,pp=4". Keys that are not
+    named get their defaults, and dp_shard is chosen so that all GPUs are used.
+    """
     fixed = dict(question.fixed)
     for item in filter(None, layout.split(",")):
         key, text = _split_pair(item.strip().removeprefix("parallel."))
@@ -323,14 +343,16 @@ def _fix_layout(question: Question, layout: str) -> FixedSettings:
 
 
 def with_gpus_per_node(question: Question, gpus: int) -> Question:
-    """Return the question for nodes of `gpus` devices, each device with as much network bandwidth as before."""
+    """Return the question for nodes with `gpus` devices each; network bandwidth per device stays the same."""
     hardware = question.hardware
     nic = hardware.nic_GBps * gpus / hardware.gpus_per_node
     return replace(question, hardware=replace(hardware, gpus_per_node=gpus, nic_GBps=nic))
 
 
 def no_legal_layout_error(question: Question) -> LmtrainError:
-    """Return the error if no layout is legal: it names broken rules of the given sizes, or sizes that would work."""
+    """Return the error for a search that found no legal layout. It names the rules that the given sizes break, or
+    values of batch and GPUs that would work.
+    """
     if problems := [problem.text() for problem in _problems_of_fixed_sizes(question)]:
         return settings_error(problems)
     shape, gpus, batch = question.run.shape, question.gpus, question.run.global_batch
@@ -349,7 +371,7 @@ def no_legal_layout_error(question: Question) -> LmtrainError:
 
 
 def _problems_of_fixed_sizes(question: Question) -> Iterator[Problem]:
-    """Yield the rules that the fixed sizes break, whatever is chosen for the others."""
+    """Yield a problem for each layout rule that the sizes given by the user break, whatever the other sizes are."""
     run, fixed = question.run, question.fixed
     given_sizes = {key: fixed[key] for key in ("pp", "dp_replicate", "dp_shard", "tp") if key in fixed}
     parallel = ParallelSettings(**given_sizes, sequence_parallel=fixed.get("sequence_parallel", False))
@@ -386,14 +408,18 @@ class PlanResult:
         return self.best[0] if self.best else None
 
     def token_rates(self, layout: LayoutResult) -> tuple[float, float]:
-        """Return the lowest and highest expected tokens per second; the best layout includes its assumptions' range."""
+        """Return the lowest and highest tokens per second that are expected of a layout. For the best layout, they also
+        cover the alternative values of all assumptions.
+        """
         rates = [layout.tokens_per_step / seconds for seconds in layout.interval_s]
         if layout is self.first:
             rates += [rate for _, span in self.ranges for rate in span or ()]
         return min(rates), max(rates)
 
     def duration(self, layout: LayoutResult) -> tuple[float, float, float] | None:
-        """Return the seconds for all tokens: expected, best and worst case; None if the tokens are not given."""
+        """Return the seconds to train on all tokens, as (expected, best case, worst case); None if the number of tokens
+        is not given.
+        """
         tokens = self.question.tokens
         if tokens is None:
             return None
@@ -401,7 +427,9 @@ class PlanResult:
         return tokens / layout.tokens_per_s, tokens / fast, tokens / slow
 
     def dollars(self, layout: LayoutResult) -> tuple[float, ...] | None:
-        """Return the run's price: expected, best and worst case; None if tokens or --price are not given."""
+        """Return the price of the run in dollars, as (expected, best case, worst case); None if the tokens or --price
+        are not given.
+        """
         duration = self.duration(layout)
         if duration is None or self.dollars_per_gpu_hour is None:
             return None
@@ -409,7 +437,9 @@ class PlanResult:
 
     @property
     def save_interval_s(self) -> tuple[float, float] | None:
-        """The optimal seconds between saves (Young and Daly) for a fast save and for a save to a slow disk."""
+        """The seconds between saves that lose least time by Young's and Daly's formula: (for a save of one second, for
+        a save to a slow disk). None if the config does not give the time between failures.
+        """
         between, model = self.question.config.run.time_between_failures, self.question.run.model
         if between is None:
             return None
@@ -417,7 +447,7 @@ class PlanResult:
         return young_daly_s(_FASTEST_SAVE_S, between), young_daly_s(max(slow, _FASTEST_SAVE_S), between)
 
     def facts(self) -> dict[str, Any]:
-        """Return the result as plain data for --json."""
+        """Return the whole result as plain data, for --json."""
         question, ranked = self.question, self.ranked
         return {
             "model": question.run.model.to_dict(), "hardware": question.hardware.name,
@@ -433,7 +463,9 @@ class PlanResult:
         }  # fmt: skip
 
     def _layout_facts(self, layout: LayoutResult) -> dict[str, Any]:
-        """Return a layout's facts with its duration, price, and why it is slower than the best."""
+        """Return one layout as plain data for --json: its prediction, the run's duration and price, and why it is
+        slower than the best layout.
+        """
         assert self.first is not None  # because: `layout` is one of `best`
         return layout.facts() | {
             "words": layout_words(layout.run.parallel), "duration_s": self.duration(layout),
@@ -448,17 +480,17 @@ class PlanResult:
 
 def find_layouts(
     question: Question, *, top: int, every_layout: bool, objective: str, doublings: int, grow_batch: bool,
-    margin: float, switch: int, dollars_per_gpu_hour: float | None,
+    margin: float, gpus_per_switch: int, dollars_per_gpu_hour: float | None,
 ) -> PlanResult:  # fmt: skip
-    """Search, rank and price layouts.
+    """Search the legal layouts. Return the `top` best by `objective` ("time" or "joules"), a few that are too large for
+    memory, and the best for more GPUs, up to 2**`doublings` times as many.
 
-    Return the `top` best by `objective` ("time" or "joules"), those that are too large, and the best for up to
-    2**doublings times as many GPUs. Without `every_layout`, only the best of each pp, tp, zero and shard size counts.
-    `margin` is the share of memory to keep free, `switch` the number of GPUs below a network switch (0: no limit).
-    Raise if no layout is legal.
+    Without `every_layout`, only the best layout of each pp, tp, zero and shard size counts. `margin` is the share of
+    memory to keep free, `gpus_per_switch` the number of GPUs below a network switch (0: no limit). With `grow_batch`,
+    the batch grows with the GPUs. Raise if no layout is legal.
     """
     inputs = CurveInputs(
-        run=question.run, hardware=question.hardware, limits=Limits(margin=margin, switch=switch),
+        run=question.run, hardware=question.hardware, limits=Limits(margin=margin, switch=gpus_per_switch),
         prices=machine_prices(question.hardware),
         fixed_settings=question.fixed, objective=objective,
         batch_per_gpu=question.run.global_batch / question.gpus if grow_batch else 0.0,
@@ -467,7 +499,7 @@ def find_layouts(
     if not len(ranked.space):
         raise no_legal_layout_error(question)
     if not len(ranked.smallest):
-        raise LayoutError(_switch_problem(ranked))
+        raise LayoutError(_describe_switch_limit(ranked))
     best = results_at(
         ranked, islice(ranked.iter_fitting(inputs.best_first(ranked), () if every_layout else FAMILY_COLUMNS), top)
     )
@@ -480,8 +512,10 @@ def find_layouts(
     )  # fmt: skip
 
 
-def _switch_problem(ranked: RankedLayouts) -> str:
-    """Explain that every legal layout shares weights among more GPUs than one switch connects."""
+def _describe_switch_limit(ranked: RankedLayouts) -> str:
+    """Return the error text for a search in which every legal layout shares weights among more GPUs than one network
+    switch connects.
+    """
     node, space = ranked.hardware.gpus_per_node, ranked.space
     min_group = int(np.min(space.column("shard", ranked.rows) * space.column("tp", ranked.rows)))
     return (
@@ -494,7 +528,9 @@ def _switch_problem(ranked: RankedLayouts) -> str:
 def _assumption_ranges(
     question: Question, prices: Prices, best: list[LayoutResult]
 ) -> Iterator[tuple[str, Span | None]]:
-    """Yield each assumption with the range of tokens per second that other values would give the best layout."""
+    """Yield (assumption, lowest and highest tokens per second of the best layout over its alternative values); the
+    range is None without alternatives. `best` holds the best layout, or nothing.
+    """
     for assumption in question.assumed:
         runs = [_in_layout_of(run, best[0].run) for run in assumption.alternatives.values()] if best else []
         layouts = [*best, *price_layouts(runs, question.hardware, prices)]

@@ -56,12 +56,12 @@ def print_plan(result: PlanResult) -> None:
         return
     echo()
     wide = console.width >= _WIDE
-    rows = [layout_row(result, rank, layout, wide) for rank, layout in enumerate(result.best, 1)]
+    rows = [layout_row(result, position, layout, wide) for position, layout in enumerate(result.best, 1)]
     print_table(rows, gap=1, optional_columns=("slower",))
     echo()
     print_facts("the best", best_lines(result, result.first))
-    for rank, layout in enumerate(result.best[1:3], 2):
-        print_message(console, describe_difference(result, rank, layout))
+    for position, layout in enumerate(result.best[1:3], 2):
+        print_message(console, describe_difference(result, position, layout))
     if result.too_large:
         echo()
         _print_too_large(console, result)
@@ -72,19 +72,19 @@ def print_plan(result: PlanResult) -> None:
             print_message(console, line)
     if result.first.run.parallel.pp > 1:
         echo()
-        for line in pipeline_text(result.first, console.width, plain=not console.encoding.startswith("utf")):
+        for line in pipeline_text(result.first, console.width, ascii_only=not console.encoding.startswith("utf")):
             echo(line)
 
 
 def plan_title(result: PlanResult) -> str:
-    """Return the model, its size and the machine as a title."""
+    """Return a page or table title: the model, its number of parameters, and the number and name of the GPUs."""
     run, question = result.question.run, result.question
     size = format_count(run.model.num_parameters)
     return f"{run.model.kind}, {size} parameters, on {question.gpus:,} x {question.hardware.name}"
 
 
 def plan_lines(result: PlanResult) -> Iterator[tuple[str, str]]:
-    """Yield the batch, machine, number of layouts and assumptions as (name, text)."""
+    """Yield (name, text) for the batch, the machine, the number of layouts searched, and each assumption."""
     question, ranked = result.question, result.ranked
     run, hardware = question.run, question.hardware
     batch = run.global_batch * run.shape.seq_len
@@ -100,28 +100,32 @@ def plan_lines(result: PlanResult) -> Iterator[tuple[str, str]]:
         yield "assumed", text + (f"; {format_count(span[0])} to {format_count(span[1])} tokens/s else" if span else "")
 
 
-def layout_row(result: PlanResult, place: int, layout: LayoutResult, wide: bool) -> Cells:
-    """Return a layout's cells for the table; `place` is its rank, `wide` adds columns."""
+def layout_row(result: PlanResult, position: int, layout: LayoutResult, all_columns: bool) -> Cells:
+    """Return a layout's row for the table of layouts, as column -> text. `position` is its number in the ranking from
+    1; without `all_columns`, the columns for wide terminals are left out.
+    """
     first, parallel, run = result.best[0], layout.run.parallel, layout.run
     cells = {
-        "#": str(place), "pp": str(parallel.pp), "vp": str(parallel.vp), "tp": str(parallel.tp),
+        "#": str(position), "pp": str(parallel.pp), "vp": str(parallel.vp), "tp": str(parallel.tp),
         "dp": f"{parallel.dp_replicate}x{parallel.dp_shard}", "zero": str(parallel.zero),
         "<schedule": parallel.schedule if parallel.pp > 1 else "-", "micro": str(run.micro_batch),
         "<recompute": run.recompute.words,
-        "step": format_step_time(layout.seconds) if wide else format_step_interval(layout),
+        "step": format_step_time(layout.seconds) if all_columns else format_step_interval(layout),
         "80%": "-".join(map(format_step_time, layout.interval_s)), "GiB": f"{layout.total_bytes / 2**30:.1f}",
         "MFU": format_percent(layout.mfu),
         "bubble": format_percent(layout.bubble_share), "bare": format_percent(layout.exposed_share),
         "tok/s/GPU": format_count(layout.tokens_per_s / layout.gpus), "J/token": f"{layout.joules_per_token:.3g}",
         "slower": "" if layout is first else f"{layout.seconds / first.seconds - 1:+.1%}",
     }  # fmt: skip
-    return {title: cell for title, cell in cells.items() if wide or title not in _WIDE_COLUMNS}
+    return {title: cell for title, cell in cells.items() if all_columns or title not in _WIDE_COLUMNS}
 
 
-def describe_difference(result: PlanResult, place: int, layout: LayoutResult) -> str:
-    """Return by how much and why a layout is slower, or takes more energy, than the best; `place` is its rank."""
+def describe_difference(result: PlanResult, position: int, layout: LayoutResult) -> str:
+    """Return a sentence that says by how much, and why, a layout is slower or takes more energy than the best.
+    `position` is its number in the ranking from 1.
+    """
     first = result.best[0]
-    text = f"{place} {_EXCESS_TEXT[result.by].format(excess_share(layout, first, result.by))}"
+    text = f"{position} {_EXCESS_TEXT[result.by].format(excess_share(layout, first, result.by))}"
     return f"{text}: {why_slower(layout, first)}" if layout.seconds > first.seconds else text
 
 
@@ -138,7 +142,9 @@ def format_step_interval(layout: LayoutResult) -> str:
 
 
 def best_lines(result: PlanResult, best: LayoutResult) -> Iterator[tuple[str, str]]:
-    """Yield the best layout's time, memory, duration, energy, cost and settings as (name, text)."""
+    """Yield (name, text) for the best layout: step time, memory, duration of the run, energy, cost, and settings to
+    type.
+    """
     low, high = best.interval_s
     yield "step", (
         f"{format_step_time(best.seconds)} ({format_step_time(low)} to {format_step_time(high)} in four runs of five), "
@@ -162,7 +168,9 @@ def best_lines(result: PlanResult, best: LayoutResult) -> Iterator[tuple[str, st
 
 
 def pretrain_overrides(layout: LayoutResult, *, includes_defaults: bool) -> Iterator[str]:
-    """Yield the overrides that give `lmtrain pretrain` this layout; defaults only with `includes_defaults`."""
+    """Yield the overrides with which `lmtrain pretrain` trains in this layout. Values equal to the defaults are left
+    out unless `includes_defaults` is set.
+    """
     default, parallel = type(layout.run.parallel)(), layout.run.parallel
     for name in ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance"):
         value = getattr(parallel, name)
@@ -188,7 +196,7 @@ def format_days(seconds: float) -> str:
 
 
 def _print_too_large(console: Any, result: PlanResult) -> None:
-    """Print the layouts that do not fit, with the memory that each has too much."""
+    """Print the layouts that do not fit, each with the bytes by which it exceeds the usable memory of a GPU."""
     print_message(console, "faster, and too large:" if result.first else "nothing fits. What misses by least:")
     for layout in result.too_large:
         excess = format_bytes(result.excess_bytes(layout))
@@ -196,7 +204,7 @@ def _print_too_large(console: Any, result: PlanResult) -> None:
 
 
 def describe_layout(layout: LayoutResult) -> str:
-    """Return a layout's sizes, schedule, micro-batch and recompute as text."""
+    """Return a layout's parallel sizes, schedule, micro-batch size and recompute setting as text."""
     parallel = layout.run.parallel
     sizes = [f"{axis}={getattr(parallel, axis)}" for axis in ("pp", "tp", "dp_replicate", "dp_shard", "zero")]
     stages = f"{parallel.schedule} vp={parallel.vp}, " if parallel.pp > 1 else ""
@@ -204,7 +212,9 @@ def describe_layout(layout: LayoutResult) -> str:
 
 
 def scaling_row(point: CurvePoint, by: str) -> Cells:
-    """Return the table cells of a point of the scaling curve."""
+    """Return the table row of one number of GPUs on the scaling curve, as column -> text. `by` is the objective, "time"
+    or "joules".
+    """
     best, plain = point.best, point.zero3_only
     if best is None:
         return {"GPUs": f"{point.gpus:,}", "<best layout": "nothing fits"}
@@ -220,7 +230,9 @@ def scaling_row(point: CurvePoint, by: str) -> Cells:
 
 
 def takeover_lines(points: Sequence[CurvePoint], by: str) -> Iterator[str]:
-    """Yield a sentence for each number of GPUs at which another pp and tp are best than at half as many."""
+    """Yield a sentence for each doubling of the GPUs at which the best layout changes its pp or tp. `by` is the
+    objective, "time" or "joules".
+    """
     for previous, point in pairwise(points):
         if point.best is None or previous.best is None:
             continue
@@ -236,7 +248,9 @@ def takeover_lines(points: Sequence[CurvePoint], by: str) -> Iterator[str]:
 
 
 def simulate_step(layout: LayoutResult) -> tuple[Timeline, str]:
-    """Simulate a step with few micro-batches; return its timeline and a note if it has fewer than the run."""
+    """Simulate a training step of a layout, with at most 2 * pp micro-batches. Return its timeline, and a note for the
+    reader if the run has more micro-batches than that, else an empty text.
+    """
     num_microbatches = layout.run.num_microbatches
     count = min(num_microbatches, 2 * layout.run.parallel.pp)
     note = f", shown with {count} of {num_microbatches} microbatches" * (count < num_microbatches)
@@ -249,12 +263,14 @@ def pick_ranks(num_ranks: int, max_ranks: int = _MAX_RANKS) -> list[int]:
     return [round(index * (num_ranks - 1) / max(max_ranks - 1, 1)) for index in range(max_ranks)]
 
 
-def pipeline_text(layout: LayoutResult, width: int, *, plain: bool) -> Iterator[str]:
-    """Yield lines of text that draw what each rank of the pipeline computes over time."""
+def pipeline_text(layout: LayoutResult, width: int, *, ascii_only: bool) -> Iterator[str]:
+    """Yield the lines of a text drawing: for each pipeline rank, what it computes over the time of a step. `width` is
+    in characters; `ascii_only` avoids other characters.
+    """
     timeline, note = simulate_step(layout)
     total, parallel = timeline.makespan, layout.run.parallel
     yield f"pipeline: {parallel.schedule}, {parallel.pp} ranks x {parallel.vp}{note}"
-    gap, columns = "." if plain else "·", min(width, 120) - 6
+    gap, columns = "." if ascii_only else "·", min(width, 120) - 6
     for rank in pick_ranks(parallel.pp):
         cells = [gap] * columns
         for span in timeline.spans:
@@ -269,7 +285,8 @@ def pipeline_text(layout: LayoutResult, width: int, *, plain: bool) -> Iterator[
 def layout_map_svg(
     cells: dict[tuple[int, int], LayoutResult | float], best: LayoutResult | None, format_time: Callable[[float], str]
 ) -> str:
-    """Draw a map with a cell for each pp and tp; the darker a cell, the closer its best layout is to the best of all.
+    """Draw an SVG map with a cell for each pair of pp and tp. The closer its best layout is to the best of all, the
+    darker the cell.
 
     `cells` maps (pp, tp) to the best layout, or to the bytes that the smallest layout needs if none fits.
     """
@@ -303,7 +320,9 @@ def layout_map_svg(
 def memory_bars_svg(
     fitting: Sequence[LayoutResult], too_large: Sequence[LayoutResult], describe: Callable[[LayoutResult], str]
 ) -> str:
-    """Draw a bar per layout with the memory of its fullest rank by kind, and the GPU's limit as a line."""
+    """Draw an SVG with a bar for each layout: the memory of its fullest rank, divided by kind, and the GPU's memory as
+    a line. `describe` returns the label of a bar.
+    """
     layouts = [*fitting, *too_large]
     max_bytes = max(max(layout.total_bytes for layout in layouts), layouts[0].device_bytes) * 1.02
     height, left, top = 34.0, 10.0, 46.0
@@ -331,7 +350,7 @@ def memory_bars_svg(
 
 
 def pipeline_svg(layout: LayoutResult) -> str:
-    """Draw what each rank of the pipeline computes over time."""
+    """Draw an SVG of what each pipeline rank computes over the time of a simulated step."""
     timeline, _ = simulate_step(layout)
     num_stages = layout.run.parallel.pp
     ranks = pick_ranks(num_stages, max(_MAX_SPANS * num_stages // max(len(timeline.spans), 1), 4))
@@ -356,7 +375,9 @@ def pipeline_svg(layout: LayoutResult) -> str:
 
 
 def scaling_svg(points: Sequence[CurvePoint]) -> str:
-    """Draw tokens per second and GPU over the number of GPUs with the 80% interval, and the same for ZeRO 3 only."""
+    """Draw an SVG of tokens per second per GPU over the number of GPUs: the best layout with its 80% interval, and the
+    best layout that uses ZeRO 3 alone.
+    """
     fitting = [(point, point.best) for point in points if point.best is not None]
     left, right, top, bottom = 70.0, 150.0, 16.0, 250.0
     max_value = 1.08 * max(best.tokens_per_step / best.interval_s[0] / best.gpus for _, best in fitting)
@@ -396,7 +417,9 @@ def scaling_svg(points: Sequence[CurvePoint]) -> str:
 
 
 def _labelled_curve(points: Sequence[tuple[float, float]], css_class: str, name: str, name_y: float) -> Iterator[str]:
-    """Yield a line with a dot at each point and a name at its end, at height `name_y`."""
+    """Yield the SVG elements of a curve: a line, a dot at each point, and its name at the right end, at height
+    `name_y`. `points` are in pixels.
+    """
     yield svg_polyline(points, css_class)
     yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{css_class}"/>' for x, y in points)
     yield svg_text(points[-1][0] + 8, name_y + 4, name, "small")
@@ -408,7 +431,7 @@ def plan_page(result: PlanResult) -> str:
 
 
 def _page_parts(result: PlanResult) -> Iterator[str]:
-    """Yield the HTML parts of the page."""
+    """Yield the HTML parts of the page that shows a plan, from top to bottom."""
     first = result.first
     yield f"<h1>{escape(plan_title(result))}</h1>"
     yield fact_list(plan_lines(result))
@@ -419,9 +442,9 @@ def _page_parts(result: PlanResult) -> Iterator[str]:
             "Layouts, fastest first" if result.by == "time" else "Layouts, least energy first",
             "80%: four runs of five take so long. Bare: time in which ranks only communicate."
         )
-        yield html_table([layout_row(result, place, layout, True) for place, layout in enumerate(result.best, 1)])
-        for place, layout in enumerate(result.best[1:3], 2):
-            yield f"<p>{escape(describe_difference(result, place, layout))}.</p>"
+        yield html_table([layout_row(result, position, layout, True) for position, layout in enumerate(result.best, 1)])
+        for position, layout in enumerate(result.best[1:3], 2):
+            yield f"<p>{escape(describe_difference(result, position, layout))}.</p>"
     yield section_heading(
         "Map",
         "The fastest step for each number of stages (pp) and cuts (tp), and its MFU; four runs of five are within "
@@ -433,8 +456,8 @@ def _page_parts(result: PlanResult) -> Iterator[str]:
     )
     yield memory_bars_svg(result.best[:_MAX_BARS], result.too_large, describe_layout)
     if first is not None and first.run.parallel.pp > 1:
-        parallel, few = first.run.parallel, simulate_step(first)[1]
-        pipeline_layout = f"{parallel.schedule}, {parallel.pp} ranks with {parallel.vp} stages each{few}."
+        parallel, note = first.run.parallel, simulate_step(first)[1]
+        pipeline_layout = f"{parallel.schedule}, {parallel.pp} ranks with {parallel.vp} stages each{note}."
         yield section_heading("Pipeline", pipeline_layout)
         yield pipeline_svg(first)
     if sum(point.best is not None for point in result.points) > 1:

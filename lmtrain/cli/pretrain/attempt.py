@@ -47,7 +47,8 @@ _STOP_MESSAGE_WAIT_S = 1.0
 
 @contextmanager
 def run_attempt(env: ProcessEnv) -> Iterator[Attempt]:
-    """Context manager around all work of a run; raise StoppedEarly at the end if the run stopped before its last step.
+    """Context manager around everything that `lmtrain pretrain` does for a run in this process. When the run stopped
+    early, raise StoppedEarly at the end.
 
     If this process fails before it has joined its peers, it sends them the error. If it is asked to stop while it has
     nothing to save, it exits with code 75. A failure after the run has begun is written to stop.json.
@@ -80,7 +81,8 @@ class Attempt:
         return self._config
 
     def accept_settings(self, config: RunConfig) -> None:
-        """Take the settings: from here on a stop request ends the start at once and is recorded in stop.json.
+        """Store the composed settings. From now on, until `join_peers`, a stop request ends this process at once and is
+        recorded in stop.json.
 
         Raise StoppedForGood if the run folder already holds the request file STOP, which is removed.
         """
@@ -98,14 +100,15 @@ class Attempt:
                 "again to go on."
             )
 
-    def count_start(self, inputs: Inputs, *, in_ranks: bool = False) -> None:
-        """Count this start in starts.json, or raise if too many earlier starts were lost at the same step.
+    def count_start(self, inputs: Inputs, *, starts_ranks: bool = False) -> None:
+        """Count this start of the run in starts.json. Raise NoProgressError if too many earlier starts from the same
+        step were lost.
 
-        With `in_ranks`, this process is a launcher: it only raises, and its ranks count the start themselves.
+        With `starts_ranks`, this process is a launcher: it only raises, and its ranks count the start themselves.
         """
         from lmtrain.train.in_loop.lost_starts import LostStarts, count_start, counting_start
 
-        if not in_ranks:
+        if not starts_ranks:
             fault_point("start.imports")
             self.cleanup.enter_context(counting_start(count_start(self.config, inputs, self.env)))
             self.cleanup.enter_context(self._record_failures())
@@ -116,7 +119,8 @@ class Attempt:
 
     @contextmanager
     def join_peers(self) -> Iterator[tuple[torch.device, Sequence[str]]]:
-        """Context manager that opens the device, the process group and the watchdog.
+        """Context manager that opens the device, the process group and the watchdog. Yield the device, and the host
+        name of each rank (on rank 0 only).
 
         Yield the device and, on rank 0, the host of each rank.
         """
@@ -146,7 +150,7 @@ class Attempt:
                 yield device, peers.hosts
 
     def record_result(self, summary: Summary) -> None:
-        """Write stop.json for a run that has finished, or that stopped and saved; its starts no longer count as failed.
+        """Write stop.json for a run that finished, or that stopped and saved, and clear the run's count of lost starts.
 
         Ranks other than 0 exit here. After a stop, `stop_error` holds the exception to raise at the end.
         """
@@ -166,7 +170,8 @@ class Attempt:
 
     @contextmanager
     def report_refusals(self) -> Iterator[None]:
-        """Context manager that sends an error to the peers if it is raised before this process has joined them.
+        """Context manager that sends an error to the other ranks if this process fails before it has joined them, so
+        that they do not wait for it.
 
         The error is raised in any case, also if it cannot be sent. The launcher of a node reports for all its ranks.
         """
@@ -176,14 +181,16 @@ class Attempt:
             if self.stop.rendezvous_started or not self.env.has_peers:
                 raise
             print_error(error)
-            report_refusal(self.env, error, found_by_all=self._config is None or isinstance(error, LayoutError))
+            report_refusal(self.env, error, peers_fail_too=self._config is None or isinstance(error, LayoutError))
             if "--debug" in sys.argv:
                 raise
             raise typer.Exit(error.exit_code) from None
 
     @contextmanager
     def _record_failures(self) -> Iterator[None]:
-        """Context manager that writes an error to stop.json, since this process may own the run folder by now."""
+        """Context manager that writes the error of a failing run to stop.json. Errors raised before the peers were
+        joined are left to `report_refusals`.
+        """
         try:
             yield
         except RanksDifferError as error:
@@ -201,7 +208,8 @@ class Attempt:
 
     @contextmanager
     def _report_stop_to_peers(self, send_stop: Callable[[str], None]) -> Iterator[None]:
-        """Context manager that sends the peers a stop request's cause if this process has to leave before they do.
+        """Context manager: if this process has to exit because of a stop request before the others do, send them the
+        cause by `send_stop`.
 
         `send_stop` must not block. If a collective fails because a peer left after a stop request, raise Stopped
         instead of treating that peer as lost.
@@ -217,7 +225,9 @@ class Attempt:
                 raise
 
     def end_stopped(self, stopped: Stopped) -> None:
-        """End this process after a stop request that came before the first step, or came for the second time."""
+        """End this process with exit code 75 after a stop request that came before the first step, or after a second
+        request. Where possible, write the cause to stop.json and send it to the peers.
+        """
         env, cause = self.env, self.stop.cause
         what_is_saved = "the settings were not read yet. Run the same command again."
         if env.has_peers and not self.stop.rendezvous_started:
@@ -235,7 +245,7 @@ class Attempt:
         end_now(error.exit_code)  # because: a process group whose members have left can block a normal exit
 
     def _write_unsaved_stop(self, cause: str) -> None:
-        """Write to stop.json, on rank 0, that the run was asked to stop before it had anything to save."""
+        """Write to stop.json, on rank 0, that the run was asked to stop before this start had saved anything."""
         # because: srun stops all tasks when one of them fails, and the launcher of that one has written the cause
         is_written = self.env.world_size > 1 and is_stop_written_since(Path(self.config.run.dir), self._stamp_before)
         if self.env.rank == 0 and not is_written:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[PlannedEvaluation]]:
-    """Read the data of every entry of eval.tasks and cut it into windows for this model.
+    """Read the data of each entry of `eval.tasks` and turn it into the sequences that the model will score during
+    training.
 
     Return the run's inputs, extended by the facts and warnings about these data, and the prepared evaluations.
     """
@@ -60,7 +61,7 @@ def prepare_eval_tasks(config: RunConfig, inputs: Inputs) -> tuple[Inputs, list[
 
 
 def build_evaluation(config: RunConfig, inputs: Inputs, evaluations: list[PlannedEvaluation]) -> Evaluation | None:
-    """Return the evaluator that the training loop calls, or None without evaluations."""
+    """Return the evaluator that the training loop calls for these evaluations, or None if there are none."""
     if not evaluations:
         return None
     from lmtrain.eval.in_training import TrainingEvaluator
@@ -71,7 +72,7 @@ def build_evaluation(config: RunConfig, inputs: Inputs, evaluations: list[Planne
 
 
 def _find_tasks(config: RunConfig) -> list[Task]:
-    """Return the task of each entry of eval.tasks.
+    """Return the evaluation task that each entry of `eval.tasks` names.
 
     Raise one error for all unknown or unfit tasks, else one for all data files that do not exist.
     """
@@ -104,7 +105,7 @@ def _find_tasks(config: RunConfig) -> list[Task]:
 
 
 def _data_exists(task: Task, data: str) -> bool:
-    """Return True if `data` is a file, or a dataset or folder of texts that the task accepts."""
+    """Return True if `data` is a file, or a dataset prefix or folder of texts and the task accepts these."""
     from lmtrain.eval.recipes.documents import dataset_prefix
     from lmtrain.eval.task import TextTask
 
@@ -114,7 +115,9 @@ def _data_exists(task: Task, data: str) -> bool:
 
 
 def _open_task_data(task: Task, data: str) -> Path | TextInput:
-    """Return the path of a dataset or of a file that the task reads itself, else the texts of the files."""
+    """Return the input of a task: the path, if `data` is a dataset or a file that the task reads itself; else the
+    documents read from the text files.
+    """
     from data_tools.read.sources import find_sources
     from lmtrain.cli.eval.evaluate import read_texts
     from lmtrain.eval.recipes.documents import dataset_prefix
@@ -126,7 +129,9 @@ def _open_task_data(task: Task, data: str) -> Path | TextInput:
 
 
 def _check_best_by(config: RunConfig, evaluations: list[PlannedEvaluation]) -> None:
-    """Raise if checkpoint.best_by names no measure of a task; measures are known once the task's file is read."""
+    """Raise a SettingsError if `checkpoint.best_by` names an evaluation measure (eval/NAME/MEASURE) that none of the
+    run's evaluations computes.
+    """
     name = config.checkpoint.best_by
     known = [f"eval/{evaluation.name}/{measure}" for evaluation in evaluations for measure in evaluation.measures]
     if config.checkpoint.keep_best and name.startswith("eval/") and name not in known:

@@ -38,7 +38,9 @@ class SourceRun:
 
     @classmethod
     def find(cls, path: Path) -> SourceRun:
-        """Find the run of a run folder or checkpoint, and read its settings. Raise if there is none."""
+        """Find the run that a path names, a run folder or one of its checkpoints, and read its settings. Raise if it is
+        neither.
+        """
         if not path.is_dir():
             state = "is not a folder" if path.exists() else "does not exist"
             raise MissingInputError(f"--from-run={path} {state}. Give the folder of a run, or a checkpoint in it.")
@@ -56,7 +58,8 @@ class SourceRun:
         return cls(path, run, with_resolved_paths(settings, run))
 
     def base_settings(self, overrides: Sequence[str], *, is_branch: bool) -> dict[str, Any]:
-        """Return the run's settings with `checkpoint.resume` set for this start.
+        """Return the earlier run's settings with `checkpoint.resume` changed for the new start. `is_branch` is True if
+        the new start has a run folder of its own.
 
         A branch starts from the checkpoint that the user gave, or the run's newest. A run that is continued resumes
         from its own newest checkpoint unless the user gave one. `checkpoint.init_from` among the overrides wins.
@@ -73,7 +76,9 @@ class SourceRun:
 
 
 def _settings_problems(tree: dict[str, Any]) -> Iterator[str]:
-    """Yield why JSON cannot be a run's settings: it has keys that choose config files, or lone surrogate characters."""
+    """Yield a clause for each reason why JSON data cannot be a run's settings: keys that choose config files, or lone
+    surrogate characters.
+    """
     for group in (tree, *(inner for inner in tree.values() if isinstance(inner, dict))):
         yield from (f"has the key {key}" for key in ("defaults", "hydra") if key in group)
     if surrogate := re.search("[\ud800-\udfff]", json.dumps(tree, ensure_ascii=False)):
@@ -84,10 +89,10 @@ _launcher_config: RunConfig | None = None
 
 
 def prepare_ranks(tokenizer: str, settings: dict[str, Any] | None) -> None:
-    """Fill the caches that each rank would otherwise fill again; called by name in the process that forks the ranks.
+    """Load what all ranks need into caches, once, in the server process from which the ranks are forked: command,
+    tokenizer, digests of the code. The launcher passes this function's name.
 
-    Build the command, load the tokenizer and compute the code's digests. If `settings` is given (the launcher has
-    composed them), `compose_run` returns these in every rank.
+    If `settings` is given (the launcher has composed them), `compose_run` returns these in every rank.
     """
     from lmtrain.cli.verbs import build_verb
     from lmtrain.tokenizer.base import Tokenizer
@@ -105,7 +110,8 @@ def compose_run(
     overrides: Sequence[str], *, from_run: Path | None, config_dir: Path | None, name: str,
     report: Callable[[str], None] | None = None,
 ) -> RunConfig:  # fmt: skip
-    """Compose the settings of a run from conf/NAME.yaml, or with `from_run` from an earlier run's settings.
+    """Compose a run's settings from conf/NAME.yaml and the overrides. With `from_run`, an earlier run's settings
+    replace the config files.
 
     If the overrides lead to a run.dir other than the earlier run's, the new run is a branch of it. `report` receives
     messages about settings that were changed to fit others.
@@ -139,7 +145,9 @@ def compose_run(
 def _compose_over(
     settings: dict[str, Any], overrides: Sequence[str], config_dir: Path | None, report: Callable[[str], None]
 ) -> RunConfig:
-    """Compose overrides on top of complete settings; errors name config.json instead of the temporary files."""
+    """Compose overrides on top of an earlier run's complete settings. In errors, the temporary config files are
+    replaced by that run's config.json.
+    """
     with _config_folder(settings, config_dir) as folder:
         try:
             return compose(RunConfig, overrides, config_dir=folder, name=_ROOT_NAME, report=report)
@@ -152,7 +160,7 @@ def _compose_over(
 
 @contextmanager
 def _config_folder(settings: dict[str, Any], config_dir: Path | None) -> Iterator[Path]:
-    """Context manager: yield a temporary folder of configs that compose to these settings.
+    """Context manager: yield a temporary folder of config files that, when composed, result in these settings.
 
     The user's own configs are linked into it.
     """

@@ -43,7 +43,7 @@ def pretrain(
     max_restarts: launching.MaxRestarts = None,
     elastic: launching.Elastic = False,
 ) -> None:
-    """Pretrain a model, or go on with a run that was stopped: the same command does both."""
+    """Pretrain a model, or continue a stopped run: the same command does both."""
     processes = ProcessOptions(nproc, nproc_per_node, max_restarts)
     env, overrides = launching.detect_process(processes), list(overrides or [])
     if dry_run or print_config:
@@ -73,7 +73,7 @@ def pretrain(
         from lmtrain.train.before.preflight import preflight
 
         inputs, evaluations = prepare_eval_tasks(config, preflight(config, env))
-        attempt.count_start(inputs, in_ranks=processes.are_started)
+        attempt.count_start(inputs, starts_ranks=processes.are_started)
         if processes.are_started:
             shared = None if plugin or from_run else composed
             return launching.launch_training(context.obj, config, inputs, env, max_restarts, shared)

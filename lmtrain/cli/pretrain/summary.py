@@ -25,7 +25,7 @@ EXAMPLES = (
 
 
 def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
-    """Print the settings for --print-config, only on rank 0."""
+    """Print the settings as YAML or JSON, for --print-config. Ranks other than 0 print nothing."""
     if env.rank > 0:
         return None
     if as_json:
@@ -36,7 +36,9 @@ def print_settings(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
 
 
 def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
-    """Check everything as a start would; then print the plan and the place of each rank for --dry-run, on rank 0."""
+    """Check everything that a start would check. Then print, on rank 0, what the run would do and what each rank would
+    hold, for --dry-run.
+    """
     from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
     from lmtrain.cli.ranks.launching import place_on_hardware
     from lmtrain.runtime.processes.faults import arm_from_env
@@ -54,7 +56,7 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
 
 
 def print_plan_facts(facts: dict[str, Any]) -> None:
-    """Print the facts of a dry run, and a table of its ranks if `facts` has them."""
+    """Print the facts of a dry run by name, and a table of the ranks if `facts` has the entry "ranks"."""
     from lmtrain.cli.screen.console import print_pairs
     from lmtrain.train.layouts.layout_table import SINGLE_ROWS, layout_lines, merge_rows
 
@@ -76,7 +78,7 @@ def _format_fact(key: str, value: object) -> str:
 
 
 def print_summary(config: RunConfig, summary: Summary, console: Console, as_json: bool) -> None:
-    """Print a line with the result of a run that has ended, or the same as JSON."""
+    """Print the result of a run that has ended (steps, tokens, time, losses) as one line, or as JSON."""
     if as_json:
         keys = ("step", "loss", "valid_loss", "tokens", "epochs", "seconds", "stopped_by")
         return print_json({"run": config.run.dir} | {key: getattr(summary, key) for key in keys}, indent=None)
@@ -90,7 +92,9 @@ def print_summary(config: RunConfig, summary: Summary, console: Console, as_json
 
 
 def saved_state(config: RunConfig) -> str:
-    """Return a sentence about the newest checkpoint of a stopped run and how to continue."""
+    """Return a sentence for a stopped run: the path of its newest checkpoint, or that there is none, and how to
+    continue.
+    """
     from lmtrain.checkpoint.store import latest_checkpoint
     from lmtrain.runfolder.names import CHECKPOINTS
 

@@ -56,7 +56,8 @@ def run_sweep(
     argv: Sequence[str], overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None,
     env: ProcessEnv, *, elastic: bool = False,
 ) -> None:  # fmt: skip
-    """Run each combination in its own process and folder; a failed run does not stop the rest.
+    """Run every combination of the swept settings, one after another, each in its own process and run folder. If one
+    fails, the others still run.
 
     `argv` is the command line, `overrides` its settings. Finished runs are skipped, so the same command continues a
     sweep that was stopped. If several processes run the sweep together, as under srun, only rank 0 prints.
@@ -68,40 +69,44 @@ def run_sweep(
             stop.defer_to_step_end(lambda name: None)  # because: the run under way, or the next one, handles it
             flags = options_for_runs(argv, overrides)
             if not elastic and not _DRY_OPTIONS.intersection(flags):
-                _refuse_layouts(jobs, env)
-            _run_jobs(jobs, flags, _CommandRunner(stop), prints=env.rank == 0)
+                _check_layouts(jobs, env)
+            _run_jobs(jobs, flags, _CommandRunner(stop), prints_output=env.rank == 0)
         except Stopped:
             raise StoppedEarly(f"{stop.cause}: no run was under way. Run the same command again to go on.") from None
 
 
 def options_for_runs(argv: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return the options of a sweep's command line without `-m` and the settings, to pass to each of its runs."""
+    """Return the options of a sweep's command line `argv` to pass on to each of its runs: all words but `pretrain`,
+    `-m` and the overrides.
+    """
     rest = [word for word in argv if word not in ("-m", "--multirun", "--", *overrides)]
     rest.remove("pretrain")
     return rest
 
 
-def _run_jobs(jobs: Sequence[SweepRun], flags: list[str], runner: _CommandRunner, *, prints: bool) -> None:
-    """Run or skip each job; then write sweep.json, print a table and raise if a run failed or was stopped."""
+def _run_jobs(jobs: Sequence[SweepRun], flags: list[str], runner: _CommandRunner, *, prints_output: bool) -> None:
+    """Run each job that is not finished yet. Then write sweep.json, print a table of results, and raise if a run failed
+    or was stopped. `flags` are the options to pass on to each run.
+    """
     is_dry, as_json = bool(_DRY_OPTIONS.intersection(flags)), "--json" in flags
     compares_plans = is_dry and not as_json and "--print-config" not in flags
     first = None
     for number, job in enumerate(jobs, 1):
         is_done = not is_dry and is_finished(job)
-        if prints:
+        if prints_output:
             echo(f"run {number} of {len(jobs)}: {job.folder}{', which is done' * is_done}", err=as_json)
         job.state = "done"
         if not is_done:
             command = ["pretrain", *flags, *["--json"] * compares_plans, *job.overrides]
             job.exit_code, output = runner.run(command, compares_plans)
-            first = print_plan_differences(output, first) if prints else None
+            first = print_plan_differences(output, first) if prints_output else None
             ended = "stopped" if runner.stopped else f"failed, exit code {job.exit_code}"
             job.state = ended if job.exit_code else "done"
         if runner.stopped:
             break
     if is_dry:
         return _raise_if_failed(jobs)
-    if prints:
+    if prints_output:
         rows = [summarize_run(job.folder, job.changed, job.state) for job in jobs]
         base = Path(jobs[0].config.run.dir)
         if base.is_dir() and base != jobs[0].folder:
@@ -115,8 +120,10 @@ def _run_jobs(jobs: Sequence[SweepRun], flags: list[str], runner: _CommandRunner
     return _raise_if_failed(jobs)
 
 
-def _refuse_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
-    """Refuse layouts that these processes cannot have, before the first run starts."""
+def _check_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
+    """Raise a LayoutError, before the first run starts, if the layout of any run does not fit the processes that run
+    the sweep.
+    """
     problems = [
         problem
         for job in jobs
@@ -128,7 +135,9 @@ def _refuse_layouts(jobs: Sequence[SweepRun], env: ProcessEnv) -> None:
 
 
 def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, from_run: Path | None) -> list[SweepRun]:
-    """Compose every combination; raise before the first one starts if any of them is wrong."""
+    """Compose the settings of every combination and choose its run folder. Raise if any combination is wrong, before
+    the first run starts.
+    """
     combinations = [list(words) for words in dict.fromkeys(map(tuple, expand_sweep(overrides, config_dir=config_dir)))]
     fixed = set.intersection(*map(set, combinations))
     jobs: list[SweepRun] = []
@@ -147,7 +156,9 @@ def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, f
 
 
 def run_folder_name(changed: dict[str, str]) -> str:
-    """Return a folder name such as `optim.lr_1e-3__train.seed_2`, safe in a shell and in the grammar of overrides."""
+    """Return a folder name for the settings that a run changes, such as `optim.lr_1e-3__train.seed_2`. It needs no
+    quoting in a shell or an override.
+    """
     plain = {key: re.sub(r"[^A-Za-z0-9.+-]+", "_", value).strip("_") or "empty" for key, value in changed.items()}
     name = "__".join(f"{key}_{value}" for key, value in plain.items())
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
@@ -155,7 +166,7 @@ def run_folder_name(changed: dict[str, str]) -> str:
 
 
 def is_finished(job: SweepRun) -> bool:
-    """Return True if the run folder holds a finished run with exactly these settings."""
+    """Return True if the job's run folder holds a finished run with exactly the job's settings."""
     if read_stop_or_empty(job.folder).get("cause") != DONE:
         return False
     try:  # because: an earlier version, which lacked some settings, may have written the folder
@@ -184,7 +195,9 @@ class _CommandRunner:
         return self._forwarded or self._stop.requested is not None
 
     def run(self, words: Sequence[str], captures_output: bool = False) -> tuple[int, str]:
-        """Run `lmtrain WORDS`; return its exit code, and its stdout if `captures_output` is set."""
+        """Run `lmtrain` with the arguments `words` in a child process. Return its exit code, and its stdout if
+        `captures_output` is set, else an empty text.
+        """
         old_handlers = {number: signal.signal(number, self._forward) for number in STOPS}
         try:
             stdout = subprocess.PIPE if captures_output else None
@@ -200,14 +213,18 @@ class _CommandRunner:
         return code, output.decode()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
-        """Forward a signal to the child; Ctrl-C reaches the child from the terminal too, which counts both as one."""
+        """Forward a signal to the child process. After Ctrl-C the child receives two signals, as the terminal sends one
+        too; it counts both as one.
+        """
         self._forwarded = True
         if self._child is not None:
             self._child.send_signal(number)
 
 
 def _choose_folder(base: Path, changed: dict[str, str], old_name: str, used_folders: set[Path]) -> Path:
-    """Return the folder of a combination; a folder that an earlier version created for it is used again."""
+    """Return the run folder of a combination below `base`. `old_name` is the name by which earlier versions called it:
+    if that folder exists it is used again. Names in `used_folders` get a number.
+    """
     old = base / (old_name or "only").replace("/", "_")
     if old.is_dir():
         return old
@@ -233,7 +250,9 @@ def _raise_if_failed(jobs: Sequence[SweepRun]) -> None:
 
 
 def summarize_run(folder: Path, changed: dict[str, str], state: str) -> dict[str, Any]:
-    """Return a run's changed settings, its state, and figures of its metrics.jsonl; None for figures not there yet."""
+    """Return a run's row for sweep.json: its changed settings, its state, and from its metrics.jsonl the steps, losses
+    and median speed (None if not recorded).
+    """
     try:
         rows = read_metrics(folder / METRICS)
     except LmtrainError:
@@ -252,7 +271,8 @@ def summarize_run(folder: Path, changed: dict[str, str], state: str) -> dict[str
 
 
 def print_plan_differences(output: str, first_facts: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Print the facts of a dry run: all of them for the first run, for another run those that differ from the first.
+    """Print the facts of one run's dry run. If `first_facts`, those of the first run, are given, print only the facts
+    that differ from them.
 
     `output` is the run's stdout with a line of JSON. Return the first run's facts, for the next call.
     """
@@ -272,7 +292,9 @@ def print_plan_differences(output: str, first_facts: dict[str, Any] | None) -> d
 
 
 def print_sweep_table(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a row for each run, in the order in which they ran, and the folder of the best."""
+    """Print a table of the rows of `summarize_run`, in the order of the runs, and the folder of the run with the best
+    validation loss.
+    """
     keys = list(dict.fromkeys(key for row in rows for key in row["settings"]))
     echo()
     print_table([

@@ -95,7 +95,8 @@ class ProcessOptions:
 
 
 def detect_process(options: ProcessOptions) -> ProcessEnv:
-    """Return this process's rank and world; if it is to start ranks itself, those of its first rank.
+    """Return this process's rank, world size and launcher, from the environment. If the options ask this process to
+    start ranks itself, return the values for the first of them.
 
     Also set thread counts and memory options, so call it before torch is imported. Raise UsageError on process options
     that conflict with each other or with the launcher.
@@ -130,7 +131,9 @@ def launch_evaluation(argv: Sequence[str], env: ProcessEnv) -> None:
 
 
 def training_imports(config: RunConfig) -> tuple[str, ...]:
-    """Return the modules to import before the ranks of a training run with these settings are forked."""
+    """Return the names of the modules that ranks of a training run with these settings need; a server process imports
+    them once and then forks the ranks.
+    """
     layout, compute = config.parallel.layout, config.compute
     kinds = [type(choice).__module__.removesuffix("_settings") for choice in (config.model, config.optim)]
     sharded = ["lmtrain.parallel.weights.sharding"] * (layout.dp > 1)
@@ -142,12 +145,13 @@ def training_imports(config: RunConfig) -> tuple[str, ...]:
 
 def launch_training(
     argv: Sequence[str], config: RunConfig, inputs: Inputs, env: ProcessEnv, max_restarts: int | None,
-    composed: RunConfig | None,
+    composed_config: RunConfig | None,
 ) -> None:  # fmt: skip
-    """Run a training run in several processes; restart from the newest checkpoint up to `max_restarts` times.
+    """Start the ranks of a training run as child processes and wait for them. If one is lost, start all again from the
+    newest checkpoint, up to `max_restarts` times (None: never).
 
-    Ranks use the settings `composed`; if it is None they compose their own, as plugins are only imported in the ranks.
-    Under srun each node runs such a launcher, and that of rank 0 prints for all. Raise typer.Exit on a failure.
+    Ranks use the settings `composed_config`; if it is None they compose their own, as plugins are only imported in the
+    ranks. Under srun each node runs such a launcher, and that of rank 0 prints for all. Raise typer.Exit on a failure.
     """
     from lmtrain.runfolder.ends import (
         is_stop_written_since,
@@ -173,7 +177,9 @@ def launch_training(
         print_notice(f"{failure}Start {number} of {(max_restarts or 0) + 1} goes on {place}.")
 
     def record_end(outcome: Outcome) -> Outcome | None:
-        """Return the outcome that the watchdog has recorded; if there is none, record this one in stop.json."""
+        """Write the outcome to stop.json, unless the watchdog, or another node, has written the cause already. Return
+        the watchdog's outcome if there is one, else None.
+        """
         reported = outcome_from_watchdog(folder, outcome, stamp_before)
         # because: if a rank of another node failed first, its launcher or rank 0 has written the cause
         is_written_elsewhere = env.rank > 0 and is_stop_written_since(folder, stamp_before)
@@ -185,8 +191,8 @@ def launch_training(
                 warn_if_any(write_process_failure(folder, outcome))
         return reported
 
-    prepared = {"tokenizer": inputs.tokenizer.source, "settings": composed and composed.to_dict()}
-    imports = (*training_imports(config), *(() if composed else COMPOSING_IMPORTS))
+    prepared = {"tokenizer": inputs.tokenizer.source, "settings": composed_config and composed_config.to_dict()}
+    imports = (*training_imports(config), *(() if composed_config else COMPOSING_IMPORTS))
     prepare = (PREPARE_FUNCTION, prepared)
     program = Program(rank_arguments(argv), imports=imports, prepare=prepare, helper=COMPANION_FUNCTION)
     outcome = launch(
@@ -222,10 +228,10 @@ def _exit_with_outcome(outcome: Outcome, env: ProcessEnv, *, is_reported: bool =
 
 
 def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, *, elastic: bool) -> RunConfig:
-    """Return the settings with a layout for the given number of processes, and print which was chosen.
+    """Return the settings with a parallel layout for the number of processes that there are: chosen for
+    `parallel=auto`, adapted with `elastic`, else unchanged. Print a layout that was chosen.
 
-    Only `parallel=auto` and `elastic` change the settings. `overrides` are the settings of the command line, which stay
-    as they are.
+    `overrides` are the settings of the command line, which stay as they are.
     """
     from lmtrain.train.layouts.layout_choice import adapt_to_processes, adaptation_message
     from lmtrain.train.layouts.layout_table import layout_words
@@ -251,7 +257,8 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
 
 
 def place_on_hardware(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
-    """Return the processes of a dry run, spread over the nodes that `hardware` describes.
+    """Return the process environment for checks of a dry run: as many GPUs on each node as the machine in
+    `config.hardware` has.
 
     Processes beyond the GPUs of one node are placed on other machines.
     """
@@ -265,7 +272,7 @@ def place_on_hardware(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
 
 
 def rank_arguments(argv: Sequence[str]) -> list[str]:
-    """Return the command line of each rank: `argv` without the options that start processes."""
+    """Return the command line of each rank: `argv` without the options that start processes, such as --nproc."""
     kept_words, remaining = [], iter(argv)
     for word in remaining:
         option, has_value, _ = word.partition("=")
@@ -276,10 +283,11 @@ def rank_arguments(argv: Sequence[str]) -> list[str]:
     return kept_words
 
 
-def report_refusal(env: ProcessEnv, error: LmtrainError, *, found_by_all: bool = False) -> None:
-    """Send the error that keeps this process from starting to its peers, if a rendezvous is configured.
+def report_refusal(env: ProcessEnv, error: LmtrainError, *, peers_fail_too: bool = False) -> None:
+    """Send an error that keeps this process from starting to its peers, so that they do not wait for it. Without a
+    configured rendezvous do nothing.
 
-    `found_by_all` states that every process finds the same error itself.
+    `peers_fail_too` states that every process finds the same error itself.
     """
     try:
         Rendezvous.detect(env)
@@ -287,4 +295,4 @@ def report_refusal(env: ProcessEnv, error: LmtrainError, *, found_by_all: bool =
         return  # because: without a rendezvous there is no way to reach peers, and torch takes seconds to import
     from lmtrain.runtime.processes.rendezvous import report_refusal
 
-    report_refusal(env, error, peers_fail_too=found_by_all)
+    report_refusal(env, error, peers_fail_too=peers_fail_too)

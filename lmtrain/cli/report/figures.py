@@ -17,15 +17,15 @@ from lmtrain.observe.measure.named_measures import row_measures
 from lmtrain.page.chart import Charts, Curve, Figure, Form, Mark, Points
 from lmtrain.units import format_bytes, format_measure, format_seconds
 
-_POINTS = 3000  # of the loss, over all runs; the other figures have fewer
-_FEWER = 1200
-_LEAST = 200
-_MOST_MARKS = 300  # of each kind
-MOST_EVALS = 12  # figures
+_MAX_LOSS_POINTS = 3000  # of the loss, over all runs; the other figures have fewer
+_MAX_POINTS = 1200
+_MIN_POINTS = 200
+_MAX_MARKS = 300  # of each kind
+MAX_EVAL_FIGURES = 12  # figures
 
 
 # each of one key of step rows, and of what _BESIDE adds
-_PLAIN = (
+_STEP_FIGURES = (
     Figure("lr", "Learning rate", "number", smooth=False),
     Figure("grad_norm", "Gradient norm before clipping", "number", log=True),
     Figure("tokens_per_s", "Tokens a second", "count", zero=True),
@@ -37,64 +37,68 @@ _PLAIN = (
     Figure("skipped", "Steps skipped so far (fp16 overflow)", "count", smooth=False),
     Figure("loss_scale", "Loss scale (fp16)", "count", log=True, smooth=False),
 )
-_BESIDE = {"straggler_bubble": ("straggler_exposed",)}
-_NAMES = {
+_EXTRA_KEYS = {"straggler_bubble": ("straggler_exposed",)}
+_CURVE_NAMES = {
     "memory_bytes": "of rank 0", "lr": "learning rate", "grad_norm": "norm", "tokens_per_s": "tokens/s",
     "straggler_bubble": "bubble", "straggler_exposed": "exposed communication", "straggler_slowest_by": "more by",
     "data_wait_s": "wait", "mfu": "MFU", "loss_scale": "scale",
 }  # fmt: skip
-_RECIPE = {
+_RECIPE_COLUMNS = {
     "protocol": "protocol", "protocol_version": "version", "data": "data", "text_sha256": "sha256 of the text",
     "num_targets": "targets", "seq_len": "sequence", "dtype": "numbers",
 }  # fmt: skip
-_NO_FAULT = (0, 75, 79)  # exit codes of a run that came to its end, or was asked to stop
-Happened = tuple[str, int, str]  # kind, step, words
+_NORMAL_EXIT_CODES = (0, 75, 79)  # exit codes of a run that came to its end, or was asked to stop
+Event = tuple[str, int, str]  # kind, step, words
 
 
-def charts(names: Sequence[str], records: Sequence[Record], stops: Sequence[dict[str, Any] | None]) -> Charts:
+def build_charts(names: Sequence[str], records: Sequence[Record], stops: Sequence[dict[str, Any] | None]) -> Charts:
     return Charts(
         list(names), [figure for figure in _figures(records) if figure.curves],
-        [mark for run, record in enumerate(records) for mark in _marks(run, record, stops[run])],
+        [mark for run, record in enumerate(records) for mark in _event_marks(run, record, stops[run])],
     )  # fmt: skip
 
 
 def _figures(records: Sequence[Record]) -> Iterator[Figure]:
     losses = [
-        *_curves(records, "loss", "training", max(_POINTS // max(len(records), 1), _LEAST)),
-        *_dots(records, "valid", "validation", "loss/valid"),
+        *_step_curves(records, "loss", "training", max(_MAX_LOSS_POINTS // max(len(records), 1), _MIN_POINTS)),
+        *_measurement_curves(records, "valid", "validation", "loss/valid"),
     ]
     yield Figure("loss", "Loss", "number", losses, "Mean over the labels of a step, in nats.", wide=True)
     terms = dict.fromkeys(key for record in records for key in record.columns if key.startswith("loss/"))
-    yield Figure("terms", "Terms of the loss", "number", [c for key in terms for c in _curves(records, key, key[5:])])
-    yield from _measured(records)
-    for plain in _PLAIN:
-        name = _NAMES.get(plain.key, plain.key)
-        if plain.key == "memory_bytes" and any("memory_rank" in record.columns for record in records):
+    term_curves = [curve for key in terms for curve in _step_curves(records, key, key[5:])]
+    yield Figure("terms", "Terms of the loss", "number", term_curves)
+    yield from _measure_figures(records)
+    for figure in _STEP_FIGURES:
+        name = _CURVE_NAMES.get(figure.key, figure.key)
+        if figure.key == "memory_bytes" and any("memory_rank" in record.columns for record in records):
             name = "of the fullest rank"  # because: rows of older versions know rank 0 alone
-        found = [*_curves(records, plain.key, name)]
-        for key in _BESIDE.get(plain.key, ()):
-            found += _curves(records, key, _NAMES[key])
+        curves = [*_step_curves(records, figure.key, name)]
+        for key in _EXTRA_KEYS.get(figure.key, ()):
+            curves += _step_curves(records, key, _CURVE_NAMES[key])
         # because: that no step was skipped needs no figure
-        if plain.key != "skipped" or any(max(curve.points.value) > 0 for curve in found):
-            yield replace(plain, curves=found)
+        if figure.key != "skipped" or any(max(curve.points.value) > 0 for curve in curves):
+            yield replace(figure, curves=curves)
 
 
-def _measured(records: Sequence[Record]) -> Iterator[Figure]:
-    """Yield figures of validation's measures and domains, and of each evaluation's headline measure."""
+def _measure_figures(records: Sequence[Record]) -> Iterator[Figure]:
+    """Yield the figures of losses and scores measured during training: validation loss by domain, and the headline
+    measure of each evaluation.
+    """
     rows = [row for record in records for row in record.rows.get("valid", [])]
     domains = [
         curve
         for name in dict.fromkeys(name for row in rows for name in row_measures(row) if name.startswith("loss/valid/"))
-        for curve in _dots(records, "valid", name.removeprefix("loss/valid/"), name)
+        for curve in _measurement_curves(records, "valid", name.removeprefix("loss/valid/"), name)
     ]
     yield Figure("domains", "Validation loss by domain", "number", domains)
-    for name, title in [*headlines(records).items()][:MOST_EVALS]:
+    for name, title in [*headline_titles(records).items()][:MAX_EVAL_FIGURES]:
         form: Form = "percent" if name.endswith("accuracy") else "number"
-        yield Figure(name, title.replace("_", " "), form, [*_dots(records, "eval", "measured", name)], smooth=False)
+        curves = [*_measurement_curves(records, "eval", "measured", name)]
+        yield Figure(name, title.replace("_", " "), form, curves, smooth=False)
 
 
-def headlines(records: Sequence[Record]) -> dict[str, str]:
-    """Return the headline measures of evaluations, with their titles."""
+def headline_titles(records: Sequence[Record]) -> dict[str, str]:
+    """Return the headline measures of all evaluations in the records, as "eval/NAME/MEASURE" -> "NAME: MEASURE"."""
     return {
         f"eval/{row.get('name')}/{row.get('headline')}": f"{row.get('name')}: {row.get('headline')}"
         for record in records
@@ -102,34 +106,34 @@ def headlines(records: Sequence[Record]) -> dict[str, str]:
     }
 
 
-def _curves(records: Sequence[Record], key: str, name: str, most: int = 0) -> Iterator[Curve]:
-    most = most or max(_FEWER // max(len(records), 1), _LEAST)
+def _step_curves(records: Sequence[Record], key: str, name: str, max_points: int = 0) -> Iterator[Curve]:
+    max_points = max_points or max(_MAX_POINTS // max(len(records), 1), _MIN_POINTS)
     for run, record in enumerate(records):
         steps, values = record.column(key)
-        kept, mean = extreme_indices(values, most), None
-        if len(values) > most:
-            ends, averages = part_means(values, most // 2)
-            mean = _points(record, steps[ends], averages)
+        kept, mean = extreme_indices(values, max_points), None
+        if len(values) > max_points:
+            part_ends, averages = part_means(values, max_points // 2)
+            mean = _to_points(record, steps[part_ends], averages)
         if steps.size:
-            yield Curve(run, name, _points(record, steps[kept], values[kept]), mean)
+            yield Curve(run, name, _to_points(record, steps[kept], values[kept]), mean)
 
 
-def _dots(records: Sequence[Record], event: str, name: str, measure: str) -> Iterator[Curve]:
+def _measurement_curves(records: Sequence[Record], event: str, name: str, measure: str) -> Iterator[Curve]:
     for run, record in enumerate(records):
         rows = record.rows.get(event, [])
-        taken = {row["step"]: value for row in rows if _finite(value := row_measures(row).get(measure))}
-        steps = np.array(sorted(taken), np.float64)
-        values = np.array([taken[int(step)] for step in steps])
-        kept = extreme_indices(values, _FEWER)
-        if taken:
-            yield Curve(run, name, _points(record, steps[kept], values[kept]), dots=True)
+        values_by_step = {row["step"]: value for row in rows if _is_finite(value := row_measures(row).get(measure))}
+        steps = np.array(sorted(values_by_step), np.float64)
+        values = np.array([values_by_step[int(step)] for step in steps])
+        kept = extreme_indices(values, _MAX_POINTS)
+        if values_by_step:
+            yield Curve(run, name, _to_points(record, steps[kept], values[kept]), dots=True)
 
 
-def _finite(value: Any) -> bool:
-    return _number(value) and math.isfinite(value)
+def _is_finite(value: Any) -> bool:
+    return _is_number(value) and math.isfinite(value)
 
 
-def _points(record: Record, steps: Numbers, values: Numbers) -> Points:
+def _to_points(record: Record, steps: Numbers, values: Numbers) -> Points:
     tokens, seconds = (record.interpolate(key, steps) for key in ("tokens", "seconds"))
     return Points(
         steps.tolist(), tokens.tolist() if np.isfinite(tokens).all() else [],
@@ -137,92 +141,106 @@ def _points(record: Record, steps: Numbers, values: Numbers) -> Points:
     )  # fmt: skip
 
 
-def _marks(run: int, record: Record, stop: dict[str, Any] | None) -> Iterator[Mark]:
-    found = [*_saves(record), *_starts(record), *_slow(record), *_broken(record), *_ends(record, stop)]
-    found.sort(key=lambda one: (one[1], one[0] != "stop"))  # a stop comes before the start that went on from there
-    steps = np.array([step for _, step, _ in found], np.float64)
+def _event_marks(run: int, record: Record, stop: dict[str, Any] | None) -> Iterator[Mark]:
+    events = [
+        *_save_events(record), *_start_events(record), *_slow_rank_events(record), *_non_finite_events(record),
+        *_end_events(record, stop),
+    ]  # fmt: skip
+    # because: the stop comes before the start that went on from its step
+    events.sort(key=lambda event: (event[1], event[0] != "stop"))
+    steps = np.array([step for _, step, _ in events], np.float64)
     tokens, seconds = (np.nan_to_num(record.interpolate(key, steps)).tolist() for key in ("tokens", "seconds"))
-    for (kind, step, said), token, second in zip(found, tokens, seconds, strict=True):
-        yield Mark(run, kind, step, token, second, said)
+    for (kind, step, text), token, second in zip(events, tokens, seconds, strict=True):
+        yield Mark(run, kind, step, token, second, text)
 
 
-def _saves(record: Record) -> Iterator[Happened]:
-    for row in _few(record.rows.get("save", [])):
-        step, size, took = (row.get(key) for key in ("saved_step", "bytes", "write_s"))
+def _save_events(record: Record) -> Iterator[Event]:
+    for row in _thin_out(record.rows.get("save", [])):
+        step, size, seconds = (row.get(key) for key in ("saved_step", "bytes", "write_s"))
         if type(step) is int:
-            how = f": {format_bytes(size)} in {format_seconds(took)}" if _finite(size) and _finite(took) else ""
-            yield "save", step, f"saved step {step:,}{how}"
+            is_known = _is_finite(size) and _is_finite(seconds)
+            details = f": {format_bytes(size)} in {format_seconds(seconds)}" if is_known else ""
+            yield "save", step, f"saved step {step:,}{details}"
 
 
-def _starts(record: Record) -> Iterator[Happened]:
-    lost = dict(sorted(record.rewinds))  # of a step that was lost several times, the furthest that was reached
-    for row in _few(record.rows.get("start", [])[1:]):
+def _start_events(record: Record) -> Iterator[Event]:
+    last_steps = dict(sorted(record.rewinds))  # of a step that was lost several times, the furthest that was reached
+    for row in _thin_out(record.rows.get("start", [])[1:]):
         step = row["step"]
-        again = f", steps up to {lost[step]:,} done again" if step in lost else ""
-        yield "restart", step, f"start {row.get('attempt', '?')} went on from step {step:,}{again}"
-        yield from _survived(row)
+        repeated = f", steps up to {last_steps[step]:,} done again" if step in last_steps else ""
+        yield "restart", step, f"start {row.get('attempt', '?')} went on from step {step:,}{repeated}"
+        yield from _previous_failure(row)
 
 
-def _survived(row: dict[str, Any]) -> Iterator[Happened]:
-    """Yield what ended the start before, unless it was asked to stop; rows of older versions do not say."""
-    before = row.get("before")
-    if isinstance(before, dict) and before.get("exit_code") not in _NO_FAULT:
-        failed = f"failed with exit code {before.get('exit_code')}: {before.get('cause')}"
-        how = failed if before else "was killed or crashed: it left no stop.json"
-        yield "fault", row["step"], f"the start before {how}"[:300]
+def _previous_failure(row: dict[str, Any]) -> Iterator[Event]:
+    """Yield an event with the reason why the previous start of the run ended, if it failed or was killed. `row` is the
+    start row of the start that followed it.
+    """
+    previous = row.get("before")
+    if isinstance(previous, dict) and previous.get("exit_code") not in _NORMAL_EXIT_CODES:
+        failed = f"failed with exit code {previous.get('exit_code')}: {previous.get('cause')}"
+        end = failed if previous else "was killed or crashed: it left no stop.json"
+        yield "fault", row["step"], f"the start before {end}"[:300]
 
 
-def _slow(record: Record) -> Iterator[Happened]:
-    """Yield the steps at which a rank is first named as slow, or another rank than before."""
+def _slow_rank_events(record: Record) -> Iterator[Event]:
+    """Yield an event for each step from which on another rank than before is recorded as the slow one."""
     ranks = record.columns.get("straggler_rank", np.empty(0))
-    for at in _few(np.flatnonzero(np.isfinite(ranks) & (ranks != np.append(np.nan, ranks[:-1]))).tolist()):
-        yield "slow", int(record.steps[at]), f"rank {int(ranks[at])} is slow from step {int(record.steps[at]):,} on"
+    for index in _thin_out(np.flatnonzero(np.isfinite(ranks) & (ranks != np.append(np.nan, ranks[:-1]))).tolist()):
+        step = int(record.steps[index])
+        yield "slow", step, f"rank {int(ranks[index])} is slow from step {step:,} on"
 
 
-def _broken(record: Record) -> Iterator[Happened]:
+def _non_finite_events(record: Record) -> Iterator[Event]:
     # because: the loss scale tries how far it can go; steps that overflow are skipped, and counted as such
     overflows = ("grad_norm",) if "loss_scale" in record.columns else ()
-    for step, key, value in _few([one for one in record.non_finite if one[1] not in overflows]):
+    for step, key, value in _thin_out([event for event in record.non_finite if event[1] not in overflows]):
         yield "fault", step, f"{key} was {value} at step {step:,}"
 
 
-def _ends(record: Record, stop: dict[str, Any] | None) -> Iterator[Happened]:
-    for row in _few(record.rows.get("stop", [])):
+def _end_events(record: Record, stop: dict[str, Any] | None) -> Iterator[Event]:
+    for row in _thin_out(record.rows.get("stop", [])):
         if row.get("stopped_by"):
             yield "stop", row["step"], f"stopped by {row['stopped_by']} at step {row['step']:,}"
-    if stop is not None and stop.get("exit_code") not in (None, *_NO_FAULT):
+    if stop is not None and stop.get("exit_code") not in (None, *_NORMAL_EXIT_CODES):
         last = int(record.steps[-1]) if record.steps.size else 0
         yield "fault", last, f"failed with exit code {stop.get('exit_code')}: {stop.get('cause')}"[:300]
 
 
-def _few(rows: Sequence[Any]) -> Iterable[Any]:
-    """Return at most _MOST_MARKS rows, spread evenly, with the last."""
-    every = math.ceil(len(rows) / _MOST_MARKS) or 1
-    return [row for at, row in enumerate(reversed(rows)) if at % every == 0][::-1]
+def _thin_out(rows: Sequence[Any]) -> Iterable[Any]:
+    """Return at most _MAX_MARKS rows, evenly spaced; the last row is always one of them."""
+    stride = math.ceil(len(rows) / _MAX_MARKS) or 1
+    return [row for index, row in enumerate(reversed(rows)) if index % stride == 0][::-1]
 
 
-def eval_rows(records: Sequence[Record], names: Sequence[str]) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return the recipes of all evaluations, and their numbers by step."""
+def evaluation_tables(
+    records: Sequence[Record], names: Sequence[str]
+) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return two tables about the evaluations of runs, as rows of column -> text: the recipe of each evaluation, and
+    the measured numbers by step.
+    """
     recipes: dict[tuple[str, ...], dict[str, str]] = {}
     numbers = []
     for name, record in zip(names, records, strict=True):
         for row in record.rows.get("eval", []):
-            who = ({"<run": name} if len(names) > 1 else {}) | {"<name": str(row.get("name"))}
+            labels = ({"<run": name} if len(names) > 1 else {}) | {"<name": str(row.get("name"))}
             measures = row.get("measures")
-            recipe = who | {f"<{word}": _said(row.get(key)) for key, word in _RECIPE.items()}
+            recipe = labels | {f"<{title}": _cell_text(row.get(key)) for key, title in _RECIPE_COLUMNS.items()}
             recipes.setdefault(tuple(recipe.values()), recipe)
             if isinstance(measures, dict):
-                told = {key.replace("_", " "): format_measure(key, v) for key, v in measures.items() if _number(v)}
-                sums = {"nll sum (nats)": f"{row['nll_sum_nats']:.6g}"} if _number(row.get("nll_sum_nats")) else {}
-                took = {"seconds": f"{row['seconds']:.1f}"} if _number(row.get("seconds")) else {}
-                numbers.append(who | {"step": f"{row['step']:,}"} | told | sums | took)
+                numbers_only = {key: value for key, value in measures.items() if _is_number(value)}
+                cells = {key.replace("_", " "): format_measure(key, value) for key, value in numbers_only.items()}
+                nll, seconds = row.get("nll_sum_nats"), row.get("seconds")
+                cells |= {"nll sum (nats)": f"{nll:.6g}"} if _is_number(nll) else {}
+                cells |= {"seconds": f"{seconds:.1f}"} if _is_number(seconds) else {}
+                numbers.append(labels | {"step": f"{row['step']:,}"} | cells)
     return list(recipes.values()), numbers
 
 
-def _said(value: Any) -> str:
+def _cell_text(value: Any) -> str:
     text = "-" if value is None else f"{value:,}" if type(value) is int and value >= 10_000 else str(value)
     return f"{text[:12]}..." if len(text) == 64 else text
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return type(value) in (int, float)

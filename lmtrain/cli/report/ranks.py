@@ -46,46 +46,49 @@ from lmtrain.train.layouts.layout_table import layout_words, rank_rows
 from lmtrain.train.layouts.layout_table import merge_rows as merged_rows
 from lmtrain.units import format_bytes, format_count
 
-_LEAST = 0.06  # how dark the emptiest is
-_DARKEST = 0.6  # because: the number in it must be readable, in light and in dark
-_MOST_CELLS = 4096
-_MOST_ROWS = 64
-_HEADS = {
+_MIN_SHADE = 0.06  # how dark the emptiest is
+_MAX_OPACITY = 0.6  # because: the number in it must be readable, in light and in dark
+_MAX_DRAWN_RANKS = 4096
+_MAX_TABLE_ROWS = 64
+_BYTE_COLUMNS = {
     "weights_bytes": "weights", "masters_bytes": "masters", "gradients_bytes": "gradients",
     "optimizer_bytes": "optimizer",
 }  # fmt: skip
-_UNREADABLE = (LmtrainError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_STEPS = 4  # the newest of them make the tables
-_LANES = 24
-_FOLDER = "profile"
-_MOST_TABLES = 4
-_MOST_KERNELS = 15
-_MOST_BARS = 4000
-_COLOURS = {
+_READ_ERRORS = (LmtrainError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+_NUM_STEPS = 4  # the newest of them make the tables
+_MAX_TIMELINE_RANKS = 24
+_PROFILE_FOLDER = "profile"
+_MAX_KERNEL_TABLES = 4
+_MAX_KERNELS = 15
+_MAX_BARS = 4000
+_BAR_NAMES = {
     "forward": "forward", "backward": "backward", "input": "backward for inputs", "weight": "weights' gradients",
     "compute": "other work", "pp": "messages", "dp": "dp", "tp": "tp", "world": "all ranks", "bubble": "waiting",
     "data": "data", "optimizer": "optimizer", "save": "save", "measuring": "measuring", "other": "other",
 }  # fmt: skip
 
 
-def memory_parts(seen: RunFolder, record: Record, whose: str) -> Iterator[Part]:
-    layout, (step, peaks) = _layout(seen), newest_peaks(record)
+def memory_parts(run: RunFolder, record: Record, title_suffix: str) -> Iterator[Part]:
+    layout, (step, peaks) = _read_layout(run), newest_peaks(record)
     if layout is None or len(peaks) != layout.world_size:  # because: it was another one that wrote them
         return
-    fullest, least = max(peaks), min(peaks)
+    fullest, emptiest = max(peaks), min(peaks)
     yield section_heading(
-        f"Memory of each rank{whose}",
+        f"Memory of each rank{title_suffix}",
         f"The most that each has held, as told by step {step:,}: the peak on the GPU, or what the process has resident "
-        f"on a CPU. Rank {peaks.index(fullest)} holds most, {format_bytes(fullest)}; rank {peaks.index(least)} least, "
-        f"{format_bytes(least)}.",
-        f"memory{whose}",
+        f"on a CPU. Rank {peaks.index(fullest)} holds most, {format_bytes(fullest)}; "
+        f"rank {peaks.index(emptiest)} least, {format_bytes(emptiest)}.",
+        f"memory{title_suffix}",
     )
-    yield Picture(f"memory{whose}", memory_picture(layout, peaks))
-    yield json_element(json.dumps({"step": step, "peak_bytes": peaks}, separators=(",", ":")), f"memory-data{whose}")
+    yield Picture(f"memory{title_suffix}", draw_memory(layout, peaks))
+    data = json.dumps({"step": step, "peak_bytes": peaks}, separators=(",", ":"))
+    yield json_element(data, f"memory-data{title_suffix}")
 
 
 def newest_peaks(record: Record) -> tuple[int, list[int]]:
-    """Return the step of the newest memory row and its bytes by rank; (0, []) if no row can be used."""
+    """Return the step of the newest memory row and the peak memory of each rank in bytes. Return (0, []) if the newest
+    start has no valid memory row.
+    """
     rows, starts = record.rows.get("memory", []), record.rows.get("start", [])
     if not rows or (starts and rows[-1].get("attempt") != starts[-1].get("attempt")):
         return 0, []
@@ -95,90 +98,95 @@ def newest_peaks(record: Record) -> tuple[int, list[int]]:
     return rows[-1]["step"], peaks
 
 
-def memory_picture(layout: Layout, peaks: Sequence[int]) -> str:
-    """Draw the ranks' peak memory: the darker, the fuller."""
+def draw_memory(layout: Layout, peaks: Sequence[int]) -> str:
+    """Draw an SVG of the ranks in the layout, each coloured by its peak memory in bytes: the more, the darker."""
     fullest = max(peaks)
-    found = []
+    squares = []
     for rank, peak in enumerate(peaks):
-        at, share = layout.coordinate(rank), peak / fullest
-        said = f"rank {rank}: {format_bytes(peak)}, {share:.1%} of the fullest"
+        coordinate, share = layout.coordinate(rank), peak / fullest
+        tooltip = f"rank {rank}: {format_bytes(peak)}, {share:.1%} of the fullest"
         # because: ranks of a run differ by parts, not by orders
-        found.append(Square(at, max(2 * share - 1, _LEAST), False, format_bytes(peak), said))
-    return squares(found, "memory of each rank")
+        squares.append(Square(coordinate, max(2 * share - 1, _MIN_SHADE), False, format_bytes(peak), tooltip))
+    return draw_squares(squares, "memory of each rank")
 
 
-def _layout(seen: RunFolder) -> Layout | None:
+def _read_layout(run: RunFolder) -> Layout | None:
     try:
-        return build_settings(RunConfig, seen.settings).parallel.layout
-    except _UNREADABLE:
+        return build_settings(RunConfig, run.settings).parallel.layout
+    except _READ_ERRORS:
         return None  # because: what is wrong with them is said where the layout is drawn
 
 
-def layout_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
-    if not seen.settings:
+def layout_parts(run: RunFolder, title_suffix: str) -> Iterator[Part]:
+    if not run.settings:
         return
     try:
-        config = build_settings(RunConfig, seen.settings)
+        config = build_settings(RunConfig, run.settings)
         rows = rank_rows(config, config.model)
-    except _UNREADABLE as error:
-        yield section_heading(f"Layout{whose}", anchor=f"layout{whose}")
+    except _READ_ERRORS as error:
+        yield section_heading(f"Layout{title_suffix}", anchor=f"layout{title_suffix}")
         yield soft_paragraph(f"It cannot be told from these settings: {shorten(error)}")
         return
-    yield section_heading(f"Layout{whose}", layout_words(config.parallel), f"layout{whose}")
-    if 1 < len(rows) <= _MOST_CELLS:
-        yield Picture(f"layout{whose}", layout_picture(config, rows))
+    yield section_heading(f"Layout{title_suffix}", layout_words(config.parallel), f"layout{title_suffix}")
+    if 1 < len(rows) <= _MAX_DRAWN_RANKS:
+        yield Picture(f"layout{title_suffix}", draw_layout(config, rows))
     elif len(rows) > 1:
-        yield soft_paragraph(f"Not drawn: {len(rows):,} ranks are more than the {_MOST_CELLS:,} that a page shows.")
-    alike = merged_rows(rows)
-    if len(alike) > _MOST_ROWS:
-        yield soft_paragraph(f"Shown: the first {_MOST_ROWS} of {len(alike):,} rows.")
-    yield html_table([_row(row) for row in alike[:_MOST_ROWS]])
+        too_many = f"{len(rows):,} ranks are more than the {_MAX_DRAWN_RANKS:,} that a page shows"
+        yield soft_paragraph(f"Not drawn: {too_many}.")
+    merged = merged_rows(rows)
+    if len(merged) > _MAX_TABLE_ROWS:
+        yield soft_paragraph(f"Shown: the first {_MAX_TABLE_ROWS} of {len(merged):,} rows.")
+    yield html_table([_layout_cells(row) for row in merged[:_MAX_TABLE_ROWS]])
 
 
-def layout_picture(config: RunConfig, rows: Sequence[dict[str, Any]]) -> str:
-    """Draw the layout: a row for each pipeline rank, a column for each replica, shard and tp rank."""
+def draw_layout(config: RunConfig, rows: Sequence[dict[str, Any]]) -> str:
+    """Draw an SVG of the layout: a row for each pipeline rank, a column for each replica, shard and tp rank. `rows`
+    describe the ranks.
+    """
     layout = config.parallel.layout
     columns = layout.dp_replicate * layout.dp_shard * layout.tp
     left, top = 96.0, 44.0
-    wide = min((WIDTH - left) / columns, 64.0)
-    high = 26.0 if layout.pp <= 24 else 520 / layout.pp
+    cell_width = min((WIDTH - left) / columns, 64.0)
+    cell_height = 26.0 if layout.pp <= 24 else 520 / layout.pp
 
     def parts() -> Iterator[str]:
-        yield svg_text(left, 14, _axes(layout), "soft small")
+        yield svg_text(left, 14, _describe_axes(layout), "soft small")
         for column in range(0, columns, layout.tp):
             copy, shard = divmod(column // layout.tp, layout.dp_shard)
-            if layout.tp * wide >= 34:
-                yield svg_text(left + column * wide, top - 8, f"{copy}.{shard}", "soft small")
+            if layout.tp * cell_width >= 34:
+                yield svg_text(left + column * cell_width, top - 8, f"{copy}.{shard}", "soft small")
         for row in rows:
             column = (row["dp_replicate"] * layout.dp_shard + row["dp_shard"]) * layout.tp + row["tp"]
-            x, y = left + column * wide, top + row["pp"] * high
+            x, y = left + column * cell_width, top + row["pp"] * cell_height
             if column == 0:
-                yield svg_text(left - 8, y + high * 0.65, f"layers {row['layers'] or 'none'}", "soft small", "end")
-            at = ", ".join(f"{axis} {row[axis]}" for axis in ("pp", "dp_replicate", "dp_shard", "tp"))
-            said = f"rank {row['rank']} ({at}): layers {row['layers']}, {format_count(row['parameters'])} parameters"
+                layers = f"layers {row['layers'] or 'none'}"
+                yield svg_text(left - 8, y + cell_height * 0.65, layers, "soft small", "end")
+            coordinate_text = ", ".join(f"{axis} {row[axis]}" for axis in ("pp", "dp_replicate", "dp_shard", "tp"))
+            held = f"layers {row['layers']}, {format_count(row['parameters'])} parameters"
+            tooltip = f"rank {row['rank']} ({coordinate_text}): {held}"
             # because: cuts of one layer lie beside each other, and in two depths they are told apart
-            shade = f"fill-opacity:{0.42 if (row['tp'] + row['dp_shard']) % 2 else 0.6}"
-            yield svg_rect(x, y, wide - 1, high - 1, f"r{row['pp'] % NUM_COLOURS} cell", said, shade)
-            if wide >= 26 and high >= 18:
-                yield svg_text(x + wide / 2, y + high * 0.65, str(row["rank"]), "small quiet", "middle")
+            style = f"fill-opacity:{0.42 if (row['tp'] + row['dp_shard']) % 2 else 0.6}"
+            yield svg_rect(x, y, cell_width - 1, cell_height - 1, f"r{row['pp'] % NUM_COLOURS} cell", tooltip, style)
+            if cell_width >= 26 and cell_height >= 18:
+                yield svg_text(x + cell_width / 2, y + cell_height * 0.65, str(row["rank"]), "small quiet", "middle")
 
-    return svg_element(top + layout.pp * high + 8, parts(), "which rank holds which layers")
+    return svg_element(top + layout.pp * cell_height + 8, parts(), "which rank holds which layers")
 
 
-def _axes(layout: Layout) -> str:
+def _describe_axes(layout: Layout) -> str:
     across = [f"copy.shard ({layout.dp_replicate} x {layout.dp_shard})"] * (layout.dp > 1)
     across += [f"{layout.tp} cuts (tp) side by side"] * (layout.tp > 1)
     return f"down: ranks of the pipeline; across: {', '.join(across) or 'one rank each'}"
 
 
-def _row(row: dict[str, Any]) -> dict[str, str]:
+def _layout_cells(row: dict[str, Any]) -> dict[str, str]:
     names = {
         "<rank": "rank", "pp": "pp", "replica": "dp_replicate", "shard": "dp_shard", "tp": "tp", "layers": "layers",
     }  # fmt: skip
     return (
         {name: str(row[key]) for name, key in names.items()}
         | {"parameters": format_count(row["parameters"])}
-        | {name: format_bytes(row[key]) if row[key] else "-" for key, name in _HEADS.items()}
+        | {name: format_bytes(row[key]) if row[key] else "-" for key, name in _BYTE_COLUMNS.items()}
     )
 
 
@@ -190,73 +198,74 @@ class Square(NamedTuple):
     note: str
 
 
-def squares(found: Sequence[Square], label: str) -> str:
-    across = sorted({(one.at.dp_replicate, one.at.dp_shard, one.at.tp) for one in found})
-    down = sorted({one.at.pp for one in found})
+def draw_squares(squares: Sequence[Square], label: str) -> str:
+    columns = sorted({(square.at.dp_replicate, square.at.dp_shard, square.at.tp) for square in squares})
+    pp_ranks = sorted({square.at.pp for square in squares})
     left, top = 60.0, 24.0
-    room = 7.0 * max(len(one.shown) for one in found) + 4
-    wide = min((WIDTH - left) / len(across), max(room, 60.0))
-    high = min(26.0, max(520 / len(down), 3.0))
+    text_width = 7.0 * max(len(square.shown) for square in squares) + 4
+    cell_width = min((WIDTH - left) / len(columns), max(text_width, 60.0))
+    cell_height = min(26.0, max(520 / len(pp_ranks), 3.0))
 
     def parts() -> Iterator[str]:
         yield svg_text(left, 14, "across: copy, shard, cut (dp_replicate, dp_shard, tp); down: pp", "soft small")
-        for number, pp in enumerate(down):
-            if number % math.ceil(14 / high) == 0:
-                yield svg_text(left - 8, top + number * high + high * 0.7, f"pp {pp}", "soft small", "end")
-        for one in found:
-            x = left + across.index((one.at.dp_replicate, one.at.dp_shard, one.at.tp)) * wide
-            y = top + down.index(one.at.pp) * high
-            kind = "heat hot" if one.hot else "heat"
-            yield svg_rect(x, y, wide - 1, high - 1, kind, one.note, f"fill-opacity:{_DARKEST * one.share:.2f}")
-            if wide >= room and high >= 16:
-                yield svg_text(x + wide / 2, y + high * 0.68, one.shown, "small quiet", "middle")
+        for number, pp in enumerate(pp_ranks):
+            if number % math.ceil(14 / cell_height) == 0:
+                yield svg_text(left - 8, top + (number + 0.7) * cell_height, f"pp {pp}", "soft small", "end")
+        for square in squares:
+            x = left + columns.index((square.at.dp_replicate, square.at.dp_shard, square.at.tp)) * cell_width
+            y = top + pp_ranks.index(square.at.pp) * cell_height
+            css_class = "heat hot" if square.hot else "heat"
+            style = f"fill-opacity:{_MAX_OPACITY * square.share:.2f}"
+            yield svg_rect(x, y, cell_width - 1, cell_height - 1, css_class, square.note, style)
+            if cell_width >= text_width and cell_height >= 16:
+                yield svg_text(x + cell_width / 2, y + cell_height * 0.68, square.shown, "small quiet", "middle")
 
-    return svg_element(top + len(down) * high + 6, parts(), label)
+    return svg_element(top + len(pp_ranks) * cell_height + 6, parts(), label)
 
 
 # ---- a traced step ---------------------------------------------------------------------------------------------------
 
 
-def trace_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
-    if not (seen.path / TRACES).is_dir():
+def trace_parts(run: RunFolder, title_suffix: str) -> Iterator[Part]:
+    if not (run.path / TRACES).is_dir():
         return
-    yield section_heading(f"A traced step{whose}", anchor=f"trace{whose}")
+    yield section_heading(f"A traced step{title_suffix}", anchor=f"trace{title_suffix}")
     try:
-        found = merge_traces(seen.path)
-        segment = next((one for one in reversed(found.segments) if one.steps), None)
+        timeline = merge_traces(run.path)
+        segment = next((segment for segment in reversed(timeline.segments) if segment.steps), None)
         if segment is None:
             yield soft_paragraph("No step has been recorded to its end.")
         else:
-            yield from _parts(segment, whose)
-        notes = [*found.notes, *(note for one in found.segments for note in one.notes)]
+            yield from _step_parts(segment, title_suffix)
+        notes = [*timeline.notes, *(note for segment in timeline.segments for note in segment.notes)]
     except (LmtrainError, ArithmeticError, LookupError, OSError, ValueError) as error:
         notes = [f"The traces cannot be read: {shorten(error)}"]
     if notes:
         yield soft_paragraph(f"{join_few(notes, '; ')}.")
 
 
-def _parts(segment: Segment, whose: str) -> Iterator[Part]:
+def _step_parts(segment: Segment, title_suffix: str) -> Iterator[Part]:
     # because: a step in which something is saved or measured takes many times a step's time
-    longer = np.isin(segment.spans["kind"], (Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION))
-    usual = sorted({*segment.steps} - {*np.unique(segment.spans["step"][longer]).tolist()})
-    newest = (usual or segment.steps)[-_STEPS:]
-    left_out = usual and {one for one in segment.steps if one > newest[0]} - {*newest}
+    is_slow = np.isin(segment.spans["kind"], (Kind.SAVE, Kind.VALIDATION, Kind.EVALUATION))
+    ordinary_steps = sorted({*segment.steps} - {*np.unique(segment.spans["step"][is_slow]).tolist()})
+    newest = (ordinary_steps or segment.steps)[-_NUM_STEPS:]
+    left_out = ordinary_steps and {number for number in segment.steps if number > newest[0]} - {*newest}
     segment = replace(segment, spans=segment.spans[np.isin(segment.spans["step"], newest)])
     times, step = step_times(segment), newest[-1]
     means, waited = times.mean(), times.mean_waited()
-    whole = sum(means.values()) or 1.0
-    steps = f"step{'s' * (len(newest) > 1)} {join_few(f'{one:,}' for one in newest)}"
+    total_s = sum(means.values()) or 1.0
+    steps = f"step{'s' * (len(newest) > 1)} {join_few(f'{number:,}' for number in newest)}"
     mean = f", mean of {len(times.ranks)} ranks" * (len(times.ranks) > 1)
-    few = " Steps that save or measure are left out." * bool(left_out)
-    yield soft_paragraph(f"Start {segment.start}, {steps}: {format_value(whole, 'seconds')} each{mean}.{few}")
+    note = " Steps that save or measure are left out." * bool(left_out)
+    yield soft_paragraph(f"Start {segment.start}, {steps}: {format_value(total_s, 'seconds')} each{mean}.{note}")
     yield html_table([
-        {"<class": name, "time": format_value(means[name], "seconds"), "share": f"{means[name] / whole:.1%}",
+        {"<class": name, "time": format_value(means[name], "seconds"), "share": f"{means[name] / total_s:.1%}",
          "of it waiting": format_value(waited[name], "seconds") if waited[name] > 0 else ""}
         for name in CLASSES if means[name] > 0
     ])  # fmt: skip
-    ranks = rank_heat(segment, times)
-    if len(ranks) > 1:
-        hottest = max(ranks, key=lambda one: one.ratio if one.ratio == one.ratio else 0.0)
+    heats = rank_heat(segment, times)
+    if len(heats) > 1:
+        hottest = max(heats, key=lambda heat: heat.ratio if heat.ratio == heat.ratio else 0.0)
         yield (
             "<h3>Own work of each rank</h3>"
             + soft_paragraph(
@@ -264,138 +273,147 @@ def _parts(segment: Segment, whose: str) -> Iterator[Part]:
                 f"{hottest.rank} on {hottest.host}: {hottest.ratio:.2f} of the median."
             )
         )
-        yield Picture(f"heat{whose}", heat_picture(ranks))
-    rows = shown_rows(segment, every := timeline_rows(segment, step))
+        yield Picture(f"heat{title_suffix}", draw_own_work(heats))
+    rows = select_bars(segment, all_rows := timeline_rows(segment, step))
     yield f"<h3>What ran when in step {step:,}</h3>"
-    if cut := _cut(rows, every):
-        yield soft_paragraph(cut)
-    yield Picture(f"timeline{whose}", timeline_picture(rows))
+    if sentence := _describe_left_out(rows, all_rows):
+        yield soft_paragraph(sentence)
+    yield Picture(f"timeline{title_suffix}", draw_timeline(rows))
     data: dict[str, Any] = {
         "step": step,
-        "heat": [[one.rank, one.host, _number(one.own_work_s), _number(one.ratio)] for one in ranks],
+        "heat": [
+            [heat.rank, heat.host, _rounded_or_none(heat.own_work_s), _rounded_or_none(heat.ratio)] for heat in heats
+        ],
         "bars": [
-            [row.rank, row.stage, bar.what, bar.microbatch, _number(bar.begin_s), _number(bar.end_s)]
+            [row.rank, row.stage, bar.what, bar.microbatch, _rounded_or_none(bar.begin_s), _rounded_or_none(bar.end_s)]
             for row in rows
             for bar in row.bars
         ],
     }
     plain = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    yield json_element(plain, f"trace-data{whose}")
+    yield json_element(plain, f"trace-data{title_suffix}")
 
 
-def _number(value: float) -> float | None:
+def _rounded_or_none(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
-def heat_picture(ranks: Sequence[Heat]) -> str:
-    """Draw the ranks' own work: the darker, the slower beside ranks with the same work."""
-    found = []
-    for one in ranks:
-        known = math.isfinite(one.ratio)
-        beside = f"{one.ratio:.3f} of the median" if known else "no whole step was recorded"
-        said = f"rank {one.rank} on {one.host}: {format_value(one.own_work_s, 'seconds')}, {beside}"
-        share = min(max((one.ratio - 0.9) / 0.3, 0.06), 1.0) if known else 0.0
-        found.append(Square(one.at, share, one.ratio > 1.05, f"{one.ratio:.2f}" if known else "-", said))
-    return squares(found, "own work of each rank, beside the median of its like")
+def draw_own_work(heats: Sequence[Heat]) -> str:
+    """Draw an SVG of the ranks in the layout, each coloured by its own work: the slower compared with ranks of the same
+    pipeline stages, the darker.
+    """
+    squares = []
+    for heat in heats:
+        is_known = math.isfinite(heat.ratio)
+        comparison = f"{heat.ratio:.3f} of the median" if is_known else "no whole step was recorded"
+        tooltip = f"rank {heat.rank} on {heat.host}: {format_value(heat.own_work_s, 'seconds')}, {comparison}"
+        share = min(max((heat.ratio - 0.9) / 0.3, 0.06), 1.0) if is_known else 0.0
+        squares.append(Square(heat.at, share, heat.ratio > 1.05, f"{heat.ratio:.2f}" if is_known else "-", tooltip))
+    return draw_squares(squares, "own work of each rank, beside the median of its like")
 
 
-def shown_rows(segment: Segment, rows: Sequence[TimelineRow]) -> list[TimelineRow]:
-    """Return the longest bars of each rank of one pipeline, or of the first ranks, as many as a page holds."""
-    places = {one: segment.coordinate(one) for one in sorted({row.rank for row in rows})}
-    ranks = [*places]
+def select_bars(segment: Segment, rows: Sequence[TimelineRow]) -> list[TimelineRow]:
+    """Return the rows of the timeline to draw: at most 24 ranks, with a pipeline only those of its first replica, and
+    of all their bars the 4,000 longest.
+    """
+    coordinates = {rank: segment.coordinate(rank) for rank in sorted({row.rank for row in rows})}
+    ranks = [*coordinates]
     if segment.layout.pp > 1:
-        ranks = [rank for rank, at in places.items() if not (at.dp_replicate or at.dp_shard or at.tp)]
-    kept = [row for row in rows if row.rank in set(ranks[:_LANES])]
+        ranks = [rank for rank, c in coordinates.items() if not (c.dp_replicate or c.dp_shard or c.tp)]
+    kept = [row for row in rows if row.rank in set(ranks[:_MAX_TIMELINE_RANKS])]
     lengths = sorted((bar.end_s - bar.begin_s for row in kept for bar in row.bars), reverse=True)
-    least = lengths[_MOST_BARS] if len(lengths) > _MOST_BARS else -1.0
-    return [replace(row, bars=tuple(bar for bar in row.bars if bar.end_s - bar.begin_s > least)) for row in kept]
+    min_length = lengths[_MAX_BARS] if len(lengths) > _MAX_BARS else -1.0
+    return [replace(row, bars=tuple(bar for bar in row.bars if bar.end_s - bar.begin_s > min_length)) for row in kept]
 
 
-def _cut(rows: Sequence[TimelineRow], every: Sequence[TimelineRow]) -> str:
-    """Return in words what the picture does not show."""
-    shown, ranks = {row.rank for row in rows}, {row.rank for row in every}
+def _describe_left_out(rows: Sequence[TimelineRow], all_rows: Sequence[TimelineRow]) -> str:
+    """Return a sentence about the ranks and bars of `all_rows` that are not among the drawn `rows`; empty if all are.
+    """
+    shown, ranks = {row.rank for row in rows}, {row.rank for row in all_rows}
     num_shown = sum(len(row.bars) for row in rows)
-    num_bars = sum(len(row.bars) for row in every if row.rank in shown)
-    few = [f"{len(shown)} of {len(ranks)} ranks"] * (len(shown) < len(ranks))
-    few += [f"the longest {num_shown:,} of their {num_bars:,} bars"] * (num_shown < num_bars)
-    return f"Shown: {' and '.join(few)}; `lmtrain trace` writes all of them." if few else ""
+    num_bars = sum(len(row.bars) for row in all_rows if row.rank in shown)
+    shown_parts = [f"{len(shown)} of {len(ranks)} ranks"] * (len(shown) < len(ranks))
+    shown_parts += [f"the longest {num_shown:,} of their {num_bars:,} bars"] * (num_shown < num_bars)
+    return f"Shown: {' and '.join(shown_parts)}; `lmtrain trace` writes all of them." if shown_parts else ""
 
 
-def timeline_picture(rows: Sequence[TimelineRow]) -> str:
+def draw_timeline(rows: Sequence[TimelineRow]) -> str:
     ranks = sorted({row.rank for row in rows})
     end = max((bar.end_s for row in rows for bar in row.bars), default=1.0)
     left, top = 70.0, 26.0
-    high = min(26.0, max(420 / max(len(ranks), 1), 8.0))
+    row_height = min(26.0, max(420 / max(len(ranks), 1), 8.0))
     scale = (WIDTH - left - 8) / end
-    used = {bar.what for row in rows for bar in row.bars}
+    drawn = {bar.what for row in rows for bar in row.bars}
 
     def parts() -> Iterator[str]:
-        yield from svg_legend([(f"t-{kind}", name) for kind, name in _COLOURS.items() if kind in used], left)
+        yield from svg_legend([(f"t-{kind}", name) for kind, name in _BAR_NAMES.items() if kind in drawn], left)
         for number, rank in enumerate(ranks):
-            y = top + number * high
-            yield svg_text(left - 8, y + high * 0.7, f"rank {rank}", "soft small", "end")
-            yield svg_rect(left, y, end * scale, high - 2, "idle")
+            y = top + number * row_height
+            yield svg_text(left - 8, y + row_height * 0.7, f"rank {rank}", "soft small", "end")
+            yield svg_rect(left, y, end * scale, row_height - 2, "idle")
         for row in rows:
-            y = top + ranks.index(row.rank) * high
+            y = top + ranks.index(row.rank) * row_height
             for bar in row.bars:
-                long, stage, microbatch = bar.end_s - bar.begin_s, row.stage, bar.microbatch
-                of = f", stage {stage}" * (stage >= 0) + f", microbatch {microbatch}" * (microbatch >= 0)
-                said = f"{_COLOURS.get(bar.what, bar.what)}{of}: {format_value(long, 'seconds')}"
+                seconds, stage, microbatch = bar.end_s - bar.begin_s, row.stage, bar.microbatch
+                details = f", stage {stage}" * (stage >= 0) + f", microbatch {microbatch}" * (microbatch >= 0)
+                tooltip = f"{_BAR_NAMES.get(bar.what, bar.what)}{details}: {format_value(seconds, 'seconds')}"
                 if bar.what != "bubble":
-                    yield svg_rect(left + bar.begin_s * scale, y, long * scale, high - 2, f"t-{bar.what}", said)
-        bottom = top + len(ranks) * high
-        along = ticks(0.0, end, 8, "seconds")
-        for value, word in zip(along, tick_labels(along, "seconds"), strict=True):
+                    x, width = left + bar.begin_s * scale, seconds * scale
+                    yield svg_rect(x, y, width, row_height - 2, f"t-{bar.what}", tooltip)
+        bottom = top + len(ranks) * row_height
+        tick_values = ticks(0.0, end, 8, "seconds")
+        for value, label in zip(tick_values, tick_labels(tick_values, "seconds"), strict=True):
             yield svg_line(left + value * scale, bottom, left + value * scale, bottom + 4, "grid")
-            yield svg_text(left + value * scale, bottom + 17, word, "soft small", "middle")
+            yield svg_text(left + value * scale, bottom + 17, label, "soft small", "middle")
 
-    return svg_element(top + len(ranks) * high + 24, parts(), "what each rank did when in the step")
+    return svg_element(top + len(ranks) * row_height + 24, parts(), "what each rank did when in the step")
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def kernel_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
-    if not (seen.path / _FOLDER).is_dir():
+def kernel_parts(run: RunFolder, title_suffix: str) -> Iterator[Part]:
+    if not (run.path / _PROFILE_FOLDER).is_dir():
         return
-    yield section_heading(f"Kernels{whose}", anchor=f"kernels{whose}")
+    yield section_heading(f"Kernels{title_suffix}", anchor=f"kernels{title_suffix}")
     try:
-        yield from _kernel_parts(seen, whose)
+        yield from _kernel_parts(run, title_suffix)
     except (LmtrainError, ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         yield soft_paragraph(f"They cannot be read: {shorten(error)}")
 
 
-def _kernel_parts(seen: RunFolder, whose: str) -> Iterator[Part]:
-    tables = read_tables(seen.path / _FOLDER)
-    if len(tables) > _MOST_TABLES:
+def _kernel_parts(run: RunFolder, title_suffix: str) -> Iterator[Part]:
+    tables = read_tables(run.path / _PROFILE_FOLDER)
+    if len(tables) > _MAX_KERNEL_TABLES:
         yield soft_paragraph(
-            f"Shown: {_MOST_TABLES} of {len(tables)} profiles, of the newest window and the lowest ranks first; "
-            f"the others lie in {_FOLDER}."
+            f"Shown: {_MAX_KERNEL_TABLES} of {len(tables)} profiles, of the newest window and the lowest ranks first; "
+            f"the others lie in {_PROFILE_FOLDER}."
         )
-    for one in sorted(tables, key=lambda one: (-one.first_step, one.rank))[:_MOST_TABLES]:
-        yield f"<h3>Steps {one.first_step:,} to {one.last_step:,}, rank {one.rank}</h3>"
-        few = f"; the {_MOST_KERNELS} kernels that took longest" * (len(one.kernels) > _MOST_KERNELS)
-        yield soft_paragraph(f"On {one.device}, {format_value(one.window_s, 'seconds')} by the clock{few}.")
-        yield Picture(f"kernels_{one.first_step}-{one.last_step}_rank_{one.rank}{whose}", class_bar(one))
+    for table in sorted(tables, key=lambda table: (-table.first_step, table.rank))[:_MAX_KERNEL_TABLES]:
+        yield f"<h3>Steps {table.first_step:,} to {table.last_step:,}, rank {table.rank}</h3>"
+        note = f"; the {_MAX_KERNELS} kernels that took longest" * (len(table.kernels) > _MAX_KERNELS)
+        yield soft_paragraph(f"On {table.device}, {format_value(table.window_s, 'seconds')} by the clock{note}.")
+        name = f"kernels_{table.first_step}-{table.last_step}_rank_{table.rank}{title_suffix}"
+        yield Picture(name, draw_kernel_classes(table))
         yield html_table([
             {"<kernel": kernel.name, "<class": kernel.kind, "time": format_value(kernel.seconds, "seconds"),
-             "of the window": f"{kernel.seconds / (one.window_s or 1.0):.1%}", "calls": f"{kernel.calls:,}"}
-            for kernel in one.kernels[:_MOST_KERNELS]
+             "of the window": f"{kernel.seconds / (table.window_s or 1.0):.1%}", "calls": f"{kernel.calls:,}"}
+            for kernel in table.kernels[:_MAX_KERNELS]
         ])  # fmt: skip
 
 
-def class_bar(one: KernelTable) -> str:
-    """Draw the classes side by side, as long as they took."""
-    total = sum(one.classes.values()) or 1.0
-    used = [(name, seconds) for name, seconds in one.classes.items() if seconds > 0]
+def draw_kernel_classes(table: KernelTable) -> str:
+    """Draw an SVG bar that is divided by the time that each class of kernels took."""
+    total = sum(table.classes.values()) or 1.0
+    timed = [(name, seconds) for name, seconds in table.classes.items() if seconds > 0]
 
     def parts() -> Iterator[str]:
-        yield from svg_legend([(f"r{at % NUM_COLOURS}", name) for at, (name, _) in enumerate(used)], 0.0)
+        yield from svg_legend([(f"r{number % NUM_COLOURS}", name) for number, (name, _) in enumerate(timed)], 0.0)
         x = 0.0
-        for at, (name, seconds) in enumerate(used):
-            wide = seconds / total * WIDTH
-            said = f"{name}: {format_value(seconds, 'seconds')}, {seconds / total:.1%}"
-            yield svg_rect(x, 24, wide - 1, 22, f"r{at % NUM_COLOURS}", said)
-            x += wide
+        for number, (name, seconds) in enumerate(timed):
+            bar_width = seconds / total * WIDTH
+            tooltip = f"{name}: {format_value(seconds, 'seconds')}, {seconds / total:.1%}"
+            yield svg_rect(x, 24, bar_width - 1, 22, f"r{number % NUM_COLOURS}", tooltip)
+            x += bar_width
 
     return svg_element(50, parts(), "time of kernels by class")

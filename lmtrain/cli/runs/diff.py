@@ -45,7 +45,9 @@ _MAX_CHECKPOINT_BYTES = 4 << 30  # larger checkpoints are not compared here; `in
 
 
 def diff_facts(a: Path, b: Path) -> dict[str, Any]:
-    """Return the differences of two runs, the first step at which each kind of number differs, and the causes."""
+    """Compare two runs by their recorded rows, settings, environments and checkpoints. Return as plain data what
+    differs, the first step at which each number of the rows does, and the likely causes.
+    """
     runs = read_runs([a, b])
     records = [read_record(run.metrics) for run in runs]
     starts = [_counted_starts(run, record) for run, record in zip(runs, records, strict=True)]
@@ -78,7 +80,8 @@ def diff_facts(a: Path, b: Path) -> dict[str, Any]:
 
 
 def _counted_starts(run: RunFolder, record: Record) -> list[Row]:
-    """Return the start rows that later starts did not discard, each with its settings and environment.
+    """Return the start rows of a run, without starts that a later start from an earlier step replaced. Each row gets
+    the entries `settings` and `environment`.
 
     Older versions recorded these only for the newest start; other rows then have empty ones.
     """
@@ -92,7 +95,9 @@ def _counted_starts(run: RunFolder, record: Record) -> list[Row]:
 
 
 def _resolved_model(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return {"model": settings} with the sizes that null stands for; empty if the model's settings are unknown."""
+    """Return {"model": settings} in which sizes that are null, such as the width of the MLP, have their final values.
+    Return {} if the model's settings cannot be read.
+    """
     cls: Any = ModelSettings  # because: the kind of model chooses the class that is built
     try:
         return {"model": with_explicit_sizes(build_settings(cls, settings["model"], "model"))}
@@ -101,14 +106,15 @@ def _resolved_model(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unrecorded_starts(runs: Sequence[RunFolder], starts: Sequence[list[Row]]) -> Iterator[str]:
-    """Yield a sentence for each run whose earlier starts have no recorded settings."""
+    """Yield a sentence for each run in which a start before the last one has no recorded settings."""
     for run, rows in zip(runs, starts, strict=True):
         if not all(row["settings"] for row in rows[:-1]):
             yield f"{run.name}: config.json is of the last of {len(rows)} starts; what those before it had is not known"
 
 
 def _same_batch_shares(starts: Sequence[list[Row]]) -> bool:
-    """Return True if the recorded settings show that rank 0 of both runs reads the same part of a batch in every start.
+    """Return True if every start of both runs has recorded settings, and by these rank 0 always reads the same part of
+    a batch. Only then can digests of batches be compared.
     """
     shares = [
         {k: v for k, v in flatten(row["settings"]) if k.startswith(_BATCH_SHARE_KEYS) and not k.startswith(_HARMLESS)}
@@ -121,7 +127,8 @@ def _same_batch_shares(starts: Sequence[list[Row]]) -> bool:
 
 
 def _differing_conditions(starts: Sequence[list[Row]], last_shared: int | None) -> dict[str, Any]:
-    """Return the settings, programs and devices that differ while both runs trained, and the step after which they did.
+    """Return the settings and the environment (programs, device) that differ while both runs trained, as key -> [value
+    in A, value in B], and for each key the step after which it differs (`after`).
 
     `last_shared` is the last step of which both runs have a row.
     """
@@ -137,7 +144,9 @@ def _differing_conditions(starts: Sequence[list[Row]], last_shared: int | None) 
 
 
 def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]:
-    """Yield sentences that explain why the runs differ, the most fundamental cause first."""
+    """Yield sentences that explain why the two runs differ, the most fundamental cause first. `facts` are those of
+    `diff_facts` so far, `starts` the start rows of each run.
+    """
     first, begun, weights = facts["first"], facts["begun"], facts["weights"]
     differs_at = facts["first_step"] or (weights and weights["step"])
     if differs_at is None:
@@ -178,12 +187,16 @@ def _causes(facts: dict[str, Any], starts: Sequence[list[Row]]) -> Iterator[str]
 
 
 def _differing_before(facts: dict[str, Any], name: str, step: int) -> Iterator[tuple[str, list[Any]]]:
-    """Return the differences in "settings" or "environment" from before a step; later ones cannot explain it."""
+    """Return the entries of `facts[name]` (name is "settings" or "environment") that differed before `step`; later ones
+    cannot be the cause of a difference at that step.
+    """
     return ((key, values) for key, values in facts[name].items() if facts["after"][key] < step)
 
 
 def _describe_other_text(facts: dict[str, Any], first_starts: Sequence[Row]) -> str:
-    """Explain why the same samples hold different text: other data, or damaged data."""
+    """Return a clause that says why samples with the same ids hold different text: the datasets differ, or one run read
+    damaged data.
+    """
     first = facts["first"]
     at = f", first seen at step {first['batch_digest']:,}" if "batch_digest" in first else ""
     reason = ": the data is not the same"
@@ -200,7 +213,8 @@ def _after_step(facts: dict[str, Any], key: str) -> str:
 
 
 def _is_harmless(key: str, starts: Sequence[dict[str, Any]]) -> bool:
-    """Return True if no number of the training can depend on a setting.
+    """Return True if the setting `key` cannot change any number of the training, such as a path or a display setting.
+    `starts` are the first start rows of both runs.
 
     A path does not matter if a digest of its content was recorded, as that is compared instead.
     """
@@ -210,7 +224,9 @@ def _is_harmless(key: str, starts: Sequence[dict[str, Any]]) -> bool:
 
 
 def _held_out_settings(pair: Sequence[Row]) -> Iterator[str]:
-    """Yield key prefixes of settings by which only one of the two runs may hold out training data for validation."""
+    """Yield prefixes of settings because of which one of the two runs may keep some training data for validation and
+    the other not. `pair` are the start rows of both runs.
+    """
     elsewhere, validates = [], []
     for row in pair:
         groups = [row["settings"].get(key) for key in ("data", "train")]
@@ -224,7 +240,8 @@ def _held_out_settings(pair: Sequence[Row]) -> Iterator[str]:
 
 
 def _first_differing_weights(runs: Sequence[RunFolder], record_difference: RecordDifference) -> dict[str, Any] | None:
-    """Return how weights differ in the earliest common checkpoint that differs before the rows do; None if none does.
+    """Return how the weights differ at the earliest step from which on all common checkpoints differ, although the rows
+    are still equal; None if there is no such checkpoint.
 
     If checkpoints cannot be read, the returned dict has `step` None and the reason.
     """
@@ -244,7 +261,9 @@ def _first_differing_weights(runs: Sequence[RunFolder], record_difference: Recor
 
 
 def _weight_differences(a: Path, b: Path) -> dict[str, Any] | None:
-    """Return which weights of two checkpoints of one step differ, with a sentence; None if equal or too large."""
+    """Return the step, the names of the differing weights and a sentence about two checkpoints of the same step. Return
+    None if all weights are equal, or if the checkpoints are too large to compare.
+    """
     if sum(file.stat().st_size for file in a.iterdir()) > _MAX_CHECKPOINT_BYTES:
         return None
     checkpoints = Contents(a), Contents(b)
@@ -261,7 +280,7 @@ def _weight_differences(a: Path, b: Path) -> dict[str, Any] | None:
 
 
 def diff_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the facts of `diff_facts` as (name, text)."""
+    """Yield (name, text) for the facts that `diff_facts` returned, for printing."""
     yield "a, b", f"{facts['a']}, {facts['b']}"
     yield "rows", _describe_rows(facts)
     for key, step in sorted(facts["first"].items(), key=lambda item: item[1]):
@@ -282,7 +301,7 @@ def diff_lines(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _describe_rows(facts: dict[str, Any]) -> str:
-    """Describe how many steps both runs have rows of, and the first that differs."""
+    """Return as text the number of steps for which both runs have rows, and the first step at which these differ."""
     rows = facts["rows"]
     if not rows["shared"]:
         return "no step of which both have a row"

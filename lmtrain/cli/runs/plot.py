@@ -26,7 +26,9 @@ Curve = tuple[str, Numbers, Numbers]
 
 
 def plot_runs(paths: Sequence[Path], key: str, axis: str, log: bool, height: int) -> None:
-    """Draw a number of the step rows of runs over step, tokens or seconds, in `height` lines."""
+    """Plot one number of the step rows, such as "loss" (`key`), for each run in the terminal, in `height` lines. The x
+    axis is `axis`: step, tokens or seconds.
+    """
     from lmtrain.cli.screen.console import PlainConsole
 
     if axis not in _AXES:
@@ -41,7 +43,9 @@ def plot_runs(paths: Sequence[Path], key: str, axis: str, log: bool, height: int
 
 
 def _read_curves(paths: Sequence[Path], key: str, axis: str, log: bool) -> list[Curve]:
-    """Return (name, positions, values) for each run that has finite numbers under `key`. Raise if none has."""
+    """Return (name, x positions, values of `key`) for each run that has recorded finite values. Raise if none has. With
+    `log`, values up to 0 are left out.
+    """
     curves, known_keys = [], set()
     for run in read_runs(expand_runs(paths)):
         record = read_record(run.metrics)
@@ -61,7 +65,9 @@ def _read_curves(paths: Sequence[Path], key: str, axis: str, log: bool) -> list[
 def draw_curves(
     curves: Sequence[Curve], key: str, axis: str, log: bool, width: int, height: int, *, use_braille: bool
 ) -> Iterator[object]:
-    """Yield the lines of the picture as rich Texts; `use_braille` False draws letters instead of dots."""
+    """Yield the lines of a plot as rich Texts, `width` characters wide and `height` lines high, with axes and legend.
+    Points are braille dots, or a letter per run if `use_braille` is False.
+    """
     from rich.text import Text
 
     low, high = min(float(y.min()) for _, _, y in curves), max(float(y.max()) for _, _, y in curves)
@@ -107,7 +113,9 @@ def _braille_dots(
     x: Numbers, y: Numbers, x_range: tuple[float, float], y_range: tuple[float, float], log: bool, height: int,
     columns: int,
 ) -> Iterator[tuple[int, int, int]]:  # fmt: skip
-    """Yield (row, column, dot bit) for each braille dot of a curve; the dots between two points are filled in."""
+    """Yield (row, column, dot bit) for each braille dot of a curve on a grid of `height` rows and `columns` columns.
+    The dots between two points are filled in. `x_range` and `y_range` are the values at the edges.
+    """
     indices = extreme_indices(y, columns * 8)
     x, y = x[indices], y[indices]
     low, high = y_range

@@ -67,7 +67,7 @@ def list_runs(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the runs of a folder: state, step, loss, speed, when they last wrote, and why they stopped."""
+    """List the runs below a folder: state, step, loss, speed, time of the last row, and why they stopped."""
     rows = select_rows(folders or [], state or [], where or [])
     return print_json(rows) if as_json else print_runs(rows)
 
@@ -78,9 +78,10 @@ def diff(
     b: Annotated[Path, typer.Argument(metavar="B", help="The folder of another.")],
     as_json: Json = False,
 ) -> None:
-    """Say what differs between two runs: settings, programs, and the first step at which data, loss or norm do.
+    """Compare two runs: the settings and programs that differ, and the first step at which data, loss or gradient norm
+    do.
 
-    Rows of metrics.jsonl hold numbers in full, so equal means equal bit for bit. The cause is named from what both
+    Rows of metrics.jsonl hold numbers in full, so equal means equal bit for bit. The cause is found from what both runs
     have recorded: settings, versions, the samples and the text of each row, the first weights and checkpoints.
     """
     from lmtrain.cli.runs.diff import diff_facts, diff_lines
@@ -101,14 +102,16 @@ def plot(
     log: Annotated[bool, typer.Option("--log", help="On a logarithmic scale.")] = False,
     height: Annotated[int, typer.Option(min=4, max=200, help="Lines of the picture.")] = 18,
 ) -> None:
-    """Draw a number of one or more runs in the terminal, as wide as it is. Extremes are kept."""
+    """Plot a number that runs recorded, such as loss or tokens_per_s, in the terminal, as wide as the terminal is."""
     from lmtrain.cli.runs.plot import plot_runs
 
     plot_runs(runs, key, by, log, height)
 
 
 def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row of facts for each run below the folders with one of the states and all KEY=VALUE settings."""
+    """Return a row, as `_run_row` builds it, for each run below the folders that is in one of the `states` (empty: any)
+    and has all settings KEY=VALUE of `where`.
+    """
     if wrong := [state for state in states if state not in _STATES]:
         raise UsageError(f"--state={wrong[0]} is no state of a run. {spelling_hint(wrong[0], _STATES)}")
     conditions = [text.partition("=") for text in where]
@@ -133,7 +136,7 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
 
 
 def _has_setting(run: RunFolder, key: str, value: str) -> bool:
-    """Return True if a run's setting has this value, as a number or in any usual spelling."""
+    """Return True if a run's setting `key` has this value. Numbers are compared as numbers, so 1e-3 equals 0.001."""
     setting = dict(flatten(run.settings)).get(key)
     if type(setting) in (int, float):
         try:
@@ -144,7 +147,8 @@ def _has_setting(run: RunFolder, key: str, value: str) -> bool:
 
 
 def _run_row(run: RunFolder) -> dict[str, Any]:
-    """Return a run's facts for the list: state, step, losses, speed, last row, and why it stopped."""
+    """Return a run's facts for the list of runs: state, step, losses, speed, time of the last row, and why it stopped.
+    """
     rows = read_last_rows(run.metrics)
     steps = [row for row in rows if row["event"] == "step"]
     last, valid = steps[-1] if steps else {}, [row for row in rows if row["event"] == "valid"]
@@ -166,7 +170,7 @@ def _loss_or_text(row: dict[str, Any]) -> float | str | None:
 
 
 def print_runs(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a line for each run; on a terminal the least important columns are left out if they do not fit."""
+    """Print a line for each run. On a terminal that is too narrow, the least important columns are left out."""
     from rich.cells import cell_len
     from rich.text import Text
 
@@ -213,7 +217,7 @@ def _shorten_to_end(name: str, width: int) -> str:
 
 
 def _table_cells(row: dict[str, Any]) -> dict[str, str]:
-    """Return the texts of a run's row, by column title."""
+    """Return a run's row, as `_run_row` built it, as column title -> text."""
     return {
         "run": row["name"], "state": row["state"], "step": f"{row['step']:,}",
         "%": f"{row['step'] / row['steps']:.0%}" if row["steps"] else "",

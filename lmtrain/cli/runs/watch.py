@@ -38,7 +38,7 @@ def watch(
     every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Show how it is now, and end.")] = False,
 ) -> None:
-    """Watch a run from another terminal, over a slow line too: its panel, or a line for each step that is logged."""
+    """Watch a run's progress from another terminal: a live panel, or one line for each logged step."""
     from lmtrain.observe.screen.verb_progress import is_live
 
     if not every >= _MIN_INTERVAL_S:
@@ -55,7 +55,9 @@ def watch(
 
 
 def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: bool) -> None:
-    """Return when the folder holds a run. If it does not, wait if `may_wait`, else raise."""
+    """Return when the folder holds a run. Until then check every `interval_s` seconds if `may_wait` is set, else raise
+    MissingInputError.
+    """
     if (run / CONFIG).is_file():
         return
     if runs := [str(path) for path in find_runs(run) if path != run]:
@@ -71,7 +73,9 @@ def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: b
 
 
 def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console) -> None:
-    """Show the run's panel and update it until the run ends."""
+    """Show the run's panel on a terminal and update it every `interval_s` seconds until the run ends; once with
+    `only_once`.
+    """
     follower, redrawer, panel = RowFollower(run / METRICS), Redrawer(console), _build_panel(run)
     while True:
         state, rows = read_run_state(run), follower.rows()
@@ -90,7 +94,9 @@ def _show_panel(run: Path, interval_s: float, only_once: bool, console: Console)
 
 
 def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console) -> None:
-    """Print at each interval the newest step row, and all validation, evaluation and save rows, until the run ends."""
+    """Print every `interval_s` seconds the newest step row and all new validation, evaluation and save rows, until the
+    run ends; once with `only_once`.
+    """
     from lmtrain.observe.screen.training_view import print_line
     from lmtrain.observe.stragglers.judge import slow_link_line, slow_rank_line
 
@@ -120,7 +126,7 @@ def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console
 
 
 def _build_panel(run: Path) -> RunPanel:
-    """Build a panel from the settings of the run's last start; settings unknown to this version are left out."""
+    """Build a panel from the settings of the run's last start; a layout that this version cannot read is left out."""
     settings = read_settings(run)
     facts, saves = settings_facts(run, settings), settings.get("checkpoint", {})
     words = describe_model(settings.get("model", {}), facts["parameters"])
@@ -130,7 +136,7 @@ def _build_panel(run: Path) -> RunPanel:
 
 
 def _update_panel(panel: RunPanel, row: dict[str, Any]) -> None:
-    """Pass a row to the panel, with its age by this machine's clock."""
+    """Pass a row of metrics.jsonl to the panel, with its age in seconds by this machine's clock."""
     age = age_s(row["time"]) if "time" in row else 0.0
     match row["event"]:
         case "step":
@@ -169,7 +175,8 @@ class Redrawer:
 
 
 def redraw_text(before: list[str], after: list[str]) -> str:
-    """Return the text, with escape codes, that turns the lines `before` on a terminal into `after`.
+    """Return the text to write to a terminal, with escape codes, so that the lines `before` on its screen become the
+    lines `after`; equal lines are not sent again.
 
     The cursor is below the lines before and after.
     """

@@ -39,7 +39,9 @@ class PlainConsole(Console):
 
 
 def print_facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
-    """Print a title and one (name, value) per line. Only on a terminal are long values wrapped into several lines."""
+    """Print a title, then each (name, value) on a line. On a terminal long values are wrapped, elsewhere lines stay
+    whole.
+    """
     screen = PlainConsole(highlight=False)
     screen.print(Text(title, style="bold"), soft_wrap=True)
     if not screen.is_terminal:
@@ -69,7 +71,9 @@ def print_tree(title: str, values: dict[str, Any]) -> None:
 
 
 def print_table(rows: Sequence[Cells], *, gap: int = 2, optional_columns: Sequence[str] = ()) -> None:
-    """Print rows as a table; the `optional_columns` are left out if the lines would be too long."""
+    """Print rows (column -> text) as a table with `gap` spaces between columns. If it is wider than the screen, the
+    `optional_columns` are left out.
+    """
     screen = PlainConsole()
     columns = list(dict.fromkeys(column for row in rows for column in row))
     widths = [max(len(column.lstrip("<")), *(len(row.get(column, "")) for row in rows)) for column in columns]

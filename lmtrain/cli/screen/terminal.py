@@ -42,7 +42,9 @@ def print_text(text: str) -> None:
 
 
 def progress(task: str, unit: str = "", *, interrupted: str = "") -> AbstractContextManager[ProgressReporter]:
-    """Context manager that shows progress of `task` on stderr; Ctrl-C inside prints the `interrupted` text."""
+    """Context manager that shows the progress of a task on stderr; yield a function that receives the amount done and
+    the total, in `unit`. After Ctrl-C, the text `interrupted` is printed.
+    """
     from lmtrain.cli.screen.console import PlainConsole
     from lmtrain.observe.screen import verb_progress
 
@@ -50,7 +52,7 @@ def progress(task: str, unit: str = "", *, interrupted: str = "") -> AbstractCon
 
 
 def print_message(console: Console, message: str) -> None:
-    """Print a message; on a terminal it is wrapped between words, but a word longer than a line stays whole."""
+    """Print a message. On a terminal it is wrapped between words, elsewhere it stays one line."""
     from rich.text import Text
 
     from lmtrain.observe.screen.training_view import print_line
@@ -66,7 +68,9 @@ def print_message(console: Console, message: str) -> None:
 
 
 def print_notice(message: str) -> None:
-    """Print a message on stderr, apart from a verb's result; above the progress line if one is drawn."""
+    """Print a message on stderr, which keeps stdout for a command's result. If a progress line is shown, the message is
+    printed above it.
+    """
     from lmtrain.cli.screen.console import PlainConsole
 
     if hasattr(sys.stderr, "rich_proxied_file"):  # because: a second console would overwrite the progress line
@@ -82,7 +86,7 @@ def warn_if_any(problem: str | None) -> None:
 
 
 def print_error(error: LmtrainError) -> None:
-    """Print an error with its notes on stderr, preceded by the rank or node if it is not rank 0's."""
+    """Print an error and its notes on stderr, preceded by the name of the rank or node unless rank 0 prints it."""
     from lmtrain.runtime.processes.process import ProcessEnv
 
     env: ProcessEnv | None = None
@@ -96,7 +100,9 @@ def print_error(error: LmtrainError) -> None:
 
 
 def _process_prefix(message: str, env: ProcessEnv | None) -> str:
-    """Return which process reports a message: empty for rank 0, else the rank, or for a launcher its node."""
+    """Return the prefix that names the process that prints an error: its rank, or the node of a launcher; empty for
+    rank 0, and if the message already begins with it.
+    """
     if env is None or env.rank == 0:
         return ""
     # because: errors of the command line are reported before it is parsed

@@ -44,7 +44,7 @@ def list_choices(
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """List the groups and their choices; of one group, what each choice is: of `model`, its size."""
+    """List the groups of settings and their choices; with GROUP, describe each choice of that group."""
     groups, default = group_choices(config_dir), default_choices()
     if group is None:
         facts = [{"group": name, "default": default.get(name), "choices": choices} for name, choices in groups.items()]
@@ -76,7 +76,7 @@ def show(
     config_dir: ConfigDir = None,
     as_json: Json = False,
 ) -> None:
-    """Print what a choice sets, as the YAML file that it is, and where it lies."""
+    """Print the YAML file of a choice, or of a section of the root config, and its path."""
     groups = group_choices(config_dir)
     file_and_text = root_section(group) if name is None and group not in groups else None
     if file_and_text is None:
@@ -107,9 +107,10 @@ def explain(
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a setting is: its type and meaning, which choices set it, its value in a run and who has set it.
+    """Explain a setting: its type and meaning, the choices that set it, its value in a run, and the file or override
+    that set that value.
 
-    Of a part, such as `optim`, the value of each of its keys, and the line or the override that has set it.
+    For a section, such as `optim`, print the value of each of its keys, and the line or the override that has set it.
     """
     from lmtrain.cli.settings.explain import ComposedSettings, history_rows, key_facts, value_rows
 
@@ -143,7 +144,9 @@ def _check_group(group: str, groups: dict[str, list[str]]) -> None:
 
 
 def model_row(name: str, file: Path, config_dir: Path | None) -> dict[str, Any]:
-    """Return the sizes of a model; parameters exclude the embedding if the tokenizer decides its size."""
+    """Return the sizes of a model config: parameters, layers, width, heads, sequence length. If the tokenizer decides
+    the vocabulary size, the parameters do not include the embedding.
+    """
     from lmtrain.models.model_settings import ModelSettings
 
     tree: Any = read_yaml(file).data
@@ -176,7 +179,7 @@ def _wrap_comment(line: str, width: int) -> list[str]:
 
 
 def print_groups(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table of the groups with their default and choices."""
+    """Print a table with each config group, its default and its choices."""
     print_table([
         {"<group": row["group"], "<default": row["default"] or "", "<choices": ", ".join(row["choices"])}
         for row in rows
@@ -205,7 +208,7 @@ def print_models(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def print_key(facts: dict[str, Any]) -> None:
-    """Print the facts of a setting, as `key_facts` returns them."""
+    """Print the facts about one setting that `key_facts` returned."""
     section, names = facts["key"].partition(".")[0], facts["kinds"]
     either = " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
     kinds = f", where {section}.kind is {either}" if names else ""

@@ -32,7 +32,9 @@ class Origin:
 def find_origins(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
 ) -> dict[str, Origin]:
-    """Return the origin of every value that a file or an override sets, by its dotted key."""
+    """Return where each value of the composed settings was set, a line of a config file or an override, by its dotted
+    key. `name` is the root config.
+    """
     # because: hydra is slow to import
     from lmtrain.config.hydra_source import merged_files
 
@@ -51,7 +53,9 @@ def find_origins(
 
 
 def nearest_origin(origins: dict[str, Origin], key: str) -> Origin | None:
-    """Return a key's origin, or that of the nearest enclosing group that was set as a whole."""
+    """Return where a key was set. If only a group that contains it was set, as a whole, return where the nearest such
+    group was set; None if neither was set.
+    """
     while key not in origins and "." in key:
         key = key.rpartition(".")[0]
     return origins.get(key)
@@ -69,7 +73,9 @@ def _origins_in_file(file: YamlFile) -> dict[str, Origin]:
 
 
 def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path, value) for each value that is set; a group given as {a: 1, b: 2} sets each of its keys."""
+    """Yield (path, value) for each value in nested dicts; `path` is the tuple of keys that leads to `node`. An empty
+    dict counts as a value.
+    """
     if isinstance(node, dict) and node:
         for name, inner in node.items():
             yield from _leaves(inner, (*path, str(name)))
@@ -98,7 +104,9 @@ class ComposedSettings:
 
     @classmethod
     def compose(cls, overrides: Sequence[str], config_dir: Path | None, name: str) -> ComposedSettings:
-        """Compose settings. Raise as `lmtrain pretrain` would, except for settings that are not given yet."""
+        """Compose settings from config files and overrides, with the origin of each value. Raise on wrong settings, but
+        not on required settings that are missing.
+        """
         tree = compose_plain(overrides, config_dir=config_dir, name=name)
         gave_way = RunConfig.adjust_defaults(tree, typed_words(overrides))
         try:
@@ -127,7 +135,9 @@ class ComposedSettings:
         return section not in _OPTIONAL or self.tree.get(section) is not None
 
     def value(self, key: Key) -> dict[str, Any]:
-        """Return a key's value as plain data and its origin in words; without a value, the reason why."""
+        """Return a setting's value as plain data (`value`) and its origin in words (`from`); if there is no value, the
+        reason (`why`).
+        """
         node: Any = self.tree
         for word in key.name.split("."):
             node = node.get(word, _ABSENT) if isinstance(node, dict) else _ABSENT
@@ -143,7 +153,8 @@ class ComposedSettings:
 def key_facts(
     keys: Sequence[Key], run: ComposedSettings, without_overrides: ComposedSettings, config_dir: Path | None
 ) -> dict[str, Any]:
-    """Return facts about a setting: type, meaning, default, its value in `run`, and the config files that set it.
+    """Return facts about a setting as plain data: type, meaning, default, its value in `run`, and the config files that
+    set it.
 
     `keys` are the setting's entries for all kinds that have it. `run` is composed with the overrides of the command
     line, `without_overrides` without them.
@@ -165,7 +176,9 @@ def key_facts(
 
 
 def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) -> list[dict[str, Any]]:
-    """Return every key below a prefix that a run has, with its value and origin."""
+    """Return a row with name, value and origin for each setting below `prefix` (such as "optim.") that `run` has.
+    `known` maps all setting names to their entries.
+    """
     picked = [key for name, keys in known.items() if name.startswith(prefix) and (key := run.key_of_chosen_kind(keys))]
     rows = {key.name: {"key": key.name} | run.value(key) for key in filter(run.has_section, picked)}
     # because: a group within a section, such as train.rampup, is shown by its keys unless it is null, and a list by its
@@ -179,7 +192,9 @@ def value_rows(prefix: str, known: dict[str, list[Key]], run: ComposedSettings) 
 
 
 def history_rows(key: str, run: Path) -> list[dict[str, Any]]:
-    """Return a row for each value that a key, or a key below it, had in a run, with its first step."""
+    """Return a row for each value that a setting, or a setting below the section `key`, has had in a run, with the
+    first step of that value.
+    """
     histories = read_settings_history(run)
     names = [name for name in histories if key in (name, "all") or name.startswith((f"{key}.", f"{key}["))]
     if not names:
@@ -191,7 +206,9 @@ def history_rows(key: str, run: Path) -> list[dict[str, Any]]:
 
 
 def _choices_that_set(name: str, config_dir: Path | None) -> Iterator[dict[str, str]]:
-    """Yield every config file that sets this key, as the override GROUP=CHOICE that selects it, with the value."""
+    """Yield, for every config file that sets the key `name`, the override GROUP=CHOICE that selects the file (`choice`)
+    and the value that it sets (`value`).
+    """
     section, _, rest = name.partition(".")
     for group, choices in group_choices(config_dir).items():
         for choice in choices:
@@ -207,7 +224,9 @@ def _choices_that_set(name: str, config_dir: Path | None) -> Iterator[dict[str, 
 
 
 def _describe_origin(origin: Origin | None) -> str:
-    """Describe an origin in words: a file and line, the command line, or the default."""
+    """Return where a value was set, as text: a file and line, an override on the command line, or the default if
+    `origin` is None.
+    """
     if origin is None:
         return "the default, which no file repeats"
     if origin.file is None:

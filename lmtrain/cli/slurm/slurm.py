@@ -107,7 +107,7 @@ class SlurmOptions:
     ] = False
 
     def check(self) -> None:
-        """Raise a UsageError on options that are missing, wrong or contradict each other."""
+        """Raise a UsageError on options that are missing, malformed, or contradict each other."""
         if (self.gpus_per_node is None) == (self.tasks_per_node is None):
             raise UsageError(
                 "The number of processes of a node must be given once. Give --gpus-per-node N, or --tasks-per-node N "
@@ -134,7 +134,7 @@ class SlurmOptions:
 
     @property
     def flags(self) -> list[str]:
-        """The options to pass to `lmtrain pretrain` besides its settings."""
+        """The options (not overrides) to pass on to `lmtrain pretrain`, such as --config-dir."""
         return [
             *[f"--config-name={self.config_name}"] * (self.config_name != "pretrain"),
             *[f"--config-dir={self.config_dir}"] * (self.config_dir is not None),
@@ -143,7 +143,9 @@ class SlurmOptions:
         ]
 
     def nodes(self, num_processes: int, layout: str) -> tuple[int, int]:
-        """Return the number of nodes and of processes on each. Raise if they do not divide evenly."""
+        """Return the number of nodes for so many processes, and of processes on each. Raise a LayoutError if the
+        processes do not divide evenly; `layout` names the layout in the message.
+        """
         option = "--gpus-per-node" if self.gpus_per_node else "--tasks-per-node"
         per_node = self.gpus_per_node or self.tasks_per_node or 1
         if num_processes <= per_node:
@@ -158,7 +160,9 @@ class SlurmOptions:
 
 
 def _with_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a verb: return a command with the verb's options and those of SlurmOptions, passed on as `options`."""
+    """Decorate a verb function that takes `options: SlurmOptions`: return a function for typer whose parameters are the
+    verb's own and the fields of SlurmOptions.
+    """
     hints = get_type_hints(SlurmOptions, include_extras=True) | get_type_hints(verb, include_extras=True)
     own = {name: parameter.default for name, parameter in signature(verb).parameters.items() if name != "options"}
     defaults = {parameter.name: parameter.default for parameter in fields(SlurmOptions)} | own
@@ -185,7 +189,7 @@ def render(
         typer.Option(metavar="FILE", parser=parse_output_file, help="Write it there. [default: print it]"),
     ] = None,
 ) -> None:
-    """Print the sbatch file of a run: it starts all processes, starts them again, and queues itself again."""
+    """Print the sbatch file of a run. The job starts all processes, restarts them after a loss, and requeues itself."""
     job = _build_job(options)
     if output is None:
         return print_text(job_script(job))
@@ -199,7 +203,7 @@ def submit(
     options: SlurmOptions,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what render prints, and submit nothing.")] = False,
 ) -> None:
-    """Hand a run to Slurm. The sbatch file is kept as job.sbatch in the run's folder, and the job's id is printed."""
+    """Submit a run to Slurm and print the job's id. The sbatch file is kept in the run's folder as job.sbatch."""
     job = _build_job(options)
     if dry_run:
         return print_text(job_script(job))
@@ -221,7 +225,9 @@ def submit(
 
 
 def _check_extra_option(option: str, word: str) -> None:
-    """Raise if a word of --sbatch or --srun is not an option, or is one that the file sets itself."""
+    """Raise a UsageError if `word`, a value of --sbatch or --srun (`option`), is no option of that program or one that
+    the sbatch file sets itself.
+    """
     name = re.match(r"--[\w-]+|-[A-Za-z]", word)
     if name is None or not word.isprintable():
         raise UsageError(f"{option}={word} is not an option of {option[2:]}. Write it as in {option}=--mem=0.")
@@ -233,7 +239,7 @@ def _check_extra_option(option: str, word: str) -> None:
 
 
 def _build_job(options: SlurmOptions) -> SbatchJob:
-    """Build the job of a command line, after all checks of its runs."""
+    """Check the options and the settings of all runs, and return the content of the sbatch file."""
     from lmtrain.train.layouts.layout_table import layout_words
 
     options.check()
@@ -276,7 +282,9 @@ def _build_job(options: SlurmOptions) -> SbatchJob:
 
 
 def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, list[str]]]]:
-    """Return the folder for the job's file and logs, and the (settings, overrides) of each run."""
+    """Return the folder for the job's file and logs, and (settings, overrides) of each run: one, or with --array one
+    for each combination.
+    """
     from lmtrain.cli.pretrain.from_run import compose_run
     from lmtrain.cli.pretrain.sweep import plan_runs
 
@@ -298,12 +306,14 @@ def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, li
 
 
 def _check_run(config: RunConfig, ranks_per_node: int) -> None:
-    """Check a run and its folder as `pretrain --dry-run` does for processes on other machines; print warnings."""
+    """Check a run's settings, data and folder as `pretrain --dry-run` does, for processes on other machines. Print
+    warnings, and raise on errors.
+    """
     from lmtrain.cli.pretrain.eval_tasks import prepare_eval_tasks
     from lmtrain.train.before.preflight import check_run_folder, preflight
 
-    elsewhere = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
-    inputs, _ = prepare_eval_tasks(config, preflight(config, elsewhere, starting=False))
+    env = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
+    inputs, _ = prepare_eval_tasks(config, preflight(config, env, starting=False))
     for warning in (*inputs.warnings, *check_run_folder(config, inputs.model, inputs.tokenizer, lock=False)):
         print_notice(warning)
 
@@ -326,7 +336,9 @@ class TaskOptions(NamedTuple):
 
 
 def task_options(sbatch_options: Sequence[str], srun_options: Sequence[str], num_ranks: int) -> TaskOptions:
-    """Convert per-rank options to options of tasks that start `num_ranks` ranks each. Raise if that is impossible."""
+    """Convert the user's sbatch and srun options, which are meant per rank, for a job in which each Slurm task starts
+    `num_ranks` ranks. Raise a UsageError on an option for which that is impossible.
+    """
     for option, words in (("--sbatch", sbatch_options), ("--srun", srun_options)):
         for word in words:
             _check_per_task_option(option, word, num_ranks)
@@ -340,7 +352,9 @@ def task_options(sbatch_options: Sequence[str], srun_options: Sequence[str], num
 
 
 def _check_per_task_option(option: str, word: str, num_ranks: int) -> None:
-    """Raise if an option is about a task, since one task starts all ranks of a node."""
+    """Raise a UsageError if an sbatch or srun option (`word`, from --sbatch or --srun) applies to each Slurm task,
+    since one task starts all `num_ranks` ranks of a node.
+    """
     name = re.split(r"[=\s]", word, maxsplit=1)[0]
     if (name in _PER_TASK_OPTIONS and not _NO_BINDING.fullmatch(word)) or _BINDS_EACH_TASK.match(word):
         raise UsageError(
@@ -350,7 +364,9 @@ def _check_per_task_option(option: str, word: str, num_ranks: int) -> None:
 
 
 def _parse_cpus(option: str, words: Sequence[str]) -> int | None:
-    """Return the CPUs per task of the last --cpus-per-task option, or None."""
+    """Return the value of the last --cpus-per-task (-c) among these sbatch or srun options; None if there is none.
+    Raise a UsageError if it is no number.
+    """
     cpus = None
     for word in words:
         if match := _CPUS_PER_TASK.fullmatch(word):
@@ -413,7 +429,7 @@ def job_script(job: SbatchJob) -> str:
 
 
 def _header_lines(job: SbatchJob) -> Iterator[str]:
-    """Yield the first line, comments and #SBATCH options."""
+    """Yield the first part of an sbatch file: the #! line, comments, and #SBATCH options."""
     yield "#!/bin/bash"
     yield f"# {job.about}"
     yield "# lmtrain's exit code decides: 75 queues this job again, 76 or a killed task starts all tasks again at"
@@ -435,7 +451,9 @@ def _header_lines(job: SbatchJob) -> Iterator[str]:
 
 
 def _variable_lines(job: SbatchJob) -> Iterator[str]:
-    """Yield the shell lines with the job's environment, set-up and variables, for slurm_body.sh."""
+    """Yield the second part of an sbatch file: the user's environment variables and set-up lines, and the shell
+    variables that slurm_body.sh reads.
+    """
     variables = [variable.partition("=") for variable in job.env]
     yield from (f"export {name}={shell_quoted(value)}" for name, _, value in variables)
     yield from job.setup
@@ -457,7 +475,9 @@ def _variable_lines(job: SbatchJob) -> Iterator[str]:
 
 
 def _run_lines(folder: Path, words: Iterable[str], indent: str) -> Iterator[str]:
-    """Yield the shell variables of one run: its folder and the arguments of `lmtrain pretrain`."""
+    """Yield shell lines that set the variables of one run: its folder (`run`) and its arguments of `lmtrain pretrain`
+    (`words`).
+    """
     yield f"{indent}run={shell_quoted(str(folder))}"
     yield f"{indent}words=("
     yield from (f"{indent}  {shell_quoted(word)}" for word in words)

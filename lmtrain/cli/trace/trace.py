@@ -37,7 +37,7 @@ def trace(
     plugin: Plugins = None,
     as_json: Json = False,
 ) -> None:
-    """Show where the time of a run's steps went, from what observe.trace or `touch RUN/TRACE` recorded."""
+    """Show where the time of a run's steps went, from the spans that observe.trace or `touch RUN/TRACE` recorded."""
     from lmtrain.cli.trace.view import print_trace, trace_facts
     from lmtrain.observe.timeline.merge import merge_traces
     from lmtrain.observe.timeline.perfetto import write_trace

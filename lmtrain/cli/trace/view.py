@@ -35,29 +35,32 @@ from lmtrain.plan.trace_comparison import compare_with_replay
 
 Facts = dict[str, Any]
 
-_WORDS = {
+_CLASS_NAMES = {
     "compute": "forward and backward", "pp": "messages of stages", "dp": "collectives of dp", "tp": "collectives of tp",
     "world": "collectives of all", "bubble": "bubble", "data": "wait for data", "optimizer": "optimizer",
     "save": "checkpoints", "measuring": "validation, eval", "other": "other",
 }  # fmt: skip
 _SIGNS = {"forward": "F", "backward": "B", "input": "B", "weight": "W", "optimizer": "O", "data": "D", "save": "S",
           "measuring": "V", "pp": "-", "dp": "-", "tp": "-", "world": "-"}  # fmt: skip
-_MOST_ROWS, _MOST_STAYS, _MOST_CELLS = 16, 12, 128
-_WIDEST = 120
+_MAX_ROWS, _MAX_STAYS, _MAX_CELLS = 16, 12, 128
+_MAX_WIDTH = 120
 
 
 def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tuple[Facts, list[TimelineRow]]:
-    """Return the facts, and the bars of the step that is looked at."""
-    segment = _chosen(timeline, start)
+    """Return the trace's facts as plain data (step times by class and rank, critical path, clocks), and the timeline
+    rows of one step. `start` and `step` choose what is shown: by default the newest start with a whole step, and its
+    median step.
+    """
+    segment = _choose_segment(timeline, start)
     facts: Facts = {
         "run": str(timeline.folder),
         "starts": [
-            {"start": one.start, "layout": asdict(one.layout), "schedule": one.schedule, "ranks": len(one.headers),
-             "world_size": one.layout.world_size, "hosts": one.hosts, "num_microbatches": one.num_microbatches,
-             "steps": one.steps, "spans": int(one.spans.size)}
-            for one in timeline.segments
+            {"start": part.start, "layout": asdict(part.layout), "schedule": part.schedule, "ranks": len(part.headers),
+             "world_size": part.layout.world_size, "hosts": part.hosts, "num_microbatches": part.num_microbatches,
+             "steps": part.steps, "spans": int(part.spans.size)}
+            for part in timeline.segments
         ],
-        "notes": [*timeline.notes, *(note for one in timeline.segments for note in one.notes)],
+        "notes": [*timeline.notes, *(note for part in timeline.segments for note in part.notes)],
     }
     if not segment.steps:
         if step is not None:
@@ -70,68 +73,71 @@ def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tupl
             f"{join_few(map(str, segment.steps), max_shown=12)}. Choose one of them, or another --start."
         )
     times = step_times(segment)
-    longest = np.nanmax(times.seconds.sum(axis=2), axis=1)
-    median = times.steps[int(np.argsort(longest, kind="stable")[(len(times.steps) - 1) // 2])]
-    chosen = median if step is None else step
-    found, beside = rank_heat(segment, times), compare_with_replay(segment, times)
+    slowest_rank_s = np.nanmax(times.seconds.sum(axis=2), axis=1)
+    median = times.steps[int(np.argsort(slowest_rank_s, kind="stable")[(len(times.steps) - 1) // 2])]
+    shown_step = median if step is None else step
+    heats, replay = rank_heat(segment, times), compare_with_replay(segment, times)
     facts |= {
         "start": segment.start,
         "steps": segment.steps,
         "step_s": float(np.nanmean(times.seconds.sum(axis=2))),
-        "classes": _classes(times),
+        "classes": _class_facts(times),
         # because: classes are called pp, dp and tp too, and a rank's place would be gone behind their seconds
         "by_rank": [
-            {"rank": rank, "at": _at(segment, rank), "host": segment.headers[rank].host}
-            | {name: _number(float(value)) for name, value in zip(CLASSES, row, strict=True)}
+            {"rank": rank, "at": _coordinate_facts(segment, rank), "host": segment.headers[rank].host}
+            | {name: _none_if_nan(float(value)) for name, value in zip(CLASSES, row, strict=True)}
             for rank, row in zip(times.ranks, times.by_rank(), strict=True)
         ],
-        "replay": None if beside is None else asdict(beside),
-        "path": _path(chosen, critical_path(segment, chosen)),
+        "replay": None if replay is None else asdict(replay),
+        "path": _path_facts(shown_step, critical_path(segment, shown_step)),
         "heat": [
-            {"rank": one.rank, **_at(segment, one.rank), "host": one.host, "own_work_s": _number(one.own_work_s),
-             "ratio": _number(one.ratio)}
-            for one in found
+            {"rank": heat.rank, **_coordinate_facts(segment, heat.rank), "host": heat.host,
+             "own_work_s": _none_if_nan(heat.own_work_s), "ratio": _none_if_nan(heat.ratio)}
+            for heat in heats
         ],
         "hosts": {
-            host: {"ranks": count, "median": usual, "largest": most}
-            for host, (count, usual, most) in heat_by_host(found).items()
+            host: {"ranks": count, "median": median, "largest": largest}
+            for host, (count, median, largest) in heat_by_host(heats).items()
         },
-        "clocks": _clocks(segment),
+        "clocks": _clock_facts(segment),
     }  # fmt: skip
-    return facts, timeline_rows(segment, chosen)
+    return facts, timeline_rows(segment, shown_step)
 
 
-def _chosen(timeline: Timeline, start: int | None) -> Segment:
-    """Return the start with this number; without one, the newest that has a whole step, else the newest."""
+def _choose_segment(timeline: Timeline, start: int | None) -> Segment:
+    """Return the trace of start number `start`. If it is None, return the newest start with a completely recorded step,
+    else the newest.
+    """
     if start is None:
-        return next((one for one in reversed(timeline.segments) if one.steps), timeline.segments[-1])
-    if (chosen := next((one for one in timeline.segments if one.start == start), None)) is not None:
-        return chosen
+        return next((segment for segment in reversed(timeline.segments) if segment.steps), timeline.segments[-1])
+    if (segment := next((segment for segment in timeline.segments if segment.start == start), None)) is not None:
+        return segment
     raise UsageError(
         f"--start={start} has left no trace in {timeline.folder}. Choose one of these: "
-        f"{join_few((str(one.start) for one in timeline.segments), max_shown=12)}."
+        f"{join_few((str(segment.start) for segment in timeline.segments), max_shown=12)}."
     )
 
 
-def _at(segment: Segment, rank: int) -> Facts:
-    at = segment.coordinate(rank)
-    return {"pp": at.pp, "dp": at.dp_replicate * segment.layout.dp_shard + at.dp_shard, "tp": at.tp}
+def _coordinate_facts(segment: Segment, rank: int) -> Facts:
+    coordinate = segment.coordinate(rank)
+    dp = coordinate.dp_replicate * segment.layout.dp_shard + coordinate.dp_shard
+    return {"pp": coordinate.pp, "dp": dp, "tp": coordinate.tp}
 
 
-def _number(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _classes(times: StepTimes) -> Facts:
-    mean, waited = times.mean(), times.mean_waited()
-    whole = sum(mean.values())
+def _class_facts(times: StepTimes) -> Facts:
+    mean, waited_s = times.mean(), times.mean_waited()
+    total_s = sum(mean.values())
     return {
-        name: {"seconds": mean[name], "share": mean[name] / whole if whole else 0.0, "waited_s": waited[name]}
+        name: {"seconds": mean[name], "share": mean[name] / total_s if total_s else 0.0, "waited_s": waited_s[name]}
         for name in CLASSES
     }
 
 
-def _path(step: int, hops: Sequence[Hop]) -> Facts:
+def _path_facts(step: int, hops: Sequence[Hop]) -> Facts:
     classes: defaultdict[str, float] = defaultdict(float)
     ranks: defaultdict[int, float] = defaultdict(float)
     for hop in hops:
@@ -148,18 +154,21 @@ def _path(step: int, hops: Sequence[Hop]) -> Facts:
     }  # fmt: skip
 
 
-def _clocks(segment: Segment) -> list[Facts]:
-    """Return how far each rank's clock is ahead of the first rank's at most, and how it drifts."""
-    found = []
-    for i, rank in enumerate(segment.ranks):
-        ahead = [-float(one.offset_ns[i]) / 1e9 for one in segment.clocks]
-        found.append({
-            "rank": rank, "ahead_s": max(ahead, key=abs, default=0.0),
-            "drift_ppm": -1e6 * float(np.median([one.rate[i] for one in segment.clocks])) if segment.clocks else 0.0,
-            "doubt_ms": max((float(one.doubt_ns[i]) / 1e6 for one in segment.clocks), default=0.0),
-            "linked": all(bool(one.linked[i]) for one in segment.clocks),
+def _clock_facts(segment: Segment) -> list[Facts]:
+    """Return for each rank how far its clock differs from the first rank's: the largest difference and its uncertainty,
+    the drift, and whether the clocks could be linked by messages.
+    """
+    rows = []
+    for index, rank in enumerate(segment.ranks):
+        ahead_s = [-float(window.offset_ns[index]) / 1e9 for window in segment.clocks]
+        rates = [window.rate[index] for window in segment.clocks]
+        rows.append({
+            "rank": rank, "ahead_s": max(ahead_s, key=abs, default=0.0),
+            "drift_ppm": -1e6 * float(np.median(rates)) if rates else 0.0,
+            "doubt_ms": max((float(window.doubt_ns[index]) / 1e6 for window in segment.clocks), default=0.0),
+            "linked": all(bool(window.linked[index]) for window in segment.clocks),
         })  # fmt: skip
-    return found
+    return rows
 
 
 # ---- on the screen ---------------------------------------------------------------------------------------------------
@@ -167,183 +176,197 @@ def _clocks(segment: Segment) -> list[Facts]:
 
 def print_trace(facts: Facts, rows: Sequence[TimelineRow]) -> None:
     console = PlainConsole(highlight=False)
-    width = min(console.width, _WIDEST) if console.is_terminal else _WIDEST
-    fold = width if console.is_terminal else 1 << 20  # because: elsewhere a sentence is one line, to be searched
-    for line in _lines(facts, rows, width, fold, not console.encoding.startswith("utf")):
+    width = min(console.width, _MAX_WIDTH) if console.is_terminal else _MAX_WIDTH
+    wrap_width = width if console.is_terminal else 1 << 20  # because: elsewhere a sentence is one line, to be searched
+    for line in _trace_lines(facts, rows, width, wrap_width, not console.encoding.startswith("utf")):
         if line[:1] in ("", " "):
             print_line(console, line)
         else:
-            head, colon, rest = line.partition(":")
-            console.print(Text.assemble((head + colon, "bold"), rest), soft_wrap=True)
+            label, colon, rest = line.partition(":")
+            console.print(Text.assemble((label + colon, "bold"), rest), soft_wrap=True)
 
 
-def _lines(facts: Facts, rows: Sequence[TimelineRow], width: int, fold: int, plain: bool) -> Iterator[str]:
-    yield from _folded(f"trace of {facts['run']}: {_head(facts)}", fold)
+def _trace_lines(facts: Facts, rows: Sequence[TimelineRow], width: int, wrap_width: int, plain: bool) -> Iterator[str]:
+    yield from _wrap_indented(f"trace of {facts['run']}: {_describe_start(facts)}", wrap_width)
     if facts["steps"]:
-        yield from _picture(rows, facts["path"]["step"], width, plain)
-        yield from _table(facts, width, plain)
-        yield from _replay(facts)
-        yield from _critical(facts, width, fold)
-        yield from _heat(facts, width)
-        yield from _folded(_clocks_words(facts), fold)
+        yield from _timeline_lines(rows, facts["path"]["step"], width, plain)
+        yield from _class_table_lines(facts, width, plain)
+        yield from _replay_lines(facts)
+        yield from _critical_path_lines(facts, width, wrap_width)
+        yield from _own_work_lines(facts, width)
+        yield from _wrap_indented(_describe_clocks(facts), wrap_width)
     for note in facts["notes"]:
-        yield from _folded(f"note: {note}", fold)
+        yield from _wrap_indented(f"note: {note}", wrap_width)
     if facts["file"] is not None:
-        yield from _folded(f"wrote: {facts['file']}; ui.perfetto.dev and chrome://tracing open it", fold)
+        yield from _wrap_indented(f"wrote: {facts['file']}; ui.perfetto.dev and chrome://tracing open it", wrap_width)
 
 
-def _folded(text: str, width: int) -> Iterator[str]:
+def _wrap_indented(text: str, width: int) -> Iterator[str]:
     first, *more = wrap_text(text, width - 2).splitlines()
     yield first
     yield from (f"  {line}" for line in more)
 
 
-def _start(facts: Facts) -> Facts:
-    """Return the start of the run that is shown."""
-    return next(one for one in facts["starts"] if one["start"] == facts["start"])
+def _shown_start(facts: Facts) -> Facts:
+    """Return the entry of `facts["starts"]` for the start of the run that is shown."""
+    return next(start for start in facts["starts"] if start["start"] == facts["start"])
 
 
-def _head(facts: Facts) -> str:
-    one = _start(facts)
-    cuts = [f"{axis} {size}" for axis, size in one["layout"].items() if size > 1]
-    hosts = f"{len(one['hosts'])} hosts" if len(one["hosts"]) > 1 else f"host {one['hosts'][0]}"
-    of = f" of {one['world_size']}" if one["ranks"] != one["world_size"] else ""
-    ranks = f"{one['ranks']}{of} rank{'s' * (one['world_size'] > 1)} on {hosts}"
-    which = f"start {one['start']}" + (f" of {len(facts['starts'])}" if len(facts["starts"]) > 1 else "")
-    about = [which, ranks, *cuts, *[one["schedule"]] * (one["layout"]["pp"] > 1)]
-    return ", ".join([*about, f"steps {_ranges(facts['steps'])}" if facts["steps"] else "no whole step"])
+def _describe_start(facts: Facts) -> str:
+    start = _shown_start(facts)
+    sizes = [f"{axis} {size}" for axis, size in start["layout"].items() if size > 1]
+    hosts = f"{len(start['hosts'])} hosts" if len(start["hosts"]) > 1 else f"host {start['hosts'][0]}"
+    total = f" of {start['world_size']}" if start["ranks"] != start["world_size"] else ""
+    ranks = f"{start['ranks']}{total} rank{'s' * (start['world_size'] > 1)} on {hosts}"
+    number = f"start {start['start']}" + (f" of {len(facts['starts'])}" if len(facts["starts"]) > 1 else "")
+    phrases = [number, ranks, *sizes, *[start["schedule"]] * (start["layout"]["pp"] > 1)]
+    return ", ".join([*phrases, f"steps {_format_ranges(facts['steps'])}" if facts["steps"] else "no whole step"])
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """10, 11, 12, 20 -> 10-12, 20; of many, the first and the last."""
+def _format_ranges(numbers: Sequence[int]) -> str:
+    """Format step numbers as ranges: 10, 11, 12, 20 -> "10-12, 20". Of six ranges or more, only the first three and the
+    last are shown.
+    """
     groups = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
     runs = ([number for _, number in group] for _, group in groups)
-    found = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return ", ".join(found if len(found) < 6 else [*found[:3], "...", found[-1]])
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return ", ".join(texts if len(texts) < 6 else [*texts[:3], "...", texts[-1]])
 
 
-def _ms(seconds: float | None) -> str:
+def _format_s(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.1f} ms"
 
 
-def _picture(rows: Sequence[TimelineRow], step: int, width: int, plain: bool) -> Iterator[str]:
-    """Draw a row for each rank; each column shows what took most of its time."""
+def _timeline_lines(rows: Sequence[TimelineRow], step: int, width: int, plain: bool) -> Iterator[str]:
+    """Yield a text drawing of a step, `width` characters wide: a line for each rank, a character for the kind of work
+    that took most of that time.
+    """
     ranks = sorted({row.rank for row in rows})
     end = max((bar.end_s for row in rows for bar in row.bars), default=0.0)
     if not end:
         return
-    most = min(len(ranks), _MOST_ROWS)
-    shown = [ranks[round(i * (len(ranks) - 1) / max(most - 1, 1))] for i in range(most)]
-    few = "" if shown == ranks else f", {len(shown)} of {len(ranks)} ranks"
-    yield f"step {step} as it ran: {_ms(end)}{few}"
-    gap, columns, seen = "." if plain else "·", width - 7, set[str]()
+    num_rows = min(len(ranks), _MAX_ROWS)
+    shown = [ranks[round(i * (len(ranks) - 1) / max(num_rows - 1, 1))] for i in range(num_rows)]
+    note = "" if shown == ranks else f", {len(shown)} of {len(ranks)} ranks"
+    yield f"step {step} as it ran: {_format_s(end)}{note}"
+    gap, columns, used_signs = "." if plain else "·", width - 7, set[str]()
     for rank in shown:
         shares: list[Counter[str]] = [Counter() for _ in range(columns)]
         for bar in (bar for row in rows if row.rank == rank for bar in row.bars):
             sign = _SIGNS.get(bar.what, gap)
             low, high = bar.begin_s / end * columns, bar.end_s / end * columns
-            for at in range(int(low), min(int(high) + 1, columns)):
-                shares[at][sign] += max(min(high, at + 1) - max(low, at), 0.0)  # type: ignore[assignment]
+            for column in range(int(low), min(int(high) + 1, columns)):
+                shares[column][sign] += max(min(high, column + 1) - max(low, column), 0.0)  # type: ignore[assignment]
         line = "".join(share.most_common(1)[0][0] if share else " " for share in shares)
-        seen |= set(line)
+        used_signs |= set(line)
         yield f"{rank:>5}  {line}".rstrip()
     legend = {"F": "forward", "B": "backward", "W": "weights' gradients", "-": "communication", "D": "data",
               "O": "optimizer", "S": "checkpoint", "V": "validation", gap: "waits"}  # fmt: skip
-    yield from _folded(" " * 7 + ", ".join(f"{sign} {word}" for sign, word in legend.items() if sign in seen), width)
+    entries = ", ".join(f"{sign} {word}" for sign, word in legend.items() if sign in used_signs)
+    yield from _wrap_indented(" " * 7 + entries, width)
 
 
-def _table(facts: Facts, width: int, plain: bool) -> Iterator[str]:
-    num = len(facts["steps"])
-    yield f"where a step's time goes: mean of {num} step{'s' * (num > 1)} and all ranks"
-    classes = {name: one for name, one in facts["classes"].items() if one["seconds"] > 0}
-    room = width - 48
-    for name, one in classes.items():
-        late = name in ("dp", "tp", "world") and one["waited_s"] > facts["step_s"] / 1000
-        wait = f"  {_ms(one['waited_s'])} of it waiting for slower ranks" if late else ""
-        bar = ("#" if plain else "█") * round(one["share"] * room)
-        line = f"  {_WORDS[name]:<22}{_ms(one['seconds']):>11}{one['share']:>8.1%}  {bar}"
+def _class_table_lines(facts: Facts, width: int, plain: bool) -> Iterator[str]:
+    num_steps = len(facts["steps"])
+    yield f"where a step's time goes: mean of {num_steps} step{'s' * (num_steps > 1)} and all ranks"
+    classes = {name: entry for name, entry in facts["classes"].items() if entry["seconds"] > 0}
+    bar_width = width - 48
+    for name, entry in classes.items():
+        has_wait = name in ("dp", "tp", "world") and entry["waited_s"] > facts["step_s"] / 1000
+        wait = f"  {_format_s(entry['waited_s'])} of it waiting for slower ranks" if has_wait else ""
+        bar = ("#" if plain else "█") * round(entry["share"] * bar_width)
+        line = f"  {_CLASS_NAMES[name]:<22}{_format_s(entry['seconds']):>11}{entry['share']:>8.1%}  {bar}"
         yield from (f"{line}{wait}".rstrip(),) if len(line) + len(wait) <= width else (line, f"  {wait}")
-    yield f"  {'step':<22}{_ms(facts['step_s']):>11}{sum(one['share'] for one in classes.values()):>8.1%}"
+    total_share = sum(entry["share"] for entry in classes.values())
+    yield f"  {'step':<22}{_format_s(facts['step_s']):>11}{total_share:>8.1%}"
 
 
-def _replay(facts: Facts) -> Iterator[str]:
+def _replay_lines(facts: Facts) -> Iterator[str]:
     found = facts["replay"]
     if found is None:
         return
-    beside = f"beside the table of {_start(facts)['schedule']}"
+    beside = f"beside the table of {_shown_start(facts)['schedule']}"
     yield f"{beside}: {found['num_microbatches']} microbatches, replayed with these costs"
     yield f"  {'':<22}{'measured':>11}{'replayed':>11}{'even stages':>14}"
-    yield f"  {'pipeline':<22}{_ms(found['pipeline_s']):>11}{_ms(found['replayed_pipeline_s']):>11}"
+    yield f"  {'pipeline':<22}{_format_s(found['pipeline_s']):>11}{_format_s(found['replayed_pipeline_s']):>11}"
     measured, replayed, even = (found[key] for key in ("bubble_s", "replayed_bubble_s", "even_bubble_s"))
-    yield f"  {'bubble and messages':<22}{_ms(measured):>11}{_ms(replayed):>11}{_ms(even):>14}"
+    yield f"  {'bubble and messages':<22}{_format_s(measured):>11}{_format_s(replayed):>11}{_format_s(even):>14}"
     rows = found["by_pp"]
-    for pp, (own, other) in enumerate(rows if len(rows) <= _MOST_ROWS else []):
-        yield f"  {f'  of pp {pp}':<22}{_ms(own):>11}{_ms(other):>11}"
+    for pp, (own, other) in enumerate(rows if len(rows) <= _MAX_ROWS else []):
+        yield f"  {f'  of pp {pp}':<22}{_format_s(own):>11}{_format_s(other):>11}"
 
 
-def _critical(facts: Facts, width: int, fold: int) -> Iterator[str]:
+def _critical_path_lines(facts: Facts, width: int, wrap_width: int) -> Iterator[str]:
     path = facts["path"]
     shares = sorted(path["classes"].items(), key=lambda pair: -pair[1])
-    words = [f"{_WORDS[name]} {_ms(seconds)}" for name, seconds in shares if seconds >= path["seconds"] / 1000]
-    yield f"critical path of step {path['step']}: {_ms(path['seconds'])}, which nothing beside it can shorten"
-    yield from (f"  {line}" for line in _folded(", ".join(words), fold - 2))
+    min_s = path["seconds"] / 1000
+    phrases = [f"{_CLASS_NAMES[name]} {_format_s(seconds)}" for name, seconds in shares if seconds >= min_s]
+    yield f"critical path of step {path['step']}: {_format_s(path['seconds'])}, which nothing beside it can shorten"
+    yield from (f"  {line}" for line in _wrap_indented(", ".join(phrases), wrap_width - 2))
     stays = [list(group) for _, group in groupby(path["hops"], lambda hop: hop["rank"])]
-    few, half = len(stays) <= _MOST_STAYS, _MOST_STAYS // 2
-    lines = [_stay(hops, path["seconds"] / 1000, width) for hops in (stays if few else stays[:half] + stays[-half:])]
-    if not few:
+    fits, half = len(stays) <= _MAX_STAYS, _MAX_STAYS // 2
+    lines = [_describe_stay(hops, min_s, width) for hops in (stays if fits else stays[:half] + stays[-half:])]
+    if not fits:
         lines.insert(half, f"  ... {len(stays) - 2 * half} more; --json lists them all")
     yield from lines
 
 
-def _stay(hops: Sequence[Facts], least_s: float, width: int) -> str:
-    """Return in words what the critical path does on a rank before it moves to another."""
-    long: dict[str, list[float]] = {}
+def _describe_stay(hops: Sequence[Facts], min_s: float, width: int) -> str:
+    """Return a line about consecutive hops of the critical path on one rank: start time, rank, stages, and the kinds of
+    work that took at least `min_s` seconds.
+    """
+    seconds_by_kind: dict[str, list[float]] = {}
     for hop in hops:
-        long.setdefault(hop["kind"], []).append(hop["seconds"])
-    most = sorted(long.items(), key=lambda pair: -sum(pair[1]))
+        seconds_by_kind.setdefault(hop["kind"], []).append(hop["seconds"])
+    longest_first = sorted(seconds_by_kind.items(), key=lambda pair: -sum(pair[1]))
     parts = [
-        f"{f'{len(of)} x ' if len(of) > 1 else ''}{kind} {_ms(sum(of))}" for kind, of in most if sum(of) >= least_s
+        f"{f'{len(durations)} x ' if len(durations) > 1 else ''}{kind} {_format_s(sum(durations))}"
+        for kind, durations in longest_first
+        if sum(durations) >= min_s
     ]
     while len(parts) > 1 and 35 + len(", ".join(parts)) > width:
         parts.pop()
     stages = sorted({hop["stage"] for hop in hops if hop["stage"] >= 0 and hop["kind"] != "send"})
-    where = f"rank {hops[0]['rank']}" + (f", stage {', '.join(map(str, stages))}" if stages else "")
-    return f"  {'at ' + _ms(hops[0]['begin_s']):<14}{where:<19}{', '.join(parts)}"
+    place = f"rank {hops[0]['rank']}" + (f", stage {', '.join(map(str, stages))}" if stages else "")
+    return f"  {'at ' + _format_s(hops[0]['begin_s']):<14}{place:<19}{', '.join(parts)}"
 
 
-def _heat(facts: Facts, width: int) -> Iterator[str]:
-    """Draw the ranks' own work as a table: a row's ranks share pp and dp; 100 is the median of the same stages."""
-    cells = {(one["pp"], one["dp"], one["tp"]): one for one in facts["heat"]}
-    known = [one for one in facts["heat"] if one["ratio"] is not None]
+def _own_work_lines(facts: Facts, width: int) -> Iterator[str]:
+    """Yield a table of the ranks' own work in percent of the median of ranks with the same stages: a row for each pp
+    and dp, a column for each tp. If it does not fit, list the ten slowest ranks.
+    """
+    cells = {(entry["pp"], entry["dp"], entry["tp"]): entry for entry in facts["heat"]}
+    known = [entry for entry in facts["heat"] if entry["ratio"] is not None]
     if len(known) < 2:
         return
     yield "own work: 100 is the median of the ranks with the same stages"
     tps = sorted({tp for _, _, tp in cells})
-    if len(cells) <= _MOST_CELLS and 24 + 6 * len(tps) <= width:
+    if len(cells) <= _MAX_CELLS and 24 + 6 * len(tps) <= width:
         yield f"  {'':<14}" + "".join(f"{f'tp {tp}':>6}" for tp in tps) + "   host"
         for pp, dp in sorted({(pp, dp) for pp, dp, _ in cells}):
             row = [cells.get((pp, dp, tp)) for tp in tps]
             shown = "".join(
-                f"{'-' if one is None or one['ratio'] is None else round(100 * one['ratio']):>6}" for one in row
+                f"{'-' if entry is None or entry['ratio'] is None else round(100 * entry['ratio']):>6}" for entry in row
             )
-            hosts = dict.fromkeys(one["host"] for one in row if one is not None)
+            hosts = dict.fromkeys(entry["host"] for entry in row if entry is not None)
             yield f"  {f'pp {pp}, dp {dp}':<14}{shown}   {', '.join(hosts)}"
     else:
-        for one in sorted(known, key=lambda one: -one["ratio"])[:10]:
-            at = f"pp {one['pp']}, dp {one['dp']}, tp {one['tp']}"
-            yield f"  {round(100 * one['ratio']):>5}  rank {one['rank']:<6}{at:<24}{one['host']}"
+        for entry in sorted(known, key=lambda entry: -entry["ratio"])[:10]:
+            at = f"pp {entry['pp']}, dp {entry['dp']}, tp {entry['tp']}"
+            yield f"  {round(100 * entry['ratio']):>5}  rank {entry['rank']:<6}{at:<24}{entry['host']}"
     if len(facts["hosts"]) > 1:
         yield "own work by host: median and largest"
-        for host, one in [*facts["hosts"].items()][:10]:
-            yield f"  {round(100 * one['median']):>5}{round(100 * one['largest']):>6}  {host} ({one['ranks']} ranks)"
+        for host, entry in [*facts["hosts"].items()][:10]:
+            ratios = f"{round(100 * entry['median']):>5}{round(100 * entry['largest']):>6}"
+            yield f"  {ratios}  {host} ({entry['ranks']} ranks)"
 
 
-def _clocks_words(facts: Facts) -> str:
+def _describe_clocks(facts: Facts) -> str:
     clocks = facts["clocks"]
     if len(clocks) < 2:
         return "clocks: one rank, as its own clock says"
-    ahead, drift, doubt = (max(abs(one[key]) for one in clocks) for key in ("ahead_s", "drift_ppm", "doubt_ms"))
+    ahead, drift, doubt = (max(abs(clock[key]) for clock in clocks) for key in ("ahead_s", "drift_ppm", "doubt_ms"))
     return (
-        f"clocks: up to {_ms(ahead)} and {drift:.0f} ppm off rank {clocks[0]['rank']}'s, set by what ranks exchanged, "
-        f"which agrees within {doubt:.2f} ms"
+        f"clocks: up to {_format_s(ahead)} and {drift:.0f} ppm off rank {clocks[0]['rank']}'s, set by what ranks "
+        f"exchanged, which agrees within {doubt:.2f} ms"
     )

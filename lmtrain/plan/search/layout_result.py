@@ -88,7 +88,7 @@ class LayoutResult:
     @property
     def mfu(self) -> float:
         """Model FLOPs utilization as a run counts it: full attention, no recompute, relative to the peak FLOP/s."""
-        flops = self.run.shape.flops_per_token(scored=self.run.scored_share) * self.tokens_per_s
+        flops = self.run.shape.flops_per_token(scored_share=self.run.scored_share) * self.tokens_per_s
         return flops / (self.gpus * self.hardware.peak(self.run.product_precision))
 
     @property

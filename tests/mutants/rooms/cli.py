@@ -193,9 +193,9 @@ MUTANTS = [
     Mutant(
         name="copies_numbered_the_wrong_way_round",
         file="lmtrain/cli/trace/view.py",
-        function="_at",
-        old="at.dp_replicate * segment.layout.dp_shard + at.dp_shard",
-        new="at.dp_shard * segment.layout.dp_replicate + at.dp_replicate",
+        function="_coordinate_facts",
+        old="coordinate.dp_replicate * segment.layout.dp_shard + coordinate.dp_shard",
+        new="coordinate.dp_shard * segment.layout.dp_replicate + coordinate.dp_replicate",
         breaks="`lmtrain trace` gives ranks the dp coordinate of another copy.",
         only_for="layouts with dp_replicate and dp_shard both above 1",
     ),
