@@ -106,9 +106,9 @@ MUTANTS = [
         function="plan",
         old="""    if gpus_per_node is not None:
         question = with_gpus_per_node(question, gpus_per_node)
-    switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
+    gpus_per_switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
 """,
-        new="""    switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
+        new="""    gpus_per_switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node
     if gpus_per_node is not None:
         question = with_gpus_per_node(question, gpus_per_node)
 """,

@@ -26,8 +26,8 @@ MUTANTS = [
         name="the_last_process_to_fail_says_why",
         file="lmtrain/runfolder/ends.py",
         function="write_failure",
-        old="replace=env.world_size == 1, **more",
-        new="**more",
+        old="replace=env.world_size == 1, **extra_facts",
+        new="**extra_facts",
         breaks="stop.json tells that a peer was lost, and asks for a requeue, instead of the error of the process that "
         "failed first.",
         only_for="several processes that torchrun or Slurm has started, of which one fails and others then lose it",
