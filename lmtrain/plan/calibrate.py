@@ -1,8 +1,8 @@
-"""Calibration of a machine's figures and factors to measured steps. Torch-free.
+"""Calibration of a machine's data-sheet figures and cost factors to measured steps. Torch-free.
 
 Only a few numbers are fitted, each as a multiple of itself and each regularized by how well it was known before: a data
 sheet's figure hardly moves, a guess moves freely. Two runs are therefore enough to start with; more are better. Called
-by `lmtrain plan --calibrate`; `machine_prices` by all code that prices a step on a machine.
+by `lmtrain plan --calibrate`; `machine_cost_model` by all code that predicts the time of a step on a machine.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import Factors, Hardware, fitted_interval, fitted_memory_factors, fitted_time_factors
+from lmtrain.plan.price.hardware import (
+    FittedFactors,
+    Hardware,
+    fitted_interval,
+    fitted_memory_factors,
+    fitted_time_factors,
+)
 from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.search.ranking import Prices
+from lmtrain.plan.search.ranking import CostModel
 
-FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
+DATA_SHEET_FIGURES = ("peak_tflops", "memory_GBps", "link_GBps", "nic_GBps")
 MACHINE_FACTORS = ("side_ramp", "seq_ramp", "gap_s", "link_latency_s", "hop_latency_s", "step_s", "update_bytes")
 # expected error, as an exponent of e: of a data sheet's figure, of a guess, of a factor of all machines
 _DATA_SHEET_ERROR, _GUESS_ERROR, _FACTOR_ERROR = 0.1, 1.0, 0.5
@@ -52,20 +58,24 @@ class Calibration:
     after: list[float]  # the same after a fit to the other runs only (leave-one-out)
 
 
-def machine_prices(hardware: Hardware) -> Prices:
-    """Return the factors of all machines, overridden by those that were fitted on this machine."""
-    time = Factors({**fitted_time_factors().values, **hardware.factors})
+def machine_cost_model(hardware: Hardware) -> CostModel:
+    """Return the cost model for a machine: the factors that were fitted to published runs, overridden by those that a
+    calibration on this machine stored in `hardware`.
+    """
+    time = FittedFactors({**fitted_time_factors().values, **hardware.factors})
     memory = fitted_memory_factors(on_cpu=hardware.device == "cpu")
-    return Prices(
+    return CostModel(
         time=time, memory=memory, interval=fitted_interval() if hardware.interval is None else hardware.interval
     )
 
 
 def calibrate(hardware: Hardware, runs: Sequence[MeasuredRun]) -> Calibration:
-    """Fit the machine to all runs, and test each run against a fit to all other runs."""
+    """Fit the data-sheet figures and cost factors of a machine to the step times of measured runs. Return the fitted
+    machine, and the relative error of each run's prediction before the fit and after a fit to all other runs.
+    """
     before, full_fit = (
         _prediction_errors(hardware, runs),
-        _fit_exponents(hardware, runs, np.zeros(len(FIGURES) + len(MACHINE_FACTORS))),
+        _fit_exponents(hardware, runs, np.zeros(len(DATA_SHEET_FIGURES) + len(MACHINE_FACTORS))),
     )
     after = [
         float(
@@ -84,21 +94,24 @@ def calibrate(hardware: Hardware, runs: Sequence[MeasuredRun]) -> Calibration:
 
 
 def _prediction_errors(hardware: Hardware, runs: Sequence[MeasuredRun]) -> Vector:
-    """Return the relative error of each run's predicted step time; 0.1 is 10% too long."""
-    time, _ = price_runs([run.run for run in runs], hardware, machine_prices(hardware).time)
+    """Return, for each run, predicted step time / measured step time - 1; 0.1 means that the prediction is 10% too
+    long.
+    """
+    time, _ = price_runs([run.run for run in runs], hardware, machine_cost_model(hardware).time)
     errors: Vector = time.total / np.array([run.step_s for run in runs]) - 1
     return errors
 
 
 def _fit_exponents(hardware: Hardware, runs: Sequence[MeasuredRun], start: Vector) -> Vector:
-    """Return, for each of FIGURES and MACHINE_FACTORS, the exponent of e to multiply it by, searched from `start`.
+    """Fit the machine to the runs and return an exponent x for each of DATA_SHEET_FIGURES and MACHINE_FACTORS: the
+    figure or factor is to be multiplied by e**x. The search begins at the exponents in `start`.
 
     The method is damped Gauss-Newton least squares on logarithms, regularized toward the machine as given.
     """
     is_guess = hardware.device == "cpu" or hardware.unchecked
     expected_errors = np.repeat(
         (_GUESS_ERROR, _GUESS_ERROR) if is_guess else (_DATA_SHEET_ERROR, _FACTOR_ERROR),
-        (len(FIGURES), len(MACHINE_FACTORS)),
+        (len(DATA_SHEET_FIGURES), len(MACHINE_FACTORS)),
     )
 
     noise = np.array([max(run.spread, _NOISE) for run in runs])
@@ -134,9 +147,11 @@ def _fit_exponents(hardware: Hardware, runs: Sequence[MeasuredRun], start: Vecto
 
 
 def _scaled_machine(hardware: Hardware, exponents: Vector) -> Hardware:
-    """Return the machine with each figure and factor multiplied by e to the power of its entry in `exponents`."""
-    multiples = dict(zip((*FIGURES, *MACHINE_FACTORS), np.exp(exponents).tolist(), strict=True))
-    previous = machine_prices(hardware).time
+    """Return the machine with each of DATA_SHEET_FIGURES and MACHINE_FACTORS multiplied by e to the power of its entry
+    in `exponents`, which lists the figures first.
+    """
+    multiples = dict(zip((*DATA_SHEET_FIGURES, *MACHINE_FACTORS), np.exp(exponents).tolist(), strict=True))
+    previous = machine_cost_model(hardware).time
     return replace(
         hardware,
         peak_tflops={kind: _rounded(value * multiples["peak_tflops"]) for kind, value in hardware.peak_tflops.items()},

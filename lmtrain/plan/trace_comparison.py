@@ -1,8 +1,8 @@
-"""Comparison of a traced step with its schedule table, replayed with the measured costs.
+"""Comparison of a traced step with its pipeline schedule, simulated with the measured durations.
 
-Called by `lmtrain trace`. Idle time that the replay shows too comes from the schedule: the closed form for even stages,
-plus the effect of uneven stages and of messages. Idle time beyond the replay comes from jitter and from ranks that
-deviate from the table.
+Called by `lmtrain trace`. Idle time that the simulation shows too comes from the schedule: the closed form for even
+stages, plus the effect of uneven stages and of messages. Idle time beyond the simulation comes from jitter and from
+ranks that deviate from the schedule.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ActionSeconds = dict[tuple[Kind, int], float]  # (kind, stage) -> seconds
 
 @dataclass(frozen=True)
 class ReplayComparison:
-    """Measured and replayed seconds of a step: medians over steps, means over ranks."""
+    """Measured and simulated seconds of a step: medians over steps, means over ranks."""
 
     num_microbatches: int
     pipeline_s: float  # from the start of the first action to the end of the last
@@ -45,7 +45,8 @@ class ReplayComparison:
 
 
 def compare_with_replay(segment: Segment, times: StepTimes) -> ReplayComparison | None:
-    """Compare the trace of steps with a replay of their schedule table.
+    """Simulate the pipeline schedule of traced steps with their measured durations, and return the measured and
+    simulated seconds of the pipeline and its bubble. `times` holds the steps to compare and their seconds by cause.
 
     Return None without a pipeline, for an unknown schedule (a plugin's needs --plugin), and if the trace lacks actions.
     """
@@ -86,7 +87,9 @@ def _replay(table: Table, costs: ActionSeconds, send_s: float) -> Timeline:
 
 
 def _median_action_seconds(work: NDArray[Any], num_pipelines: int) -> list[ActionSeconds]:
-    """Return median seconds by kind and stage for each pipeline, including the collectives within each action."""
+    """Return, for each of `num_pipelines` pipelines, (kind, stage) -> the median seconds of this pipeline action,
+    including collectives within the action. `work` holds the traced spans of forwards and backwards.
+    """
     durations: list[defaultdict[tuple[Kind, int], list[float]]] = [defaultdict(list) for _ in range(num_pipelines)]
     for rank, kind, stage, begin, end in work[["rank", "kind", "stage", "begin_ns", "end_ns"]].tolist():
         durations[rank % num_pipelines][_KINDS[SpanKind(kind)], stage].append((end - begin) / 1e9)
@@ -97,7 +100,9 @@ def _median_action_seconds(work: NDArray[Any], num_pipelines: int) -> list[Actio
 
 
 def _median_send_s(spans: NDArray[Any]) -> float:
-    """Return the median seconds of messages whose receiver was already waiting, or 0; others arrived unobserved."""
+    """Return the median seconds from the send to the receipt of a pipeline message, or 0. Only messages whose receiver
+    was already waiting are counted, because the arrival of others is not in `spans`, the traced spans.
+    """
     sent, received = message_pairs(spans)
     begin, end = spans["begin_ns"], spans["end_ns"]
     lengths = (end[received] - begin[sent])[begin[sent] > begin[received]]
@@ -105,7 +110,9 @@ def _median_send_s(spans: NDArray[Any]) -> float:
 
 
 def _median_pipeline_s(work: NDArray[Any]) -> float:
-    """Return median seconds per step from the first action's start to the last action's end, over all pipelines."""
+    """Return the median over steps of the seconds from the start of the first forward to the end of the last backward.
+    `work` holds the traced spans of forwards and backwards of all pipelines.
+    """
     steps, which = np.unique(work["step"], return_inverse=True)
     first, last = np.full(steps.size, np.iinfo(np.int64).max), np.zeros(steps.size, np.int64)
     np.minimum.at(first, which, work["begin_ns"])

@@ -36,13 +36,13 @@ from lmtrain.parallel.products import compute_or_defer
 from lmtrain.parallel.weights import sharding
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.run_model.replay import Seconds, replay_step
+from lmtrain.plan.run_model.replay import OperationSeconds, replay_step
 from tests.layouts.bugs import replaced
 from tests.layouts.workers import Pool
 
 PROCESSES, ROUNDS, MOST_APART, SEQ_LEN = 4, 5, 0.05, 8
-SECONDS = Seconds(forward=0.160, input=0.192, weight=0.128, send=0.050, gather=0.060, reduce=0.100)
-AT_ONCE = Seconds(forward=0.0, input=0.0, weight=0.0)
+SECONDS = OperationSeconds(forward=0.160, input=0.192, weight=0.128, send=0.050, gather=0.060, reduce=0.100)
+AT_ONCE = OperationSeconds(forward=0.0, input=0.0, weight=0.0)
 SCHEDULES: tuple[tuple[str, int], ...] = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2))
 CPU = torch.device("cpu")
 
@@ -125,7 +125,7 @@ def measure(layout: dict[str, Any]) -> tuple[float, float]:
 
 
 @contextmanager
-def slow_links(seconds: Seconds) -> Iterator[None]:
+def slow_links(seconds: OperationSeconds) -> Iterator[None]:
     """A message arrives a while after it was sent, in order; a collective of FSDP's takes a while longer."""
     with ThreadPoolExecutor(1) as lane, ExitStack() as stack:
 
@@ -171,7 +171,7 @@ def _later(right: Callable[..., Any], seconds: float) -> Callable[..., Any]:
 class Slow:
     """A block's forward: it only takes its time. The gradient that it gives one of its weights is 0."""
 
-    def __init__(self, block: nn.Module, seconds: Seconds) -> None:
+    def __init__(self, block: nn.Module, seconds: OperationSeconds) -> None:
         self.block = block
         self.seconds = seconds
 
@@ -182,7 +182,7 @@ class Slow:
 
 class _Pause(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, seconds: Seconds) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, seconds: OperationSeconds) -> Tensor:
         ctx.weight, ctx.seconds = weight, seconds
         time.sleep(seconds.forward)
         return x.view_as(x)

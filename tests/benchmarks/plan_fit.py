@@ -13,22 +13,22 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import FITTED_FILE, Factor, Factors
+from lmtrain.plan.price.hardware import FITTED_FILE, Factor, FittedFactors
 
 Floats = NDArray[np.float64]
-Residuals = Callable[[Factors], Floats]
+Residuals = Callable[[FittedFactors], Floats]
 PULL = 0.003  # how strongly a factor is held: a quarter of its range counts as one unit
 NEAR = 0.05  # errors beyond this count less and less
 
 
-def fit(residuals: Residuals, factors: Mapping[str, Factor], weights: Floats, *, rounds: int = 20) -> Factors:
+def fit(residuals: Residuals, factors: Mapping[str, Factor], weights: Floats, *, rounds: int = 20) -> FittedFactors:
     """Levenberg-Marquardt with weights that shrink for far-off rows."""
     names = list(factors)
     low, high, nominal = (np.array([getattr(factors[n], key) for n in names]) for key in ("low", "high", "value"))
     scale = (high - low) / 4
 
     def errors(values: Floats) -> Floats:
-        return residuals(Factors(dict(zip(names, values.tolist(), strict=True))))
+        return residuals(FittedFactors(dict(zip(names, values.tolist(), strict=True))))
 
     def cost(values: Floats, r: Floats) -> float:
         far = np.sqrt(1 + (r / NEAR) ** 2) - 1
@@ -56,7 +56,7 @@ def fit(residuals: Residuals, factors: Mapping[str, Factor], weights: Floats, *,
             damp *= 4
         if before - best < 1e-5 * best:
             break
-    return Factors(dict(zip(names, x.tolist(), strict=True)))
+    return FittedFactors(dict(zip(names, x.tolist(), strict=True)))
 
 
 def root_weights(groups: Sequence[object]) -> Floats:
@@ -76,7 +76,7 @@ def store(section: str, value: float | Mapping[str, float]) -> None:
     FITTED_FILE.write_text(HEADER + text, encoding="utf-8")
 
 
-def print_factors(found: Factors, factors: Mapping[str, Factor]) -> None:
+def print_factors(found: FittedFactors, factors: Mapping[str, Factor]) -> None:
     for name, value in found.values.items():
         factor = factors[name]
         edge = " at its edge" if value in (factor.low, factor.high) else ""

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import MEMORY_FACTORS, Factors
-from lmtrain.plan.price.workload import build_columns
+from lmtrain.plan.price.hardware import MEMORY_FACTORS, FittedFactors
+from lmtrain.plan.price.workload import stack_cases
 from lmtrain.plan.run_model.closed_form_memory import GIB, RankMemory, price_memory
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import PROGRAMS, Row, case_of, read_rows, why_not
@@ -41,13 +41,13 @@ def measured_bytes(row: Row) -> float:
 class Rows:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = list(rows)
-        self.columns = build_columns([case_of(row) for row in self.rows])
+        self.columns = stack_cases([case_of(row) for row in self.rows])
         self.kinds = np.array([kind_of(row) for row in self.rows])
         measured = np.array([measured_bytes(row) for row in self.rows])
         self.true = np.where(self.kinds == MEASURED, measured, self.columns.memory_bytes)
         self.sources = np.array([row["source"] for row in self.rows])
 
-    def fitted(self) -> Factors:
+    def fitted(self) -> FittedFactors:
         groups = list(zip(self.sources.tolist(), self.kinds.tolist(), strict=True))
         return fit(self.residuals, MEMORY_FACTORS, root_weights(groups))
 
@@ -60,17 +60,17 @@ class Rows:
             errors[mine], right[mine] = self.errors(factors)[mine], self.right(factors)[mine]
         return errors, right
 
-    def errors(self, factors: Factors) -> Floats:
+    def errors(self, factors: FittedFactors) -> Floats:
         found: Floats = np.log(price_memory(self.columns, factors).total / self.true)
         return found
 
-    def residuals(self, factors: Factors) -> Floats:
+    def residuals(self, factors: FittedFactors) -> Floats:
         """Of rows that fit or did not, only how far they are on the wrong side."""
         r = self.errors(factors)
         wrong = np.where(self.kinds == FITS, np.maximum(r + MARGIN, 0), np.minimum(r - MARGIN, 0))
         return np.where(self.kinds == MEASURED, r, wrong)
 
-    def right(self, factors: Factors) -> Floats:
+    def right(self, factors: FittedFactors) -> Floats:
         """1 where it is called right whether a row fits."""
         return np.where(self.kinds == OUT, self.errors(factors) > 0, self.errors(factors) < 0).astype(np.float64)
 
@@ -106,7 +106,7 @@ def report(rows: Rows, errors: Floats, right: Floats, title: str) -> None:
         print(f"{name}: {mine.sum()} rows, {said(mine, kind)}")
 
 
-def print_rows(rows: Rows, factors: Factors, source: str) -> None:
+def print_rows(rows: Rows, factors: FittedFactors, source: str) -> None:
     """Each measured row, and those that were called wrong."""
     memory, right = price_memory(rows.columns, factors), rows.right(factors)
     for at, row in enumerate(rows.rows):

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import TIME_FACTORS, Factors
+from lmtrain.plan.price.hardware import TIME_FACTORS, FittedFactors
 from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload import build_columns
+from lmtrain.plan.price.workload import stack_cases
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
 from tests.benchmarks.published_runs import Published, published, read_rows, seconds_of, why_not
 from tests.unit.plan.machines import nominal
@@ -30,17 +30,17 @@ class Scored:
 
     def __init__(self, runs: Sequence[Published]) -> None:
         self.runs = runs
-        self.columns = build_columns([run.case for run in runs])
+        self.columns = stack_cases([run.case for run in runs])
         self.seconds = np.array([run.seconds for run in runs])
         self.sources = [run.row["source"] for run in runs]
         self.weights = root_weights(self.sources)
 
-    def errors(self, factors: Factors) -> Floats:
+    def errors(self, factors: FittedFactors) -> Floats:
         """log(predicted / published)."""
         found: Floats = np.log(price_step(self.columns, factors).total / self.seconds)
         return found
 
-    def fitted(self) -> Factors:
+    def fitted(self) -> FittedFactors:
         return fit(self.errors, TIME_FACTORS, self.weights)
 
     def left_out(self) -> Floats:
@@ -122,7 +122,7 @@ def intervals(sources: Sequence[str], r: Floats) -> None:
     print(f"80% intervals hold {held.mean():.1%} of rows, median half-width {np.median(widths):.1%}")
 
 
-def print_rows(rows: Scored, factors: Factors, source: str) -> None:
+def print_rows(rows: Scored, factors: FittedFactors, source: str) -> None:
     """Where each row's seconds go, as shares of the step."""
     step, r = price_step(rows.columns, factors), rows.errors(factors)
     parts = {"tp": step.tp, "bubble": step.bubble, "shard": step.sharded, "dp": step.reduce, "update": step.update}

@@ -12,7 +12,7 @@ import time
 
 from lmtrain.cli.plan.planning import read_question
 from lmtrain.plan.search.layout_space import legal_layouts
-from lmtrain.plan.search.ranking import Limits, Prices, rank_layouts
+from lmtrain.plan.search.ranking import CostModel, LayoutLimits, rank_layouts
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     composed = time.perf_counter()
     space = legal_layouts(question.run, gpus, question.hardware)
     searched = time.perf_counter()
-    ranked = rank_layouts(space, question.hardware, Limits(), Prices())
+    ranked = rank_layouts(space, question.hardware, LayoutLimits(), CostModel())
     done, used = time.perf_counter(), time.process_time() - busy
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{len(space):,} legal, {len(ranked.rows):,} priced, {ranked.num_fitting:,} fit")

@@ -17,7 +17,14 @@ from lmtrain.cli.screen.console import print_table
 from lmtrain.cli.screen.terminal import echo, print_json
 from lmtrain.errors import DataError, MissingInputError, UsageError
 from lmtrain.observe.screen.row_text import format_milliseconds
-from lmtrain.plan.calibrate import FIGURES, MACHINE_FACTORS, Calibration, MeasuredRun, calibrate, machine_prices
+from lmtrain.plan.calibrate import (
+    DATA_SHEET_FIGURES,
+    MACHINE_FACTORS,
+    Calibration,
+    MeasuredRun,
+    calibrate,
+    machine_cost_model,
+)
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.runfolder.names import CONFIG, METRICS
 from lmtrain.runfolder.rows import read_metrics
@@ -132,7 +139,7 @@ def _calibration_facts(hardware: Hardware, runs: Sequence[MeasuredRun], calibrat
     """Return the calibration as plain data: each run's prediction error before and after the fit, and the machine's
     figures as (old, new).
     """
-    old_factors, new_factors = machine_prices(hardware).time, machine_prices(calibration.hardware).time
+    old_factors, new_factors = machine_cost_model(hardware).time, machine_cost_model(calibration.hardware).time
     return {
         "hardware": hardware.name,
         "runs": [
@@ -143,7 +150,8 @@ def _calibration_facts(hardware: Hardware, runs: Sequence[MeasuredRun], calibrat
         "median_after": median(map(abs, calibration.after)),
         "interval": calibration.hardware.interval,
         "figures": {
-            name: (_first_number(hardware, name), _first_number(calibration.hardware, name)) for name in FIGURES
+            name: (_first_number(hardware, name), _first_number(calibration.hardware, name))
+            for name in DATA_SHEET_FIGURES
         }
         | {name: (old_factors[name], new_factors[name]) for name in MACHINE_FACTORS},
     }

@@ -33,14 +33,14 @@ from lmtrain.placement.parallel_settings import (
     layout_problems,
     rampup_problems,
 )
-from lmtrain.plan.calibrate import machine_prices
+from lmtrain.plan.calibrate import machine_cost_model
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import dollars
 from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.plan.search.layout_result import (
-    CurveInputs,
     CurvePoint,
     LayoutResult,
+    ScalingInputs,
     best_by_pp_and_tp,
     price_layouts,
     results_at,
@@ -49,7 +49,7 @@ from lmtrain.plan.search.layout_result import (
     why_slower,
 )
 from lmtrain.plan.search.layout_space import FixedSettings
-from lmtrain.plan.search.ranking import FAMILY_COLUMNS, Limits, Prices, RankedLayouts
+from lmtrain.plan.search.ranking import SHARDING_COLUMNS, CostModel, LayoutLimits, RankedLayouts
 from lmtrain.train.before.preflight import check_checkpoint_size
 from lmtrain.train.config import RunConfig
 from lmtrain.train.durations import Durations, young_daly_s
@@ -455,10 +455,10 @@ class PlanResult:
             "global_batch": question.run.global_batch, "seq_len": question.run.shape.seq_len, "tokens": question.tokens,
             "assumed": [{"what": text, "tokens_per_s": span} for text, span in self.ranges],
             "layouts": {"legal": len(ranked.space), "priced": len(ranked.rows), "fitting": ranked.num_fitting},
-            "interval": ranked.prices.interval, "joules_are": "unverified", "by": self.by,
+            "interval": ranked.cost_model.interval, "joules_are": "unverified", "by": self.by,
             "best": [self._layout_facts(layout) for layout in self.best],
-            "does_not_fit": [layout.facts() | {"over_bytes": self.excess_bytes(layout)} for layout in self.too_large],
-            "curve": [layout.facts() for layout in self.points],
+            "does_not_fit": [layout.to_dict() | {"over_bytes": self.excess_bytes(layout)} for layout in self.too_large],
+            "curve": [layout.to_dict() for layout in self.points],
             "save_every_s": self.save_interval_s,
         }  # fmt: skip
 
@@ -467,7 +467,7 @@ class PlanResult:
         slower than the best layout.
         """
         assert self.first is not None  # because: `layout` is one of `best`
-        return layout.facts() | {
+        return layout.to_dict() | {
             "words": layout_words(layout.run.parallel), "duration_s": self.duration(layout),
             "dollars": self.dollars(layout), "slower": layout.seconds / self.first.seconds - 1,
             "why_slower": None if layout is self.first else why_slower(layout, self.first),
@@ -489,9 +489,9 @@ def find_layouts(
     memory to keep free, `gpus_per_switch` the number of GPUs below a network switch (0: no limit). With `grow_batch`,
     the batch grows with the GPUs. Raise if no layout is legal.
     """
-    inputs = CurveInputs(
-        run=question.run, hardware=question.hardware, limits=Limits(margin=margin, switch=gpus_per_switch),
-        prices=machine_prices(question.hardware),
+    inputs = ScalingInputs(
+        run=question.run, hardware=question.hardware, limits=LayoutLimits(margin=margin, switch=gpus_per_switch),
+        cost_model=machine_cost_model(question.hardware),
         fixed_settings=question.fixed, objective=objective,
         batch_per_gpu=question.run.global_batch / question.gpus if grow_batch else 0.0,
     )  # fmt: skip
@@ -501,9 +501,9 @@ def find_layouts(
     if not len(ranked.smallest):
         raise LayoutError(_describe_switch_limit(ranked))
     best = results_at(
-        ranked, islice(ranked.iter_fitting(inputs.best_first(ranked), () if every_layout else FAMILY_COLUMNS), top)
+        ranked, islice(ranked.iter_fitting(inputs.best_first(ranked), () if every_layout else SHARDING_COLUMNS), top)
     )
-    ranges = list(_assumption_ranges(question, inputs.prices, best[:1]))
+    ranges = list(_assumption_ranges(question, inputs.cost_model, best[:1]))
     sizes = [gpus for doubling in range(doublings + 1) if (gpus := question.gpus << doubling) <= MAX_PROCESSES]
     points = list(scaling_curve(inputs, ranked, sizes)) if doublings else []
     return PlanResult(
@@ -526,14 +526,14 @@ def _describe_switch_limit(ranked: RankedLayouts) -> str:
 
 
 def _assumption_ranges(
-    question: Question, prices: Prices, best: list[LayoutResult]
+    question: Question, cost_model: CostModel, best: list[LayoutResult]
 ) -> Iterator[tuple[str, Span | None]]:
     """Yield (assumption, lowest and highest tokens per second of the best layout over its alternative values); the
     range is None without alternatives. `best` holds the best layout, or nothing.
     """
     for assumption in question.assumed:
         runs = [_in_layout_of(run, best[0].run) for run in assumption.alternatives.values()] if best else []
-        layouts = [*best, *price_layouts(runs, question.hardware, prices)]
+        layouts = [*best, *price_layouts(runs, question.hardware, cost_model)]
         rates = [layout.tokens_per_step / seconds for layout in layouts for seconds in layout.interval_s]
         yield assumption.text, (min(rates), max(rates)) if runs else None
 

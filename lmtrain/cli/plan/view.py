@@ -448,7 +448,7 @@ def _page_parts(result: PlanResult) -> Iterator[str]:
     yield section_heading(
         "Map",
         "The fastest step for each number of stages (pp) and cuts (tp), and its MFU; four runs of five are within "
-        f"{result.ranked.prices.interval:.0%} of it. Grey: what the smallest needs.",
+        f"{result.ranked.cost_model.interval:.0%} of it. Grey: what the smallest needs.",
     )
     yield layout_map_svg(result.cells, first, format_step_time)
     yield section_heading(

@@ -117,8 +117,8 @@ MEMORY_FACTORS: dict[str, Factor] = {
 
 
 @dataclass(frozen=True)
-class Factors:
-    """Factor values by name: `factors["gap_s"]`."""
+class FittedFactors:
+    """Values of the cost model's factors by name: `factors["gap_s"]` is the time between two kernels in seconds."""
 
     values: Mapping[str, float]
 
@@ -126,24 +126,27 @@ class Factors:
         return self.values[name]
 
     def by_index(self, names: Sequence[str], index: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a value per case: the factor `names[i]` for the case's entry i in `index`."""
+        """Return one factor value per run: for a run whose entry in `index` is i, the factor named `names[i]`."""
         values: NDArray[np.float64] = np.array([self.values[name] for name in names])[index.astype(np.intp)]
         return values
 
 
-def fitted_time_factors() -> Factors:
-    """Return the factors of step time, fitted to published runs."""
-    return Factors(_read_fitted()["time"])
+def fitted_time_factors() -> FittedFactors:
+    """Return the factors that predict step time, fitted to published runs."""
+    return FittedFactors(_read_fitted()["time"])
 
 
-def fitted_memory_factors(*, on_cpu: bool = False) -> Factors:
-    """Return the factors of memory, fitted to published runs; on a CPU, those of CUDA, NCCL and the allocator are 0."""
+def fitted_memory_factors(*, on_cpu: bool = False) -> FittedFactors:
+    """Return the factors that predict memory, fitted to published runs. On a CPU, the factors for CUDA libraries, NCCL
+    and the caching allocator are 0.
+    """
     zeros = dict.fromkeys(("base_GiB", "slack", "unreused"), 0.0)
-    return Factors(_read_fitted()["memory"] | (zeros if on_cpu else {}))
+    return FittedFactors(_read_fitted()["memory"] | (zeros if on_cpu else {}))
 
 
 def fitted_interval() -> float:
-    """Return the half-width i of the 80% interval, measured on sources that were not fitted to.
+    """Return the half-width i of the 80% interval of a predicted step time, measured on sources that were not fitted
+    to.
 
     Four of five steps take between 1 / (1 + i) and 1 + i times the predicted time.
     """
@@ -204,7 +207,8 @@ class Hardware(Settings):
         return "cpu" if self.generation == "cpu" else "cuda"
 
     def peak(self, precision: str) -> float:
-        """Return peak FLOP/s of products with inputs of this precision, 0 if unsupported.
+        """Return the peak FLOP/s of matrix products whose inputs have this precision ("bf16", "fp32", ...), 0 if
+        unsupported.
 
         tf32 stands for fp32 inputs that are cut to tf32.
         """

@@ -1,7 +1,7 @@
-"""The priced workload: a training step of a model on a machine, in a layout, by a program. Torch-free.
+"""The workload whose time and memory are predicted: model, machine, layout and training program. Torch-free.
 
-`Case` is a single run in words and integers; `Columns` holds many cases as arrays, so that ten thousand layouts are
-priced in one pass. A program is described by properties that can be read in its source, never by its name.
+`Case` is a single run as numbers; `Cases` holds many of them as arrays, so that ten thousand layouts are priced in one
+pass. A program is described by properties that can be read in its source, never by its name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lmtrain.plan.price.hardware import GENERATIONS, NETWORKS, Hardware
 
-Column = NDArray[np.float64]
+PerCase = NDArray[np.float64]  # an entry per run (case) to be predicted
 LOW_PRECISIONS = ("float8", "mxfp8", "nvfp4", "float8_row")
 
 
@@ -57,7 +57,7 @@ class Schedule(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """Properties of a training program that decide its time and memory."""
+    """Properties of a training program (this one or another framework) that decide its time and memory."""
 
     attention: Attention = Attention.FLASH2
     pointwise: Pointwise = Pointwise.COMPILED
@@ -96,7 +96,7 @@ class RecomputedShares:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run to be priced: model, machine, layout and program."""
+    """A training run whose time and memory are to be predicted: model, machine, layout and program."""
 
     hardware: Hardware
     program: Program = Program()
@@ -138,14 +138,14 @@ class Case:
     optimizer_bytes: float = 12.0  # bytes of optimizer state per weight: master and two moments
 
 
-class Columns:
-    """Arrays with an entry per case, as attributes, built by `build_columns`: `c.tp`, `c.peak`."""
+class Cases:
+    """Many runs to be predicted at once. Each attribute is an array with an entry per run: `cases.tp`, `cases.peak`."""
 
-    def __init__(self, arrays: Mapping[str, Column]) -> None:
+    def __init__(self, arrays: Mapping[str, PerCase]) -> None:
         self.arrays = arrays
         vars(self).update(arrays)  # because: pricing reads them in every line, and attributes are fast
 
-    def __getattr__(self, name: str) -> Column:
+    def __getattr__(self, name: str) -> PerCase:
         """Return an empty column if there are no cases; else raise AttributeError for an unknown name."""
         if self.arrays:
             raise AttributeError(f"a case has no {name}")
@@ -154,19 +154,21 @@ class Columns:
     def __len__(self) -> int:
         return len(self.width)
 
-    def take(self, rows: NDArray[np.int_] | NDArray[np.bool_]) -> Columns:
-        """Return the columns of these cases only; `rows` holds indices or a mask."""
-        return Columns({name: array[rows] for name, array in self.arrays.items()})
+    def take(self, rows: NDArray[np.int_] | NDArray[np.bool_]) -> Cases:
+        """Return only the runs that `rows` selects, by indices or by a mask."""
+        return Cases({name: array[rows] for name, array in self.arrays.items()})
 
 
-def build_columns(cases: Sequence[Case]) -> Columns:
-    """Return the numbers of all cases as arrays, with an entry per case."""
-    rows = [_case_numbers(case) for case in cases]
-    return Columns({name: np.array([row[name] for row in rows], dtype=np.float64) for name in (rows or [{}])[0]})
+def stack_cases(cases: Sequence[Case]) -> Cases:
+    """Turn a list of runs into arrays with an entry per run."""
+    rows = [_case_values(case) for case in cases]
+    return Cases({name: np.array([row[name] for row in rows], dtype=np.float64) for name in (rows or [{}])[0]})
 
 
-def _case_numbers(case: Case) -> dict[str, float]:
-    """Return all numbers of a case and of its program by name, and the numbers derived from them."""
+def _case_values(case: Case) -> dict[str, float]:
+    """Return all numbers that describe a run, by name: the fields of the case and of its program, and the machine's
+    figures in units of bytes, seconds and FLOP/s. Choices (network, generation of the device) become index numbers.
+    """
     hardware, program = case.hardware, case.program
     fp32 = case.precision in ("fp32", "tf32")
     half_peak = hardware.peak(case.precision) if fp32 else hardware.peak("bf16") or hardware.peak("fp16")

@@ -36,22 +36,30 @@ _STATE_BYTES = 64 << 10  # bytes allowed for the run's state, which takes about 
 _STATE_MEMORY = 20 * _STATE_BYTES
 _LARGEST_FILE = FileEntry(10**15, "0" * 64)
 _FP32_BYTES = 4
-Slots = Callable[[str, Shape], int]  # (name, shape) of a weight -> how many tensors of its shape the optimizer keeps
+OptimizerTensorCounter = Callable[
+    [str, Shape], int
+]  # (name, shape) of a weight -> how many tensors of its shape the optimizer keeps
 Kind = tuple[Shape, Cut, Shape]  # of weights: the padded shape, the cut, the shape without the vocabulary's padding
 
 
-def checkpoint_bytes(model: ModelSettings, num_slots: Slots) -> int:
-    """Return the bytes of all weights and their optimizer tensors; the rest of a checkpoint is small."""
+def checkpoint_bytes(model: ModelSettings, num_slots: OptimizerTensorCounter) -> int:
+    """Return the bytes of a checkpoint's tensors: all weights and optimizer tensors in fp32. `num_slots(name, shape)`
+    is the number of tensors that the optimizer keeps for a weight.
+    """
     return sum(
         _FP32_BYTES * math.prod(shape) * (1 + num_slots(name, shape)) for name, shape in unpadded_shapes(model).items()
     )
 
 
-def check_manifest_limits(model: ModelSettings, layout: Layout, num_slots: Slots, data_bytes: int) -> int:
-    """Raise CheckpointError if the layout's checkpoints would have too many pieces or too large a manifest.
+def check_manifest_limits(
+    model: ModelSettings, layout: Layout, num_slots: OptimizerTensorCounter, data_bytes: int
+) -> int:
+    """Return the bytes of a checkpoint that a run with this layout would save, as the save estimates them. Raise
+    CheckpointError if the checkpoint would have too many pieces or too large a manifest.
 
-    Return a checkpoint's bytes as a save estimates them, without the files that the run adds. `data_bytes` is the size
-    of all tensors. The result depends only on dp_shard, tp and the number of processes.
+    `num_slots(name, shape)` is the number of tensors that the optimizer keeps for a weight, `data_bytes` the size of
+    all tensors. Files that the run adds are not counted. The result depends only on dp_shard, tp and the number of
+    processes.
     """
     shapes, cuts, vocab_size = model.weights(), model.cuts(), model.shape.vocab_size
     names: dict[Kind, list[str]] = {}  # because: all blocks of a model are cut alike, so each kind is computed once

@@ -1,4 +1,4 @@
-"""Conversion of run settings to the planner's terms: a Case, and the overlap our executor achieves. Torch-free.
+"""Conversion of a run's settings to the planner's terms: a Case, and the overlap that lmtrain achieves. Torch-free.
 
 Called by planning code for thousands of layouts: results that depend on few settings are cached. The program's
 properties are read from the code of `parallel`, and each comment names the place there.
@@ -109,14 +109,16 @@ class PlannedRun:
 
     @cached_property
     def has_mask(self) -> bool:
-        """True if attention needs an explicit mask matrix, which only the slower kernels support."""
+        """True if attention needs an explicit mask matrix, which only the slower attention kernels support."""
         return needs_mask(self.model, document_mask=self.document_mask) and not uses_block_masks(
             self.model, on_gpu=not self.on_cpu
         )
 
     @property
     def window(self) -> int:
-        """Number of positions a token attends to if kernels skip all others; 0 if kernels skip none."""
+        """Number of positions that a token attends to in sliding-window attention, if kernels skip all other positions;
+        0 if there is no window or kernels compute all positions.
+        """
         shape = self.shape
         if self.has_mask or shape.window is None or shape.window >= shape.seq_len:
             return 0
@@ -133,16 +135,18 @@ class PlannedRun:
         return self.compute.device == "cpu"
 
     def recomputes(self, block: int) -> bool:
-        """Return whether the backward of this block recomputes anything."""
+        """Return whether the backward of block number `block` recomputes any activations."""
         return isinstance(self.recompute, SomeRecomputeSettings) and self.recompute.is_for(block)
 
     def recompute_kind(self, block: int) -> str:
-        """Return which recompute kind a block uses."""
+        """Return which kind of recompute block number `block` uses, "none" if it recomputes nothing."""
         return self.recompute.kind if self.recomputes(block) else "none"
 
 
 def program_of(run: PlannedRun, hardware: Hardware) -> Program:
-    """Return the properties of our executor with these settings on this machine."""
+    """Describe how lmtrain itself executes this run on this machine: its attention kernel, and which kernels are fused
+    and which collectives overlap with computation.
+    """
     has_old_flash = run.has_mask or run.precision.kind == "fp32" or hardware.generation == "volta"
     return replace(
         OUR_PROGRAM,
@@ -159,7 +163,7 @@ def program_of(run: PlannedRun, hardware: Hardware) -> Program:
 
 
 def case_of(run: PlannedRun, hardware: Hardware) -> Case:
-    """Return a run on a machine as a Case, the input of prices."""
+    """Convert a run's settings and a machine to a Case, from which the planner predicts time and memory."""
     parallel, model, shape = run.parallel, run.model, run.shape
     layer_counts = [sum(len(stage.layers) for stage in stages) for stages in run.stages]
     last_rank = next(rank for rank, stages in enumerate(run.stages) if any(stage.last for stage in stages))
@@ -186,7 +190,11 @@ def case_of(run: PlannedRun, hardware: Hardware) -> Case:
 
 
 def recomputed_shares(run: PlannedRun) -> RecomputedShares:
-    """Return the recomputed shares of the rank that recomputes most, since the others of its pipeline wait for it."""
+    """Return the shares of a block's forward (matrix products, attention, pointwise operations, collectives) that
+    backward recomputes, on average over the blocks of the pipeline rank that recomputes most.
+
+    The other ranks of the pipeline wait for this rank.
+    """
     if not isinstance(run.recompute, SomeRecomputeSettings):
         return RecomputedShares()
     share = 1.0 if run.recompute.blocks is None else max(_recomputed_share(run, stages) for stages in run.stages)
@@ -217,7 +225,9 @@ def _stages_by_rank(
 
 @lru_cache(maxsize=64)
 def _optimizer_bytes(model: ModelSettings, optim: OptimSettings) -> float:
-    """Return bytes per weight, on average: the master weight and the optimizer's tensors."""
+    """Return the bytes of optimizer state per weight, averaged over the model: the fp32 master weight and the tensors
+    that the optimizer keeps, such as moments.
+    """
     weights = model.weights()
     slots = sum(optim.num_slots(name, shape) * math.prod(shape) for name, shape in weights.items())
     return FP32_BYTES * (1 + slots / sum(map(math.prod, weights.values())))

@@ -1,8 +1,8 @@
-"""Bytes that a rank of our own runs holds, by name, from the same placements and stages that build the model.
+"""Bytes that a rank of a run holds, by purpose, from the same placements and stages that build the model.
 
 Called by planning code. Weights, gradients, masters and moments are exact; activations, logits and gathered buffers use
-placement's closed forms, added up along the schedule's own row; tests/layouts compare both with real processes. Parts
-that only a GPU can show are in NEED_A_GPU.
+placement's closed forms, added up along the rank's list of pipeline actions; tests/layouts compare both with real
+processes. Purposes that only a GPU can show are in NEED_A_GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +43,11 @@ _SINGLE_MICROBATCH = InFlight(np.array([[1]]), np.array([[0]]))  # a single micr
 
 
 def rank_bytes_of(run: PlannedRun, rank: int) -> dict[str, int]:
-    """Return the bytes that a rank holds at its fullest, by name; names include weights, activations and NEED_A_GPU."""
+    """Return purpose -> bytes on a rank when its memory use is highest. Purposes are weights, gradients, masters,
+    moments, activations, logits, working, gathered, messages, communicators and slack.
+
+    The last two are the purposes in NEED_A_GPU; they are 0 on a CPU.
+    """
     coordinate = run.parallel.layout.coordinate(rank)
     stages = run.stages[coordinate.pp]
     activations, logits = _peak_activation_bytes(run, stages, coordinate)
@@ -64,7 +68,7 @@ def rank_bytes_of(run: PlannedRun, rank: int) -> dict[str, int]:
 
 
 def fullest_rank(run: PlannedRun) -> int:
-    """Return the rank that holds most.
+    """Return the number of the rank that needs most memory.
 
     Only the first rank of each stage is compared, since no other rank of the stage holds more.
     """
@@ -74,9 +78,11 @@ def fullest_rank(run: PlannedRun) -> int:
 
 
 def _state_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> dict[str, float]:
-    """Return the bytes of a rank's weights, gradients, master weights and moments, by name."""
+    """Return the bytes of four kinds of state on the rank at `coordinate`, which holds `stages`: keys are weights,
+    gradients, masters (fp32 copies of the weights) and moments (of the optimizer).
+    """
     parallel, layout = run.parallel, run.parallel.layout
-    by_part = _numbers_by_part(run.model, run.optim, layout.tp, layout.dp_shard, coordinate.dp_shard)
+    by_part = _count_elements_by_part(run.model, run.optim, layout.tp, layout.dp_shard, coordinate.dp_shard)
     numbers = reduce(add, (by_part.of_stage(stage) for stage in stages), ElementCounts())
     state = rank_bytes(numbers, layout, zero=parallel.zero, work_bytes=run.number_bytes)
     gradients = state.gradients
@@ -91,47 +97,59 @@ def _state_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinat
 
 
 @dataclass(frozen=True)
-class NumbersByPart:
-    """How many weights, gradients and optimizer values a rank holds of each part of a model."""
+class ElementCountsByPart:
+    """Numbers of weights, gradients and optimizer values that a rank holds in each part of a model."""
 
     blocks: tuple[ElementCounts, ...]
     first_stage_rest: ElementCounts  # parts of the first stage other than blocks
     last_stage_rest: ElementCounts  # parts of the last stage other than blocks
     tied_copies: ElementCounts  # copies of tied weights, in a last stage that is not also the first
-    embedding_table: ElementCounts  # the embedding table, included in `before`
-    head_table: ElementCounts  # the head's table, included in `after` or in `copies`
+    embedding_table: ElementCounts  # the embedding table, included in `first_stage_rest`
+    head_table: ElementCounts  # the head's table, included in `last_stage_rest` or in `tied_copies`
 
     def outside_blocks(self, stage: Stage) -> ElementCounts:
-        """Return the numbers of a stage outside of its blocks."""
+        """Count the weights, gradients and optimizer values of a stage outside of its transformer blocks: embedding,
+        final norm, head.
+        """
         last_rest = self.last_stage_rest if stage.first else self.last_stage_rest + self.tied_copies
         first_rest = self.first_stage_rest if stage.first else ElementCounts()
         return first_rest + (last_rest if stage.last else ElementCounts())
 
     def tables(self, stage: Stage, *, tied: bool) -> tuple[ElementCounts, ElementCounts]:
-        """Return the embedding's and the head's tables, gathered separately; none if they are the same tensor."""
+        """Return two counts of weights, gradients and optimizer values in a stage: of its embedding table and of its
+        head table. FSDP gathers these tables separately; both counts are empty if they are the same tensor.
+        """
         if stage.first and stage.last and tied:
             return ElementCounts(), ElementCounts()
         none = ElementCounts()
         return self.embedding_table if stage.first else none, self.head_table if stage.last else none
 
     def num_early_gradients(self, stage: Stage, *, tied: bool) -> int:
-        """Return how many gradients of first halves are held until the second: all but the embedding table's."""
+        """Return how many gradients a split backward (zero-bubble schedules) computes in its first half and holds until
+        its second half: all but the embedding table's.
+        """
         return self.of_stage(stage).early - self.tables(stage, tied=tied)[0].early
 
     def of_stage(self, stage: Stage) -> ElementCounts:
-        """Return the numbers of a whole stage: its blocks, and what it holds outside of them."""
+        """Count the weights, gradients and optimizer values of a whole stage: its blocks, and what it holds outside of
+        them.
+        """
         return reduce(add, (self.blocks[block] for block in stage.layers), self.outside_blocks(stage))
 
 
 @lru_cache(maxsize=256)
-def _numbers_by_part(model: ModelSettings, optim: OptimSettings, tp: int, dp_shard: int, shard: int) -> NumbersByPart:
-    """Count the numbers of each part of a model on a tp rank that has the dp_shard index `shard`."""
+def _count_elements_by_part(
+    model: ModelSettings, optim: OptimSettings, tp: int, dp_shard: int, shard_index: int
+) -> ElementCountsByPart:
+    """Count the weights, gradients and optimizer values of each part of a model (blocks, embedding, head, ...) on a
+    rank that holds shard number `shard_index` of `dp_shard` and a `tp`-th part of each cut weight.
+    """
     layout, weights = Layout(tp=tp, dp_shard=dp_shard), _weights(model)
 
     tables = {name.rpartition(".")[0] for name, cut in weights.cuts.items() if cut.split is Split.VOCAB}
 
     def numbers(layers: range, *, is_first: bool, is_last: bool, tables_only: bool = False) -> ElementCounts:
-        places = places_of_stages(model, [Stage(0, layers, is_first, is_last)], layout, shard, weights)
+        places = places_of_stages(model, [Stage(0, layers, is_first, is_last)], layout, shard_index, weights)
         chosen = [place for place in places if not tables_only or place.name.rpartition(".")[0] in tables]
         return count_elements(chosen, layout, optim.num_slots)
 
@@ -148,7 +166,7 @@ def _numbers_by_part(model: ModelSettings, optim: OptimSettings, tp: int, dp_sha
     numbers_of_kind = {
         kind: numbers(range(at, at + 1), is_first=False, is_last=False) for kind, at in example_of.items()
     }
-    return NumbersByPart(
+    return ElementCountsByPart(
         tuple(numbers_of_kind[kind] for kind in kinds), before, after, copies,
         embedding_table=numbers(no_blocks, is_first=True, is_last=False, tables_only=True),
         head_table=numbers(no_blocks, is_first=False, is_last=True, tables_only=True),
@@ -162,7 +180,9 @@ def _weights(model: ModelSettings) -> Weights:
 
 @lru_cache(maxsize=16)
 def _block_kinds(model: ModelSettings, optim: OptimSettings) -> tuple[tuple[object, ...], ...]:
-    """Return a key for each block; blocks with equal keys hold equally many numbers."""
+    """Return a key for each block of the model: the shapes, cuts and optimizer tensors of its weights. Blocks with
+    equal keys take equally many bytes.
+    """
     weights = _weights(model)
     kinds: list[list[object]] = [[] for _ in range(model.shape.num_layers)]
     for name, shape in weights.shapes.items():
@@ -172,7 +192,9 @@ def _block_kinds(model: ModelSettings, optim: OptimSettings) -> tuple[tuple[obje
 
 
 def _peak_activation_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> tuple[float, float]:
-    """Return the largest bytes of activations and of logits at any point of this rank's row."""
+    """Return two maxima in bytes over the course of a step on the rank at `coordinate`, which holds `stages`: of its
+    activations, and of its logits.
+    """
     kept_by_stage = [run.layers.activation_bytes(stage) for stage in stages]
     in_flight = _in_flight_of_run(run, coordinate)
     hidden = [kept.hidden for kept in kept_by_stage]
@@ -185,7 +207,9 @@ def _peak_activation_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate:
 
 
 def _in_flight_of_run(run: PlannedRun, coordinate: Coordinate) -> InFlight:
-    """Return the micro-batches in flight on a rank at this coordinate."""
+    """Return how many micro-batches are in flight on the rank at `coordinate`, in each stage and at each point of a
+    step.
+    """
     p = run.parallel
     return (
         _in_flight_of_schedule(p.schedule, coordinate.pp, p.pp, p.vp, run.num_microbatches)
@@ -196,9 +220,10 @@ def _in_flight_of_run(run: PlannedRun, coordinate: Coordinate) -> InFlight:
 
 @lru_cache(maxsize=4096)
 def _in_flight_of_schedule(schedule: str, rank: int, pp: int, vp: int, num_microbatches: int) -> InFlight:
-    """Return the distinct combinations of micro-batches in flight along a rank's schedule row.
+    """Return how many micro-batches are in flight on pipeline rank `rank`, in each of its stages and at each point of a
+    step. Equal combinations are listed once.
 
-    For many micro-batches, return those of a short row if a row with pp more micro-batches adds no combination.
+    For many micro-batches, return those of a short step if a step with pp more micro-batches adds no combination.
     """
     short_count = 4 * pp
     if num_microbatches > short_count + pp and num_microbatches % pp == 0:
@@ -223,7 +248,9 @@ def _in_flight_of_schedule(schedule: str, rank: int, pp: int, vp: int, num_micro
 
 
 def _working_bytes(run: PlannedRun, stages: Sequence[Stage]) -> float:
-    """Return bytes of the most demanding action: a block's backward with its recomputed activations, or the loss."""
+    """Return the bytes of temporary memory in the most demanding moment of a step on a rank that holds `stages`: the
+    backward of one block with its recomputed activations, or the loss.
+    """
     layers = run.layers
     blocks = {run.recompute_kind(number) for stage in stages for number in stage.layers}
     recomputed = max((layers.block_bytes("none") - layers.block_bytes(kind) for kind in blocks), default=0.0)
@@ -236,7 +263,8 @@ def _working_bytes(run: PlannedRun, stages: Sequence[Stage]) -> float:
 
 
 def _gathered_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> float:
-    """Return bytes of FSDP's buffers: a gather buffer, a reduce-scatter input and its output.
+    """Return the bytes of FSDP's buffers on the rank at `coordinate`, which holds `stages`: the buffer for gathered
+    weights, and the input and output of the gradients' reduce-scatter.
 
     Each is as large as the largest group. zero 3 adds the weights that are gathered at once: those outside of blocks
     and tables, and a block or a table; a head stays gathered until its backward.
@@ -244,7 +272,7 @@ def _gathered_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordi
     p, layout, tied = run.parallel, run.parallel.layout, bool(run.model.ties())
     if layout.dp == 1:
         return 0.0
-    by_part = _numbers_by_part(run.model, run.optim, layout.tp, layout.dp_shard, 0)
+    by_part = _count_elements_by_part(run.model, run.optim, layout.tp, layout.dp_shard, 0)
     tables = [by_part.tables(stage, tied=tied) for stage in stages]
     rest_sizes = [
         (by_part.outside_blocks(s) - embedding - head).shards
@@ -264,8 +292,10 @@ def _gathered_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordi
 
 
 def count_weight_groups(run: PlannedRun, stage: Stage) -> dict[str, int]:
-    """Return how many weight groups of each kind a stage has; a group is gathered and reduced as a unit."""
-    by_part = _numbers_by_part(run.model, run.optim, run.parallel.layout.tp, run.parallel.layout.dp_shard, 0)
+    """Return how many FSDP groups of each kind (blocks, embedding, head, rest) a stage has. FSDP gathers the weights
+    and reduces the gradients of a group together.
+    """
+    by_part = _count_elements_by_part(run.model, run.optim, run.parallel.layout.tp, run.parallel.layout.dp_shard, 0)
     embedding, head = by_part.tables(stage, tied=bool(run.model.ties()))
     kinds = {"embedding": embedding, "head": head, "rest": by_part.outside_blocks(stage) - embedding - head}
     return {"blocks": len(stage.layers)} | {kind: int(numbers.parts > 0) for kind, numbers in kinds.items()}
@@ -273,7 +303,9 @@ def count_weight_groups(run: PlannedRun, stage: Stage) -> dict[str, int]:
 
 @lru_cache(maxsize=4096)
 def _is_head_delayed(schedule: str, rank: int, pp: int, vp: int, num_microbatches: int) -> bool:
-    """Return whether a rank of the last stage does other work between its head's forward and backward."""
+    """Return True if pipeline rank `rank` runs any other action between the forward and the backward of a micro-batch
+    in the last stage, so that the output head's weights stay gathered in between.
+    """
     last = pp * vp - 1
     return any(
         action.stage == last

@@ -1,7 +1,7 @@
-"""Results for single layouts: the parts of a step's time, the fullest rank's memory, the cost of a token.
+"""Predictions for single layouts: the parts of a step's time, the fullest rank's memory, the cost of a token.
 
 Also the curve over numbers of devices: the best layout at each number, searched anew, and the previous number's layout
-carried over to it. Called by the verb for the few layouts that are shown. Torch-free.
+carried over to it. Called by `lmtrain plan` for the few layouts that are shown. Torch-free.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from lmtrain.plan.price.step_time import StepTime, watts
 from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.plan.run_model.rank_bytes import fullest_rank, rank_bytes_of
-from lmtrain.plan.run_model.replay import Seconds, price_runs
-from lmtrain.plan.search.layout_space import FixedSettings, Rows, legal_layouts
-from lmtrain.plan.search.ranking import Limits, Prices, RankedLayouts, rank_layouts
+from lmtrain.plan.run_model.replay import OperationSeconds, price_runs
+from lmtrain.plan.search.layout_space import FixedSettings, Indices, legal_layouts
+from lmtrain.plan.search.ranking import CostModel, LayoutLimits, RankedLayouts, rank_layouts
 
 STEP_PARTS = {  # disjoint parts of a step's time
     "compute": "computation",
@@ -37,15 +37,15 @@ _COMMUNICATION_PARTS = ("tp", "sends", "sharded", "reduce")
 
 @dataclass(frozen=True)
 class LayoutResult:
-    """The prediction for one layout."""
+    """The predicted time, memory and energy of a run in one layout."""
 
     run: PlannedRun
     hardware: Hardware
-    parts: dict[str, float]  # name in PARTS -> seconds
+    parts: dict[str, float]  # name in STEP_PARTS -> seconds
     rank: int  # the fullest rank
     watts: float  # power of a device
     interval: float  # half-width of the 80% interval
-    microbatch: Seconds  # durations per micro-batch and block
+    microbatch: OperationSeconds  # durations of single operations, per micro-batch and block
 
     @property
     def gpus(self) -> int:
@@ -105,8 +105,8 @@ class LayoutResult:
     def joules_per_token(self) -> float:
         return self.watts * self.gpus / self.tokens_per_s
 
-    def facts(self) -> dict[str, Any]:
-        """Return the prediction as plain data for --json."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the prediction as a dict of JSON values, in the form that `lmtrain plan --json` prints."""
         names = ("pp", "vp", "dp_replicate", "dp_shard", "tp", "zero", "sequence_parallel", "schedule", "balance")
         return {
             "parallel": {name: getattr(self.run.parallel, name) for name in names},
@@ -122,16 +122,16 @@ class LayoutResult:
         }  # fmt: skip
 
 
-def results_at(ranked: RankedLayouts, places: Iterable[int]) -> list[LayoutResult]:
-    """Return the predictions for the layouts at these places, in order."""
-    return price_layouts([ranked.run_at(place) for place in places], ranked.hardware, ranked.prices)
+def results_at(ranked: RankedLayouts, indices: Iterable[int]) -> list[LayoutResult]:
+    """Predict time, memory and energy of the layouts at these indices of the ranking, in order."""
+    return price_layouts([ranked.run_at(index) for index in indices], ranked.hardware, ranked.cost_model)
 
 
-def price_layouts(runs: Sequence[PlannedRun], hardware: Hardware, prices: Prices) -> list[LayoutResult]:
-    """Return the prediction for each run on this machine."""
+def price_layouts(runs: Sequence[PlannedRun], hardware: Hardware, cost_model: CostModel) -> list[LayoutResult]:
+    """Predict time, memory and energy of each run in its layout on this machine."""
     if not runs:
         return []
-    time, seconds = price_runs(runs, hardware, prices.time)
+    time, seconds = price_runs(runs, hardware, cost_model.time)
     power = watts(time, hardware)
     return [
         LayoutResult(
@@ -140,7 +140,7 @@ def price_layouts(runs: Sequence[PlannedRun], hardware: Hardware, prices: Prices
             _step_parts(time, index),
             fullest_rank(run),
             float(power[index]),
-            prices.interval,
+            cost_model.interval,
             seconds[index],
         )
         for index, run in enumerate(runs)
@@ -148,14 +148,18 @@ def price_layouts(runs: Sequence[PlannedRun], hardware: Hardware, prices: Prices
 
 
 def _step_parts(time: StepTime, index: int) -> dict[str, float]:
-    """Return the seconds of each of STEP_PARTS for the case at this index, which add up to the step."""
+    """Return the seconds of each of STEP_PARTS (compute, bubble, reduce, ...) for the run with this index in `time`.
+    The parts are disjoint and add up to the whole step.
+    """
     parts = {name: float(getattr(time, name)[index]) for name in STEP_PARTS}
     # because: the busiest rank's time includes all three
     return parts | {"compute": parts["compute"] - parts["tp"] - parts["sends"]}
 
 
 def excess_share(layout: LayoutResult, best: LayoutResult, objective: str) -> float:
-    """Return by which share `layout` exceeds the best in step time, or in joules per token for "joules"."""
+    """Return by which share a layout is worse than the best: 0.1 is 10% more. The objective "joules" compares joules
+    per token, any other the seconds of a step.
+    """
     return (
         layout.joules_per_token / best.joules_per_token - 1
         if objective == "joules"
@@ -164,7 +168,9 @@ def excess_share(layout: LayoutResult, best: LayoutResult, objective: str) -> fl
 
 
 def why_slower(layout: LayoutResult, best: LayoutResult) -> str:
-    """Return in words where a layout loses most against the best one."""
+    """Describe the part of a step in which a layout loses most time against the best layout, for example "the
+    pipeline's bubble +1.2 s", and the part in which it gains most if that is considerable.
+    """
     increases = {name: layout.parts[name] - best.parts[name] for name in STEP_PARTS}
     largest = max(increases, key=lambda name: increases[name])
     smallest = min(increases, key=lambda name: increases[name])
@@ -177,26 +183,30 @@ def why_slower(layout: LayoutResult, best: LayoutResult) -> str:
 
 
 def _signed(seconds: float) -> str:
-    """Return a difference in seconds as text with its sign."""
+    """Format a difference in seconds with its sign: "+1.2 s" or "-35 ms"."""
     return f"{seconds:+.3g} s" if abs(seconds) >= 1 else f"{1000 * seconds:+.3g} ms"
 
 
 def best_by_pp_and_tp(ranked: RankedLayouts) -> dict[tuple[int, int], LayoutResult | float]:
-    """Return (pp, tp) -> the fastest layout that fits, or the bytes that the smallest needs if none fits."""
+    """Return (pp, tp) -> the fastest layout with these sizes that fits in memory. If none fits, the value is instead
+    the number of bytes that the smallest such layout needs on its fullest rank.
+    """
     fastest = results_at(ranked, ranked.iter_fitting(ranked.fastest, ("pp", "tp")))
     results: dict[tuple[int, int], LayoutResult | float] = {
         (result.run.parallel.pp, result.run.parallel.tp): result for result in fastest
     }
-    for place in ranked.first_of_each(ranked.smallest, ("pp", "tp")):
-        parallel = ranked.run_at(place).parallel
+    for index in ranked.first_of_each(ranked.smallest, ("pp", "tp")):
+        parallel = ranked.run_at(index).parallel
         if (parallel.pp, parallel.tp) not in results:
-            results[parallel.pp, parallel.tp] = ranked.count_bytes(int(place))
+            results[parallel.pp, parallel.tp] = ranked.count_bytes(int(index))
     return results
 
 
 def too_large_results(ranked: RankedLayouts, limit: int) -> Iterator[LayoutResult]:
-    """Yield up to `limit` layouts that would be faster but do not fit; if none fits, those that need least memory."""
-    if ranked.best_place is not None:
+    """Yield up to `limit` layouts that would be faster than the best one but do not fit in memory. If no layout fits at
+    all, yield those that need the least memory.
+    """
+    if ranked.best_index is not None:
         yield from results_at(ranked, ranked.first_of_each(ranked.faster_but_too_large)[:limit])
     else:
         smallest = results_at(ranked, ranked.first_of_each(ranked.smallest)[: 4 * limit])
@@ -205,7 +215,7 @@ def too_large_results(ranked: RankedLayouts, limit: int) -> Iterator[LayoutResul
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The best layouts at one number of devices."""
+    """The best layouts at one number of devices, a point of the scaling curve."""
 
     gpus: int
     best: LayoutResult | None  # None if no layout fits
@@ -213,57 +223,65 @@ class CurvePoint:
     same_cut: LayoutResult | None  # the fastest layout with the previous point's pp and tp, if `best` has others
     gain: float | None = None  # ratio of tokens/s to the previous point; 2 is the ideal for twice the devices
 
-    def facts(self) -> dict[str, Any]:
-        """Return the point as plain data for --json."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the point of the scaling curve as a dict of JSON values, in the form that `lmtrain plan --json`
+        prints.
+        """
         return {
-            "gpus": self.gpus, "gain": self.gain, "best": self.best and self.best.facts(),
-            "plain": self.zero3_only and self.zero3_only.facts(), "kept": self.same_cut and self.same_cut.facts(),
+            "gpus": self.gpus, "gain": self.gain, "best": self.best and self.best.to_dict(),
+            "plain": self.zero3_only and self.zero3_only.to_dict(), "kept": self.same_cut and self.same_cut.to_dict(),
         }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurveInputs:
-    """The inputs that stay the same along the curve."""
+class ScalingInputs:
+    """The inputs of a scaling curve that stay the same for every number of devices."""
 
     run: PlannedRun
     hardware: Hardware
-    limits: Limits
-    prices: Prices
+    limits: LayoutLimits
+    cost_model: CostModel
     fixed_settings: FixedSettings
     batch_per_gpu: float = 0.0  # samples; 0: the batch stays as it is
     objective: str = "time"  # "time" or "joules": the quantity to minimize
 
     def rank_layouts(self, gpus: int) -> RankedLayouts:
-        """Rank all layouts on this number of devices."""
+        """Rank all layouts of the run on `gpus` devices. The global batch is `batch_per_gpu` times `gpus` if that is
+        not 0.
+        """
         run = replace(self.run, global_batch=round(self.batch_per_gpu * gpus) or self.run.global_batch)
         return rank_layouts(
-            legal_layouts(run, gpus, self.hardware, self.fixed_settings), self.hardware, self.limits, self.prices
+            legal_layouts(run, gpus, self.hardware, self.fixed_settings), self.hardware, self.limits, self.cost_model
         )
 
-    def best_first(self, ranked: RankedLayouts) -> Rows:
-        """Return places of layouts that may fit, the best by `objective` first."""
+    def best_first(self, ranked: RankedLayouts) -> Indices:
+        """Return the indices of layouts that may fit in memory, the best by `objective` first."""
         return ranked.most_frugal if self.objective == "joules" else ranked.fastest
 
 
-def scaling_curve(inputs: CurveInputs, first: RankedLayouts, gpus: Sequence[int]) -> Iterator[CurvePoint]:
-    """Yield a CurvePoint for each number of devices in `gpus`, in order; `first` is the ranking at the first number."""
+def scaling_curve(inputs: ScalingInputs, first_ranking: RankedLayouts, gpus: Sequence[int]) -> Iterator[CurvePoint]:
+    """Yield the best layouts for each number of devices in `gpus`, in order. `first_ranking` is the ranking at the
+    first of these numbers, which is thus not computed again.
+    """
     previous: LayoutResult | None = None
     for index, num_gpus in enumerate(gpus):
-        ranked = inputs.rank_layouts(num_gpus) if index else first
-        places = inputs.best_first(ranked)
-        best = _best_among(ranked, places, {})
+        ranked = inputs.rank_layouts(num_gpus) if index else first_ranking
+        indices = inputs.best_first(ranked)
+        best = _best_among(ranked, indices, {})
         cuts = {"pp": previous.run.parallel.pp, "tp": previous.run.parallel.tp} if previous else {}
         has_other_cut = best is not None and any(getattr(best.run.parallel, key) != size for key, size in cuts.items())
         yield CurvePoint(
-            num_gpus, best, zero3_only=_best_among(ranked, places, {"pp": 1, "tp": 1, "shard": num_gpus, "zero": 3}),
-            same_cut=_best_among(ranked, places, cuts) if has_other_cut else None,
+            num_gpus, best, zero3_only=_best_among(ranked, indices, {"pp": 1, "tp": 1, "shard": num_gpus, "zero": 3}),
+            same_cut=_best_among(ranked, indices, cuts) if has_other_cut else None,
             gain=best.tokens_per_s / previous.tokens_per_s if best and previous else None,
         )  # fmt: skip
         previous = best or previous
 
 
-def _best_among(ranked: RankedLayouts, places: Rows, required: dict[str, int]) -> LayoutResult | None:
-    """Return the first place that fits and has the required column values, priced; None if there is none."""
+def _best_among(ranked: RankedLayouts, indices: Indices, required: dict[str, int]) -> LayoutResult | None:
+    """Predict and return the first layout in `indices` that fits in memory and has the required values (`{"pp": 1}`);
+    return None if there is none.
+    """
     for name, size in required.items():
-        places = places[ranked.space.column(name, ranked.rows[places]) == size]
-    return next(iter(results_at(ranked, islice(ranked.iter_fitting(places), 1))), None)
+        indices = indices[ranked.space.column(name, ranked.rows[indices]) == size]
+    return next(iter(results_at(ranked, islice(ranked.iter_fitting(indices), 1))), None)

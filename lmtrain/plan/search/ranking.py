@@ -1,10 +1,10 @@
 """Ranking of all layouts of a search by seconds, bytes and joules, fastest first. Torch-free.
 
-Called by result, by the curve over numbers of devices, and by a run that chooses its layout. Bytes of all layouts come
-from a closed form (closed_form_memory), which is within 10% for most layouts and far off for some; a layout is reported
-to fit only after the bytes of its ranks were counted (rank_bytes). A layout far from fitting is not timed. Seconds of
-all layouts come from a closed form too; the pipelines of the first layouts are replayed, until each of these has a
-replayed time.
+Called by layout_result, by the curve over numbers of devices, and by a run that chooses its layout. Bytes of all
+layouts come from a closed form (closed_form_memory), which is within 10% for most layouts and far off for some; a
+layout is reported to fit only after the bytes of its ranks were counted (rank_bytes). A layout far from fitting is not
+timed. Seconds of all layouts come from a closed form too; the pipelines of the first layouts are simulated (replayed),
+until each of these has a simulated time.
 """
 
 from __future__ import annotations
@@ -17,19 +17,25 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from lmtrain.plan.price.hardware import Factors, Hardware, fitted_interval, fitted_memory_factors, fitted_time_factors
+from lmtrain.plan.price.hardware import (
+    FittedFactors,
+    Hardware,
+    fitted_interval,
+    fitted_memory_factors,
+    fitted_time_factors,
+)
 from lmtrain.plan.price.step_time import price_step, watts
-from lmtrain.plan.price.workload import Column
+from lmtrain.plan.price.workload import PerCase
 from lmtrain.plan.run_model.closed_form_memory import GIB, price_memory
 from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.plan.run_model.rank_bytes import fullest_rank, rank_bytes_of
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.search.layout_space import Rows, Space
+from lmtrain.plan.search.layout_space import Indices, LayoutSpace
 
 _CHUNK = 8192  # because: columns of this length stay in a core's cache
 _TIME_LIMIT = 1.5  # multiple of the device's memory; layouts that need more are not timed
 _COUNT_LIMIT = 1.25  # multiple of the usable memory, by the closed form; layouts that need more are not counted
-_NUM_REPLAYED = 12  # number of the fastest layouts, and of the fastest families, to replay
+_NUM_REPLAYED = 12  # number of the fastest layouts to simulate, and of the fastest with distinct SHARDING_COLUMNS
 _MAX_PASSES = 8  # because: a replayed layout may fall behind one that is not replayed yet
 _COUNT_MARGIN = 0.95  # because: with other micro-batches, the ratio of counted to closed-form bytes may be 5% lower
 _MEMORY_COLUMNS = (  # columns: layouts that share these have a similar error of the closed form of memory
@@ -39,44 +45,45 @@ _MEMORY_COLUMNS = (  # columns: layouts that share these have a similar error of
 _PIPELINE_COLUMNS = (  # columns: layouts that share these have a similar error of the closed form of pipelines
     "pp", "vp", "schedule", "num_microbatches", "first_stage", "largest_stage", "last_stage",
 )  # fmt: skip
-FAMILY_COLUMNS = ("pp", "tp", "zero", "shard")  # columns: layouts of a family differ only in schedule and micro-batches
+SHARDING_COLUMNS = ("pp", "tp", "zero", "shard")  # columns: layouts equal in these differ only in schedule and batches
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """Limits on layouts that do not come from the settings."""
+class LayoutLimits:
+    """Limits on layouts that do not come from a run's settings."""
 
     margin: float = 0.08  # share of the memory to leave free
     switch: int = 0  # devices below a switch, within which ranks that share weights must stay; 0: no limit
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prices:
-    """Fitted factors of time and memory, and the half-width of the 80% interval."""
+class CostModel:
+    """Fitted factors that predict time and memory, and the half-width of the 80% interval of a step time."""
 
-    time: Factors = field(default_factory=fitted_time_factors)
-    memory: Factors = field(default_factory=fitted_memory_factors)
+    time: FittedFactors = field(default_factory=fitted_time_factors)
+    memory: FittedFactors = field(default_factory=fitted_memory_factors)
     interval: float = field(default_factory=fitted_interval)
 
 
 @dataclass(frozen=True)
 class RankedLayouts:
-    """The layouts of a search with predicted seconds and bytes. A place is an index into `rows` and the columns."""
+    """The layouts of a search with predicted seconds and bytes. An index identifies a layout: its entry in each array.
+    """
 
-    space: Space
+    space: LayoutSpace
     hardware: Hardware
-    limits: Limits
-    prices: Prices
-    rows: Rows  # rows of the space with distinct prices
-    seconds: Column  # inf where not timed
-    estimated_bytes: Column  # bytes of the fullest rank, by the closed form
-    joules: Column  # of a device, per step
+    limits: LayoutLimits
+    cost_model: CostModel
+    rows: Indices  # numbers of the space's layouts with distinct predictions
+    seconds: PerCase  # inf where not timed
+    estimated_bytes: PerCase  # bytes of the fullest rank, by the closed form
+    joules: PerCase  # of a device, per step
     is_below_switch: NDArray[np.bool_]  # True if the layout respects `limits.switch`
-    # place -> counted bytes of the fullest rank
+    # index -> counted bytes of the fullest rank
     _counted_bytes: dict[int, float] = field(
         default_factory=dict, init=False
     )
-    # kind (values of _KIND) -> counted bytes / closed form, from the layout counted last
+    # values of _MEMORY_COLUMNS -> counted bytes / closed form, from the layout counted last
     _count_ratios: dict[tuple[float, ...], float] = field(default_factory=dict, init=False)
 
     @property
@@ -100,54 +107,58 @@ class RankedLayouts:
         return int(np.sum(self.is_allowed & (self.estimated_bytes <= self.usable_bytes)))
 
     @cached_property
-    def smallest(self) -> Rows:
-        """Places of all layouts within the limits, whether they fit or not, least memory first."""
-        return self._sorted_places(self.estimated_bytes, self.is_below_switch)
+    def smallest(self) -> Indices:
+        """Indices of all layouts within the limits, whether they fit or not, least memory first."""
+        return self._sorted_indices(self.estimated_bytes, self.is_below_switch)
 
     @cached_property
-    def fastest(self) -> Rows:
-        """Places of layouts that may fit, fastest first; `iter_fitting` selects those that do."""
-        return self._sorted_places(self.seconds, self._may_fit)
+    def fastest(self) -> Indices:
+        """Indices of layouts that may fit, fastest first; `iter_fitting` selects those that do."""
+        return self._sorted_indices(self.seconds, self._may_fit)
 
     @cached_property
-    def most_frugal(self) -> Rows:
-        """Places of layouts that may fit, least energy per step first."""
-        return self._sorted_places(self.joules, self._may_fit)
+    def most_frugal(self) -> Indices:
+        """Indices of layouts that may fit, least energy per step first."""
+        return self._sorted_indices(self.joules, self._may_fit)
 
     @cached_property
-    def best_place(self) -> int | None:
-        """Place of the fastest layout that fits, or None."""
+    def best_index(self) -> int | None:
+        """Index of the fastest layout that fits in memory, or None."""
         return next(self.iter_fitting(self.fastest), None)
 
     @cached_property
-    def faster_but_too_large(self) -> Rows:
-        """Places of layouts that would be faster than the best one but do not fit in memory, fastest first."""
-        best_seconds = np.inf if self.best_place is None else self.seconds[self.best_place]
-        return self._sorted_places(self.seconds, self.is_allowed & (self.seconds < best_seconds))
+    def faster_but_too_large(self) -> Indices:
+        """Indices of layouts that would be faster than the best one but do not fit in memory, fastest first."""
+        best_seconds = np.inf if self.best_index is None else self.seconds[self.best_index]
+        return self._sorted_indices(self.seconds, self.is_allowed & (self.seconds < best_seconds))
 
-    def iter_fitting(self, places: Rows, columns: tuple[str, ...] = ()) -> Iterator[int]:
-        """Yield the places that fit by the counted bytes of their ranks, in the given order.
-
-        With `columns`, yield only the first of those with equal values in these columns.
+    def iter_fitting(self, indices: Indices, columns: tuple[str, ...] = ()) -> Iterator[int]:
+        """Yield those of `indices` whose layouts fit in memory, in the given order. Each layout's bytes are counted,
+        not estimated. With `columns` such as ("pp", "tp"), yield only the first layout for each combination of their
+        values.
         """
         seen = set[tuple[float, ...]]()
-        for start in range(0, len(places), _CHUNK):
-            chunk = places[start : start + _CHUNK]
-            families, kinds = self._column_values(chunk, columns), self._column_values(chunk, _MEMORY_COLUMNS)
-            for place, family, kind in zip(chunk.tolist(), families, kinds, strict=True):
+        for start in range(0, len(indices), _CHUNK):
+            chunk = indices[start : start + _CHUNK]
+            column_values, memory_keys = (
+                self._column_values(chunk, columns),
+                self._column_values(chunk, _MEMORY_COLUMNS),
+            )
+            for index, values_key, memory_key in zip(chunk.tolist(), column_values, memory_keys, strict=True):
                 estimate = self._counted_bytes.get(
-                    place, self.estimated_bytes[place] * self._count_ratios.get(kind, 1 / _COUNT_LIMIT) * _COUNT_MARGIN
+                    index,
+                    self.estimated_bytes[index] * self._count_ratios.get(memory_key, 1 / _COUNT_LIMIT) * _COUNT_MARGIN,
                 )
-                if (columns and family in seen) or estimate > self.usable_bytes:
+                if (columns and values_key in seen) or estimate > self.usable_bytes:
                     continue
-                num_bytes = self.count_bytes(place)
-                self._count_ratios[kind] = num_bytes / self.estimated_bytes[place]
+                num_bytes = self.count_bytes(index)
+                self._count_ratios[memory_key] = num_bytes / self.estimated_bytes[index]
                 if num_bytes <= self.usable_bytes:
-                    seen.add(family)
-                    yield place
+                    seen.add(values_key)
+                    yield index
 
     def replay_fastest(self) -> None:
-        """Replace closed-form times of the fastest layouts by replayed times.
+        """Simulate the pipelines of the fastest layouts and replace their estimated step times by the simulated times.
 
         Other layouts with the same pipeline are scaled by the same ratio. Called once, before any result is read.
         """
@@ -163,80 +174,84 @@ class RankedLayouts:
         )
         replayed = dict[int, float]()
         for _ in range(_MAX_PASSES):
-            order = self._sorted_places(self.seconds, self._may_fit)
+            order = self._sorted_indices(self.seconds, self._may_fit)
             leaders = (
                 *islice(self.iter_fitting(order), _NUM_REPLAYED),
-                *islice(self.iter_fitting(order, FAMILY_COLUMNS), _NUM_REPLAYED),
+                *islice(self.iter_fitting(order, SHARDING_COLUMNS), _NUM_REPLAYED),
             )
-            places = [
-                place for place in dict.fromkeys(leaders) if pipeline_numbers[place] >= 0 and place not in replayed
+            indices = [
+                index for index in dict.fromkeys(leaders) if pipeline_numbers[index] >= 0 and index not in replayed
             ]
-            if not places:
+            if not indices:
                 return
-            time, _ = price_runs([self.run_at(place) for place in places], self.hardware, self.prices.time)
-            replayed |= dict(zip(places, time.total.tolist(), strict=True))
-            ratios[pipeline_numbers[places[::-1]]] = (
-                time.total[::-1] / closed_form[places[::-1]]
+            time, _ = price_runs([self.run_at(index) for index in indices], self.hardware, self.cost_model.time)
+            replayed |= dict(zip(indices, time.total.tolist(), strict=True))
+            ratios[pipeline_numbers[indices[::-1]]] = (
+                time.total[::-1] / closed_form[indices[::-1]]
             )  # each pipeline's fastest
             self.seconds[candidates] = closed_form[candidates] * ratios[pipeline_numbers[candidates]]
             self.seconds[list(replayed)] = list(replayed.values())
             self.joules[candidates] = joules[candidates] * (self.seconds[candidates] / closed_form[candidates])
 
-    def run_at(self, place: int) -> PlannedRun:
-        """Return the run with the layout at this place."""
-        return self.space.run_at(int(self.rows[place]))
+    def run_at(self, index: int) -> PlannedRun:
+        """Return the run with the layout at this index of the ranking."""
+        return self.space.run_at(int(self.rows[index]))
 
-    def count_bytes(self, place: int) -> float:
-        """Return the counted bytes of the layout's fullest rank; the result is cached."""
-        if place not in self._counted_bytes:
-            run = self.run_at(place)
-            self._counted_bytes[place] = float(sum(rank_bytes_of(run, fullest_rank(run)).values()))
-        return self._counted_bytes[place]
+    def count_bytes(self, index: int) -> float:
+        """Count the bytes on the fullest rank of the layout at this index; the result is cached."""
+        if index not in self._counted_bytes:
+            run = self.run_at(index)
+            self._counted_bytes[index] = float(sum(rank_bytes_of(run, fullest_rank(run)).values()))
+        return self._counted_bytes[index]
 
     @property
     def _may_fit(self) -> NDArray[np.bool_]:
-        """Mask of the allowed layouts whose closed-form bytes are near enough to fitting to be counted."""
+        """Mask of the allowed layouts whose estimated bytes are near enough to fitting to be counted."""
         return self.is_allowed & (self.estimated_bytes <= _COUNT_LIMIT * self.usable_bytes)
 
-    def _column_values(self, places: Rows, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
-        """Return, for each place, its values in these columns."""
-        values = [self.space.column(name, self.rows[places]).tolist() for name in columns]
-        return list(zip(*values, strict=True)) if values else [()] * len(places)
+    def _column_values(self, indices: Indices, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
+        """Return, for each layout in `indices`, its values in these columns."""
+        values = [self.space.column(name, self.rows[indices]).tolist() for name in columns]
+        return list(zip(*values, strict=True)) if values else [()] * len(indices)
 
-    def _sorted_places(self, values: Column, mask: NDArray[np.bool_]) -> Rows:
-        """Return the places in the mask, sorted by `values`."""
-        places = np.flatnonzero(mask)
+    def _sorted_indices(self, values: PerCase, mask: NDArray[np.bool_]) -> Indices:
+        """Return the indices at which `mask` is True, those with the smallest `values` first."""
+        indices = np.flatnonzero(mask)
         # because: rounded to six digits, all machines sort alike; among ties, the layout found first is simpler
-        return places[np.argsort(_rounded(values[places]), kind="stable")]
+        return indices[np.argsort(_rounded(values[indices]), kind="stable")]
 
-    def first_of_each(self, places: Rows, columns: tuple[str, ...] = FAMILY_COLUMNS) -> Rows:
-        """Return the first place of those with equal values in `columns`, in order."""
-        if not len(places):
-            return places
-        keys = np.stack([self.space.column(name, self.rows[places]) for name in columns])
-        return places[np.sort(np.unique(keys, axis=1, return_index=True)[1])]
+    def first_of_each(self, indices: Indices, columns: tuple[str, ...] = SHARDING_COLUMNS) -> Indices:
+        """Return those of `indices` whose layouts are the first with their combination of values in `columns` (pp, tp,
+        ...), in the given order.
+        """
+        if not len(indices):
+            return indices
+        keys = np.stack([self.space.column(name, self.rows[indices]) for name in columns])
+        return indices[np.sort(np.unique(keys, axis=1, return_index=True)[1])]
 
 
-def rank_layouts(space: Space, hardware: Hardware, limits: Limits, prices: Prices) -> RankedLayouts:
-    """Price all layouts of the space on this machine, and replay the fastest."""
+def rank_layouts(space: LayoutSpace, hardware: Hardware, limits: LayoutLimits, cost_model: CostModel) -> RankedLayouts:
+    """Predict seconds, bytes and joules of all layouts of the space on this machine, within `limits`. The step times of
+    the fastest layouts come from simulated pipelines, all others from a closed form.
+    """
     rows, device_bytes = space.distinct_rows, hardware.memory_GiB * GIB
     seconds, estimated_bytes, joules = (np.full(len(rows), np.inf) for _ in range(3))
     for start in range(0, len(rows), _CHUNK):
         chunk = slice(start, start + _CHUNK)
         priced = space.columns(rows[chunk])
-        estimated_bytes[chunk] = price_memory(priced, prices.memory).total
+        estimated_bytes[chunk] = price_memory(priced, cost_model.memory).total
         timed = start + np.flatnonzero(estimated_bytes[chunk] <= _TIME_LIMIT * device_bytes)
         if len(timed):
-            time = price_step(priced.take(timed - start), prices.time)
+            time = price_step(priced.take(timed - start), cost_model.time)
             seconds[timed], joules[timed] = time.total, time.total * watts(time, hardware)
     is_below_switch = space.column("shard", rows) * space.column("tp", rows) <= (limits.switch or np.inf)
-    ranked = RankedLayouts(space, hardware, limits, prices, rows, seconds, estimated_bytes, joules, is_below_switch)
+    ranked = RankedLayouts(space, hardware, limits, cost_model, rows, seconds, estimated_bytes, joules, is_below_switch)
     ranked.replay_fastest()
     return ranked
 
 
-def _group_numbers(columns: Sequence[Column]) -> NDArray[np.intp]:
-    """Return a number per entry that is equal for entries that agree in all columns."""
+def _group_numbers(columns: Sequence[PerCase]) -> NDArray[np.intp]:
+    """Return a group number for each entry: two entries have the same number if they are equal in every column."""
     numbers = np.zeros(len(columns[0]), dtype=np.intp)
     for column in columns:
         values, index = np.unique(column, return_inverse=True)
@@ -244,7 +259,7 @@ def _group_numbers(columns: Sequence[Column]) -> NDArray[np.intp]:
     return numbers
 
 
-def _rounded(values: Column) -> Column:
+def _rounded(values: PerCase) -> PerCase:
     """Round to six digits; inf stays."""
-    scale: Column = 10.0 ** (np.floor(np.log10(np.maximum(values, 1e-12))) - 5)
+    scale: PerCase = 10.0 ** (np.floor(np.log10(np.maximum(values, 1e-12))) - 5)
     return np.where(np.isfinite(values), np.round(values / scale) * scale, np.inf)

@@ -17,7 +17,7 @@ from lmtrain.config.base import show
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.screen.row_text import format_milliseconds
 from lmtrain.placement.places import stages_of_rank
-from lmtrain.plan.calibrate import machine_prices
+from lmtrain.plan.calibrate import machine_cost_model
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import watts
 from lmtrain.plan.run_model.closed_form_memory import GIB
@@ -89,14 +89,14 @@ def planned_run(config: RunConfig, model: ModelSettings) -> PlannedRun:
 def predict_step(run: PlannedRun, hardware: Hardware, batches: Sequence[int] = ()) -> StepForecast:
     """Return the mean step time over these batch sizes, in samples, since a run may begin with smaller batches."""
     counts = Counter(batches or (run.global_batch,))
-    prices = machine_prices(hardware)
+    prices = machine_cost_model(hardware)
     time, _ = price_runs([replace(run, global_batch=size) for size in counts], hardware, prices.time)
     return StepForecast(float(sum(time.total * list(counts.values())) / counts.total()), prices.interval)
 
 
 def _energy_fact(run: PlannedRun, hardware: Hardware) -> dict[str, str]:
     """Return the predicted energy of a step under the key `energy`; empty if the device's power is unknown."""
-    time, _ = price_runs([run], hardware, machine_prices(hardware).time)
+    time, _ = price_runs([run], hardware, machine_cost_model(hardware).time)
     joules = float((watts(time, hardware) * time.total)[0]) * run.parallel.layout.world_size
     energy = f"{joules / 1e6:.3g} MJ" if joules >= 1e6 else f"{joules:.0f} J"
     return {"energy": f"{energy} a step, devices alone, unverified"} if joules else {}

@@ -19,12 +19,12 @@ from lmtrain.errors import LayoutError, LmtrainError
 from lmtrain.layout import divisors, format_choices
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.plan.calibrate import machine_prices
+from lmtrain.plan.calibrate import machine_cost_model
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.run_model.planned_run import PlannedRun
 from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.search.layout_space import legal_layouts
-from lmtrain.plan.search.ranking import FAMILY_COLUMNS, Limits, RankedLayouts, rank_layouts
+from lmtrain.plan.search.ranking import SHARDING_COLUMNS, LayoutLimits, RankedLayouts, rank_layouts
 from lmtrain.runfolder.names import CHECKPOINTS
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.train.config import RunConfig, read_run_config
@@ -78,20 +78,20 @@ def choose_layout(
     assert config.hardware is not None  # because: RunConfig requires it for parallel.auto
     run, hardware = planned_run(config, model), config.hardware
     ranked = rank_layouts(
-        legal_layouts(run, num_processes, hardware, fixed), hardware, Limits(), machine_prices(hardware)
+        legal_layouts(run, num_processes, hardware, fixed), hardware, LayoutLimits(), machine_cost_model(hardware)
     )
     if not len(ranked.rows):
         raise LayoutError(_no_legal_layout_message(run, num_processes, hardware, fixed))
-    if ranked.best_place is None:
+    if ranked.best_index is None:
         raise LayoutError(_no_fit_message(ranked, num_processes))
-    return _with_layout(config, ranked.run_at(ranked.best_place)), list(
-        _reason_lines(ranked, ranked.best_place, num_processes)
+    return _with_layout(config, ranked.run_at(ranked.best_index)), list(
+        _reason_lines(ranked, ranked.best_index, num_processes)
     )
 
 
 def _reason_lines(ranked: RankedLayouts, place: int, num_processes: int) -> Iterator[str]:
     """Yield lines on the chosen layout at `place`: its prediction, the next best, and how many do not fit."""
-    expected = StepForecast(float(ranked.seconds[place]), ranked.prices.interval)
+    expected = StepForecast(float(ranked.seconds[place]), ranked.cost_model.interval)
     yield (
         f"parallel=auto: {_layout_text(ranked.run_at(place))}, for {num_processes} of {ranked.hardware.name}: "
         f"a step of {expected.text()}, and {format_bytes(ranked.count_bytes(place))} "
@@ -99,7 +99,7 @@ def _reason_lines(ranked: RankedLayouts, place: int, num_processes: int) -> Iter
     )
     candidates = (
         candidate
-        for candidate in ranked.iter_fitting(ranked.fastest, FAMILY_COLUMNS)
+        for candidate in ranked.iter_fitting(ranked.fastest, SHARDING_COLUMNS)
         if _family_of(ranked, candidate) != _family_of(ranked, place)
     )
     if (other := next(candidates, None)) is not None:
@@ -114,12 +114,12 @@ def _reason_lines(ranked: RankedLayouts, place: int, num_processes: int) -> Iter
 
 def _family_of(ranked: RankedLayouts, place: int) -> tuple[float, ...]:
     """Return the values in FAMILY_COLUMNS of the layout at this place."""
-    return tuple(float(ranked.space.column(name, ranked.rows[[place]])[0]) for name in FAMILY_COLUMNS)
+    return tuple(float(ranked.space.column(name, ranked.rows[[place]])[0]) for name in SHARDING_COLUMNS)
 
 
 def _largest_increase(ranked: RankedLayouts, place: int, other: int) -> str:
     """Return in words the part of the step that grows most from the layout at `place` to that at `other`."""
-    time, _ = price_runs([ranked.run_at(place), ranked.run_at(other)], ranked.hardware, ranked.prices.time)
+    time, _ = price_runs([ranked.run_at(place), ranked.run_at(other)], ranked.hardware, ranked.cost_model.time)
     return _PART_WORDS[max(_PART_WORDS, key=lambda name: float(np.diff(getattr(time, name))[0]))]
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from lmtrain.plan.price.hardware import TIME_FACTORS, Factor, Factors, Hardware
+from lmtrain.plan.price.hardware import TIME_FACTORS, Factor, FittedFactors, Hardware
 
 
-def nominal() -> Factors:
-    return Factors({name: factor.value for name, factor in TIME_FACTORS.items()})
+def nominal() -> FittedFactors:
+    return FittedFactors({name: factor.value for name, factor in TIME_FACTORS.items()})
 
 
 def range_problems(values: Mapping[str, float], factors: Mapping[str, Factor] = TIME_FACTORS) -> Iterator[str]:

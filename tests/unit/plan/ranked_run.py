@@ -12,8 +12,8 @@ from lmtrain.parallel.compute_settings import Bf16Settings, ComputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.search.layout_result import CurveInputs
-from lmtrain.plan.search.ranking import Limits, Prices, RankedLayouts
+from lmtrain.plan.search.layout_result import ScalingInputs
+from lmtrain.plan.search.ranking import CostModel, LayoutLimits, RankedLayouts
 from tests.unit.plan.machines import hardware_named
 
 LARGE = GPTSettings(num_layers=8, width=6144, num_heads=48, vocab_size=32000, seq_len=2048)
@@ -32,10 +32,11 @@ def h100() -> Hardware:
 
 
 @cache
-def study(margin: float = 0.08, switch: int = 0, memory_GiB: float = 79.1) -> CurveInputs:
-    return CurveInputs(
-        run=run_of(LARGE, 64), hardware=replace(h100(), memory_GiB=memory_GiB), prices=Prices(), fixed_settings={},
-        limits=Limits(margin=margin, switch=switch),
+def study(margin: float = 0.08, switch: int = 0, memory_GiB: float = 79.1) -> ScalingInputs:
+    return ScalingInputs(
+        run=run_of(LARGE, 64), hardware=replace(h100(), memory_GiB=memory_GiB),
+        cost_model=CostModel(), fixed_settings={},
+        limits=LayoutLimits(margin=margin, switch=switch),
     )  # fmt: skip
 
 

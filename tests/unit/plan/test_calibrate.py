@@ -10,10 +10,10 @@ import pytest
 from lmtrain.config.compose import conf_dir
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.compute_settings import Fp32Settings, NoRecomputeSettings
-from lmtrain.plan.calibrate import MeasuredRun, calibrate, machine_prices
+from lmtrain.plan.calibrate import MeasuredRun, calibrate, machine_cost_model
 from lmtrain.plan.price.hardware import Hardware, fitted_interval, fitted_time_factors
 from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload import build_columns
+from lmtrain.plan.price.workload import stack_cases
 from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
 from tests.unit.plan.machines import hardware_named
 from tests.unit.plan.planned_runs import planned
@@ -36,7 +36,7 @@ RUNS = [run(64, 64), run(256, 64, dp_shard=2), run(256, 128), run(64, 256)]
 def measured(hardware: Hardware, count: int) -> list[MeasuredRun]:
     """Return the times of the first `count` runs; each run more costs a fit more."""
     runs = RUNS[:count]
-    times = price_step(build_columns([case_of(one, hardware) for one in runs]), machine_prices(hardware).time).total
+    times = price_step(stack_cases([case_of(one, hardware) for one in runs]), machine_cost_model(hardware).time).total
     return [
         MeasuredRun(str(number), one, float(time)) for number, (one, time) in enumerate(zip(runs, times, strict=True))
     ]
@@ -73,7 +73,7 @@ def test_a_data_sheet_is_believed_more_than_a_guess() -> None:
 
 
 def test_a_machine_has_the_factors_of_all_unless_it_has_its_own() -> None:
-    assert machine_prices(CPU).time.values == fitted_time_factors().values
-    assert machine_prices(CPU).interval == fitted_interval()
-    own = machine_prices(replace(CPU, factors={"gap_s": 9e-6}, interval=0.05))
+    assert machine_cost_model(CPU).time.values == fitted_time_factors().values
+    assert machine_cost_model(CPU).interval == fitted_interval()
+    own = machine_cost_model(replace(CPU, factors={"gap_s": 9e-6}, interval=0.05))
     assert (own.time["gap_s"], own.interval) == (9e-6, 0.05)

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from lmtrain.plan.price.hardware import MEMORY_FACTORS, Factors
-from lmtrain.plan.price.workload import RecomputedShares, build_columns
+from lmtrain.plan.price.hardware import MEMORY_FACTORS, FittedFactors
+from lmtrain.plan.price.workload import RecomputedShares, stack_cases
 from lmtrain.plan.run_model.closed_form_memory import price_memory
 from tests.unit.plan.cases import gpt3
 
-F = Factors({name: factor.value for name, factor in MEMORY_FACTORS.items()})
+F = FittedFactors({name: factor.value for name, factor in MEMORY_FACTORS.items()})
 FULL = RecomputedShares(products=1.0, attention=1.0, pointwise=1.0, collectives=1.0)
 BLOCK = 12 * 12288**2
 
 
 def test_what_lasts_follows_from_the_weights() -> None:
-    memory = price_memory(build_columns([gpt3(recomputed=FULL)]), F)
+    memory = price_memory(stack_cases([gpt3(recomputed=FULL)]), F)
     held = (6 * BLOCK + 51200 * 12288) / 8
     assert float(memory.weights[0]) == pytest.approx(2 * held)
     assert float(memory.optimizer[0]) == pytest.approx(12 * held / 8)
 
 
 def test_sharding_and_recompute_take_less() -> None:
-    plain, sharded = (float(price_memory(build_columns([gpt3(pp=1, tp=1, dp=1024, shard=1024, zero=zero)]), F).total[0])
+    plain, sharded = (float(price_memory(stack_cases([gpt3(pp=1, tp=1, dp=1024, shard=1024, zero=zero)]), F).total[0])
                       for zero in (1, 3))  # fmt: skip
     assert sharded < plain / 3
-    full, none = (price_memory(build_columns([gpt3(recomputed=shares)]), F) for shares in (FULL, RecomputedShares()))
+    full, none = (price_memory(stack_cases([gpt3(recomputed=shares)]), F) for shares in (FULL, RecomputedShares()))
     assert full.activations[0] < none.activations[0] / 5
 
 
 def test_interleaving_holds_more() -> None:
-    one, two = (price_memory(build_columns([gpt3(vp=vp)]), F).activations[0] for vp in (1, 2))
+    one, two = (price_memory(stack_cases([gpt3(vp=vp)]), F).activations[0] for vp in (1, 2))
     assert float(two / one) == pytest.approx(1 + 15 / 32)

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.plan.search.layout_result import CurveInputs, CurvePoint, LayoutResult, scaling_curve
-from lmtrain.plan.search.ranking import Limits, Prices
+from lmtrain.plan.search.layout_result import CurvePoint, LayoutResult, ScalingInputs, scaling_curve
+from lmtrain.plan.search.ranking import CostModel, LayoutLimits
 from tests.unit.plan.ranked_run import h100, ranked, run_of, study
 
 LLAMA_7B = GPTSettings(
@@ -22,8 +22,9 @@ PUBLISHED_LOSS, PUBLISHED_POWER = 0.3722, 0.0587  # of a GPU's throughput and po
 
 def points_of(gpus: list[int], *, seq_len: int, per_gpu: int) -> list[CurvePoint]:
     run = run_of(replace(LLAMA_7B, seq_len=seq_len), per_gpu * gpus[0], compiles=True)
-    whole = CurveInputs(
-        run=run, hardware=h100(), limits=Limits(), prices=Prices(), fixed_settings=SHARDED, batch_per_gpu=float(per_gpu)
+    whole = ScalingInputs(
+        run=run, hardware=h100(), limits=LayoutLimits(),
+        cost_model=CostModel(), fixed_settings=SHARDED, batch_per_gpu=float(per_gpu)
     )  # fmt: skip
     return list(scaling_curve(whole, whole.rank_layouts(gpus[0]), gpus))
 

@@ -18,19 +18,19 @@ from lmtrain.plan.search.layout_result import (
     too_large_results,
     why_slower,
 )
-from lmtrain.plan.search.ranking import FAMILY_COLUMNS, Prices
+from lmtrain.plan.search.ranking import SHARDING_COLUMNS, CostModel
 from tests.unit.plan.planned_runs import planned
 from tests.unit.plan.ranked_run import LARGE, h100, ranked
 
 
 def best(count: int = 3) -> list[LayoutResult]:
     found = ranked()
-    return results_at(found, islice(found.iter_fitting(found.fastest, FAMILY_COLUMNS), count))
+    return results_at(found, islice(found.iter_fitting(found.fastest, SHARDING_COLUMNS), count))
 
 
 def test_parts_add_up_to_the_step_and_names_to_the_memory() -> None:
     found = ranked()
-    for place, one in zip(found.iter_fitting(found.fastest, FAMILY_COLUMNS), best(5), strict=False):
+    for place, one in zip(found.iter_fitting(found.fastest, SHARDING_COLUMNS), best(5), strict=False):
         assert one.seconds == pytest.approx(found.seconds[place])
         assert one.total_bytes == found.count_bytes(place)
         assert min(one.parts.values()) >= 0
@@ -39,8 +39,8 @@ def test_parts_add_up_to_the_step_and_names_to_the_memory() -> None:
 
 def test_messages_and_cuts_are_no_computation() -> None:
     run = planned(vp=2, schedule="interleaved", recompute=NoRecomputeSettings())
-    (one,) = price_layouts([run], h100(), Prices())
-    time, _ = price_runs([run], h100(), Prices().time)
+    (one,) = price_layouts([run], h100(), CostModel())
+    time, _ = price_runs([run], h100(), CostModel().time)
     assert one.seconds == pytest.approx(time.total[0])
     assert min(one.parts["sends"], one.parts["tp"], one.parts["bubble"]) > 0
     assert one.exposed_share * one.seconds == pytest.approx(
@@ -62,7 +62,7 @@ def test_rates_follow_from_the_step() -> None:
 
 def test_products_that_are_cut_to_tf32_are_a_share_of_its_peak() -> None:
     run = planned(precision=Fp32Settings(), compute=ComputeSettings(tf32=True))
-    (one,) = price_layouts([run], h100(), Prices())
+    (one,) = price_layouts([run], h100(), CostModel())
     assert one.mfu == pytest.approx(run.shape.flops_per_token() * one.tokens_per_s / (1024 * 494.7e12))
 
 
@@ -87,7 +87,7 @@ def test_the_map_has_the_fastest_of_each_place_or_what_it_would_need() -> None:
 
 def test_where_nothing_fits_the_smallest_are_shown() -> None:
     found = ranked(memory_GiB=1.0)
-    assert found.best_place is None
+    assert found.best_index is None
     shown = list(too_large_results(found, 3))
     assert len(shown) == 3
     assert shown[0].total_bytes <= found.count_bytes(int(found.estimated_bytes.argmin()))
@@ -103,7 +103,7 @@ def test_what_crosses_a_switch_is_not_said_to_miss_by_bytes() -> None:
 
 
 def test_facts_are_plain_data() -> None:
-    facts = best()[0].facts()
+    facts = best()[0].to_dict()
     assert facts["parallel"]["tp"] == best()[0].run.parallel.tp
     assert facts["step_s_80_percent"][0] < facts["step_s"] < facts["step_s_80_percent"][1]
     assert sum(facts["memory_bytes"].values()) == pytest.approx(facts["held_bytes"])

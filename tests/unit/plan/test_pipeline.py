@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.price.step_time import makespan
-from lmtrain.plan.price.workload import Schedule, build_columns
+from lmtrain.plan.price.workload import Schedule, stack_cases
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import simulate
 from lmtrain.schedules.table import Action, Kind
@@ -25,7 +25,7 @@ def replayed(word: str, pp: int, vp: int, num: int, *, f: float, i: float, w: fl
 
 
 def closed(schedule: Schedule, pp: int, vp: int, num: int, *, f: float, i: float, w: float, head: float = 0.0) -> float:
-    case = build_columns([gpt3(pp=pp, vp=vp, num_microbatches=num, schedule=schedule)])
+    case = stack_cases([gpt3(pp=pp, vp=vp, num_microbatches=num, schedule=schedule)])
     one = np.ones(1)
     stage = f + i + w
     weight_last = (w + head / 3) * one

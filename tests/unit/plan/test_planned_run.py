@@ -19,7 +19,7 @@ from lmtrain.parallel.compute_settings import (
     OperatorsRecomputeSettings,
 )
 from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, RecomputedShares, Schedule, build_columns
+from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, RecomputedShares, Schedule, stack_cases
 from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal
@@ -125,7 +125,7 @@ def test_a_compiler_fuses_and_waits() -> None:
 def test_products_of_fp32_numbers_cut_to_tf32_are_fast() -> None:
     """Half of bf16's peak, with bytes of fp32."""
     fp32, tf32 = (
-        build_columns([case(planned(precision=Fp32Settings(), compute=ComputeSettings(tf32=on)))])
+        stack_cases([case(planned(precision=Fp32Settings(), compute=ComputeSettings(tf32=on)))])
         for on in (False, True)
     )
     assert [fp32.half_peak[0], tf32.half_peak[0]] == [19.5e12, 156e12]
@@ -136,5 +136,5 @@ def test_products_of_fp32_numbers_cut_to_tf32_are_fast() -> None:
 
 def test_zero_2_pays_for_each_microbatch() -> None:
     """Its gradients are reduced as soon as a microbatch has made them."""
-    one, two = (price_step(build_columns([case(planned(zero=zero))]), nominal()).reduce[0] for zero in (1, 2))
+    one, two = (price_step(stack_cases([case(planned(zero=zero))]), nominal()).reduce[0] for zero in (1, 2))
     assert two > 10 * one

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.price.step_time import price_work, product_seconds
-from lmtrain.plan.price.workload import Attention, Case, Column, Program, build_columns
+from lmtrain.plan.price.workload import Attention, Case, PerCase, Program, stack_cases
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal
 
@@ -16,8 +16,8 @@ F = nominal()
 
 
 def seconds(case: Case, rows: int, out: int, inner: int) -> float:
-    one: Column = np.ones(1)
-    return float(product_seconds(build_columns([case]), F, rows * one, out * one, inner * one)[0])
+    one: PerCase = np.ones(1)
+    return float(product_seconds(stack_cases([case]), F, rows * one, out * one, inner * one)[0])
 
 
 def test_a_large_product_runs_at_the_sustained_rate() -> None:
@@ -39,12 +39,12 @@ def test_each_kernel_of_attention_beats_the_one_before(better: Attention) -> Non
     case = gpt3(seq_len=4096, precision="bf16")
     worse = Attention(better - 1)
     both = [replace(case, program=Program(attention=kernel)) for kernel in (worse, better)]
-    work = price_work(build_columns(both), F)
+    work = price_work(stack_cases(both), F)
     assert work.attention[1] + work.attention_back[1] < work.attention[0] + work.attention_back[0]
 
 
 def test_a_width_of_heads_that_is_no_multiple_of_8_is_slow() -> None:
-    work = price_work(build_columns([gpt3(head_width=108), gpt3(head_width=112)]), F)
+    work = price_work(stack_cases([gpt3(head_width=108), gpt3(head_width=112)]), F)
     assert work.attention[0] > 1.5 * work.attention[1]
 
 
@@ -61,13 +61,13 @@ def test_narrow_heads_cost_the_later_flash_kernels() -> None:
         heads = [(96, 128), (192, 64)]
         cases = [gpt3(num_heads=n, num_kv_heads=n, head_width=width, program=Program(attention=kernel),
                       precision="bf16") for n, width in heads]  # fmt: skip
-        wide, narrow = price_work(build_columns(cases), F).attention
+        wide, narrow = price_work(stack_cases(cases), F).attention
         assert narrow / wide == pytest.approx(slower)
 
 
 def test_a_loss_of_one_kernel_moves_less() -> None:
     single, one = (gpt3(program=Program(fused_loss=fused)) for fused in (False, True))
-    apart = np.diff(price_work(build_columns([one, single]), F).head)[0]
+    apart = np.diff(price_work(stack_cases([one, single]), F).head)[0]
     logits = single.microbatch * single.seq_len * single.vocab / single.tp
     bytes_less = logits * F["loss_bytes"] * (1 - F["loss_fused"])
     assert apart == pytest.approx(bytes_less / (single.hardware.memory_GBps * 1e9 * F["stream_share"]))

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload import build_columns
+from lmtrain.plan.price.workload import stack_cases
 from lmtrain.plan.run_model.closed_form_memory import GIB, price_memory
 from lmtrain.plan.run_model.planned_run import case_of
 from lmtrain.plan.run_model.replay import price_runs
-from lmtrain.plan.search.ranking import FAMILY_COLUMNS
+from lmtrain.plan.search.ranking import SHARDING_COLUMNS
 from tests.unit.plan.ranked_run import LARGE, h100, ranked, run_of, study
 
 
@@ -21,7 +21,7 @@ def test_the_fastest_stand_first_and_all_of_them_fit() -> None:
     found = ranked()
     every = list(islice(found.iter_fitting(found.fastest), 60))
     seconds, held = found.seconds[every], [found.count_bytes(place) for place in every]
-    assert every[0] == found.best_place
+    assert every[0] == found.best_index
     assert np.all(np.diff(seconds) >= -1e-5 * seconds[1:])
     assert max(held) <= 0.92 * found.device_bytes == 0.92 * 79.1 * GIB
 
@@ -29,7 +29,7 @@ def test_the_fastest_stand_first_and_all_of_them_fit() -> None:
 def test_what_fits_is_what_its_ranks_are_counted_to() -> None:
     """The closed form leads, and the count decides, whichever way the closed form is wrong."""
     found = ranked(memory_GiB=12.0)
-    faster = [place for place in found.fastest.tolist() if found.seconds[place] < found.seconds[found.best_place or 0]]
+    faster = [place for place in found.fastest.tolist() if found.seconds[place] < found.seconds[found.best_index or 0]]
     assert faster
     assert all(found.count_bytes(place) > found.usable_bytes for place in faster)
     few = list(islice(found.iter_fitting(found.fastest), 200))
@@ -61,9 +61,9 @@ def test_the_closed_form_is_near_what_ranks_are_counted_to(memory_GiB: float) ->
 def test_prices_are_those_of_the_layout_alone() -> None:
     found = ranked()
     for place in found.fastest[[0, 7, -1]]:
-        alone = build_columns([case_of(found.space.run_at(int(found.rows[place])), h100())])
-        assert np.isclose(price_step(alone, found.prices.time).total[0], found.seconds[place])
-        assert np.isclose(price_memory(alone, found.prices.memory).total[0], found.estimated_bytes[place])
+        alone = stack_cases([case_of(found.space.run_at(int(found.rows[place])), h100())])
+        assert np.isclose(price_step(alone, found.cost_model.time).total[0], found.seconds[place])
+        assert np.isclose(price_memory(alone, found.cost_model.memory).total[0], found.estimated_bytes[place])
 
 
 def test_what_stands_first_is_replayed() -> None:
@@ -71,10 +71,10 @@ def test_what_stands_first_is_replayed() -> None:
     run = run_of(replace(LARGE, num_layers=15, vocab_size=128256), 64)
     found = replace(study(), run=run, fixed_settings={"tp": 4}).rank_layouts(16)
     first = list(islice(found.iter_fitting(found.fastest), 16))
-    time, _ = price_runs([found.run_at(place) for place in first], h100(), found.prices.time)
+    time, _ = price_runs([found.run_at(place) for place in first], h100(), found.cost_model.time)
     assert found.seconds[first] == pytest.approx(time.total)
     assert np.all(np.diff(time.total) >= -1e-5 * time.total[1:])
-    closed = price_step(found.space.columns(found.rows[first]), found.prices.time).total
+    closed = price_step(found.space.columns(found.rows[first]), found.cost_model.time).total
     assert np.max(np.abs(closed / time.total - 1)) > 0.01
 
 
@@ -86,8 +86,8 @@ def test_the_most_frugal_takes_fewest_joules() -> None:
 
 def test_what_is_faster_and_too_large_is_known() -> None:
     small = ranked(memory_GiB=12.0)
-    assert small.best_place is not None
-    best = small.seconds[small.best_place]
+    assert small.best_index is not None
+    best = small.seconds[small.best_index]
     assert len(small.faster_but_too_large) > 0
     assert np.all(small.seconds[small.faster_but_too_large] < best)
     assert all(small.count_bytes(int(place)) > small.usable_bytes for place in small.faster_but_too_large[:20])
@@ -96,10 +96,10 @@ def test_what_is_faster_and_too_large_is_known() -> None:
 
 def test_a_family_is_named_by_its_best() -> None:
     found = ranked()
-    firsts = list(found.iter_fitting(found.fastest, FAMILY_COLUMNS))
-    keys = [tuple(found.space.column(name, found.rows[[place]])[0] for name in FAMILY_COLUMNS) for place in firsts]
+    firsts = list(found.iter_fitting(found.fastest, SHARDING_COLUMNS))
+    keys = [tuple(found.space.column(name, found.rows[[place]])[0] for name in SHARDING_COLUMNS) for place in firsts]
     assert len(set(keys)) == len(keys) > 5
-    assert firsts[0] == found.best_place
+    assert firsts[0] == found.best_index
 
 
 def test_a_larger_margin_leaves_fewer() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from lmtrain.parallel.compute_settings import NoRecomputeSettings
 from lmtrain.plan.price.step_time import price_step
-from lmtrain.plan.price.workload import build_columns
+from lmtrain.plan.price.workload import stack_cases
 from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
-from lmtrain.plan.run_model.replay import Seconds, pipeline_seconds, price_runs, replay_step
+from lmtrain.plan.run_model.replay import OperationSeconds, pipeline_seconds, price_runs, replay_step
 from tests.unit.plan.cases import CONF
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.planned_runs import GPT3, planned
@@ -26,16 +26,18 @@ def run_of(**changes: Any) -> PlannedRun:
 
 def test_stages_of_24_layers_take_24_times_as_long() -> None:
     """1F1B: every microbatch and a bubble of three."""
-    assert replay_step(run_of(), Seconds()).makespan == 24 * (8 + 3) * 3
-    assert replay_step(run_of(), Seconds(), num_microbatches=4).makespan == 24 * (4 + 3) * 3
+    assert replay_step(run_of(), OperationSeconds()).makespan == 24 * (8 + 3) * 3
+    assert replay_step(run_of(), OperationSeconds(), num_microbatches=4).makespan == 24 * (4 + 3) * 3
 
 
 def test_halves_that_nobody_waits_for_fill_the_bubble() -> None:
-    assert replay_step(run_of(schedule="zb_h1"), Seconds()).makespan == 24 * (8 * 3 + 3 * 1)
+    assert replay_step(run_of(schedule="zb_h1"), OperationSeconds()).makespan == 24 * (8 * 3 + 3 * 1)
 
 
 def test_messages_take_their_time() -> None:
-    late = replay_step(run_of(), Seconds(send=5.0)).makespan - replay_step(run_of(), Seconds()).makespan
+    late = (
+        replay_step(run_of(), OperationSeconds(send=5.0)).makespan - replay_step(run_of(), OperationSeconds()).makespan
+    )
     assert late >= 2 * 3 * 5.0, "there and back through three links"
 
 
@@ -46,9 +48,9 @@ def test_messages_take_their_time() -> None:
 )
 def test_collectives_are_as_many_as_a_step_has(zero: int, gathers: int, reduces: int) -> None:
     run = run_of(pp=1, dp_shard=2, zero=zero)
-    plain = replay_step(run, Seconds()).makespan
-    assert replay_step(run, Seconds(gather=1.0)).makespan - plain == gathers
-    assert replay_step(run, Seconds(reduce=1.0)).makespan - plain == reduces
+    plain = replay_step(run, OperationSeconds()).makespan
+    assert replay_step(run, OperationSeconds(gather=1.0)).makespan - plain == gathers
+    assert replay_step(run, OperationSeconds(reduce=1.0)).makespan - plain == reduces
 
 
 def test_tables_that_are_two_are_gathered_by_themselves() -> None:
@@ -57,7 +59,8 @@ def test_tables_that_are_two_are_gathered_by_themselves() -> None:
     model: Any = run.model
     untied = replace(run, model=replace(model, tied=False))
     times = [
-        replay_step(one, Seconds(gather=1.0)).makespan - replay_step(one, Seconds()).makespan for one in (run, untied)
+        replay_step(one, OperationSeconds(gather=1.0)).makespan - replay_step(one, OperationSeconds()).makespan
+        for one in (run, untied)
     ]
     assert times == [(2 * 96 + 1) * 4, (2 * 96 + 3) * 4]
 
@@ -65,7 +68,7 @@ def test_tables_that_are_two_are_gathered_by_themselves() -> None:
 def test_second_halves_reduce_what_they_made() -> None:
     """Each end has a table by itself and the rest of its stage; first halves reduce the embedding's."""
     run = run_of(schedule="zb_v", vp=2, dp_shard=2, zero=2)
-    plain, talked = (replay_step(run, Seconds(reduce=reduce)).busy for reduce in (0.0, 1.0))
+    plain, talked = (replay_step(run, OperationSeconds(reduce=reduce)).busy for reduce in (0.0, 1.0))
     assert [round(b - a) for a, b in zip(plain, talked, strict=True)] == [4 * (24 + 4), 4 * 24, 4 * 24, 4 * 24]
 
 
@@ -79,7 +82,7 @@ def test_second_halves_reduce_what_they_made() -> None:
 def test_a_step_is_as_long_as_its_replay(schedule: str, vp: int, balance: str) -> None:
     """With a head, messages, and stages of one layer or two."""
     run = run_of(schedule=schedule, vp=vp, balance=balance, global_batch=64, model=replace(GPT3, num_layers=26))
-    seconds = Seconds(forward=1.0, input=1.2, weight=0.8, head=3.0, wait=0.1)
+    seconds = OperationSeconds(forward=1.0, input=1.2, weight=0.8, head=3.0, wait=0.1)
     assert pipeline_seconds(run, seconds) == pytest.approx(replay_step(run, seconds).makespan)
 
 
@@ -93,7 +96,7 @@ def test_chunks_of_uneven_lengths_take_longer_than_even_ones_would() -> None:
 
 def test_a_run_without_a_pipeline_takes_all_its_microbatches() -> None:
     run = run_of(pp=1)
-    assert pipeline_seconds(run, Seconds(head=2.0)) == 8 * (96 * 3 + 2)
+    assert pipeline_seconds(run, OperationSeconds(head=2.0)) == 8 * (96 * 3 + 2)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
@@ -103,5 +106,5 @@ def test_the_closed_form_has_all_layers_of_the_stages(schedule: str) -> None:
     run = run_of(model=model, pp=8, schedule=schedule, balance="cost", global_batch=16)
     layers = [len(stage.layers) for held in run.stages for stage in held]
     assert max(layers) > layers[-1] + 1, layers
-    closed = price_step(build_columns([case_of(run, H100)]), nominal()).total[0]
+    closed = price_step(stack_cases([case_of(run, H100)]), nominal()).total[0]
     assert closed == pytest.approx(price_runs([run], H100, nominal())[0].total[0], rel=0.01)

@@ -17,7 +17,7 @@ from lmtrain.plan.price.step_time import (
     replica_group,
     stage_weights,
 )
-from lmtrain.plan.price.workload import Case, Program, RecomputedShares, build_columns
+from lmtrain.plan.price.workload import Case, Program, RecomputedShares, stack_cases
 from tests.unit.plan.cases import gpt3
 from tests.unit.plan.machines import nominal, range_problems
 
@@ -30,7 +30,7 @@ def _program(trait: str, on: bool) -> Program:
 
 
 def total(case: Case) -> float:
-    return float(price_step(build_columns([case]), F).total[0])
+    return float(price_step(stack_cases([case]), F).total[0])
 
 
 def test_gpt3_on_1024_a100_takes_about_the_published_time() -> None:
@@ -39,14 +39,14 @@ def test_gpt3_on_1024_a100_takes_about_the_published_time() -> None:
 
 
 def test_parts_add_up() -> None:
-    step = price_step(build_columns([gpt3(), gpt3(pp=1, dp=128, zero=3, shard=128, num_microbatches=12)]), F)
+    step = price_step(stack_cases([gpt3(), gpt3(pp=1, dp=128, zero=3, shard=128, num_microbatches=12)]), F)
     assert np.all(step.bubble >= -1e-9)
     assert np.all(step.total > step.compute)
 
 
 def test_messages_are_no_computation() -> None:
     """A part of their own, whose time grows with a rank's stages."""
-    step = price_step(build_columns([gpt3(), gpt3(vp=6), gpt3(pp=1, dp=128)]), F)
+    step = price_step(stack_cases([gpt3(), gpt3(vp=6), gpt3(pp=1, dp=128)]), F)
     assert step.sends[1] == pytest.approx(6 * step.sends[0])
     assert step.sends[2] == 0.0
     assert np.all(busy_share(step) <= (step.total - step.tp - step.sends) / step.total)
@@ -62,7 +62,7 @@ def test_numbers_of_four_bytes_take_twice_as_long_on_their_way() -> None:
     """At the same peak: what is left are bytes. Sums of gradients have four bytes in either."""
     whole = replace(gpt3().hardware, peak_tflops={"bf16": 312.0, "fp32": 312.0})
     layout = {"hardware": whole, "pp": 4, "dp": 8, "zero": 3, "num_microbatches": 8}
-    half, full = build_columns([gpt3(precision="bf16", **layout)]), build_columns([gpt3(precision="fp32", **layout)])
+    half, full = stack_cases([gpt3(precision="bf16", **layout)]), stack_cases([gpt3(precision="fp32", **layout)])
     before, after = price_step(half, F), price_step(full, F)
     assert after.tp[0] == pytest.approx(2 * before.tp[0], rel=0.05)
     assert after.sends[0] == pytest.approx(2 * before.sends[0], rel=0.05)
@@ -76,13 +76,13 @@ def test_numbers_of_four_bytes_take_twice_as_long_on_their_way() -> None:
 
 def test_weights_gathered_once_a_step_have_their_own_bytes() -> None:
     program = replace(Program(), reduce_overlap=False, gather_overlap=False)
-    half, full = (price_step(build_columns([gpt3(precision=kind, program=program)]), F) for kind in ("bf16", "fp32"))
+    half, full = (price_step(stack_cases([gpt3(precision=kind, program=program)]), F) for kind in ("bf16", "fp32"))
     assert full.reduce[0] == pytest.approx((4 + 4) / (4 + 2) * half.reduce[0], rel=0.05)
 
 
 def test_sums_over_copies_of_shards_take_what_their_group_takes() -> None:
     program = replace(Program(), reduce_overlap=False)
-    c = build_columns([gpt3(program=program, pp=1, tp=1, dp=64, zero=3, shard=8, num_microbatches=24)])
+    c = stack_cases([gpt3(program=program, pp=1, tp=1, dp=64, zero=3, shard=8, num_microbatches=24)])
     block, table = stage_weights(c)
     one = replica_group(c, F).all_reduce_seconds(4 * (96 * block + table) / 8)
     assert price_step(c, F).reduce[0] == pytest.approx(one[0])
@@ -91,7 +91,7 @@ def test_sums_over_copies_of_shards_take_what_their_group_takes() -> None:
 def test_copies_share_no_updates() -> None:
     """Each copy makes all updates, over its own shards."""
     one, four, fewer = price_step(
-        build_columns([gpt3(dp=dp, shard=shard) for dp, shard in ((8, 8), (32, 8), (8, 4))]), F
+        stack_cases([gpt3(dp=dp, shard=shard) for dp, shard in ((8, 8), (32, 8), (8, 4))]), F
     ).update  # fmt: skip
     assert one == four == pytest.approx(fewer / 2)
 
