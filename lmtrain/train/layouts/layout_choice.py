@@ -113,7 +113,7 @@ def _reason_lines(ranked: RankedLayouts, place: int, num_processes: int) -> Iter
 
 
 def _family_of(ranked: RankedLayouts, place: int) -> tuple[float, ...]:
-    """Return the values in FAMILY_COLUMNS of the layout at this place."""
+    """Return the values in SHARDING_COLUMNS of the layout at this index."""
     return tuple(float(ranked.space.column(name, ranked.rows[[place]])[0]) for name in SHARDING_COLUMNS)
 
 
