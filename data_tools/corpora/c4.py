@@ -14,7 +14,9 @@ from data_tools.read.content import OnError
 
 
 def read(path: Path, tally: Tally) -> DocumentsBySplit:
-    """Yield (split, document) of a shard; the split follows from the file's name. Bad lines are dropped."""
+    """Yield (split, document) for each line of a C4 shard. The file's name tells the split. Bad lines are left out and
+    counted in `tally`.
+    """
     split = split_of(path.name)
     options = ReadOptions(on_error=OnError.SKIP)
     for position, document in read_documents(find_step_sources([path]), options, tally.drop_bad):

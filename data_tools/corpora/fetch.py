@@ -47,7 +47,8 @@ class RemoteFile:
 def manual_instructions(
     name: str, output: Path, files: Sequence[RemoteFile], archives: Sequence[RemoteFile] = ()
 ) -> str:
-    """Return instructions for the user: which files to download by hand, where to put them, which command to run then.
+    """Return instructions for a user without internet access: which files to download by hand, the folder to put them
+    in, and the command to run then. `name` is the corpus, `archives` contain the same files.
     """
     lines = [line for file in files for line in file.describe()]
     if archives:
@@ -77,7 +78,8 @@ class UnreachableError(StorageError):
 def fetch(
     urls: Sequence[str], target: Path, *, sha256: str, num_bytes: int | None = None, report: ReportBytes | None = None
 ) -> bool:
-    """Download the file to `target` from the first address that works. Return False if it was there already.
+    """Download a file to `target` from the first of `urls` that works. Return False if the file was there already.
+    `report` is called with (bytes present, total bytes) while data arrives.
 
     A partial download in TARGET.part is continued, and deleted if the complete file has another hash.
     """
@@ -109,7 +111,9 @@ def fetch(
 
 
 def has_expected_file(target: Path, sha256: str) -> bool:
-    """Return True if the file exists with the expected hash. Raise OutputError if a different file is in its place."""
+    """Return True if a file with this SHA-256 is at `target`, False if nothing is there. Raise OutputError if anything
+    else is there.
+    """
     if target.is_file() and not target.is_symlink() and file_sha256(target) == sha256:
         return True
     if os.path.lexists(target):
@@ -118,7 +122,7 @@ def has_expected_file(target: Path, sha256: str) -> bool:
 
 
 def check_address(url: str) -> None:
-    """Raise UsageError unless the address is https, or http on the local machine."""
+    """Raise UsageError unless an address begins with https, or with http and is on this machine."""
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL_HOSTS):
         raise UsageError(f"{url} is not an https address. Only https is fetched.")
@@ -137,7 +141,9 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _download(url: str, partial: Path, num_bytes: int | None, report: ReportBytes | None) -> None:
-    """Download a file to `partial`, continuing what is there. Raise ConnectionError if the connection breaks early."""
+    """Download a file to `partial`, continuing after the bytes that `partial` already has. Raise ConnectionError if the
+    connection breaks early, DataError if more than `num_bytes` bytes arrive.
+    """
     num_done = partial.stat().st_size if partial.exists() else 0
     if num_bytes is not None and num_done >= num_bytes:
         return  # complete or too long; the hash check decides
@@ -178,7 +184,9 @@ def _download(url: str, partial: Path, num_bytes: int | None, report: ReportByte
 
 
 def _move_into_place(partial: Path, target: Path, sha256: str, url: str) -> None:
-    """Rename a finished download to its final name. Raise DataError if it does not have the expected hash."""
+    """Rename the finished download `partial` to `target`. Raise DataError if it does not have the expected SHA-256;
+    `url` is for the message.
+    """
     actual = file_sha256(partial)
     if actual != sha256:
         raise DataError(f"{url} gave a file with SHA-256 {actual}, not {sha256}. It was deleted; do not trust it.")

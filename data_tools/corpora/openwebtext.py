@@ -20,7 +20,9 @@ from lmtrain.errors import DataError
 
 
 def read(path: Path, tally: Tally) -> DocumentsBySplit:
-    """Yield the pages of the whole archive, or of an inner archive (urlsf_subset00-1_data.xz)."""
+    """Yield ("train", document) for each web page in OpenWebText's archive, or in one of the archives inside it
+    (urlsf_subset00-1_data.xz). Pages that are left out are counted in `tally`.
+    """
     try:
         with open_decompressed(path) as file:
             for name, text in _pages(file, path, tally, depth=0):
@@ -30,7 +32,9 @@ def read(path: Path, tally: Tally) -> DocumentsBySplit:
 
 
 def _pages(file: IO[bytes], path: Path, tally: Tally, depth: int) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the pages in a tar archive, and in the archives inside it if `depth` is 0."""
+    """Yield (name, text) for each web page in the tar archive `file`. At depth 0, also read the archives inside it,
+    which have depth 1. `path` is for messages; pages that are left out are counted in `tally`.
+    """
     with tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
             inner = archive.extractfile(member) if member.isreg() else None

@@ -42,7 +42,7 @@ DocumentsBySplit = Iterator[tuple[str, Document]]  # (split, document) pairs
 
 @dataclass(frozen=True)
 class PublishedTexts:
-    """Texts for evaluation: their published files, and the archives that contain them."""
+    """Published texts for evaluation: their files with SHA-256, and the archives that contain these files."""
 
     name: str
     about: str
@@ -60,34 +60,35 @@ class PublishedTexts:
 
 @dataclass
 class _SearchResult:
-    """Texts found in local files, and files that were refused."""
+    """Published texts found in local files, and files that were refused."""
 
     texts: dict[str, tuple[bytes, str]] = field(default_factory=dict)  # name -> (content, where it was found)
     refused: list[str] = field(default_factory=list)  # files that look like a text and are not, with the reason
 
 
 def get_texts(
-    texts: PublishedTexts, local: Sequence[Path], output: Path, *,
+    texts: PublishedTexts, local_paths: Sequence[Path], output: Path, *,
     offline: bool = False, report: ReportBytes | None = None,
 ) -> dict[Path, str | None]:
-    """Put the files of PublishedTexts into OUTPUT: from the `local` paths, from OUTPUT/source, or downloaded.
+    """Put the files of a published evaluation text into the folder `output`: copied from `local_paths` if these are
+    given, else from OUTPUT/source, else downloaded unless `offline`. Return path -> where the file came from.
 
-    Return path -> origin of each file, in words, or None for a file that the `local` paths do not have.
+    The value is None for a file that `local_paths` do not have.
     """
     origins = {f.name: "was there already" for f in texts.files if has_expected_file(output / f.name, f.sha256)}
-    result = _search(texts, local or [path for path in [output / "source"] if path.is_dir()])
+    result = _search_copies(texts, local_paths or [path for path in [output / "source"] if path.is_dir()])
     missing = [file for file in texts.files if file.name not in result.texts and file.name not in origins]
     instructions = manual_instructions(texts.name, output, texts.files, texts.archives)
     if missing and result.refused:
         raise DataError(f"{join_few(result.refused, '; ')}. Get it again:\n{instructions}")
-    if local and not result.texts:
+    if local_paths and not result.texts:
         raise DataError(
-            f"{join_few(map(str, local))} contains no file of {texts.name}. It is published as\n{instructions}"
+            f"{join_few(map(str, local_paths))} contains no file of {texts.name}. It is published as\n{instructions}"
         )
-    if missing and not local and offline:
+    if missing and not local_paths and offline:
         raise UsageError(f"{texts.name} was not fetched: --offline was given. Bring it by other means:\n{instructions}")
     _write_texts(result, output, origins)
-    if missing and not local:
+    if missing and not local_paths:
         try:
             _fetch_texts(texts, missing, output, origins, report)
         except UnreachableError as error:
@@ -97,8 +98,10 @@ def get_texts(
     return {output / file.name: origins.get(file.name) for file in texts.files}
 
 
-def _search(texts: PublishedTexts, paths: Sequence[Path]) -> _SearchResult:
-    """Search files, folders and archives for copies of the texts."""
+def _search_copies(texts: PublishedTexts, paths: Sequence[Path]) -> _SearchResult:
+    """Search files, folders and archives for correct copies of the published texts, by their SHA-256. Return the copies
+    found, and the files that looked like copies but are not.
+    """
     result = _SearchResult()
     for path in paths:
         if not path.is_dir() and not path.is_file():
@@ -107,7 +110,7 @@ def _search(texts: PublishedTexts, paths: Sequence[Path]) -> _SearchResult:
             is_parquet = file.suffix == ".parquet"
             try:
                 for name, stream in (
-                    _parquet_text(file, texts.max_bytes) if is_parquet else archive_contents(file, texts.may_match)
+                    _text_of_parquet(file, texts.max_bytes) if is_parquet else archive_contents(file, texts.may_match)
                 ):
                     _add_text(texts, stream, str(file) if file.name.startswith(name) else f"{name} in {file}", result)
             except DataError as error:
@@ -116,7 +119,9 @@ def _search(texts: PublishedTexts, paths: Sequence[Path]) -> _SearchResult:
 
 
 def _candidate_files(texts: PublishedTexts, folder: Path) -> Iterator[Path]:
-    """Yield a folder's files that may be or contain a text: by name or size, compressed, or a known archive."""
+    """Yield the files of a folder and its subfolders that may be or contain one of the published texts, judged by their
+    names and sizes.
+    """
     archives = {archive.name for archive in texts.archives}
     for root, folders, names in os.walk(folder):
         folders.sort()
@@ -127,8 +132,9 @@ def _candidate_files(texts: PublishedTexts, folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _parquet_text(path: Path, max_bytes: int) -> Iterator[tuple[str, IO[bytes]]]:
-    """Yield (name, stream) of the text that a .parquet of the Hugging Face Hub was made from, one row per line.
+def _text_of_parquet(path: Path, max_bytes: int) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yield (file name, stream) for the text from which a .parquet file of the Hugging Face Hub was made: its rows, one
+    per line. Stop reading after `max_bytes` bytes.
 
     WikiText's rows keep their newlines, and blank lines are empty rows; LAMBADA's rows have no newlines.
     """
@@ -143,33 +149,38 @@ def _parquet_text(path: Path, max_bytes: int) -> Iterator[tuple[str, IO[bytes]]]
     yield path.name, io.BytesIO("".join(line or " \n" if has_newlines else f"{line}\n" for line in lines).encode())
 
 
-def _add_text(texts: PublishedTexts, stream: IO[bytes], where: str, result: _SearchResult) -> None:
-    """Add a file's content to the result: to `texts` if its hash is that of a published file, else to `refused`."""
+def _add_text(texts: PublishedTexts, stream: IO[bytes], origin: str, result: _SearchResult) -> None:
+    """Read the stream and add its content to `result.texts` if its SHA-256 is that of a published text, otherwise add a
+    reason to `result.refused`. `origin` says where the stream comes from.
+    """
     data = stream.read(texts.max_bytes + 1)
     sha256 = hashlib.sha256(data).hexdigest()
     for file in texts.files:
         if file.sha256 == sha256:
-            result.texts.setdefault(file.name, (data, where))
+            result.texts.setdefault(file.name, (data, origin))
             return
     is_short = len(data) <= texts.max_bytes
     size = f"{len(data):,} bytes, and SHA-256 {sha256}" if is_short else f"more than {texts.max_bytes:,} bytes"
-    result.refused.append(f"{where} is damaged or another text: it has {size}")
+    result.refused.append(f"{origin} is damaged or another text: it has {size}")
 
 
 def _write_texts(result: _SearchResult, output: Path, origins: dict[str, str]) -> None:
-    """Write the files that are not in `origins` yet, and add them to it."""
-    for name, (data, where) in result.texts.items():
+    """Write the texts in `result` to the folder `output`, except those already in `origins`, and record in `origins`
+    where each came from (file name -> description).
+    """
+    for name, (data, origin) in result.texts.items():
         if name not in origins:
             with atomic_file(output / name) as file:
                 file.write(data)
-            origins[name] = f"from {where}"
+            origins[name] = f"from {origin}"
 
 
 def _fetch_texts(
     texts: PublishedTexts, missing: Sequence[RemoteFile], output: Path, origins: dict[str, str],
     report: ReportBytes | None,
 ) -> None:
-    """Download each file from its own addresses, or else from an archive, which is deleted afterwards.
+    """Download the `missing` files, each from its own addresses or else from an archive, which is deleted afterwards.
+    Record in `origins` (file name -> description) where each came from.
 
     Raise DataError or UnreachableError if a file is still missing.
     """
@@ -180,7 +191,7 @@ def _fetch_texts(
     for archive in texts.archives:
         path = output / "source" / archive.name
         if not all(file.name in origins for file in missing) and _try_fetch(archive, path, report, problems):
-            _write_texts(_search(texts, [path]), output, origins)
+            _write_texts(_search_copies(texts, [path]), output, origins)
             path.unlink()
     if not all(file.name in origins for file in missing):
         for error in (error for error in problems if isinstance(error, DataError)):
@@ -191,7 +202,9 @@ def _fetch_texts(
 
 
 def _try_fetch(file: RemoteFile, target: Path, report: ReportBytes | None, problems: list[Exception]) -> bool:
-    """Download a file to `target`. If that fails, append the exception to `problems` and return False."""
+    """Download a published file to `target` and return True. If that fails, append the exception to `problems` and
+    return False.
+    """
     try:
         fetch(file.urls, target, sha256=file.sha256, num_bytes=file.num_bytes, report=report)
     except (UnreachableError, DataError) as error:
@@ -215,7 +228,7 @@ class Recipe:
 
 
 def recipes() -> dict[str, Recipe | PublishedTexts]:
-    """Return name -> recipe of every module in data_tools/corpora."""
+    """Return name -> recipe for all corpora that `lmtrain corpus get` offers, found in the modules of this folder."""
     all_recipes: list[Recipe | PublishedTexts] = []
     for info in pkgutil.iter_modules(corpora.__path__):
         module = importlib.import_module(f"{corpora.__name__}.{info.name}")
@@ -230,7 +243,7 @@ def published_hashes() -> dict[str, str]:
 
 
 def find_recipe(name: str) -> Recipe | PublishedTexts:
-    """Return the recipe with this name. Raise UsageError if there is none."""
+    """Return the recipe of the corpus with this name. Raise UsageError if there is none."""
     all_recipes = recipes()
     if name not in all_recipes:
         raise UsageError(f"{name} is no corpus that has a recipe. {spelling_hint(name, all_recipes)}")
@@ -238,13 +251,19 @@ def find_recipe(name: str) -> Recipe | PublishedTexts:
 
 
 def get_corpus(
-    recipe: Recipe, local: Sequence[Path], output: Path, *, offline: bool = False, report: ReportBytes | None = None
+    recipe: Recipe,
+    local_paths: Sequence[Path],
+    output: Path,
+    *,
+    offline: bool = False,
+    report: ReportBytes | None = None,
 ) -> Report:
-    """Write the corpus's documents to OUTPUT/train.jsonl, valid.jsonl and test.jsonl, from `local` or downloaded files.
+    """Write the documents of a training corpus to train.jsonl, valid.jsonl and test.jsonl in the folder `output`. They
+    are read from `local_paths` or, if there are none, from downloaded files. Return the counts of documents.
 
-    A split without documents gets no file. Return the counts of documents.
+    A split without documents gets no file.
     """
-    paths = list(local) or fetch_files(recipe, output, offline, report)
+    paths = list(local_paths) or fetch_files(recipe, output, offline, report)
     missing = [path for path in paths if not path.is_file()]
     if missing:
         raise MissingInputError(f"{missing[0]} is not a file. {recipe.name} takes {recipe.takes}.")
@@ -267,7 +286,9 @@ def get_corpus(
 
 
 def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes | None) -> list[Path]:
-    """Return the files of a fixed release in OUTPUT/source, downloading the missing ones."""
+    """Return the paths of a corpus's published files in OUTPUT/source, after downloading those that are missing. Raise
+    UsageError if a file is missing and `offline`, or if the corpus has no published files.
+    """
     if not recipe.files:
         raise UsageError(
             f"{recipe.name} has no fixed release to fetch. Fetch {recipe.takes} with `lmtrain corpus fetch`, and give "
@@ -289,7 +310,7 @@ def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes
 
 
 def split_of(name: str) -> str:
-    """Return the split (train, valid or test) that a file's name indicates; train by default."""
+    """Return the split (train, valid or test) that a file's name contains, or train if it contains none."""
     name = name.lower()
     words = {"train": "train", "valid": "valid", "development": "valid", "dev": "valid", "test": "test"}
     return next((split for word, split in words.items() if word in name), "train")

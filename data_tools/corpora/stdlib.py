@@ -44,7 +44,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Document:
-    """A text of the library."""
+    """A text of Python's standard library: a source file, or a help topic."""
 
     source: str  # path inside the library, with forward slashes; for a pydoc topic, path/topic
     text: str
@@ -87,7 +87,11 @@ def build_stdlib_corpus(
     max_bytes: int = 16 << 20,
     library: Path | None = None,
 ) -> CorpusReport:
-    """Write `train.jsonl` and `heldout.jsonl` under `output`. `library` defaults to this Python's standard library."""
+    """Write train.jsonl and heldout.jsonl under `output` from the texts in the folder `library`, by default this
+    Python's standard library. Return counts of documents and bytes.
+
+    About `heldout_ratio` of the bytes is held out; at most `max_bytes` bytes are used in total.
+    """
     library = library if library is not None else Path(sysconfig.get_path("stdlib"))
     if not library.is_dir():
         raise MissingInputError(f"{library} is not a folder. Give the folder of a Python standard library.")
@@ -119,7 +123,9 @@ def build_stdlib_corpus(
 
 
 def read_library(library: Path, skipped: Counter[str]) -> Iterator[Document]:
-    """Yield every usable text of a library, in the order of names; count the other files by reason in `skipped`."""
+    """Yield a document for every usable text file under the folder `library`, sorted by path. Count the files that are
+    not used in `skipped`, by reason.
+    """
     for path in sorted(library.rglob("*")):
         relative = path.relative_to(library)
         is_left_out = LEFT_OUT_FOLDERS.intersection(relative.parts[:-1]) or relative.parts[0].startswith("config-")
@@ -139,7 +145,9 @@ def read_library(library: Path, skipped: Counter[str]) -> Iterator[Document]:
 
 
 def skip_reason(data: bytes) -> str | None:
-    """Return the reason why a file is not used, or None for a usable text."""
+    """Return why a file with this content is not used ("too short", "not UTF-8", "a table", ...), or None if it is
+    usable.
+    """
     if len(data) < MIN_FILE_BYTES:
         return "too short"
     if len(data) > MAX_FILE_BYTES:
@@ -156,7 +164,8 @@ def skip_reason(data: bytes) -> str | None:
 
 
 def split_topics(data: bytes) -> Iterator[Document]:
-    """Yield pydoc's help topics, one document each: the only long English prose of the library.
+    """Yield a document for each help topic of pydoc. `data` is the content of pydoc_data/topics.py, which has the only
+    long English prose of the library.
 
     The file is a dictionary of string constants. It is parsed as syntax and never run.
     """
@@ -169,37 +178,39 @@ def split_topics(data: bytes) -> Iterator[Document]:
 
 
 def choose_heldout(documents: Sequence[Document], ratio: float) -> tuple[set[str], int, float]:
-    """Return the sources of the held-out documents, the number of near-copies among candidates, the largest overlap.
+    """Choose about `ratio` of the documents' bytes to be held out, without near-copies of other documents. Return the
+    sources of the chosen documents, the number of candidates refused as near-copies, and the largest overlap kept.
 
-    About `ratio` of the bytes of each package is held out, so that every part of the library is tested. A candidate of
-    which too much occurs in the other documents taken together, candidates or not, goes to training; this never
-    affects the other candidates.
+    Each package contributes its share, so that every part of the library is tested. A candidate of which too much
+    occurs in the other documents taken together, candidates or not, goes to training; this never affects the other
+    candidates.
     """
     position = {d.source: i for i, d in enumerate(documents)}
     candidates: list[Document] = []
-    budget_bytes = 0.0
+    quota_bytes = 0.0
     for document in sorted(documents, key=lambda d: (d.package, d.rank)):
-        budget_bytes += ratio * document.num_bytes
-        if MIN_HELDOUT_FILE_BYTES <= document.num_bytes <= min(MAX_HELDOUT_FILE_BYTES, 2 * budget_bytes):
+        quota_bytes += ratio * document.num_bytes
+        if MIN_HELDOUT_FILE_BYTES <= document.num_bytes <= min(MAX_HELDOUT_FILE_BYTES, 2 * quota_bytes):
             candidates.append(document)
-            budget_bytes -= document.num_bytes
+            quota_bytes -= document.num_bytes
     shares = overlaps([shingles(d.text, SHINGLE_WORDS) for d in documents], [position[d.source] for d in candidates])
     accepted = {d.source: share for d, share in zip(candidates, shares, strict=True) if share < NEAR_COPY}
     return set(accepted), len(candidates) - len(accepted), max(accepted.values(), default=0.0)
 
 
-def overlaps(sets: Sequence[Hashes], subjects: Sequence[int]) -> list[float]:
-    """Return, for each index in `subjects`, the share of that set's hashes that occur in any other of the sets."""
+def overlaps(sets: Sequence[Hashes], indices: Sequence[int]) -> list[float]:
+    """Return, for each set whose index is in `indices`, the share of its hashes that also occur in any other of `sets`.
+    """
     all_hashes = np.sort(np.concatenate(sets)) if len(sets) else np.zeros(0, np.uint64)
     shares = []
-    for hashes in (sets[subject] for subject in subjects):
+    for hashes in (sets[index] for index in indices):
         num_sets = np.searchsorted(all_hashes, hashes, side="right") - np.searchsorted(all_hashes, hashes, side="left")
         shares.append(float((num_sets > 1).mean()) if hashes.size else 0.0)  # each set has a hash once
     return shares
 
 
 def write_jsonl(path: Path, documents: Sequence[Document]) -> None:
-    """Write documents as JSON lines with the keys text and source."""
+    """Write each document as a line of JSON with the keys text and source."""
     with atomic_file(path, "w") as file:
         file.writelines(
             json.dumps({"text": document.text, "source": document.source}, ensure_ascii=False) + "\n"
@@ -208,7 +219,9 @@ def write_jsonl(path: Path, documents: Sequence[Document]) -> None:
 
 
 def _limit_bytes(max_bytes: int, documents: Sequence[Document], skipped: Counter[str]) -> list[Document]:
-    """Return the documents, in order, that fit into max_bytes bytes; count the others in `skipped`."""
+    """Return the documents, in order, that fit into `max_bytes` bytes together; a document that does not fit is passed
+    over and counted in `skipped`.
+    """
     chosen: list[Document] = []
     remaining = max_bytes
     for document in documents:

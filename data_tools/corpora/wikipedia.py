@@ -57,16 +57,20 @@ class _OpenBracket:
 
 
 def plain_text(markup: str) -> str:
-    """Return the readable text of a page's wiki markup: without templates, tables, references, links and tags."""
-    text = _without_brackets(markup)
+    """Return the readable text of a Wikipedia page from its wiki markup, without templates, tables, references, link
+    targets and tags.
+    """
+    text = _remove_brackets(markup)
     text = _WEB_LINK.sub(lambda match: match[1] or "", text)
     text = _TAG.sub("", _BREAK.sub("\n", text))
     text = html.unescape(_MAGIC.sub("", _QUOTES.sub("", text)))
     return "\n".join(_clean_lines(text)).strip()
 
 
-def _without_brackets(markup: str) -> str:
-    """Return markup without comments, templates, tables and dropped tags; links are replaced by their texts."""
+def _remove_brackets(markup: str) -> str:
+    """Return wiki markup without comments, templates, tables and the content of tags such as <ref>; a link is replaced
+    by the text that it shows.
+    """
     stack = [_OpenBracket("")]
     num_open: Counter[str] = Counter()
     at = 0
@@ -89,7 +93,9 @@ def _without_brackets(markup: str) -> str:
 
 
 def _close_bracket(stack: list[_OpenBracket], num_open: Counter[str], kind: str) -> None:
-    """Close the innermost bracket of this kind, and the unclosed brackets inside it."""
+    """Close the innermost open bracket of the given kind ("{{", "[[", "<!--", a tag) and all unclosed brackets inside
+    it. For a link, add the text that it shows to the bracket around it.
+    """
     inner: list[str] = []
     while True:
         level = stack.pop()
@@ -102,7 +108,9 @@ def _close_bracket(stack: list[_OpenBracket], num_open: Counter[str], kind: str)
 
 
 def _link_text(content: str) -> str:
-    """Return the text that a [[link]] shows; "" for a picture, a category or another language's page."""
+    """Return the text that a wiki link shows, from the content between [[ and ]]. Return "" for a picture, a category
+    or another language's page.
+    """
     if content.startswith(":"):
         content = content[1:]
     elif _NOT_TEXT.match(content) or _PICTURE.match(content):
@@ -114,7 +122,9 @@ def _link_text(content: str) -> str:
 
 
 def _clean_lines(text: str) -> list[str]:
-    """Return cleaned lines; a heading without any text under it is removed too."""
+    """Split a page's text into lines without list marks, empty parentheses and superfluous spaces. A heading without
+    any text under it is removed.
+    """
     lines: list[str] = []
     headings: list[tuple[int, str]] = []  # headings without text so far, outermost first
     for raw in text.split("\n"):
@@ -138,7 +148,7 @@ def _clean_lines(text: str) -> list[str]:
 
 @dataclass
 class Page:
-    """A page of a dump: the parts of its XML that are used."""
+    """A page of a Wikipedia dump: the XML fields that are used."""
 
     title: str = ""
     ns: str = ""
@@ -149,7 +159,9 @@ class Page:
 
 
 def read(path: Path, tally: Tally) -> DocumentsBySplit:
-    """Yield ("train", document) for every article with text; count the other pages in the tally."""
+    """Yield ("train", document) for every article of a Wikipedia dump that has text. Count redirects, empty articles
+    and other pages in `tally`.
+    """
     match = _WIKI.match(path.name)
     wiki = match[0] if match else "wikipedia"
     for page in pages(path):
@@ -166,7 +178,9 @@ def read(path: Path, tally: Tally) -> DocumentsBySplit:
 
 
 def pages(path: Path) -> Iterator[Page]:
-    """Yield every page of a dump, compressed or not, in order."""
+    """Yield every page of a Wikipedia dump (XML, compressed or not), in order. Raise DataError if the dump is not
+    complete.
+    """
     reader = _Reader(path)
     with open_decompressed(path) as file:
         try:
@@ -180,7 +194,7 @@ def pages(path: Path) -> Iterator[Page]:
 
 
 class _Reader:
-    """Collector of pages in expat's callbacks."""
+    """A parser of the dump's XML that collects pages in expat's callbacks."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -22,7 +22,9 @@ _HEADING = re.compile(r" = (?!= )(.*[^ =].*|.) = ?\n?")
 
 
 def read(path: Path, tally: Tally) -> DocumentsBySplit:
-    """Yield the articles of a zip archive, raw or word level, or of a single file such as wiki.test.tokens."""
+    """Yield (split, document) for each article of WikiText-103, from its zip archive or from a single file such as
+    wiki.test.tokens; both the raw and the word-level release are accepted.
+    """
     for name, file in archive_contents(path, lambda name, _: name in MEMBERS):
         split = split_of(name)
         for number, (title, text) in enumerate(articles(_decode_lines(file, path))):
@@ -30,7 +32,9 @@ def read(path: Path, tally: Tally) -> DocumentsBySplit:
 
 
 def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield (title, text) of every article; lines before the first heading belong to the first article."""
+    """Split the lines of WikiText into articles at first-level headings, and yield (title, text) of each. Lines before
+    the first heading belong to the first article.
+    """
     article: list[str] = []
     title = ""
     previous = "\n"
@@ -53,7 +57,9 @@ def articles(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _decode_lines(file: Iterable[bytes], path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file. Raise DataError with the line's number if a line is not UTF-8."""
+    """Yield the lines of a UTF-8 file as text. Raise DataError with `path` and the line's number if a line is not
+    UTF-8.
+    """
     for number, line in enumerate(file, 1):
         try:
             yield line.decode()

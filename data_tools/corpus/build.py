@@ -127,8 +127,8 @@ def read_recipe(path: Path) -> BuildSettings:
 
 
 @dataclass(frozen=True)
-class _Stage:
-    """A step of the build."""
+class _BuildStep:
+    """A step of the build, with the settings that decide whether its earlier output can be reused."""
 
     name: str
     settings: dict[str, Any]
@@ -136,7 +136,8 @@ class _Stage:
 
 
 def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocuments | None = None) -> list[Report]:
-    """Run the recipe's steps, skipping those already done, and return the reports of all.
+    """Run the steps that a recipe names and return the report of each. Steps that an earlier call completed with the
+    same settings and inputs are skipped. `report` is called with a step's name and the documents done so far.
 
     The folder recipe.output receives documents.jsonl, or train, valid and test files if the recipe has a split.
     """
@@ -144,13 +145,13 @@ def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocument
     folder = Path(recipe.output) / "work"
     inputs: Inputs = recipe.inputs
     reports: list[Report] = []
-    for number, stage in enumerate(_stages(recipe, options), 1):
-        output = folder / f"{number}-{stage.name}.jsonl"
-        key = _stage_key(stage, inputs, recipe)
+    for number, step in enumerate(_build_steps(recipe, options), 1):
+        output = folder / f"{number}-{step.name}.jsonl"
+        key = _step_key(step, inputs, recipe)
         done = output.with_suffix(".done.json")
         if not (done.exists() and read_json(done) == {"key": key} and output.exists()):
             done.unlink(missing_ok=True)
-            stage.run(inputs, output)
+            step.run(inputs, output)
             write_json(done, {"key": key})
         reports.append(read_report(report_path(output)))
         inputs = [output]
@@ -159,44 +160,52 @@ def build_corpus(recipe: BuildSettings, workers: int = 1, report: ReportDocument
     return reports
 
 
-def _stages(recipe: BuildSettings, options: StepOptions) -> list[_Stage]:
-    """Return the steps that the recipe names, in order."""
-    stages: list[_Stage] = []
+def _build_steps(recipe: BuildSettings, options: StepOptions) -> list[_BuildStep]:
+    """Return the steps clean, dedupe, decontaminate and shuffle, in this order, without those that the recipe leaves
+    out.
+    """
+    steps: list[_BuildStep] = []
     if (clean := recipe.clean) is not None:
         run = _step_runner(build_clean(clean.rules, clean.scripts, clean.min_script_share), options)
-        stages.append(_Stage("clean", clean.to_dict(), run))
+        steps.append(_BuildStep("clean", clean.to_dict(), run))
     if (dedupe := recipe.dedupe) is not None:
-        stages.append(_Stage("dedupe", dedupe.to_dict(), lambda i, o: dedupe_documents(i, o, dedupe, options)))
+        steps.append(_BuildStep("dedupe", dedupe.to_dict(), lambda i, o: dedupe_documents(i, o, dedupe, options)))
     if (decontaminate := recipe.decontaminate) is not None:
         files = [Path(name) for name in decontaminate.against]
         facts = decontaminate.to_dict() | {"files": _identity(files)}
         run = _step_runner(DecontaminateStep(read_passages(files), decontaminate.action), options)
-        stages.append(_Stage("decontaminate", facts, run))
+        steps.append(_BuildStep("decontaminate", facts, run))
     if recipe.shuffle:
-        stages.append(_Stage("shuffle", {}, lambda i, o: shuffle(i, o, options, report_path(o), recipe.seed)))
-    return stages
+        steps.append(_BuildStep("shuffle", {}, lambda i, o: shuffle(i, o, options, report_path(o), recipe.seed)))
+    return steps
 
 
 def _step_runner(step: Step, options: StepOptions) -> Callable[[Inputs, Path], Report]:
-    """Return a function of inputs and output that runs a step with one output file."""
+    """Return a function that runs the step on its first argument (input files) and writes the documents to its second
+    (a path).
+    """
     return lambda inputs, output: run_step(step, inputs, {"documents": output}, options, report_path(output))
 
 
-def _stage_key(stage: _Stage, inputs: Inputs, recipe: BuildSettings) -> str:
-    """Return a hash of the step, its settings and the identity of its input files."""
+def _step_key(step: _BuildStep, inputs: Inputs, recipe: BuildSettings) -> str:
+    """Return a hash of a step's name, its settings, and the path, size and time of its input files. If the hash is the
+    same as at an earlier run, the step's output is still valid.
+    """
     files = _identity([source.path for source in find_step_sources(inputs)])
-    facts = [stage.name, stage.settings, recipe.key, recipe.on_error, recipe.seed, files]
+    facts = [step.name, step.settings, recipe.key, recipe.on_error, recipe.seed, files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _identity(files: Sequence[Path]) -> list[list[Any]]:
-    """Return path, size and modification time of each file that exists."""
+    """Return [path, size, modification time] of each file that exists."""
     states = [(path, os.stat(path)) for path in files if path.exists()]
     return [[str(path.resolve()), stat.st_size, stat.st_mtime_ns] for path, stat in states]
 
 
 def dedupe_documents(inputs: Inputs, output: Path, settings: DedupeSettings, options: StepOptions) -> Report:
-    """Write the documents without copies, in one call: sign, find copies, drop them. The work folder is temporary."""
+    """Write the documents to `output` without exact copies and, if the settings say so, near copies. Temporary files
+    are in a work folder beside `output`, which is removed at the end.
+    """
     folder = output.with_name(f"{output.name}.work")
     clear_folder(folder)
     try:
@@ -211,28 +220,34 @@ def dedupe_documents(inputs: Inputs, output: Path, settings: DedupeSettings, opt
 
 
 def clear_folder(folder: Path) -> None:
-    """Remove a work folder, of this run or of a killed run, if it exists."""
+    """Remove a folder of temporary files if it exists; it may come from an earlier run that was killed."""
     if folder.is_dir():
         with storage_errors(folder, "Removing"):
             shutil.rmtree(folder)
 
 
 def sign_documents(inputs: Inputs, folder: Path, minhash: MinHash | None, options: StepOptions) -> Report:
-    """Write every document's hash, and its MinHash signature if `minhash` is given, to the work folder."""
+    """Write a hash of every document to files in `folder`, for finding exact copies. With `minhash`, also write MinHash
+    signatures, for finding near copies.
+    """
     record_inputs(folder, inputs, minhash)
     outputs = {"rows": folder / "rows.u64", "signatures": folder / "signatures.u16"}
     return run_step(SignStep(minhash), inputs, outputs, options, folder / "sign.report.json")
 
 
 def drop_copies(inputs: Inputs, folder: Path, output: Path, options: StepOptions) -> Report:
-    """Write the documents that are not marked as copies in the work folder."""
+    """Write to `output` the input documents that are not marked as copies in `folder`. Raise if the marks were made for
+    other input files.
+    """
     check_inputs(folder, inputs)
     marks = (("exact copy", folder / EXACT_FILE), ("near copy", folder / NEAR_FILE))
     return _step_runner(DropStep(tuple(mark for mark in marks if mark[1].exists())), options)(inputs, output)
 
 
 def _write_output(recipe: BuildSettings, inputs: Inputs, options: StepOptions) -> Report:
-    """Write the last step's documents to the output folder, split if the recipe has a split."""
+    """Write the documents of the last step to the output folder: as documents.jsonl, or as train, valid and test files
+    if the recipe has a split.
+    """
     output = Path(recipe.output)
     if recipe.split is not None:
         return run_step(

@@ -58,8 +58,8 @@ DEFAULT_RULES = ("gopher", "lines_ending_in_punctuation")
 _BLANK_LINES = re.compile(r"\n{3,}")
 
 
-class TextFacts:
-    """Properties of a text that the rules measure, computed when they are first needed."""
+class TextProperties:
+    """Properties of a text that the rules measure (words, lines, ...), computed when they are first needed."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -95,45 +95,51 @@ class TextFacts:
         return max(int(self.word_chars.sum()), 1)
 
 
-def _repeated_shares(parts: list[str]) -> tuple[float, float]:
-    """Return the share of lines or paragraphs that occurred earlier in the text, by number and by characters."""
+def _repeated_shares(segments: list[str]) -> tuple[float, float]:
+    """Return two shares of the segments (lines or paragraphs) of a text that repeat an earlier segment: by number of
+    segments, and by number of characters.
+    """
     earlier: set[str] = set()
     number = chars = 0
-    for part in parts:
+    for part in segments:
         if part in earlier:
             number += 1
             chars += len(part)
         earlier.add(part)
-    return number / max(len(parts), 1), chars / max(sum(map(len, parts)), 1)
+    return number / max(len(segments), 1), chars / max(sum(map(len, segments)), 1)
 
 
-def _top_run_share(length: int, facts: TextFacts) -> float:
-    """Return the share of a text's characters in its most frequent run of `length` words, 0.0 if no run repeats."""
-    runs = hash_runs(facts.word_ids, length)
+def _top_run_share(run_words: int, properties: TextProperties) -> float:
+    """Return the share of a text's characters that is in all occurrences of its most frequent sequence of `run_words`
+    words. Return 0.0 if no sequence repeats.
+    """
+    runs = hash_runs(properties.word_ids, run_words)
     if not runs.size:
         return 0.0
     _, first, counts = np.unique(runs, return_index=True, return_counts=True)
     best = np.lexsort((first, -counts))[0]
-    chars = int(facts.word_chars[first[best] : first[best] + length].sum())
-    return float(counts[best] * chars / facts.num_word_chars) if counts[best] > 1 else 0.0
+    chars = int(properties.word_chars[first[best] : first[best] + run_words].sum())
+    return float(counts[best] * chars / properties.num_word_chars) if counts[best] > 1 else 0.0
 
 
-def _repeated_runs_share(length: int, facts: TextFacts) -> float:
-    """Return the share of characters in runs of `length` words that occurred earlier; each word is counted once."""
-    runs = hash_runs(facts.word_ids, length)
+def _repeated_runs_share(run_words: int, properties: TextProperties) -> float:
+    """Return the share of a text's characters that is in sequences of `run_words` words which also occurred earlier in
+    the text. A word in several such sequences is counted once.
+    """
+    runs = hash_runs(properties.word_ids, run_words)
     if not runs.size:
         return 0.0
     is_repeat = np.ones(runs.size, bool)
     is_repeat[np.unique(runs, return_index=True)[1]] = False
-    starts = np.zeros(len(facts.words) + 1, np.int64)
+    starts = np.zeros(len(properties.words) + 1, np.int64)
     starts[np.flatnonzero(is_repeat)] += 1
-    starts[np.flatnonzero(is_repeat) + length] -= 1
-    return float(facts.word_chars[np.cumsum(starts[:-1]) > 0].sum() / facts.num_word_chars)
+    starts[np.flatnonzero(is_repeat) + run_words] -= 1
+    return float(properties.word_chars[np.cumsum(starts[:-1]) > 0].sum() / properties.num_word_chars)
 
 
-def _mean_word_chars(facts: TextFacts) -> float:
+def _mean_word_chars(properties: TextProperties) -> float:
     """Return the mean number of characters in a word."""
-    return facts.num_word_chars / max(len(facts.words), 1)
+    return properties.num_word_chars / max(len(properties.words), 1)
 
 
 @dataclass(frozen=True)
@@ -142,12 +148,12 @@ class Rule:
 
     name: str
     limit: float
-    measure: Callable[[TextFacts], float]
+    measure: Callable[[TextProperties], float]
     at_least: bool = False  # True: the limit is the least allowed value; False: the greatest
 
-    def breaks(self, facts: TextFacts, limit: float) -> bool:
+    def breaks(self, properties: TextProperties, limit: float) -> bool:
         """Return True if the text is beyond this limit."""
-        value = self.measure(facts)
+        value = self.measure(properties)
         return value < limit if self.at_least else value > limit
 
 
@@ -223,7 +229,9 @@ _GARBLED = re.compile(rf"(?:{_LONG_SEQUENCE}|{_PAIR}){{2,}}|{_LONG_SEQUENCE}|[Â
 
 
 def repair_text(text: str, counts: Counter[str]) -> str:
-    """Return the text with damage repaired; add 1 to `counts` for each kind of damage found."""
+    """Return the text with damage repaired: wrong decoding, control and invisible characters, odd spaces and line ends.
+    Add 1 to `counts` under the name of each kind of damage found.
+    """
     restored = undo_garbling(text)
     if restored != text:
         counts["mended: wrong decoding"] += 1
@@ -239,7 +247,9 @@ def repair_text(text: str, counts: Counter[str]) -> str:
 
 
 def undo_garbling(text: str) -> str:
-    """Return text with UTF-8 that was decoded as Windows-1252, up to three times, restored: "cafÃ©" becomes "café"."""
+    """Return the text with garbled characters restored: UTF-8 that was wrongly decoded as Windows-1252, up to three
+    times. For example, "cafÃ©" becomes "café".
+    """
     for _ in range(3):
         better = _GARBLED.sub(_decode_garbled, text)
         if better == text:
@@ -249,7 +259,9 @@ def undo_garbling(text: str) -> str:
 
 
 def _decode_garbled(match: re.Match[str]) -> str:
-    """Return the original of a garbled sequence, or the sequence itself if it is genuine text."""
+    """Return what a match of garbled characters stands for ("Ã©" becomes "é"), or the match itself if it is genuine
+    text.
+    """
     garbled = match[0]
     before = match.string[match.start() - 1 : match.start()]
     if len(garbled) == 2 and garbled[0] == "Ã" and garbled[1] in _QUOTES and before.isupper():
@@ -280,11 +292,11 @@ class CleanStep(SelectionStep):
                 tally.drop(cause)
 
     def drop_cause(self, text: str) -> str | None:
-        """Return the first rule that the text breaks, or None if it is kept."""
+        """Return the name of the first rule that the text breaks, for the report, or None if the document is kept."""
         if not text.strip():
             return "empty"
-        facts = TextFacts(text)
-        broken_rule = next((name for name, limit in self.rules if RULES[name].breaks(facts, limit)), None)
+        properties = TextProperties(text)
+        broken_rule = next((name for name, limit in self.rules if RULES[name].breaks(properties, limit)), None)
         if broken_rule is None and self.scripts:
             shares = script_shares(text)
             if sum(shares.get(script, 0.0) for script in self.scripts) < self.min_script_share:
@@ -292,7 +304,9 @@ class CleanStep(SelectionStep):
         return broken_rule
 
     def _remove_lines(self, text: str, tally: Tally) -> str:
-        """Return the text without the lines that break a line rule; count them in the tally."""
+        """Return the text without the lines that break one of the step's line rules. Count each removed line under its
+        rule in `tally.changed`.
+        """
         if not self.line_rules:
             return text
         kept_lines = []
@@ -308,9 +322,11 @@ class CleanStep(SelectionStep):
 
 
 def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_share: float = 0.5) -> CleanStep:
-    """Build the step from `--rule` words: groups (gopher), rules (min_words), limits (min_words=20), line rules.
+    """Build the step `clean` from words as given to `--rule`: names of rules (min_words), rules with a limit
+    (min_words=20), groups of rules (gopher) and rules for lines (c4_lines).
 
-    `scripts` are the allowed scripts, empty for all. Raise UsageError for an unknown word.
+    A kept document has at least `min_script_share` of its letters in `scripts`; empty: any script. Raise UsageError for
+    an unknown word.
     """
     rules: dict[str, float] = {}
     line_rules: list[str] = []
@@ -338,7 +354,9 @@ def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_sh
 
 
 def _parse_limit(word: str, limit: str) -> float:
-    """Parse the limit of a `--rule` word; the word is for the message."""
+    """Parse the limit of a rule, the text after the equals sign in `word` ("min_words=20"). Raise UsageError if it is
+    no number.
+    """
     try:
         return float(limit)
     except ValueError as error:

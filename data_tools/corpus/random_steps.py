@@ -50,7 +50,9 @@ def split_outputs(folder: Path) -> dict[str, Path]:
 
 
 def draw_number(seed: int, purpose: str, data: bytes) -> int:
-    """Return a pseudorandom number below 2^64, a keyed hash of `data`; `purpose` is such as the name of a step."""
+    """Return a pseudorandom number from 0 to 2^64 - 1 that depends only on the arguments: a hash of `data`, keyed by
+    `seed`. Different purposes, such as "sample" and "shuffle", give independent numbers.
+    """
     key = seed.to_bytes(8, "little", signed=True)
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=key, person=purpose.encode()).digest(), "big")
 
@@ -122,7 +124,8 @@ class _DrawStep:
 def sample_limit(
     inputs: Inputs, options: StepOptions, folder: Path, *, fraction: float | None, count: int | None, seed: int
 ) -> int:
-    """Return the limit for `SampleStep` that samples a fraction of the documents, or exactly `count` documents.
+    """Return the limit with which `SampleStep` keeps a fraction of the documents, or exactly `count` documents: it
+    keeps those whose random number is at most the limit. Raise UsageError unless one of both is given.
 
     `folder` is for temporary files.
     """
@@ -145,7 +148,9 @@ def sample_limit(
 
 
 def _kth_smallest(draws: Path, count: int, folder: Path) -> int:
-    """Return the count-th smallest number in a file, -1 if count is 0; the numbers are sorted on disk."""
+    """Return the count-th smallest of the unsigned 64-bit numbers in the file `draws`, or -1 if `count` is 0. The
+    numbers are sorted on disk, in temporary files in `folder`.
+    """
     with Sorter(1, folder) as sorter, open(draws, "rb") as file:
         while (numbers := np.fromfile(file, np.uint64, 1 << 20)).size:
             sorter.add(numbers[:, None])
@@ -162,7 +167,9 @@ def shuffle(
     inputs: Inputs, output: Path, options: StepOptions, report_file: Path, seed: int,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Report:  # fmt: skip
-    """Write all documents in an order decided by the seed and their positions. A part is a range of that order."""
+    """Write all documents in random order, which depends only on `seed` and their positions in the inputs. If the
+    options name a part i of n, write only the i-th n-th of that order. Return the report.
+    """
     part = options.reading.part
     key = options.reading.key or "text"
     sources = find_step_sources(inputs, read_once=part.is_whole)
@@ -205,7 +212,7 @@ def shuffle(
 
 
 def _read_entries(bucket: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Yield (random number, line) of each document in a bucket."""
+    """Yield (random number, JSON line) of each document in a temporary file of `shuffle`."""
     while head := bucket.read(_HEAD.size):
         number, length = _HEAD.unpack(head)
         yield number, bucket.read(length)

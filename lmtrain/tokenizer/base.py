@@ -46,8 +46,9 @@ _PART_CHARS = 1 << 18  # characters; because: the library's result takes about f
 
 
 @contextmanager
-def library_errors(name: str, failure: str, way_out: str) -> Iterator[None]:
-    """Convert exceptions of the `tokenizers` library to DataError with the message "NAME FAILURE (cause). WAY_OUT".
+def library_errors(subject: str, failure: str, way_out: str) -> Iterator[None]:
+    """Context manager that converts exceptions of the `tokenizers` library to DataError. The message is "SUBJECT
+    FAILURE (cause). WAY_OUT", for example "a.json cannot be read (bad JSON). Get the file again."
 
     A Rust panic is no Exception, so BaseException is caught.
     """
@@ -56,103 +57,121 @@ def library_errors(name: str, failure: str, way_out: str) -> Iterator[None]:
     except BaseException as error:
         if passes_unchanged(error):
             raise
-        raise DataError(f"{name} {failure} ({shorten(error)}). {way_out}") from error
+        raise DataError(f"{subject} {failure} ({shorten(error)}). {way_out}") from error
 
 
 def passes_unchanged(error: BaseException) -> bool:
-    """Return True for an exception that does not come from the `tokenizers` library and is not converted."""
+    """Return True for an exception that is not to be converted, since it does not come from the `tokenizers` library.
+    """
     return isinstance(error, (LmtrainError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError))
 
 
-def check_num_entries(data: bytes, name: str) -> None:
-    """Raise DataError if a file has too many entries to parse; each entry becomes objects of about 100 bytes."""
+def check_num_entries(data: bytes, file_name: str) -> None:
+    """Raise DataError if a tokenizer's file, whose content is `data`, has too many entries (pieces, merges) to parse.
+    Each entry becomes Python objects of about 100 bytes.
+    """
     count = data.count(b"\n") + data.count(b",")
     if count > _MAX_ENTRIES:
         raise DataError(
-            f"{name} has {count} entries, and no tokenizer has more than {_MAX_ENTRIES}. Check the path."
+            f"{file_name} has {count} entries, and no tokenizer has more than {_MAX_ENTRIES}. Check the path."
         )
 
 
-def check_tokenizer(inner: tokenizers.Tokenizer, name: str) -> int:
-    """Return a tokenizer's highest id + 1. Raise DataError if it is damaged or would exhaust memory or time."""
-    vocab_size = _check_ids(inner, name)
-    _check_model(inner.model, name)
-    _check_rules(inner, name)
-    _check_template(inner, name)
+def check_tokenizer(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> int:
+    """Return the vocabulary size of a loaded tokenizer: its highest id + 1. Raise DataError, with `file_name` in the
+    message, if the tokenizer is damaged or could exhaust memory or time.
+    """
+    vocab_size = _check_ids(library_tokenizer, file_name)
+    _check_model(library_tokenizer.model, file_name)
+    _check_rules(library_tokenizer, file_name)
+    _check_template(library_tokenizer, file_name)
     return vocab_size
 
 
-def _check_ids(inner: tokenizers.Tokenizer, name: str) -> int:
-    """Return the highest id + 1. Raise DataError if there are no ids, an id is too large, or two tokens share one."""
-    ids = inner.get_vocab(with_added_tokens=True).values()
+def _check_ids(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> int:
+    """Return the highest id of the vocabulary + 1. Raise DataError if the vocabulary is empty, an id is too large for
+    the number of tokens, or two tokens have the same id.
+    """
+    ids = library_tokenizer.get_vocab(with_added_tokens=True).values()
     if not ids:
-        raise DataError(f"{name} has no vocabulary. It is damaged or another kind of file.")
+        raise DataError(f"{file_name} has no vocabulary. It is damaged or another kind of file.")
     # because: a model allocates an embedding row for every id up to the largest
     limit = min(_MAX_ID, 8 * len(ids) + (1 << 18))
     if max(ids) > limit:
-        raise DataError(f"{name} has the id {max(ids)}; with {len(ids)} tokens the largest is {limit}. It is damaged.")
+        raise DataError(
+            f"{file_name} has the id {max(ids)}; with {len(ids)} tokens the largest is {limit}. It is damaged."
+        )
     if len(set(ids)) < len(ids):
-        raise DataError(f"{name} gives one id to two tokens. It is damaged.")
+        raise DataError(f"{file_name} gives one id to two tokens. It is damaged.")
     return int(max(ids)) + 1
 
 
-def _check_model(model: Any, name: str) -> None:
-    """Raise DataError if the model's limits on words or affixes would take too much time or memory."""
+def _check_model(model: Any, file_name: str) -> None:
+    """Raise DataError if a tokenizer's model (BPE, WordPiece, ...) allows words that are so long that they take too
+    much time, or has a prefix or suffix of pieces with more than 100 characters.
+    """
     longest = getattr(model, "max_input_chars_per_word", 0)
     if longest > _MAX_WORD:
         raise DataError(
-            f"{name} splits words of up to {longest} characters; {_MAX_WORD} are the most. Lower its "
+            f"{file_name} splits words of up to {longest} characters; {_MAX_WORD} are the most. Lower its "
             "max_input_chars_per_word: BERT's is 100."
         )
     for kind in ("continuing_subword_prefix", "end_of_word_suffix"):
         if len(getattr(model, kind, None) or "") > _MAX_AFFIX:
-            raise DataError(f"{name} has a {kind} of more than {_MAX_AFFIX} characters. It is damaged.")
+            raise DataError(f"{file_name} has a {kind} of more than {_MAX_AFFIX} characters. It is damaged.")
 
 
-def _check_rules(inner: tokenizers.Tokenizer, name: str) -> None:
-    """Raise DataError if the normalizer, pre-tokenizer or decoder has too many rules or lengthens texts too much."""
+def _check_rules(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> None:
+    """Raise DataError if the normalizer, pre-tokenizer or decoder has too many rules, or rules that could make a text
+    more than 64 times as long.
+    """
     for part in ("normalizer", "pre_tokenizer", "decoder"):
-        component = getattr(inner, part)
+        component = getattr(library_tokenizer, part)
         rules = [] if component is None else list(_iterate_rules(json.loads(component.__getstate__())))
         growth = 1.0
         for rule in rules:
             growth = min(growth * _growth_factor(rule), 1e9)
         if growth > _MAX_GROWTH:
             raise DataError(
-                f"{name} has a {part} that makes a text {growth:.0f} times as long; {_MAX_GROWTH} times is the most. "
-                "It is damaged, or made to fill the memory."
+                f"{file_name} has a {part} that can make a text {growth:.0f} times as long; at most {_MAX_GROWTH} times "
+                "is allowed. The file is damaged, or made to fill the memory. Give another tokenizer."
             )
         if len(rules) > _MAX_RULES:
-            raise DataError(f"{name} has a {part} of {len(rules)} rules; {_MAX_RULES} are the most. It is damaged.")
+            raise DataError(
+                f"{file_name} has a {part} of {len(rules)} rules; {_MAX_RULES} are the most. It is damaged."
+            )
 
 
-def _check_template(inner: tokenizers.Tokenizer, name: str) -> None:
-    """Raise DataError if the post-processor's template drops or repeats the text, which would change its ids.
+def _check_template(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> None:
+    """Raise DataError if the post-processor has a template that drops or repeats the text, because the text would get
+    other ids.
 
     Special tokens that a template adds around the text are never used.
     """
-    if inner.post_processor is None:
+    if library_tokenizer.post_processor is None:
         return
-    for rule in _iterate_rules(json.loads(inner.post_processor.__getstate__())):
+    for rule in _iterate_rules(json.loads(library_tokenizer.post_processor.__getstate__())):
         texts = [part["Sequence"]["id"] for part in rule.get("single") or () if "Sequence" in part]
         if rule["type"] == "TemplateProcessing" and texts != ["A"]:
             raise DataError(
-                f"{name} has a post_processor whose template for one text has {len(texts)} texts in it; it must have "
-                "the one, A. It is damaged, or give it a template that keeps the text."
+                f"{file_name} has a post_processor whose template for a single text contains {len(texts)} texts; it must "
+                "contain exactly one, A. The file is damaged, or its template must be changed so that it keeps the text."
             )
 
 
-def _iterate_rules(tree: Any) -> Iterator[dict[str, Any]]:
-    """Yield every rule of a component of tokenizer.json: itself and the rules that it contains."""
-    if isinstance(tree, dict) and "type" in tree:
-        yield tree
-        for inside in ("normalizers", "pretokenizers", "decoders", "processors"):
-            for rule in tree.get(inside) or ():
+def _iterate_rules(component: Any) -> Iterator[dict[str, Any]]:
+    """Yield every rule in the JSON of a tokenizer's component (normalizer, pre-tokenizer, ...): the component itself,
+    and all rules nested in it.
+    """
+    if isinstance(component, dict) and "type" in component:
+        yield component
+        for key in ("normalizers", "pretokenizers", "decoders", "processors"):
+            for rule in component.get(key) or ():
                 yield from _iterate_rules(rule)
 
 
 def _growth_factor(rule: dict[str, Any]) -> float:
-    """Return the factor by which a rule can lengthen a text."""
+    """Return the largest factor by which a rule of a tokenizer.json can lengthen a text."""
     if rule["type"] == "Replace":
         pattern, content = rule["pattern"], len(rule["content"])
         return max(1.0, content / max(1, len(pattern["String"])) if "String" in pattern else content)
@@ -162,7 +181,8 @@ def _growth_factor(rule: dict[str, Any]) -> float:
 
 
 def _longest_replacement(charsmap: bytes) -> float:
-    """Return the longest replacement text of SentencePiece's charsmap in bytes, or 1.0 if it is at most 64.
+    """Return the length in bytes of the longest replacement text in SentencePiece's table of normalizations (charsmap).
+    Return 1.0 if no replacement has more than 64 bytes, as in genuine tables.
 
     The charsmap is the size of a trie, the trie, then zero-terminated replacement texts.
     """
@@ -172,7 +192,8 @@ def _longest_replacement(charsmap: bytes) -> float:
 
 
 class Tokenizer:
-    """Wrapper of the `tokenizers` library's tokenizer, with special ids and fingerprint; encodes text only."""
+    """A tokenizer that encodes and decodes text, with its special ids and a fingerprint. Wraps `tokenizers.Tokenizer`.
+    """
 
     def __init__(self, inner: tokenizers.Tokenizer, name: str = "The tokenizer") -> None:
         """Wrap a tokenizer of the library. `name` is its file, for messages."""
@@ -185,7 +206,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str) -> Tokenizer:
-        """Load tokenizer.json, GPT-2's vocab.json with merges.txt, BERT's vocab.txt, or a folder that holds them.
+        """Load a tokenizer from a tokenizer.json, GPT-2's vocab.json (with merges.txt beside it), BERT's vocab.txt, or
+        a folder with one of these files.
 
         The last loaded tokenizer is cached: if its files have not changed, they are not read again.
         """
@@ -202,7 +224,8 @@ class Tokenizer:
     def load_lazily(
         cls, path: Path, *, sha256: str | None, fingerprint: str, vocab_size: int, eod_id: int | None
     ) -> Tokenizer:
-        """Return a tokenizer with these recorded properties, and parse its file only at first use.
+        """Return the tokenizer at `path`, but parse its file only at first use. The properties (fingerprint, vocabulary
+        size, end-of-document id) are those recorded in a dataset for a file with this `sha256`.
 
         A file with another hash is loaded by `load`. Parsing 50,000 pieces takes a tenth of the start-up time.
         """
@@ -220,7 +243,9 @@ class Tokenizer:
 
     @classmethod
     def _load(cls, path: Path) -> Tokenizer:
-        """Read and check a tokenizer's file, in the format that its name implies."""
+        """Read and check a tokenizer's file. Its name decides the format: vocab.json, .txt or tokenizer.json. Raise
+        DataError for a SentencePiece model.
+        """
         if path.name.endswith("vocab.json"):
             merges = _merges_path(path)
             return cls._build(
@@ -239,12 +264,14 @@ class Tokenizer:
         return cls._build(lambda name: tokenizers.Tokenizer.from_str(data.decode()), "tokenizer.json")
 
     @classmethod
-    def _build(cls, make: Callable[[str], tokenizers.Tokenizer], name: str) -> Tokenizer:
-        """Check and wrap the library's tokenizer that `make(name)` returns."""
-        with library_errors(name, "cannot be read as a tokenizer.json", "It is damaged or another file."):
-            inner = make(name)
-            vocab_size = check_tokenizer(inner, name)
-            tokenizer = cls(inner, name)
+    def _build(cls, load_library_tokenizer: Callable[[str], tokenizers.Tokenizer], file_name: str) -> Tokenizer:
+        """Build a Tokenizer from the library's tokenizer that `load_library_tokenizer(file_name)` returns. Raise
+        DataError if loading fails or the tokenizer is damaged.
+        """
+        with library_errors(file_name, "cannot be read as a tokenizer.json", "It is damaged or another file."):
+            inner = load_library_tokenizer(file_name)
+            vocab_size = check_tokenizer(inner, file_name)
+            tokenizer = cls(inner, file_name)
             tokenizer.vocab_size = vocab_size  # because: the property would copy the vocabulary once more
             return tokenizer
 
@@ -269,7 +296,9 @@ class Tokenizer:
             file.write(self.to_bytes())
 
     def split_long_text(self, text: str) -> list[str]:
-        """Split a long text into parts whose concatenated ids equal the text's ids; one part if that is not certain."""
+        """Split a long text after words into parts of about 256 Ki characters. The ids of the parts, joined, equal the
+        ids of the whole text; tokenizers for which this is not certain get the whole text as one part.
+        """
         parts, start = [], 0
         while self._splits_at_spaces and (match := _END_OF_WORD.search(text, start + _PART_CHARS)):
             parts.append(text[start : match.end() - 1])
@@ -288,10 +317,12 @@ class Tokenizer:
         encoding = self._encode_one(self._inner.encode_batch, text)
         return encoding.ids, [end for _, end in encoding.offsets]
 
-    def _encode_one(self, encode: Callable[..., list[tokenizers.Encoding]], text: str) -> tokenizers.Encoding:
-        """Encode a text by this method of the library. Raise DataError if the text or the tokenizer is bad."""
+    def _encode_one(self, encode_method: Callable[..., list[tokenizers.Encoding]], text: str) -> tokenizers.Encoding:
+        """Encode one text with `encode_method`, a method of the library's tokenizer that takes a list of texts. Raise
+        DataError if the text holds a lone surrogate or the library fails.
+        """
         try:
-            return encode([text], add_special_tokens=False)[0]
+            return encode_method([text], add_special_tokens=False)[0]
         except TypeError as error:  # raised for a lone surrogate, which valid UTF-8 cannot hold
             raise DataError("The text holds a lone surrogate, which is no character. Repair the text.") from error
         except BaseException as error:
@@ -303,7 +334,7 @@ class Tokenizer:
             ) from error
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Return the ids of each text."""
+        """Return the list of ids of each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -347,7 +378,9 @@ class Tokenizer:
 
     @cached_property
     def _splits_at_spaces(self) -> bool:
-        """True if text before a space cannot change the ids of the text after it: GPT-2's pattern, BERT's words."""
+        """True if a text can be cut before a space without changing any ids. This holds for GPT-2's pattern and for
+        BERT's word splitting.
+        """
         split, normalizer = self.tree["pre_tokenizer"] or {}, self.tree["normalizer"]
         plain = all(token["special"] for token in self.tree["added_tokens"])  # others may contain spaces
         byte_level = split.get("type") == "ByteLevel" and split["use_regex"] and not split["add_prefix_space"]
@@ -366,7 +399,9 @@ _last_loaded: tuple[object, Tokenizer] | None = None  # (identity of the files, 
 
 
 def _file_identity(path: Path) -> object:
-    """Return a value that changes whenever the files of a tokenizer change, or None if a file cannot be accessed."""
+    """Return the path, size, time stamps and inode of a tokenizer's files, to compare with a later call: a different
+    value means that a file changed. Return None if a file cannot be accessed.
+    """
     files = [path, _merges_path(path)] if path.name.endswith("vocab.json") else [path]
     try:
         states = [(str(file.absolute()), os.stat(file)) for file in files]
@@ -384,7 +419,9 @@ def _merges_path(vocab: Path) -> Path:
 
 
 def _find_in_folder(folder: Path) -> Path:
-    """Return a tokenizer's file in a folder. Raise MissingInputError if there is none, DataError for SentencePiece."""
+    """Return the path of the tokenizer's file in a folder: tokenizer.json, vocab.json or vocab.txt. Raise
+    MissingInputError if there is none, DataError if there is only a SentencePiece model.
+    """
     for name in ("tokenizer.json", "vocab.json", "vocab.txt"):
         if (folder / name).is_file():
             return folder / name
@@ -396,7 +433,9 @@ def _find_in_folder(folder: Path) -> Path:
 
 
 def _sentencepiece_error(path: Path, folder: Path) -> LmtrainError:
-    """Return the error for a SentencePiece model, which explains how to convert the tokenizer in `folder`."""
+    """Return the exception to raise for a SentencePiece model at `path`. Its message explains how to convert the
+    tokenizer in `folder`.
+    """
     if not path.is_file():
         return MissingInputError(f"{path} does not exist. Give a tokenizer's file or folder.")
     code = f"from transformers import AutoTokenizer as A; A.from_pretrained('{folder}').save_pretrained('new')"
@@ -408,7 +447,9 @@ def _sentencepiece_error(path: Path, folder: Path) -> LmtrainError:
 
 
 def _read(path: Path) -> bytes:
-    """Return the content of a tokenizer's file. Raise if it is missing, unreadable, or too large for a tokenizer."""
+    """Return the content of a tokenizer's file. Raise MissingInputError if it is missing or unreadable, DataError if it
+    is larger than 64 MiB or has too many entries.
+    """
     try:
         with open_fd(path) as (fd, size):
             if size > MAX_BYTES:
@@ -422,29 +463,31 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _parts_that_decide_ids(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a tokenizer.json that decide ids, normalized so that all file forms give the same result."""
-    model = {key: value for key, value in tree["model"].items() if value not in (None, "", False)}
+def _parts_that_decide_ids(tokenizer_json: dict[str, Any]) -> dict[str, Any]:
+    """Return the parts of a parsed tokenizer.json that decide which ids a text gets. Equal tokenizers give equal parts,
+    whatever file format they were loaded from.
+    """
+    model = {key: value for key, value in tokenizer_json["model"].items() if value not in (None, "", False)}
     has_names = isinstance(model["vocab"], dict)  # a Unigram vocabulary is a list of (piece, score)
-    byte_level = has_names and (tree["pre_tokenizer"] or {}).get("type") == "ByteLevel"
+    byte_level = has_names and (tokenizer_json["pre_tokenizer"] or {}).get("type") == "ByteLevel"
     if byte_level and model["vocab"].keys() >= vocabularies.ALPHABET:
         model.pop("unk_token", None)  # because: a vocabulary with every byte has no unknown text
     added = [
         # because: a special token never matches in a text, so only its name and id matter
         {"content": token["content"], "id": token["id"]} if token["special"] else token
-        for token in tree["added_tokens"]
+        for token in tokenizer_json["added_tokens"]
     ]
     model["vocab"] = dict(model["vocab"]) | {t["content"]: t["id"] for t in added} if byte_level else model["vocab"]
     return {
         "model": model,
-        "normalizer": tree["normalizer"],
-        "pre_tokenizer": _without(tree["pre_tokenizer"], "trim_offsets"),
+        "normalizer": tokenizer_json["normalizer"],
+        "pre_tokenizer": _remove_key(tokenizer_json["pre_tokenizer"], "trim_offsets"),
         "added_tokens": sorted(added, key=lambda token: int(token["id"])),
     }
 
 
-def _without(node: Any, key: str) -> Any:
-    """Return the tree without a key that changes only the reported offsets of pieces."""
+def _remove_key(node: Any, key: str) -> Any:
+    """Return a copy of a JSON value in which no object, at any depth, has the key `key`."""
     if isinstance(node, dict):
-        return {k: _without(v, key) for k, v in node.items() if k != key}
-    return [_without(v, key) for v in node] if isinstance(node, list) else node
+        return {k: _remove_key(v, key) for k, v in node.items() if k != key}
+    return [_remove_key(v, key) for v in node] if isinstance(node, list) else node

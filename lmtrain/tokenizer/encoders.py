@@ -33,27 +33,31 @@ _MAX_LETTERS = 8 << 20  # letters of all pieces; because: the trie of the pieces
 _MAX_MERGES = (1 << 22) - 1
 
 
-def build_compiled(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> Any | None:
-    """Return the compiled encoder of a tokenizer for ids of this dtype, or None if the tokenizer is not supported."""
+def build_compiled_encoder(tokenizer: Tokenizer, dtype: np.dtype[Any]) -> Any | None:
+    """Return an encoder of the compiled extension (csrc/encoder.cpp) that gives the same ids as the tokenizer, as
+    `dtype`. Return None if the extension is missing or does not support this tokenizer.
+    """
     if native.lib is None or tokenizer.vocab_size > np.iinfo(dtype).max + 1:
         return None
-    kind = native.lib.Encoder16 if dtype == np.uint16 else native.lib.Encoder32
-    tree = tokenizer.tree
-    if not all(token["special"] for token in tree["added_tokens"]):  # others are matched in the text
+    encoder_class = native.lib.Encoder16 if dtype == np.uint16 else native.lib.Encoder32
+    tokenizer_json = tokenizer.tree
+    if not all(token["special"] for token in tokenizer_json["added_tokens"]):  # others are matched in the text
         return None
-    if (pattern := _bpe_pattern(tree)) is not None and _is_plain_bpe(tree["model"]):
-        return _build_bpe(kind, pattern, tree["model"])
-    if _is_bert(tree):
-        return _build_wordpiece(kind, tree["normalizer"], tree["model"])
+    if (pattern := _bpe_pattern(tokenizer_json)) is not None and _is_plain_bpe(tokenizer_json["model"]):
+        return _build_bpe(encoder_class, pattern, tokenizer_json["model"])
+    if _is_bert(tokenizer_json):
+        return _build_wordpiece(encoder_class, tokenizer_json["normalizer"], tokenizer_json["model"])
     return None
 
 
-def _bpe_pattern(tree: dict[str, Any]) -> str | None:
-    """Return "gpt2" or "cl100k" if a byte-level BPE splits its text by one of these patterns, else None."""
-    split = tree["pre_tokenizer"] or {}
+def _bpe_pattern(tokenizer_json: dict[str, Any]) -> str | None:
+    """Return the name of the regular expression by which a byte-level BPE splits text into words: "gpt2" or "cl100k"
+    (GPT-4, LLaMA 3). Return None for every other tokenizer.
+    """
+    split = tokenizer_json["pre_tokenizer"] or {}
     parts = split["pretokenizers"] if split.get("type") == "Sequence" else [split]
     *before, bytes_ = parts or [{}]
-    if tree["normalizer"] is not None or bytes_.get("type") != "ByteLevel" or bytes_["add_prefix_space"]:
+    if tokenizer_json["normalizer"] is not None or bytes_.get("type") != "ByteLevel" or bytes_["add_prefix_space"]:
         return None
     if not before and bytes_["use_regex"]:
         return "gpt2"
@@ -62,7 +66,9 @@ def _bpe_pattern(tree: dict[str, Any]) -> str | None:
 
 
 def _is_plain_bpe(model: dict[str, Any]) -> bool:
-    """Return True if a model is a BPE without options that the compiled encoder lacks, and within its limits."""
+    """Return True if the `model` entry of a tokenizer.json is a BPE that the compiled encoder supports: without
+    dropout, prefixes, suffixes and byte fallback, with all 256 bytes, and not too large.
+    """
     return (
         model["type"] == "BPE"
         and not any(
@@ -74,35 +80,41 @@ def _is_plain_bpe(model: dict[str, Any]) -> bool:
     )
 
 
-def _build_bpe(kind: Any, pattern: str, model: dict[str, Any]) -> Any:
-    """Build the compiled encoder of class `kind` for a byte-level BPE."""
+def _build_bpe(encoder_class: Any, pattern: str, model: dict[str, Any]) -> Any:
+    """Build the compiled encoder for a byte-level BPE. `encoder_class` is Encoder16 or Encoder32 of the compiled
+    extension, `pattern` is "gpt2" or "cl100k", `model` is the entry of tokenizer.json.
+    """
     vocab, pairs = model["vocab"], [m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"]]
     merges = np.array([(vocab[a], vocab[b], vocab[a + b]) for a, b in pairs], np.int64).reshape(-1, 3)
     byte_ids = np.array([vocab[letter] for letter in vocabularies.LETTERS], np.int64)
     spellable = (piece for piece in vocab if model.get("ignore_merges") and set(piece) <= vocabularies.ALPHABET)
     whole_pieces = {piece.translate(_TO_BYTES).encode("latin-1"): vocab[piece] for piece in spellable}
-    return kind.bpe(pattern, byte_ids, merges, whole_pieces)
+    return encoder_class.bpe(pattern, byte_ids, merges, whole_pieces)
 
 
 _TO_BYTES = {ord(letter): byte for byte, letter in enumerate(vocabularies.LETTERS)}
 
 
-def _is_bert(tree: dict[str, Any]) -> bool:
-    """Return True if a tokenizer is BERT's WordPiece and within the compiled encoder's limits."""
-    model, normalizer = tree["model"], tree["normalizer"] or {}
+def _is_bert(tokenizer_json: dict[str, Any]) -> bool:
+    """Return True if a parsed tokenizer.json is BERT's WordPiece, with its normalizer and word splitting, and the
+    vocabulary is not too large for the compiled encoder.
+    """
+    model, normalizer = tokenizer_json["model"], tokenizer_json["normalizer"] or {}
     return (
         model["type"] == "WordPiece"
         and model["unk_token"] in model["vocab"]
         and sum(map(len, model["vocab"])) < _MAX_LETTERS
         and normalizer.get("type") == "BertNormalizer"
-        and (tree["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
+        and (tokenizer_json["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
     )
 
 
-def _build_wordpiece(kind: Any, normalizer: dict[str, Any], model: dict[str, Any]) -> Any:
-    """Build the compiled encoder of class `kind` for BERT's WordPiece."""
+def _build_wordpiece(encoder_class: Any, normalizer: dict[str, Any], model: dict[str, Any]) -> Any:
+    """Build the compiled encoder for BERT's WordPiece. `encoder_class` is Encoder16 or Encoder32 of the compiled
+    extension, `normalizer` and `model` are entries of tokenizer.json.
+    """
     strip = normalizer["strip_accents"]
-    return kind.wordpiece(
+    return encoder_class.wordpiece(
         vocab={piece.encode(): i for piece, i in model["vocab"].items()},
         unknown=model["unk_token"].encode(),
         prefix=model["continuing_subword_prefix"].encode(),
@@ -139,16 +151,18 @@ class Encoder(Protocol):
 
 
 def build_encoder(tokenizer: Tokenizer, dtype: Any = None) -> Encoder:
-    """Build an encoder with ids of this dtype (np.uint16 or np.int32); by default the dtype that datasets have."""
+    """Build the fastest encoder for a tokenizer: compiled if possible, otherwise one that calls the `tokenizers`
+    library. Ids have `dtype`, np.uint16 or np.int32; by default the dtype in which datasets store them.
+    """
     if dtype is None:
         dtype = np.uint16 if tokenizer.vocab_size < 65500 else np.int32  # because: as data.store.format.dtype_for
     dtype = np.dtype(dtype)
-    encoder = build_compiled(tokenizer, dtype)
+    encoder = build_compiled_encoder(tokenizer, dtype)
     return TwinEncoder(tokenizer, dtype) if encoder is None else CompiledEncoder(tokenizer, encoder)
 
 
 class CompiledEncoder:
-    """The encoder of csrc/encoder.cpp. The cause of a rejected line or document is worded by the twin's code."""
+    """The encoder of csrc/encoder.cpp. The cause of a rejected line or document is found by the Python code."""
 
     def __init__(self, tokenizer: Tokenizer, encoder: Any) -> None:
         self._eod, self._encoder = tokenizer.eod_id, encoder
@@ -165,7 +179,9 @@ class CompiledEncoder:
         return EncodedDocuments(tokens, lengths, num_text_bytes, build_rejects(data, key, bad))
 
     def _eod_argument(self, append_eod: bool) -> int:
-        """Return the end-of-document id for the compiled encoder, -1 to append none."""
+        """Return the argument by which the compiled encoder appends the end-of-document token: its id, or -1 to append
+        none.
+        """
         if not append_eod:
             return -1
         assert self._eod is not None, "append_eod needs an end-of-document token, which the tokenizer lacks"
@@ -202,7 +218,9 @@ class TwinEncoder:
         return EncodedDocuments(np.concatenate(arrays), np.array(lengths, np.int64), num_text_bytes, rejects)
 
     def _encode_text(self, text: str, append_eod: bool) -> NDArray[Any]:
-        """Return the ids of a text, in parts if it is long, and the end-of-document id if requested."""
+        """Return the ids of a text as an array, followed by the end-of-document id if `append_eod`. A text without ids
+        stays empty.
+        """
         parts = map(self._tokenizer.encode, self._tokenizer.split_long_text(text))
         ids = np.concatenate([np.array(part, self._dtype) for part in parts])
         # because: the format stores an empty document as empty, without an end-of-document token

@@ -53,7 +53,7 @@ class BadTextError(Exception):
 
 
 def split_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, line without its newline) of every line that is not blank."""
+    """Yield (offset of the line's first byte, line without its newline) for every line of `data` that is not blank."""
     start = 0
     while start < len(data):
         stop = data.find(b"\n", start)
@@ -64,7 +64,9 @@ def split_lines(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def read_jsonl(data: bytes, key: str) -> JsonLines:
-    """Return the texts under `key` of whole JSON lines, for callers that process texts before encoding."""
+    """Return the text under `key` in each line of `data`, which holds whole JSON lines, and the lines that are bad.
+    Called by code that processes texts before encoding.
+    """
     if native.lib is None:
         return read_jsonl_twin(data, key)
     documents, starts, bad = native.lib.read_jsonl(data, key.encode("utf-8", "surrogatepass"))
@@ -72,7 +74,7 @@ def read_jsonl(data: bytes, key: str) -> JsonLines:
 
 
 def read_jsonl_twin(data: bytes, key: str) -> JsonLines:
-    """Compute `read_jsonl` in Python."""
+    """Do the same as `read_jsonl` in Python, without the compiled extension."""
     result = JsonLines([], [], [])
     for start, line in split_lines(bytes(data)):
         try:
@@ -84,13 +86,19 @@ def read_jsonl_twin(data: bytes, key: str) -> JsonLines:
 
 
 def build_rejects(data: bytes, key: str, bounds: NDArray[np.int64]) -> list[Reject]:
-    """Return a Reject for each line that the compiled reader rejected, given the lines' starts and ends."""
+    """Return a Reject for each line of `data` that the compiled reader rejected. `bounds` lists the start and end
+    offset of each such line.
+    """
     view = memoryview(data)
     return [build_reject(start, start, bytes(view[start:stop]), key) for start, stop in bounds.reshape(-1, 2).tolist()]
 
 
 def build_reject(item: int, start: int, source: Text, key: str | None) -> Reject:
-    """Return the Reject, with the cause, of a text or line that the compiled reader rejected; it begins at `start`."""
+    """Return a Reject with the cause for which the compiled reader rejected `source`, a text or (with a `key`) a JSON
+    line. `item` is stored in the Reject; `start` is added to the offset of the wrong byte.
+
+    Raise RuntimeError if the Python code finds nothing wrong.
+    """
     try:
         extract_text(source, key)
     except BadTextError as error:
@@ -99,7 +107,9 @@ def build_reject(item: int, start: int, source: Text, key: str | None) -> Reject
 
 
 def extract_text(source: Text, key: str | None) -> str:
-    """Return the text of a document or, with a key, the text under the key in a JSON line. Raise BadTextError."""
+    """Return the text of a document. With a `key`, `source` is a JSON line and its text is the value of that key. Raise
+    BadTextError if it is not valid.
+    """
     if key is not None:
         assert isinstance(source, bytes)
         text: str = parse_document(source, key)[key]
@@ -110,7 +120,9 @@ def extract_text(source: Text, key: str | None) -> str:
 
 
 def parse_document(line: bytes, key: str | None) -> Document:
-    """Return the JSON object of a line; with a key, its value must be a valid text. Raise BadTextError if not."""
+    """Parse a JSON line and return its object. Raise BadTextError if the line is not a JSON object or, with a `key`, if
+    the object has not exactly one such key with a valid text.
+    """
     text = decode_utf8(line)
     outermost: Pairs = []  # pairs of the last object to end, which is the outermost
 
@@ -155,7 +167,9 @@ def decode_utf8(data: bytes) -> str:
 
 
 def check_text(text: str) -> None:
-    """Raise BadTextError for a lone surrogate, or for too long a run of white space or of other characters."""
+    """Raise BadTextError if a text holds a lone surrogate, or more than 4 MiB without white space or of white space
+    only.
+    """
     try:
         data = text.encode()
     except UnicodeEncodeError as error:

@@ -20,7 +20,9 @@ _MAX_ALPHABET = 1000  # single characters in a WordPiece vocabulary; rarer chara
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Pattern = "gpt2") -> Tokenizer:
-    """Train byte-level BPE; a small corpus may yield fewer pieces. Raise UsageError if `vocab_size` is below 257."""
+    """Train a byte-level BPE tokenizer on the texts. It has at most `vocab_size` pieces, fewer for a small corpus;
+    `pattern` decides how text is split into words. Raise UsageError if `vocab_size` is below 257.
+    """
     smallest = len(vocabularies.ALPHABET) + 1
     if vocab_size < smallest:
         raise UsageError(f"--vocab-size={vocab_size} is too small for BPE and its 256 bytes. Use {smallest} or more.")
@@ -41,22 +43,24 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Patte
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> Tokenizer:
-    """Train BERT's WordPiece. The texts are read twice, so an iterator is first collected in memory."""
+    """Train a WordPiece tokenizer like BERT's on the texts. With `lowercase`, it lower-cases all text and removes
+    accents. The texts are read twice, so an iterator is first collected in memory.
+    """
     if isinstance(texts, Iterator):
         texts = list(texts)
-    room = vocab_size - len(vocabularies.SPECIAL)
-    if room < 2:
+    num_learned = vocab_size - len(vocabularies.SPECIAL)
+    if num_learned < 2:
         smallest = len(vocabularies.SPECIAL) + 2
         raise UsageError(f"--vocab-size={vocab_size} is too small for WordPiece. Use {smallest} or more.")
     inner = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 - no password
     vocabularies.apply_wordpiece_splitting(inner, lowercase)
-    alphabet, inside = _choose_alphabet(texts, inner, min(_MAX_ALPHABET, room // 2))
+    alphabet, inside_letters = _choose_alphabet(texts, inner, min(_MAX_ALPHABET, num_learned // 2))
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         min_frequency=_MIN_FREQUENCY,
         # because: the library numbers pieces like ##e in the order of a hash map, which differs between processes, and
         # breaks ties by these numbers; as special tokens they are numbered in the order of this list.
-        special_tokens=[*vocabularies.SPECIAL, *(f"##{letter}" for letter in inside)],
+        special_tokens=[*vocabularies.SPECIAL, *(f"##{letter}" for letter in inside_letters)],
         initial_alphabet=alphabet,
         limit_alphabet=len(alphabet),
         show_progress=False,
@@ -66,7 +70,9 @@ def train_wordpiece(texts: Iterable[str], vocab_size: int, lowercase: bool) -> T
 
 
 def _choose_alphabet(texts: Iterable[str], inner: tokenizers.Tokenizer, limit: int) -> tuple[list[str], list[str]]:
-    """Return the most frequent characters of the texts, at most `limit`, and those of them that occur inside words."""
+    """Return two lists: the most frequent characters of the texts, at most `limit`, and those of them that occur inside
+    words (not only as the first character). `inner` normalizes the texts and splits them into words.
+    """
     words: Counter[str] = Counter()
     for text in texts:
         words.update(word for word, _ in inner.pre_tokenizer.pre_tokenize_str(inner.normalizer.normalize_str(text)))

@@ -32,7 +32,9 @@ Pattern = Literal["gpt2", "cl100k"]
 
 
 def build_bpe_pre_tokenizer(pattern: Pattern) -> pre_tokenizers.PreTokenizer:
-    """Return the pre-tokenizer that splits text into words; merges stay within a word."""
+    """Return a pre-tokenizer that splits text into words by a regular expression (that of GPT-2, or cl100k of GPT-4 and
+    LLaMA 3) and turns bytes into letters. BPE merges pieces only within a word.
+    """
     to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pattern == "gpt2")
     if pattern == "gpt2":
         return to_letters
@@ -40,7 +42,9 @@ def build_bpe_pre_tokenizer(pattern: Pattern) -> pre_tokenizers.PreTokenizer:
 
 
 def build_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
-    """Build a tokenizer with GPT-2's splitting from pieces with their ids and ranked merges."""
+    """Build a byte-level BPE tokenizer that splits words like GPT-2. `vocab` maps pieces to ids, `merges` lists pairs
+    of pieces, the pair to merge first at the front.
+    """
     inner = Tokenizer(models.BPE(vocab=vocab, merges=merges))
     inner.pre_tokenizer = build_bpe_pre_tokenizer("gpt2")
     inner.decoder = decoders.ByteLevel()
@@ -50,35 +54,43 @@ def build_bpe(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer
 
 
 def read_gpt2(vocab: bytes, merges: bytes, vocab_name: str, merges_name: str) -> Tokenizer:
-    """Build a tokenizer from the contents of vocab.json (piece -> id) and merges.txt (a pair per line, best first)."""
+    """Build a tokenizer from the contents of vocab.json (piece -> id) and merges.txt (a pair of pieces per line, the
+    pair to merge first at the top). The names are for error messages.
+    """
     pieces = _read_vocab(vocab, vocab_name)
     return build_bpe(pieces, _read_merges(merges, merges_name, pieces))
 
 
-def _read_vocab(data: bytes, name: str) -> dict[str, int]:
-    """Parse vocab.json. Raise DataError unless it maps each piece to an id of its own and has all byte letters."""
-    pieces = parse_json(data, Path(name))
+def _read_vocab(data: bytes, file_name: str) -> dict[str, int]:
+    """Parse the content of GPT-2's vocab.json and return piece -> id. Raise DataError unless all ids are different and
+    a piece exists for each of the 256 bytes.
+    """
+    pieces = parse_json(data, Path(file_name))
     if not isinstance(pieces, dict) or not pieces:
-        raise DataError(f"{name} is not a JSON object of piece to id. It is damaged or another kind of file.")
+        raise DataError(f"{file_name} is not a JSON object of piece to id. It is damaged or another kind of file.")
     for piece, number in pieces.items():
         if type(number) is not int or not 0 <= number < 2**31:
             shown = repr(number) if isinstance(number, (bool, int, float)) else shorten(number)
             raise DataError(
-                f"{name} gives {shorten(piece)!a} the id {shown}; ids are whole numbers from 0. It is damaged."
+                f"{file_name} gives {shorten(piece)!a} the id {shown}; ids are whole numbers from 0. It is damaged."
             )
         if not piece.isascii() and _SURROGATE.search(piece):
-            raise DataError(f"{name} has {shorten(piece)!a}, a piece with half of a character. It is damaged.")
+            raise DataError(f"{file_name} has {shorten(piece)!a}, a piece with half of a character. It is damaged.")
     if len(set(pieces.values())) < len(pieces):
-        raise DataError(f"{name} gives one id to two pieces. It is damaged.")
+        raise DataError(f"{file_name} gives one id to two pieces. It is damaged.")
     missing = ALPHABET - pieces.keys()
     if missing:
-        raise DataError(f"{name} lacks {len(missing)} of the 256 byte letters. It is no byte-level BPE vocabulary.")
+        raise DataError(
+            f"{file_name} lacks {len(missing)} of the 256 byte letters. It is no byte-level BPE vocabulary."
+        )
     return pieces
 
 
-def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[str, str]]:
-    """Parse merges.txt. Raise DataError at a line that is no pair of pieces of the vocabulary."""
-    lines = _decode_lines(data, name)
+def _read_merges(data: bytes, file_name: str, pieces: dict[str, int]) -> list[tuple[str, str]]:
+    """Parse the content of GPT-2's merges.txt and return its pairs of pieces. Raise DataError at a line that is not a
+    pair of pieces in the vocabulary `pieces`.
+    """
+    lines = _decode_lines(data, file_name)
     merges: list[tuple[str, str]] = []
     for number, line in enumerate(lines, 1):
         line = line.removesuffix("\r")
@@ -87,17 +99,21 @@ def _read_merges(data: bytes, name: str, pieces: dict[str, int]) -> list[tuple[s
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
             raise DataError(
-                f"{name}:{number}: {shorten(line)!r} is no pair of pieces. It is damaged or another kind of file."
+                f"{file_name}:{number}: {shorten(line)!r} is no pair of pieces. It is damaged or another kind of file."
             )
         if left not in pieces or right not in pieces or left + right not in pieces:
             piece = next(piece for piece in (left, right, left + right) if piece not in pieces)
-            raise DataError(f"{name}:{number}: {shorten(piece)!r} is not in the vocabulary. It belongs to another one.")
+            raise DataError(
+                f"{file_name}:{number}: {shorten(piece)!r} is not in the vocabulary. It belongs to another one."
+            )
         merges.append((left, right))
     return merges
 
 
 def build_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
-    """Build BERT's tokenizer from pieces with their ids."""
+    """Build a WordPiece tokenizer like BERT's. `vocab` maps pieces to ids; with `lowercase`, the tokenizer lower-cases
+    all text and removes accents.
+    """
     inner = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))  # noqa: S106 - no password
     apply_wordpiece_splitting(inner, lowercase)
     inner.decoder = decoders.WordPiece()
@@ -106,14 +122,18 @@ def build_wordpiece(vocab: dict[str, int], lowercase: bool) -> Tokenizer:
 
 
 def apply_wordpiece_splitting(inner: Tokenizer, lowercase: bool) -> None:
-    """Set BERT's text cleaning and word splitting; accents are removed if text is lower-cased."""
+    """Make a tokenizer clean text and split it into words like BERT. With `lowercase`, it lower-cases all text and
+    removes accents.
+    """
     inner.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
 
-def read_wordpiece(data: bytes, name: str) -> Tokenizer:
-    """Build a tokenizer from the content of vocab.txt: one piece per line, its id is the line's number from 0."""
-    lines = _decode_lines(data, name)
+def read_wordpiece(data: bytes, file_name: str) -> Tokenizer:
+    """Build BERT's tokenizer from the content of a vocab.txt, which has one piece per line; a piece's id is its line
+    number, counted from 0. Raise DataError for a bad line.
+    """
+    lines = _decode_lines(data, file_name)
     if lines[-1] == "":
         lines.pop()
     vocab: dict[str, int] = {}
@@ -125,18 +145,22 @@ def read_wordpiece(data: bytes, name: str) -> Tokenizer:
                 content = f"{shorten(piece)!r}, as line {vocab[piece] + 1} does"
             elif piece.strip():  # because: other readers strip blanks, and ids must not depend on the reader
                 content = f"{shorten(piece)!r}, which ends or begins with a blank"
-            raise DataError(f"{name}:{number + 1} holds {content}. Each line of a vocab.txt is a piece of its own.")
+            raise DataError(
+                f"{file_name}:{number + 1} holds {content}. Each line of a vocab.txt is a piece of its own."
+            )
         vocab[piece] = number
     if "[UNK]" not in vocab:
-        raise DataError(f"{name} has no [UNK]. It is damaged or no WordPiece vocabulary.")
+        raise DataError(f"{file_name} has no [UNK]. It is damaged or no WordPiece vocabulary.")
     # because: vocab.txt does not record whether text is lower-cased; if it is, no piece has a capital letter
     plain = (piece for piece in vocab if not (piece.startswith("[") and piece.endswith("]")))
     return build_wordpiece(vocab, lowercase=all(piece == piece.lower() for piece in plain))
 
 
-def _decode_lines(data: bytes, name: str) -> list[str]:
-    """Return the lines of a UTF-8 file. Raise DataError with the file's name if it is not valid UTF-8."""
+def _decode_lines(data: bytes, file_name: str) -> list[str]:
+    """Split the content of a UTF-8 file into lines. Raise DataError with `file_name` if it is not valid UTF-8."""
     try:
         return data.decode().split("\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{name}, byte {error.start}: invalid UTF-8. It is damaged or another kind of file.") from error
+        raise DataError(
+            f"{file_name}, byte {error.start}: invalid UTF-8. It is damaged or another kind of file."
+        ) from error

@@ -51,13 +51,17 @@ def _hash_text(text: str) -> Hashes:
 
 @dataclass(frozen=True)
 class Passages:
-    """Runs of words that must not be trained on: for each length, sorted hashes and the source file of each."""
+    """Sequences of words in evaluation texts, which must not be trained on: for each length, sorted hashes and source
+    files.
+    """
 
     sources: tuple[str, ...]
     runs: tuple[tuple[int, Hashes, npt.NDArray[np.int32]], ...]  # (words, hashes, source numbers)
 
     def find(self, hashes: Hashes) -> list[tuple[int, int, int]]:
-        """Return (first word, one past the last word, source number) of each hit in a text with these word hashes."""
+        """Return (first word, one past the last word, number of the evaluation file) for each sequence of words that a
+        training text shares with an evaluation text. `hashes` are the hashes of the training text's words.
+        """
         hits = []
         for length, run_hashes, sources in self.runs:
             runs = hash_runs(hashes, length)
@@ -67,12 +71,14 @@ class Passages:
 
 
 def read_passages(files: Sequence[Path]) -> Passages:
-    """Read the evaluation files, compressed or not; a plain text file is one text, each string in a .jsonl is one."""
+    """Read evaluation files and hash all their sequences of 13 words; texts of 8 to 12 words are hashed whole. A plain
+    text file is one text; in a .jsonl file, each string is a text of its own.
+    """
     if not files:
         raise UsageError("--against was not given. Name the evaluation texts that must not be trained on.")
     by_length: dict[int, list[tuple[Hashes, int]]] = {}
     for number, path in enumerate(files):
-        for text in _texts(path):
+        for text in _read_texts(path):
             hashes = _hash_text(unicodedata.normalize("NFC", text))
             length = min(NUM_WORDS, hashes.size)
             if length >= MIN_WORDS:
@@ -86,19 +92,23 @@ def read_passages(files: Sequence[Path]) -> Passages:
 
 
 def _sort_runs(length: int, runs: list[tuple[Hashes, int]]) -> tuple[int, Hashes, npt.NDArray[np.int32]]:
-    """Return (length, sorted distinct hashes, source number of each) of runs with this many words."""
+    """Join the hashes of word sequences of one length. Return (length, sorted distinct hashes, for each hash the number
+    of the evaluation file where it first occurs). `runs` holds (hashes, file number) pairs.
+    """
     hashes = np.concatenate([h for h, _ in runs])
     sources = np.concatenate([np.full(h.size, number, np.int32) for h, number in runs])
     distinct, first = np.unique(hashes, return_index=True)
     return length, distinct, sources[first]
 
 
-def _texts(path: Path) -> Iterator[str]:
-    """Yield the texts of an evaluation file."""
+def _read_texts(path: Path) -> Iterator[str]:
+    """Yield the texts of an evaluation file: the whole content of a plain text file, or every string in a file of JSON
+    lines or Parquet rows.
+    """
     if next((kind for suffix, (kind, _) in SUFFIXES.items() if path.name.endswith(suffix)), "text") != "text":
         # because: evaluation files use various keys, and every string in them counts
         for _, document in read_documents(find_step_sources([path]), ReadOptions(key=None), lambda bad: None):
-            yield from _strings(document)
+            yield from _iterate_strings(document)
         return
     with open_decompressed(path) as file:
         data = file.read(_MAX_BYTES + 1)
@@ -110,13 +120,13 @@ def _texts(path: Path) -> Iterator[str]:
         raise DataError(f"{path} is not UTF-8 at byte {error.start}. Give the text as it was published.") from error
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Yield every string in a JSON value."""
+def _iterate_strings(value: Any) -> Iterator[str]:
+    """Yield every string in a JSON value, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, (dict, list)):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from _strings(inner)
+            yield from _iterate_strings(inner)
 
 
 @dataclass(frozen=True)
@@ -140,7 +150,7 @@ class DecontaminateStep(SelectionStep):
                 continue
             for source in sorted({source for _, _, source in hits}):
                 tally.changed[f"found: {self.passages.sources[source]}"] += 1
-            pieces = self._pieces(text, hits)
+            pieces = self._remaining_pieces(text, hits)
             if not pieces:
                 tally.drop("contaminated")
                 continue
@@ -148,8 +158,12 @@ class DecontaminateStep(SelectionStep):
             tally.changed["pieces added"] += len(pieces) - 1
             yield from (document | {key: piece, "piece": number} for number, piece in enumerate(pieces))
 
-    def _pieces(self, text: str, hits: list[tuple[int, int, int]]) -> list[str]:
-        """Return the pieces of a text to keep: what is left after the hits are cut out; none if the text is dropped."""
+    def _remaining_pieces(self, text: str, hits: list[tuple[int, int, int]]) -> list[str]:
+        """Return the pieces of a document that remain after the sequences in `hits` and 200 characters on each side are
+        cut out. Return none if the whole document is to be dropped.
+
+        `hits` are (first word, one past the last word, source) tuples of `Passages.find`.
+        """
         if self.action == "drop":
             return []
         spans = [match.span() for match in _WORD.finditer(text)]
@@ -162,7 +176,7 @@ class DecontaminateStep(SelectionStep):
 
 
 def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the spans with touching or overlapping spans joined, in ascending order."""
+    """Join spans (start, end) that touch or overlap, and return the resulting spans in ascending order."""
     result: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
         if result and start <= result[-1][1]:

@@ -65,7 +65,9 @@ class MinHash:
         return min_hashes(hashes, self.num_hashes) if hashes.size else None
 
     def band_keys(self, signatures: Signature, band: int) -> Hashes:
-        """Return one key per row of signatures; rows whose band is equal have equal keys."""
+        """Return a hash of one band of each signature. A signature is a row, a band is a range of its columns; equal
+        keys mean that two documents agree in the whole band and may be near copies.
+        """
         columns = signatures[:, band * self.rows : (band + 1) * self.rows].astype(np.uint64)
         keys = np.full(len(signatures), band, np.uint64)
         for column in columns.T:
@@ -86,7 +88,9 @@ def min_hashes(values: Hashes, count: int) -> Signature:
 
 
 def min_hashes_twin(values: Hashes, factors: Hashes, offsets: Hashes) -> Signature:
-    """Compute `min_hashes` in numpy, for the hash functions factors[i] * x + offsets[i]."""
+    """Do the same as `min_hashes` in numpy, without the compiled extension. Hash function i maps x to factors[i] * x +
+    offsets[i].
+    """
     smallest = np.full(factors.size, np.iinfo(np.uint64).max, np.uint64)
     for start in range(0, values.size, _CHUNK):
         chunk = values[start : start + _CHUNK, None] * factors + offsets
@@ -152,13 +156,15 @@ class DropStep(SelectionStep):
 
 
 def _contains(positions: npt.NDArray[np.uint64], position: int) -> bool:
-    """Return True if sorted positions contain this one."""
+    """Return True if `positions`, which are sorted, contain `position`."""
     at = int(np.searchsorted(positions, np.uint64(position)))
     return at < positions.size and int(positions[at]) == position
 
 
 def load_array(path: Path, dtype: type) -> npt.NDArray[Any]:
-    """Map a file of numbers into memory. Raise MissingInputError if it is missing, DataError if its size is wrong."""
+    """Map a file of numbers into memory as a read-only array. Raise MissingInputError if the file is missing, DataError
+    if its size is no multiple of the number's size.
+    """
     try:
         size = path.stat().st_size
     except FileNotFoundError as error:
@@ -174,7 +180,9 @@ def record_inputs(folder: Path, inputs: Inputs, minhash: MinHash | None) -> None
 
 
 def check_inputs(folder: Path, inputs: Inputs) -> None:
-    """Raise unless these are the signed input files: recorded positions are valid only for the same files."""
+    """Raise unless `inputs` are the same unchanged files that `sign` recorded in the work folder. The folder refers to
+    documents by their positions in these files.
+    """
     path = folder / "inputs.json"
     if not path.exists():
         raise MissingInputError(f"{path} does not exist. Run `lmtrain corpus sign` first, with the same --work.")
@@ -214,13 +222,15 @@ class SignedDocuments:
         return int(self._starts[-1])
 
     def rows(self, chunk: int = 1 << 18) -> Iterator[Rows]:
-        """Yield all rows in chunks, in order; the columns are ROW_COLUMNS."""
+        """Yield the rows of all documents in order, as arrays of at most `chunk` rows. Columns are position, upper and
+        lower half of the hash, and length.
+        """
         for part in self._rows:
             for start in range(0, len(part), chunk):
                 yield np.asarray(part[start : start + chunk])
 
     def signatures(self, chunk: int = 1 << 16) -> Iterator[tuple[int, Signature]]:
-        """Yield (index of the first, signatures) of chunks, in order."""
+        """Yield (index of the first document, signatures) of consecutive documents, at most `chunk` at a time."""
         for base, part in zip(self._starts, self._signatures, strict=False):
             for start in range(0, len(part), chunk):
                 yield int(base) + start, np.asarray(part[start : start + chunk])
@@ -243,7 +253,9 @@ class SignedDocuments:
 
 
 def mark_exact(folder: Path, memory_bytes: int = MEMORY_BYTES) -> int:
-    """Mark exact copies: write the positions of all but the first document of each group; return their number."""
+    """Find exact copies among the signed documents in a work folder: of each group of equal documents, all but the
+    first. Write the copies' positions to exact.u64 in the folder and return their number.
+    """
     signed = SignedDocuments(folder)
     (folder / NEAR_FILE).unlink(missing_ok=True)  # because: near copies were found relative to earlier exact copies
     with Sorter(3, folder, memory_bytes) as by_hash, Sorter(1, folder, memory_bytes) as copies:
@@ -261,7 +273,7 @@ def mark_exact(folder: Path, memory_bytes: int = MEMORY_BYTES) -> int:
 
 
 def _write_positions(path: Path, batches: Iterator[Rows]) -> int:
-    """Write positions to a file; return their number."""
+    """Write the documents' positions to a file and return how many were written."""
     count = 0
     with atomic_file(path) as file:
         for batch in batches:
@@ -271,9 +283,10 @@ def _write_positions(path: Path, batches: Iterator[Rows]) -> int:
 
 
 def find_pairs(folder: Path, threshold: float, part: TaskPart = WHOLE_PART, memory_bytes: int = MEMORY_BYTES) -> int:
-    """Write the pairs of documents that share a band of this part and are similar enough; return their number.
+    """Write the pairs of documents that are probably near copies to the work folder, and return their number. Each task
+    of a job array, `part`, compares documents in its share of the bands of the signatures.
 
-    Bands are divided among the parts. `threshold` is the least Jaccard similarity of a pair.
+    A pair agrees in at least one band, and its estimated Jaccard similarity is at least `threshold`.
     """
     if not 0 < threshold <= 1:
         raise UsageError(f"--threshold={threshold} is not a similarity. Give a number above 0, up to 1, such as 0.8.")
@@ -295,7 +308,9 @@ def find_pairs(folder: Path, threshold: float, part: TaskPart = WHOLE_PART, memo
 
 
 def _can_be_near_copies(folder: Path, signed: SignedDocuments) -> npt.NDArray[np.bool_]:
-    """Return a mask of the documents that can be near copies: they have words and are no exact copies."""
+    """Return a mask of the documents to compare for near copies: those that have words and are not already marked as
+    exact copies.
+    """
     exact = load_array(folder / EXACT_FILE, np.uint64)
     result = np.empty(len(signed), bool)
     start = 0
@@ -311,7 +326,8 @@ def _can_be_near_copies(folder: Path, signed: SignedDocuments) -> npt.NDArray[np
 def _pairs_sharing_band(
     signed: SignedDocuments, band: int, is_candidate: npt.NDArray[np.bool_], folder: Path, memory_bytes: int
 ) -> Iterator[Rows]:
-    """Yield pairs of indices (smaller, larger) of candidates with equal keys in a band.
+    """Yield arrays of document pairs (smaller index, larger index) that agree in one band of their signatures.
+    `is_candidate` masks the documents to compare; `folder` is for temporary files.
 
     Each document is paired with the first and the previous document of its group.
     """
@@ -336,7 +352,7 @@ def _pairs_sharing_band(
 
 
 def _similar_pairs(signed: SignedDocuments, pairs: Rows, threshold: float) -> Iterator[Rows]:
-    """Yield those of the pairs whose signatures are at least `threshold` similar."""
+    """Yield, in chunks, the pairs whose estimated Jaccard similarity is at least `threshold`."""
     for start in range(0, len(pairs), _PAIRS_AT_ONCE):
         chunk = pairs[start : start + _PAIRS_AT_ONCE]
         first, second = (signed.signatures_at(chunk[:, side].astype(np.int64)) for side in (0, 1))
@@ -344,9 +360,10 @@ def _similar_pairs(signed: SignedDocuments, pairs: Rows, threshold: float) -> It
 
 
 def mark_near(folder: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEMORY_BYTES) -> int:
-    """Mark near copies: join the pairs of all parts into groups; write the positions of all but one document per group.
+    """Find near copies: join the pairs that `find_pairs` wrote in all of its parts into groups, of which one document
+    stays. Write the positions of the other documents to near.u64 and return their number.
 
-    Return their number. `keep` decides which document of a group stays: "first" or "longest".
+    `keep` decides which document of a group stays: "first" or "longest".
     """
     if keep not in KEEP:
         raise UsageError(f"--keep={keep} is no rule. Use {' or '.join(KEEP)}.")
@@ -359,10 +376,10 @@ def mark_near(folder: Path, keep: str, num_parts: int = 1, memory_bytes: int = M
     try:
         for pairs in _read_pairs(paths):
             join_groups(parent, pairs[:, 0], pairs[:, 1])
-        with Sorter(3, folder, memory_bytes) as members, Sorter(1, folder, memory_bytes) as copies:
+        with Sorter(3, folder, memory_bytes) as group_rows, Sorter(1, folder, memory_bytes) as copies:
             for pairs in _read_pairs(paths):
-                members.add(_group_members(signed, parent, np.unique(pairs), keep))
-            _add_copies(members, signed, copies)
+                group_rows.add(_rows_of_groups(signed, parent, np.unique(pairs), keep))
+            _add_copies(group_rows, signed, copies)
             return _write_positions(folder / NEAR_FILE, copies.distinct())
     finally:
         del parent
@@ -382,7 +399,7 @@ def _create_parents(path: Path, length: int) -> Indices:
 
 
 def _read_pairs(paths: list[Path], chunk: int = 1 << 20) -> Iterator[Indices]:
-    """Yield the pairs in these files, in chunks."""
+    """Yield the pairs of document indices in these files, as arrays of at most `chunk` rows."""
     for path in paths:
         pairs = load_array(path, np.uint64).reshape(-1, 2)
         for start in range(0, len(pairs), chunk):
@@ -390,7 +407,9 @@ def _read_pairs(paths: list[Path], chunk: int = 1 << 20) -> Iterator[Indices]:
 
 
 def join_groups(parent: Indices, first: Indices, second: Indices) -> None:
-    """Join groups in the union-find array: first[i] and second[i] then share a root, the group's smallest index."""
+    """Join the groups of first[i] and second[i] for every i, in the union-find array `parent`. The root of a group is
+    its smallest index.
+    """
     while first.size:
         first_roots, second_roots = find_roots(parent, first), find_roots(parent, second)
         is_apart = first_roots != second_roots
@@ -401,7 +420,7 @@ def join_groups(parent: Indices, first: Indices, second: Indices) -> None:
 
 
 def find_roots(parent: Indices, nodes: Indices) -> Indices:
-    """Return the root of each node's group in a union-find array; shortens the paths to the roots."""
+    """Return the root of each node's group in the union-find array `parent`, and shorten the paths to the roots."""
     roots = parent[nodes]
     while ((parents := parent[roots]) != roots).any():
         parent[roots] = parent[parents]  # halve the paths
@@ -410,17 +429,21 @@ def find_roots(parent: Indices, nodes: Indices) -> Indices:
     return roots
 
 
-def _group_members(signed: SignedDocuments, parent: Indices, indices: Indices, keep: str) -> Rows:
-    """Return a row (group, rank, index) per document; the document that sorts first in its group stays."""
+def _rows_of_groups(signed: SignedDocuments, parent: Indices, indices: Indices, keep: str) -> Rows:
+    """Return a row (group, sort key, document index) for each of the documents `indices`. The document with the
+    smallest row of a group is the one to keep: the longest, or the first in the inputs.
+    """
     roots = find_roots(parent, indices).astype(np.uint64)
-    rank = ~signed.rows_at(indices)[:, 3] if keep == "longest" else np.zeros(indices.size, np.uint64)
-    return np.stack([roots, rank, indices.astype(np.uint64)], axis=1)
+    sort_key = ~signed.rows_at(indices)[:, 3] if keep == "longest" else np.zeros(indices.size, np.uint64)
+    return np.stack([roots, sort_key, indices.astype(np.uint64)], axis=1)
 
 
-def _add_copies(members: Sorter, signed: SignedDocuments, copies: Sorter) -> None:
-    """Add the positions of all but the first document of each group to `copies`."""
+def _add_copies(group_rows: Sorter, signed: SignedDocuments, copies: Sorter) -> None:
+    """Add the positions of the documents to drop to `copies`: all documents of a group except the first. `group_rows`
+    holds the rows (group, sort key, document index).
+    """
     group, kept = np.empty(0, np.uint64), np.empty(0, np.uint64)  # group, kept document at the last batch's end
-    for batch in members.batches():
+    for batch in group_rows.batches():
         roots = np.concatenate([group, batch[:, 0]])
         indices = np.concatenate([kept, batch[:, 2]])
         starts = np.ones(len(roots), bool)

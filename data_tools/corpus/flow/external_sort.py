@@ -44,7 +44,9 @@ class Sorter:
         self._temporary.cleanup()
 
     def add(self, rows: Rows) -> None:
-        """Add rows to sort; a sorted run is written to disk whenever memory is full."""
+        """Add rows to be sorted, each a row of `columns` unsigned 64-bit numbers. Rows beyond the memory limit are
+        sorted and moved to a temporary file.
+        """
         while rows.size:
             room = self._run_rows - self._num_pending
             self._pending.append(rows[:room].copy())
@@ -54,7 +56,7 @@ class Sorter:
                 self._spill()
 
     def batches(self) -> Iterator[Rows]:
-        """Yield all rows in ascending order, in batches; no rows can be added afterwards."""
+        """Yield all added rows in ascending order, as arrays of many rows. No rows can be added afterwards."""
         if not self._runs:
             if self._pending:
                 yield sort_rows(np.concatenate(self._pending))
@@ -71,7 +73,7 @@ class Sorter:
                 yield sort_rows(np.concatenate([run.take(bound) for run in runs]))
 
     def distinct(self) -> Iterator[Rows]:
-        """Yield all distinct rows in ascending order, in batches."""
+        """Yield all added rows in ascending order without repetitions, as arrays of many rows."""
         last = np.empty((0, self._columns), np.uint64)
         for batch in self.batches():
             rows = np.concatenate([last, batch])
@@ -82,7 +84,7 @@ class Sorter:
             last = rows[-1:]
 
     def _spill(self) -> None:
-        """Sort the rows in memory and write them to disk as a run."""
+        """Sort the rows that are in memory and move them to a new temporary file."""
         path = Path(self._temporary.name) / f"run-{len(self._runs):06d}"
         with storage_errors(path, "Writing"), open(path, "wb", buffering=0) as file:
             unwritten = np.ascontiguousarray(sort_rows(np.concatenate(self._pending))).data.cast("B")
@@ -98,7 +100,7 @@ def sort_rows(rows: Rows) -> Rows:
 
 
 class _Run:
-    """A sorted run, of which one block is in memory."""
+    """A temporary file of sorted rows, of which one block at a time is in memory."""
 
     def __init__(self, file: IO[bytes], columns: int, block: int) -> None:
         self._file, self._columns, self._block = file, columns, block
@@ -110,7 +112,9 @@ class _Run:
         self.has_more = len(self.rows) == self._block
 
     def take(self, bound: list[int] | None) -> Rows:
-        """Remove and return the rows up to `bound` (None: all); load the next block if this block is used up."""
+        """Remove and return the rows in memory that are not greater than the row `bound` (None: all rows). If no row is
+        left in memory, load the next block of the file.
+        """
         count = len(self.rows)
         if bound is not None:
             count = bisect.bisect_right(range(count), bound, key=lambda i: list(map(int, self.rows[i])))

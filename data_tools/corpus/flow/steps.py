@@ -87,7 +87,7 @@ class ReadOptions:
     part: TaskPart = WHOLE_PART
 
     def cut_portions(self, sources: Sequence[Source], budget: MemoryBudget) -> Iterator[Portion]:
-        """Yield the portions of the part to read."""
+        """Cut the sources into portions for the workers, and yield those that belong to the part to read."""
         return cut_portions(sources, START, self.limits, (self.key or "text",), budget, self.part)
 
 
@@ -100,14 +100,18 @@ class StepOptions:
     report: ReportDocuments | None = None
 
     def output_path(self, path: Path) -> Path:
-        """Return the path of an output for this part."""
+        """Return the path to write instead of `path`: the same, or with a suffix such as .part-00003-of-00016 for a
+        task of an array.
+        """
         return self.reading.part.output_path(path)
 
 
 def run_step(
     step: Step, inputs: Inputs, outputs: dict[str, Path], options: StepOptions, report_file: Path
 ) -> Report:
-    """Run the step and write its files, then the report: if the report exists, the step is complete."""
+    """Run a corpus step on all input documents in worker processes. Write its output files (name -> path in `outputs`),
+    then the report: if the report exists, the step is complete.
+    """
     if options.workers < 1:
         raise UsageError(f"--workers={options.workers} must be at least 1. Leave it out to use every core.")
     sources = find_step_sources(inputs, read_once=options.reading.part.is_whole)
@@ -131,7 +135,7 @@ def run_step(
 
 
 def require_documents(step: str, tally: Tally) -> None:
-    """Raise DataError if a step had no input or no output, which is rarely intended and would otherwise surface late.
+    """Raise DataError if a step read no document or wrote none. `step` is its name, `tally` its counts.
 
     Called for whole inputs only: a part may be empty.
     """
@@ -143,7 +147,7 @@ def require_documents(step: str, tally: Tally) -> None:
 
 
 def refuse_overwriting(sources: Iterable[Source], outputs: Iterable[Path]) -> None:
-    """Raise UsageError if an output is also an input."""
+    """Raise UsageError if one of the output paths is also an input file."""
     inputs = {os.path.realpath(source.path) for source in sources}
     for path in outputs:
         if os.path.realpath(path) in inputs:
@@ -171,7 +175,9 @@ class StepWorker:
         self._long_document_lock = RLock()
 
     def run(self, portion: Portion) -> StepResult:
-        """Run the step on the documents of a portion."""
+        """Run the step on the documents of a portion, which is a part of the input files. Return the bytes for each
+        output file, the counts and the bad lines.
+        """
         tally, key = Tally(), self._reading.key
         assert key is not None, "a step needs the key of the text"
         reader = PortionReader(portion, self._reading, self._long_document_lock)
@@ -195,7 +201,9 @@ class StepWorker:
 
 
 def find_step_sources(inputs: Inputs, *, read_once: bool = False) -> list[Source]:
-    """Return the sources of the inputs. Raise UsageError for standard input unless they are read only once."""
+    """Find the input files of a step. Raise UsageError if standard input is among them, except with `read_once`, for
+    steps that read their input only once.
+    """
     sources = find_sources(inputs)
     if not read_once and STDIN in {source.path for source in sources}:
         raise UsageError("Standard input can be read once only, and this step reads its input again. Give files.")
@@ -226,7 +234,9 @@ class PortionReader:
 def read_documents(
     sources: Sequence[Source], reading: ReadOptions, drop_bad: Callable[[Sequence[BadLine]], object]
 ) -> Documents:
-    """Yield all documents in this process, in order; `drop_bad` receives the bad lines that are skipped."""
+    """Yield (position, document) for all documents of the sources, in order, without worker processes. Bad lines that
+    are skipped are passed to `drop_bad`.
+    """
     bad_lines = BadLines(reading.on_error)
     for portion in reading.cut_portions(sources, MemoryBudget(2**62)):
         reader = PortionReader(portion, reading, RLock())
@@ -237,13 +247,15 @@ def read_documents(
 
 
 def count_bad_lines(portion: Portion, result: Any, bad_lines: BadLines) -> None:
-    """Count the bad lines of each chunk in `result.bad`. Raise DataError at a bad line that is not allowed."""
+    """Count the bad lines in `result.bad`, which has an entry per chunk of the portion. Raise DataError at the first
+    bad line if the run is to stop there.
+    """
     for chunk, (bad, num_lines) in zip(portion.chunks, result.bad, strict=True):
         bad_lines.add(chunk, bad, num_lines)
 
 
 def to_line(document: Document) -> bytes:
-    """Return a document as a JSON line."""
+    """Return a document as a line of JSON with its newline, in UTF-8."""
     try:
         return json.dumps(document, ensure_ascii=False, separators=(", ", ": ")).encode() + b"\n"
     except UnicodeEncodeError:  # another field has a lone surrogate, which only an escape can hold
@@ -308,7 +320,7 @@ def report_path(output: Path) -> Path:
 
 
 def read_report(path: Path) -> Report:
-    """Read a step's report. Raise DataError if the file is not one."""
+    """Read a step's report from its JSON file. Raise DataError if the file is not a report."""
     try:
         facts = read_json(path)
         values = {name: facts[name] for name in ("num_in", "num_out", "bytes_in", "bytes_out")}
@@ -322,7 +334,9 @@ def read_report(path: Path) -> Report:
 
 
 def merge_parts(output: Path) -> int:
-    """Join the parts of an output file in order and remove them; return their number."""
+    """Join the files that the tasks of a job array wrote, such as a.part-00000-of-00016.jsonl, into the file `output`,
+    in order. Remove these files and return their number.
+    """
     parts = _find_parts(output)
     with atomic_file(output) as target:
         for path in parts:
@@ -334,7 +348,9 @@ def merge_parts(output: Path) -> int:
 
 
 def _find_parts(output: Path) -> list[Path]:
-    """Return the paths of all parts of an output, in order. Raise if there are none, or a part is missing."""
+    """Return the files that the tasks of a job array wrote for the file `output`, in order. Raise if there are none,
+    one is missing, or they come from arrays of different sizes.
+    """
     stem, dot, rest = output.name.partition(".")
     pattern = re.compile(rf"{re.escape(stem)}\.part-(\d{{5}})-of-(\d{{5}}){re.escape(dot + rest)}")
     folder = output.parent
@@ -352,7 +368,8 @@ def _find_parts(output: Path) -> list[Path]:
 
 
 def merge_outputs(output: Path) -> list[tuple[Path, int]]:
-    """Merge all files and reports that a step's parts wrote; return (file, number of parts) of each.
+    """Join all files that the tasks of a job array wrote for a step, and add up their reports. Return (joined file,
+    number of parts) of each file.
 
     `output` is the step's output file, or the folder that the step `split` wrote to.
     """
@@ -373,7 +390,9 @@ def merge_outputs(output: Path) -> list[tuple[Path, int]]:
 
 
 def outputs_in_parts(folder: Path) -> list[Path]:
-    """Return the paths, without the part suffix, of files that exist in parts in this folder, sorted."""
+    """Return the paths to which files like a.part-00000-of-00016.jsonl in this folder are to be joined (a.jsonl),
+    sorted.
+    """
     pattern = re.compile(r"(.+)\.part-\d{5}-of-\d{5}(\..+)?")
     matches = (pattern.fullmatch(name) for name in os.listdir(folder) if not name.endswith(".report.json"))
     return sorted({folder / f"{match[1]}{match[2] or ''}" for match in matches if match})

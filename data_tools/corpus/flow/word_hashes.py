@@ -46,7 +46,9 @@ def hash_words(words: list[str]) -> Hashes:
 
 
 def hash_runs(hashes: Hashes, length: int) -> Hashes:
-    """Return the hash of every run of `length` words, in order, given the words' hashes; empty if there are fewer."""
+    """Return the hash of every sequence of `length` consecutive words, in order. `hashes` are the hashes of the single
+    words; the result is empty if there are fewer than `length`.
+    """
     mixed = np.zeros(max(hashes.size - length + 1, 0), dtype=np.uint64)
     for offset in range(length):  # a polynomial in _ODD, so that the order of the words matters
         mixed = mixed * _ODD + hashes[offset : offset + mixed.size]
@@ -60,7 +62,9 @@ def shingles(text: str, words: int) -> Hashes:
 
 
 def mix(values: Hashes) -> Hashes:
-    """Apply the splitmix64 finalizer, a bijection that turns consecutive numbers into numbers without a pattern."""
+    """Scramble 64-bit numbers by splitmix64's last step: different inputs give different outputs, and the bits of the
+    output look random.
+    """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -84,8 +84,8 @@ MUTANTS = [
         name="overlapping_runs_counted_often",
         file="data_tools/corpus/clean.py",
         function="_repeated_runs_share",
-        old="facts.word_chars[np.cumsum(starts[:-1]) > 0].sum()",
-        new="(facts.word_chars * np.cumsum(starts[:-1])).sum()",
+        old="properties.word_chars[np.cumsum(starts[:-1]) > 0].sum()",
+        new="(properties.word_chars * np.cumsum(starts[:-1])).sum()",
         breaks="A word counts once for each repeated run that it lies in, so that the share is up to ten times too "
         "large and good documents are left out.",
         only_for="texts whose repeated passages are longer than the run that is looked for",
@@ -93,7 +93,7 @@ MUTANTS = [
     Mutant(
         name="another_seed_is_the_same_work",
         file="data_tools/corpus/build.py",
-        function="_stage_key",
+        function="_step_key",
         old="recipe.on_error, recipe.seed, files]",
         new="recipe.on_error, files]",
         breaks="A build with a changed seed takes the old shuffled file as done and publishes the old order, while the "

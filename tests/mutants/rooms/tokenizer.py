@@ -7,9 +7,9 @@ MUTANTS = [
         name="fingerprint_without_normalizer",
         file="lmtrain/tokenizer/base.py",
         function="_parts_that_decide_ids",
-        old=""""normalizer": tree["normalizer"],
-        "pre_tokenizer": _without(""",
-        new='"pre_tokenizer": _without(',
+        old=""""normalizer": tokenizer_json["normalizer"],
+        "pre_tokenizer": _remove_key(""",
+        new='"pre_tokenizer": _remove_key(',
         breaks="Two tokenizers that give different ids have one fingerprint, so their datasets can be merged and "
         "blended and their models mixed up.",
         only_for="tokenizers that differ in the normalizer alone, such as a cased and an uncased one",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_tools.corpus.clean import DEFAULT_RULES, GROUPS, LINE_RULES, RULES, TextFacts, build_clean
+from data_tools.corpus.clean import DEFAULT_RULES, GROUPS, LINE_RULES, RULES, TextProperties, build_clean
 from lmtrain.errors import UsageError
 from tests.unit.data_tools.corpus_files import run, texts, write_jsonl
 
@@ -63,15 +63,15 @@ def test_every_rule_has_a_test_and_a_group() -> None:
 
 
 def test_shares_are_what_one_counts_by_hand() -> None:
-    facts = TextFacts("a b c a b c a b d")  # runs of two: ab x3, bc x2, ca x2, bd
+    facts = TextProperties("a b c a b c a b d")  # runs of two: ab x3, bc x2, ca x2, bd
     assert RULES["top_2_words"].measure(facts) == pytest.approx(6 / 9)
     assert RULES["top_3_words"].measure(facts) == pytest.approx(6 / 9)  # abc x2
     assert RULES["repeated_5_words"].measure(facts) == pytest.approx(5 / 9)  # abcab stood at the start already
     assert RULES["repeated_6_words"].measure(facts) == 0
-    longer = TextFacts("a b c d e f g a b c d e f g")  # three runs of five stood before, of seven words in all
+    longer = TextProperties("a b c d e f g a b c d e f g")  # three runs of five stood before, of seven words in all
     assert RULES["repeated_5_words"].measure(longer) == pytest.approx(7 / 14)
-    assert RULES["repeated_lines"].measure(TextFacts("x\ny\nx\n\nx")) == pytest.approx(0.5)
-    assert RULES["repeated_paragraph_chars"].measure(TextFacts("aaaa\n\nb\n\naaaa")) == pytest.approx(4 / 9)
+    assert RULES["repeated_lines"].measure(TextProperties("x\ny\nx\n\nx")) == pytest.approx(0.5)
+    assert RULES["repeated_paragraph_chars"].measure(TextProperties("aaaa\n\nb\n\naaaa")) == pytest.approx(4 / 9)
 
 
 def test_the_first_broken_rule_is_counted(tmp_path: Path) -> None:
