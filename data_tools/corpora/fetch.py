@@ -84,7 +84,7 @@ def fetch(
     A partial download in TARGET.part is continued, and deleted if the complete file has another hash.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", sha256):
-        raise UsageError(f"--sha256={sha256} is not a SHA-256. Give its 64 small hexadecimal digits.")
+        raise UsageError(f"--sha256={sha256} is not a SHA-256. Give its 64 lower-case hexadecimal digits.")
     for url in urls:
         check_address(url)
     if has_expected_file(target, sha256):
@@ -170,7 +170,7 @@ def _download(url: str, partial: Path, num_bytes: int | None, report: ReportByte
                 num_done += len(data)
                 if num_bytes is not None and num_done > num_bytes:
                     raise DataError(
-                        f"{url} sends more than the {num_bytes:,} bytes that were promised. Do not trust it."
+                        f"{url} sends more than the {num_bytes:,} bytes of the published file. Do not trust it."
                     )
                 # because: a broken connection is an OSError too and must not be reported as a disk error
                 with storage_errors(partial, "Writing"):

@@ -246,7 +246,7 @@ def find_recipe(name: str) -> Recipe | PublishedTexts:
     """Return the recipe of the corpus with this name. Raise UsageError if there is none."""
     all_recipes = recipes()
     if name not in all_recipes:
-        raise UsageError(f"{name} is no corpus that has a recipe. {spelling_hint(name, all_recipes)}")
+        raise UsageError(f"{name} is not the name of a corpus. {spelling_hint(name, all_recipes)}")
     return all_recipes[name]
 
 

@@ -63,7 +63,7 @@ class CleanSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problem_if(
-            not 0 <= self.min_script_share <= 1, "min_script_share", "is not a share", "Use 0 to 1."
+            not 0 <= self.min_script_share <= 1, "min_script_share", "must be from 0 to 1", "Use 0.5."
         )
 
 
@@ -76,7 +76,9 @@ class DedupeSettings(Settings):
     keep: Literal["first", "longest"] = "first"
 
     def problems(self) -> Iterator[Problem]:
-        yield from self.problem_if(not 0 < self.threshold <= 1, "threshold", "is not a similarity", "Use 0.7 to 0.9.")
+        yield from self.problem_if(
+            not 0 < self.threshold <= 1, "threshold", "must be above 0 and at most 1", "Use 0.7 to 0.9."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +101,7 @@ class SplitSettings(Settings):
 
     def problems(self) -> Iterator[Problem]:
         wrong = len(self.ratios) != 3 or min(self.ratios, default=-1) < 0 or abs(sum(self.ratios) - 1) > 1e-9
-        yield from self.problem_if(wrong, "ratios", "are not three shares of 1", "Use [0.98,0.01,0.01].")
+        yield from self.problem_if(wrong, "ratios", "are not three shares that add up to 1", "Use [0.98,0.01,0.01].")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ def check_num_entries(data: bytes, file_name: str) -> None:
     count = data.count(b"\n") + data.count(b",")
     if count > _MAX_ENTRIES:
         raise DataError(
-            f"{file_name} has {count} entries, and no tokenizer has more than {_MAX_ENTRIES}. Check the path."
+            f"{file_name} has {count} entries; a tokenizer's file may have at most {_MAX_ENTRIES}. Check the path."
         )
 
 
@@ -94,15 +94,15 @@ def _check_ids(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> int:
     """
     ids = library_tokenizer.get_vocab(with_added_tokens=True).values()
     if not ids:
-        raise DataError(f"{file_name} has no vocabulary. It is damaged or another kind of file.")
+        raise DataError(f"{file_name} has no vocabulary: it is damaged, or no tokenizer. {_GET_AGAIN}")
     # because: a model allocates an embedding row for every id up to the largest
     limit = min(_MAX_ID, 8 * len(ids) + (1 << 18))
     if max(ids) > limit:
         raise DataError(
-            f"{file_name} has the id {max(ids)}; with {len(ids)} tokens the largest is {limit}. It is damaged."
+            f"{file_name} has the id {max(ids)}; with {len(ids)} tokens, at most {limit} is allowed. {_GET_AGAIN}"
         )
     if len(set(ids)) < len(ids):
-        raise DataError(f"{file_name} gives one id to two tokens. It is damaged.")
+        raise DataError(f"{file_name} gives the same id to two tokens. {_GET_AGAIN}")
     return int(max(ids)) + 1
 
 
@@ -113,12 +113,12 @@ def _check_model(model: Any, file_name: str) -> None:
     longest = getattr(model, "max_input_chars_per_word", 0)
     if longest > _MAX_WORD:
         raise DataError(
-            f"{file_name} splits words of up to {longest} characters; {_MAX_WORD} are the most. Lower its "
-            "max_input_chars_per_word: BERT's is 100."
+            f"{file_name} has max_input_chars_per_word={longest}; at most {_MAX_WORD} is allowed, because longer words "
+            "take too much time. Lower it: BERT's is 100."
         )
     for kind in ("continuing_subword_prefix", "end_of_word_suffix"):
         if len(getattr(model, kind, None) or "") > _MAX_AFFIX:
-            raise DataError(f"{file_name} has a {kind} of more than {_MAX_AFFIX} characters. It is damaged.")
+            raise DataError(f"{file_name} has a {kind} of more than {_MAX_AFFIX} characters. {_GET_AGAIN}")
 
 
 def _check_rules(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> None:
@@ -133,12 +133,12 @@ def _check_rules(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> Non
             growth = min(growth * _growth_factor(rule), 1e9)
         if growth > _MAX_GROWTH:
             raise DataError(
-                f"{file_name} has a {part} that can make a text {growth:.0f} times as long; at most {_MAX_GROWTH} times "
-                "is allowed. The file is damaged, or made to fill the memory. Give another tokenizer."
+                f"{file_name} has a {part} that makes a text {growth:.0f} times as long; at most {_MAX_GROWTH} times "
+                f"is allowed. It is damaged, or made to fill the memory. {_GET_AGAIN}"
             )
         if len(rules) > _MAX_RULES:
             raise DataError(
-                f"{file_name} has a {part} of {len(rules)} rules; {_MAX_RULES} are the most. It is damaged."
+                f"{file_name} has a {part} of {len(rules)} rules; at most {_MAX_RULES} are allowed. {_GET_AGAIN}"
             )
 
 
@@ -154,8 +154,8 @@ def _check_template(library_tokenizer: tokenizers.Tokenizer, file_name: str) -> 
         texts = [part["Sequence"]["id"] for part in rule.get("single") or () if "Sequence" in part]
         if rule["type"] == "TemplateProcessing" and texts != ["A"]:
             raise DataError(
-                f"{file_name} has a post_processor whose template for a single text contains {len(texts)} texts; it must "
-                "contain exactly one, A. The file is damaged, or its template must be changed so that it keeps the text."
+                f"{file_name} has a post_processor whose template for a single text contains {len(texts)} texts; it "
+                "must contain exactly one, A. Change the template so that it keeps the text, or get the file again."
             )
 
 
@@ -442,7 +442,7 @@ def _sentencepiece_error(path: Path, folder: Path) -> LmtrainError:
     return DataError(
         f"{path} is a model of SentencePiece, which cannot be read. Give the tokenizer.json that models are published "
         "with. If there is none, `pip install transformers sentencepiece protobuf` and write it with "
-        f'`python -c "{code}"`, and then give new.'
+        f'`python -c "{code}"`, and give the folder `new`.'
     )
 
 

@@ -146,7 +146,7 @@ def parse_document(line: bytes, key: str | None) -> Document:
     if key is not None:
         num_keys = sum(name == key for name, _ in outermost)
         if num_keys != 1:
-            raise BadTextError(0, f"the key {key!r} stands twice" if num_keys else f"no key {key!r}")
+            raise BadTextError(0, f"the key {key!r} appears twice" if num_keys else f"no key {key!r}")
         if not isinstance(value[key], str):
             raise BadTextError(0, f"the value of {key!r} is not text")
         check_text(value[key])
@@ -187,7 +187,7 @@ def _values(pairs: Pairs) -> list[Any]:
 
 def _raise_constant(name: str) -> None:
     """Raise ValueError for NaN or Infinity."""
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not allowed in JSON")
 
 
 def _parse_int(digits: str) -> int:

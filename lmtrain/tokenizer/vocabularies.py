@@ -75,13 +75,15 @@ def _read_vocab(data: bytes, file_name: str) -> dict[str, int]:
                 f"{file_name} gives {shorten(piece)!a} the id {shown}; ids are whole numbers from 0. It is damaged."
             )
         if not piece.isascii() and _SURROGATE.search(piece):
-            raise DataError(f"{file_name} has {shorten(piece)!a}, a piece with half of a character. It is damaged.")
+            raise DataError(
+                f"{file_name} has {shorten(piece)!a}, a piece with half of a character (a surrogate). It is damaged."
+            )
     if len(set(pieces.values())) < len(pieces):
         raise DataError(f"{file_name} gives one id to two pieces. It is damaged.")
     missing = ALPHABET - pieces.keys()
     if missing:
         raise DataError(
-            f"{file_name} lacks {len(missing)} of the 256 byte letters. It is no byte-level BPE vocabulary."
+            f"{file_name} lacks {len(missing)} of the 256 letters for bytes. It is no vocabulary of a byte-level BPE."
         )
     return pieces
 
@@ -99,12 +101,12 @@ def _read_merges(data: bytes, file_name: str, pieces: dict[str, int]) -> list[tu
         left, space, right = line.partition(" ")
         if not (left and space and right) or " " in right:
             raise DataError(
-                f"{file_name}:{number}: {shorten(line)!r} is no pair of pieces. It is damaged or another kind of file."
+                f"{file_name}:{number}: {shorten(line)!r} is not a pair of pieces. It is damaged or another file."
             )
         if left not in pieces or right not in pieces or left + right not in pieces:
             piece = next(piece for piece in (left, right, left + right) if piece not in pieces)
             raise DataError(
-                f"{file_name}:{number}: {shorten(piece)!r} is not in the vocabulary. It belongs to another one."
+                f"{file_name}:{number}: {shorten(piece)!r} is not in vocab.json. Give files of the same tokenizer."
             )
         merges.append((left, right))
     return merges

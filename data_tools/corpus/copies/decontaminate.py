@@ -84,7 +84,9 @@ def read_passages(files: Sequence[Path]) -> Passages:
             if length >= MIN_WORDS:
                 by_length.setdefault(length, []).append((hash_runs(hashes, length), number))
     if not by_length:
-        raise DataError(f"{files[0]} and the rest hold no run of {MIN_WORDS} words. Check the evaluation texts.")
+        raise DataError(
+            f"The files of --against ({files[0]}, ...) have no text of {MIN_WORDS} or more words. Check them."
+        )
     return Passages(
         tuple(path.name for path in files),
         tuple(_sort_runs(length, runs) for length, runs in sorted(by_length.items())),
@@ -139,7 +141,7 @@ class DecontaminateStep(SelectionStep):
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
-            raise UsageError(f"--action={self.action} is no action. Use {' or '.join(ACTIONS)}.")
+            raise UsageError(f"--action={self.action} is not an action. Use {' or '.join(ACTIONS)}.")
 
     def select_documents(self, documents: Documents, key: str, tally: Tally) -> Iterator[Document]:
         for _, document in documents:

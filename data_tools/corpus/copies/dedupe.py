@@ -168,9 +168,11 @@ def load_array(path: Path, dtype: type) -> npt.NDArray[Any]:
     try:
         size = path.stat().st_size
     except FileNotFoundError as error:
-        raise MissingInputError(f"{path} does not exist. Run the step before, with the same --work.") from error
+        raise MissingInputError(
+            f"{path} does not exist. Run the step that writes it first, with the same --work."
+        ) from error
     if size % np.dtype(dtype).itemsize:
-        raise DataError(f"{path} has {size} bytes, which no whole number of entries. Remove it and run its step again.")
+        raise DataError(f"{path} has {size} bytes, no whole number of entries. Remove it and run its step again.")
     return np.memmap(path, dtype, "r") if size else np.empty(0, dtype)
 
 
@@ -187,7 +189,9 @@ def check_inputs(folder: Path, inputs: Inputs) -> None:
     if not path.exists():
         raise MissingInputError(f"{path} does not exist. Run `lmtrain corpus sign` first, with the same --work.")
     if read_json(path)["files"] != _input_facts(inputs, None)["files"]:
-        raise DataError(f"{folder} was made from other files than these. Give the same inputs, or sign them again.")
+        raise DataError(
+            f"{folder} has the signatures of other files. Give these files, or run `lmtrain corpus sign` again."
+        )
 
 
 def _input_facts(inputs: Inputs, minhash: MinHash | None) -> dict[str, object]:
@@ -289,7 +293,9 @@ def find_pairs(folder: Path, threshold: float, part: TaskPart = WHOLE_PART, memo
     A pair agrees in at least one band, and its estimated Jaccard similarity is at least `threshold`.
     """
     if not 0 < threshold <= 1:
-        raise UsageError(f"--threshold={threshold} is not a similarity. Give a number above 0, up to 1, such as 0.8.")
+        raise UsageError(
+            f"--threshold={threshold} is not a similarity. Give a number above 0 and at most 1, such as 0.8."
+        )
     signed = SignedDocuments(folder)
     if signed.minhash is None:
         raise UsageError(f"{folder} was signed with --exact-only. Sign it again without it to find near copies.")
@@ -366,7 +372,7 @@ def mark_near(folder: Path, keep: str, num_parts: int = 1, memory_bytes: int = M
     `keep` decides which document of a group stays: "first" or "longest".
     """
     if keep not in KEEP:
-        raise UsageError(f"--keep={keep} is no rule. Use {' or '.join(KEEP)}.")
+        raise UsageError(f"--keep={keep} is not a choice. Use {' or '.join(KEEP)}.")
     signed = SignedDocuments(folder)
     paths = [folder / TaskPart(number, num_parts).output_path(PAIRS_FILE) for number in range(num_parts)]
     missing = [path.name for path in paths if not path.exists()]

@@ -356,10 +356,12 @@ def _find_parts(output: Path) -> list[Path]:
     folder = output.parent
     names = sorted(name for name in os.listdir(folder) if pattern.fullmatch(name)) if folder.is_dir() else []
     if not names:
-        raise MissingInputError(f"{output} has no parts beside it. Give the --output that the parts were run with.")
+        raise MissingInputError(f"{output} has no part files beside it. Give the --output of the runs with --part.")
     counts = {match[2] for name in names if (match := pattern.fullmatch(name))}
     if len(counts) > 1:
-        raise DataError(f"{output} has parts of {' and of '.join(sorted(counts))}. Remove those of the other run.")
+        raise DataError(
+            f"{output} has part files of runs with {' and '.join(sorted(counts))} parts. Remove all files of one run."
+        )
     parts = [TaskPart(i, int(next(iter(counts)))).output_path(output) for i in range(int(next(iter(counts))))]
     missing = [path.name for path in parts if not path.exists()]
     if missing:
@@ -376,7 +378,7 @@ def merge_outputs(output: Path) -> list[tuple[Path, int]]:
     outputs = outputs_in_parts(output) if output.is_dir() else [output]
     report = output / "split.report.json" if output.is_dir() else report_path(output)
     if not outputs:
-        raise MissingInputError(f"{output} holds no parts. Give the --output that the parts were run with.")
+        raise MissingInputError(f"{output} holds no part files. Give the --output of the runs with --part.")
     parts, tally = _find_parts(report), Tally()
     reports = [read_report(path) for path in parts]
     for report_of_part in reports:

@@ -187,7 +187,10 @@ class Hardware(Settings):
             (self.generation not in GENERATIONS, "generation", "is not known", f"Use one of {', '.join(GENERATIONS)}."),
             (self.network not in NETWORKS, "network", "is not known", f"Use one of {', '.join(NETWORKS)}."),
             *((getattr(self, key) <= 0, key, "must be above 0", "Use the data sheet's figure.") for key in sizes),
-            (bool(unknown), "peak_tflops", f"has {', '.join(unknown)}, no precision", f"Use {', '.join(PRECISIONS)}."),
+            (
+                bool(unknown), "peak_tflops", f"has the unknown precision {', '.join(unknown)}",
+                f"Use {', '.join(PRECISIONS)}.",
+            ),
             (
                 min(self.peak_tflops.values(), default=0.0) <= 0, "peak_tflops", "must be above 0",
                 "Use the data sheet's figures.",
@@ -195,10 +198,10 @@ class Hardware(Settings):
             (self.power_W < 0, "power_W", "must be 0 or above", "Use 0 where it is not known."),
             (self.sustained <= 0, "sustained", "must be above 0", "Use 1.0."),
             (
-                bool(no_factors), "factors", f"has {join_few(no_factors)}, no factor of the planner or below 0",
-                "Use what `lmtrain plan --calibrate` wrote.",
+                bool(no_factors), "factors", f"has {join_few(no_factors)}, below 0 or no factor of the planner",
+                "Use the factors that `lmtrain plan --calibrate` wrote.",
             ),
-            self.above_0("interval", "Use null for that of all machines."),
+            self.above_0("interval", "Use null for the interval of all machines."),
         )  # fmt: skip
 
     @property

@@ -33,7 +33,7 @@ BAD = [  # the line, the byte that is named, the cause
     (b'["text"]', 0, "not a JSON object"),
     (b'"text"', 0, "not a JSON object"),
     (b'{"body": "a"}', 0, "no key 'text'"),
-    (b'{"text": "a", "text": "b"}', 0, "the key 'text' stands twice"),
+    (b'{"text": "a", "text": "b"}', 0, "the key 'text' appears twice"),
     (b'{"text": null}', 0, "the value of 'text' is not text"),
     (b'{"text": 1}', 0, "the value of 'text' is not text"),
     (b'{"text": ["a"]}', 0, "the value of 'text' is not text"),
