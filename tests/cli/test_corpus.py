@@ -117,7 +117,7 @@ def test_a_recipe_runs_whole(tmp_path: Path, planted: Path) -> None:
         (["split", "in.jsonl", "--output", "out", "--ratios", "a,b"], 2, "--ratios=a,b are not numbers"),
         (["shuffle", "in.jsonl", "--output", "o.jsonl", "--memory", "much"], 2, "--memory much is not a size"),
         (["drop", "in.jsonl", "--output", "out.jsonl", "--work", "w"], 66, "corpus sign"),
-        (["merge", "nothing.jsonl"], 66, "has no parts"),
+        (["merge", "nothing.jsonl"], 66, "has no part files"),
         (["fetch", "http://example.org/x", "--sha256", "0" * 64, "--output", "x"], 2, "not an https address"),
     ],
 )

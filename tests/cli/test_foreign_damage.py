@@ -148,7 +148,7 @@ _WORDPIECE = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_pre
         (tree(normalizer={"type": "Precompiled", "precompiled_charsmap": "/////w=="}), "cannot be read as a"),
         (tree(model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}), "Missing [UNK] token"),
         (tree(model={"type": "Unigram", "unk_id": None, "vocab": [["a", -1.0]]}), "`unk_id` is missing"),
-        (tree(model=_WORDPIECE | {"max_input_chars_per_word": 10**9}), "words of up to 1000000000 characters"),
+        (tree(model=_WORDPIECE | {"max_input_chars_per_word": 10**9}), "max_input_chars_per_word=1000000000"),
         (tree(model=_WORDPIECE | {"max_input_chars_per_word": 100, "continuing_subword_prefix": "#" * 999}), "prefix"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

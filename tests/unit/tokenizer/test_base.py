@@ -142,7 +142,7 @@ def test_a_template_around_a_text_keeps_it() -> None:
     text: dict[str, dict[str, object]] = {"Sequence": {"id": "A", "type_id": 0}}
     assert Tokenizer.from_bytes(with_template(text)).encode(TEXTS[1]) == BPE.encode(TEXTS[1])
     for single in ((), (text, text)):
-        with pytest.raises(DataError, match=f"template for one text has {len(single)} texts"):
+        with pytest.raises(DataError, match=f"template for a single text contains {len(single)} texts"):
             Tokenizer.from_bytes(with_template(*single))
 
 
@@ -161,7 +161,7 @@ def test_a_lone_surrogate_is_refused() -> None:
         ("vocab.json", '{"a": -1}', "id -1"),
         ("vocab.json", '{"a": true}', "id True"),
         ("vocab.json", '{"a": 1, "b": 1}', "one id to two"),
-        ("vocab.json", '{"a": 1}', "byte letters"),
+        ("vocab.json", '{"a": 1}', "letters for bytes"),
         ("merges.txt", "#version: 0.2\na b c\n", "merges.txt:2"),
         ("merges.txt", "T zzz\n", "merges.txt:1"),
         ("merges.txt", "#version: 0.2\n\nt h\n", "merges.txt:2"),

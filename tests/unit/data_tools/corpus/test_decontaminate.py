@@ -143,7 +143,7 @@ def test_spans_that_touch_are_one() -> None:
 def test_wrong_evaluation_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("a few words")
     (tmp_path / "odd.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match="hold no run of 8 words"):
+    with pytest.raises(DataError, match="no text of 8 or more words"):
         read_passages([tmp_path / "short.txt"])
     with pytest.raises(DataError, match="not UTF-8 at byte 0"):
         read_passages([tmp_path / "odd.txt"])

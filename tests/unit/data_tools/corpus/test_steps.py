@@ -104,9 +104,9 @@ def test_a_missing_part_is_named(tmp_path: Path, inputs: list[Path]) -> None:
     with pytest.raises(MissingInputError, match=r"lacks 1 parts, out\.part-00001-of-00003\.jsonl"):
         merge_parts(tmp_path / "out.jsonl")
     run(CollectStep(), inputs, tmp_path / "out.jsonl", part="1/4")
-    with pytest.raises(DataError, match="parts of 00003 and of 00004"):
+    with pytest.raises(DataError, match="runs with 00003 and 00004 parts"):
         merge_parts(tmp_path / "out.jsonl")
-    with pytest.raises(MissingInputError, match="has no parts"):
+    with pytest.raises(MissingInputError, match="has no part files"):
         merge_parts(tmp_path / "other.jsonl")
 
 
