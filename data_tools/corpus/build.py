@@ -190,8 +190,8 @@ def _step_runner(step: Step, options: StepOptions) -> Callable[[Inputs, Path], R
 
 
 def _step_key(step: _BuildStep, inputs: Inputs, recipe: BuildSettings) -> str:
-    """Return a hash of a step's name, its settings, and the path, size and time of its input files. If the hash is the
-    same as at an earlier run, the step's output is still valid.
+    """Return a hash of a step's name, its settings, and the path, size and modification time of its input files. If the
+    hash is the same as at an earlier run, the step's output is still valid.
     """
     files = _identity([source.path for source in find_step_sources(inputs)])
     facts = [step.name, step.settings, recipe.key, recipe.on_error, recipe.seed, files]

@@ -152,7 +152,7 @@ class Rule:
     at_least: bool = False  # True: the limit is the least allowed value; False: the greatest
 
     def breaks(self, properties: TextProperties, limit: float) -> bool:
-        """Return True if the text is beyond this limit."""
+        """Return True if the text's measure is on the wrong side of `limit`."""
         value = self.measure(properties)
         return value < limit if self.at_least else value > limit
 
@@ -323,10 +323,10 @@ class CleanStep(SelectionStep):
 
 def build_clean(words: Iterable[str], scripts: Sequence[str] = (), min_script_share: float = 0.5) -> CleanStep:
     """Build the step `clean` from words as given to `--rule`: names of rules (min_words), rules with a limit
-    (min_words=20), groups of rules (gopher) and rules for lines (c4_lines).
+    (min_words=20), groups of rules (gopher), rules for lines (c4_lines). A kept document has at least
+    `min_script_share` of its letters in `scripts`, such as latin; empty: any script.
 
-    A kept document has at least `min_script_share` of its letters in `scripts`; empty: any script. Raise UsageError for
-    an unknown word.
+    Raise UsageError for an unknown word.
     """
     rules: dict[str, float] = {}
     line_rules: list[str] = []

@@ -58,7 +58,7 @@ def draw_number(seed: int, purpose: str, data: bytes) -> int:
 
 
 def _position_bytes(position: int) -> bytes:
-    """Return a document's position as the data of `draw_number`."""
+    """Return a document's position as bytes, to be hashed by `draw_number`."""
     return position.to_bytes(8, "little")
 
 
@@ -94,7 +94,7 @@ class SplitStep:
 
 @dataclass(frozen=True)
 class SampleStep(SelectionStep):
-    """The step `sample`: keeps the documents whose number is at most `limit`."""
+    """The step `sample`: keeps the documents whose random number is at most `limit`."""
 
     limit: int
     seed: int = 0
@@ -110,7 +110,8 @@ class SampleStep(SelectionStep):
 
 @dataclass(frozen=True)
 class _DrawStep:
-    """Step that writes only the documents' numbers, to find the limit for a given count."""
+    """Step that writes only the documents' random numbers, to find the limit with which `sample` keeps a given count.
+    """
 
     seed: int
     name: ClassVar[str] = "draw"
@@ -125,7 +126,8 @@ def sample_limit(
     inputs: Inputs, options: StepOptions, folder: Path, *, fraction: float | None, count: int | None, seed: int
 ) -> int:
     """Return the limit with which `SampleStep` keeps a fraction of the documents, or exactly `count` documents: it
-    keeps those whose random number is at most the limit. Raise UsageError unless one of both is given.
+    keeps those whose random number is at most the limit. Raise UsageError unless exactly one of `fraction` and `count`
+    is given.
 
     `folder` is for temporary files.
     """
@@ -167,8 +169,8 @@ def shuffle(
     inputs: Inputs, output: Path, options: StepOptions, report_file: Path, seed: int,
     memory_bytes: int = MEMORY_BYTES,
 ) -> Report:  # fmt: skip
-    """Write all documents in random order, which depends only on `seed` and their positions in the inputs. If the
-    options name a part i of n, write only the i-th n-th of that order. Return the report.
+    """Write all documents in random order, which depends only on `seed` and their positions in the inputs, and return
+    the report. If the options name a part i of n, write only that part of the order.
     """
     part = options.reading.part
     key = options.reading.key or "text"

@@ -313,7 +313,9 @@ class Tokenizer:
         return ids
 
     def encode_with_ends(self, text: str) -> tuple[list[int], list[int]]:
-        """Return the ids, and the end of each token in the text, in characters."""
+        """Return two lists: the ids of a text, and for each id the position in the text, in characters, where its token
+        ends.
+        """
         encoding = self._encode_one(self._inner.encode_batch, text)
         return encoding.ids, [end for _, end in encoding.offsets]
 

@@ -74,7 +74,9 @@ def read_jsonl(data: bytes, key: str) -> JsonLines:
 
 
 def read_jsonl_twin(data: bytes, key: str) -> JsonLines:
-    """Do the same as `read_jsonl` in Python, without the compiled extension."""
+    """Return the text under `key` in each line of `data`, and the lines that are bad, as `read_jsonl` does. Used where
+    the compiled extension is missing.
+    """
     result = JsonLines([], [], [])
     for start, line in split_lines(bytes(data)):
         try:

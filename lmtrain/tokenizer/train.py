@@ -21,7 +21,7 @@ _MAX_ALPHABET = 1000  # single characters in a WordPiece vocabulary; rarer chara
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pattern: vocabularies.Pattern = "gpt2") -> Tokenizer:
     """Train a byte-level BPE tokenizer on the texts. It has at most `vocab_size` pieces, fewer for a small corpus;
-    `pattern` decides how text is split into words. Raise UsageError if `vocab_size` is below 257.
+    `pattern`, "gpt2" or "cl100k", decides how text is split into words. Raise UsageError if `vocab_size` is below 257.
     """
     smallest = len(vocabularies.ALPHABET) + 1
     if vocab_size < smallest:

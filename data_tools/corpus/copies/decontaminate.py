@@ -133,7 +133,9 @@ def _iterate_strings(value: Any) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class DecontaminateStep(SelectionStep):
-    """The step `decontaminate`: cuts hits out of documents, or drops documents with hits."""
+    """The step `decontaminate`: cuts out sequences of words that occur in evaluation texts, or drops documents with
+    any.
+    """
 
     passages: Passages
     action: str = "cut"

@@ -49,11 +49,14 @@ _PAIRS_AT_ONCE = 1 << 15  # because: the signatures of so many pairs take 32 MiB
 
 @dataclass(frozen=True)
 class MinHash:
-    """Shape of a signature. Two texts of similarity s become candidates with probability 1 - (1 - s^rows)^bands."""
+    """Parameters of MinHash signatures.
+
+    Two texts of Jaccard similarity s are compared with probability 1 - (1 - s^rows)^bands.
+    """
 
     bands: int = 32
-    rows: int = 8
-    words: int = 5
+    rows: int = 8  # hash functions per band
+    words: int = 5  # words in each hashed sequence
 
     @property
     def num_hashes(self) -> int:
@@ -77,19 +80,21 @@ class MinHash:
 
 @lru_cache(maxsize=4)
 def _hash_functions(count: int) -> tuple[Hashes, Hashes]:
-    """Return the odd factors and the offsets of `count` hash functions; the same in every version and machine."""
+    """Return the factors (odd numbers) and the offsets of `count` hash functions x -> factor * x + offset. They are the
+    same in every version and on every machine.
+    """
     numbers = mix(np.arange(1, 2 * count + 1, dtype=np.uint64) * _GOLDEN)
     return numbers[:count] | np.uint64(1), numbers[count:]
 
 
 def min_hashes(values: Hashes, count: int) -> Signature:
-    """Return the minimum of each of `count` hash functions over the values, reduced to the bits 16 to 31."""
+    """Return, for each of `count` hash functions, bits 16 to 31 of its minimum over the values."""
     return native.compiled("minhash", min_hashes_twin)(values, *_hash_functions(count))
 
 
 def min_hashes_twin(values: Hashes, factors: Hashes, offsets: Hashes) -> Signature:
-    """Do the same as `min_hashes` in numpy, without the compiled extension. Hash function i maps x to factors[i] * x +
-    offsets[i].
+    """Return, for each hash function i (x -> factors[i] * x + offsets[i]), bits 16 to 31 of its minimum over the
+    values. Used where the compiled extension is missing.
     """
     smallest = np.full(factors.size, np.iinfo(np.uint64).max, np.uint64)
     for start in range(0, values.size, _CHUNK):
@@ -112,7 +117,9 @@ def content_hash(text: str) -> bytes:
 
 @dataclass(frozen=True)
 class SignStep:
-    """The step `sign`: writes every document's row, and its signature if near copies are wanted."""
+    """The step `sign`: writes every document's position, hash and length, and its MinHash signature if near copies are
+    wanted.
+    """
 
     minhash: MinHash | None
     name: ClassVar[str] = "sign"
@@ -177,7 +184,9 @@ def load_array(path: Path, dtype: type) -> npt.NDArray[Any]:
 
 
 def record_inputs(folder: Path, inputs: Inputs, minhash: MinHash | None) -> None:
-    """Record the input files and the signature's shape in the work folder. All tasks of an array write the same."""
+    """Record the input files and the parameters of the signatures in the work folder. All tasks of an array write the
+    same.
+    """
     write_json(folder / "inputs.json", _input_facts(inputs, minhash))
 
 
@@ -195,7 +204,8 @@ def check_inputs(folder: Path, inputs: Inputs) -> None:
 
 
 def _input_facts(inputs: Inputs, minhash: MinHash | None) -> dict[str, object]:
-    """Return the content of inputs.json: the input files' identities and the signature's shape."""
+    """Return the content of inputs.json: path, size and time of each input file, and the parameters of the signatures.
+    """
     files = [[str(source.path.resolve()), source.num_bytes, source.mtime_ns] for source in find_step_sources(inputs)]
     return {"files": files, "minhash": vars(minhash) if minhash else None}
 
@@ -366,10 +376,9 @@ def _similar_pairs(signed: SignedDocuments, pairs: Rows, threshold: float) -> It
 
 
 def mark_near(folder: Path, keep: str, num_parts: int = 1, memory_bytes: int = MEMORY_BYTES) -> int:
-    """Find near copies: join the pairs that `find_pairs` wrote in all of its parts into groups, of which one document
-    stays. Write the positions of the other documents to near.u64 and return their number.
-
-    `keep` decides which document of a group stays: "first" or "longest".
+    """Find near copies by joining the pairs from all parts of `find_pairs` into groups. Write the positions of all
+    documents to drop to near.u64 and return their number. Of each group one document is kept: the "first" or the
+    "longest", as `keep` says.
     """
     if keep not in KEEP:
         raise UsageError(f"--keep={keep} is not a choice. Use {' or '.join(KEEP)}.")

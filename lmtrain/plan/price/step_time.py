@@ -106,8 +106,9 @@ def product_seconds(
 def _backward_seconds(
     cases: Cases, factors: FittedFactors, rows: PerCase, columns: PerCase, inner: PerCase, *, in_16_bits: bool = False
 ) -> PerCase:
-    """Return the seconds of the backward of the matrix product [rows, inner] x [inner, columns]: two products, which
-    compute the gradients of its input and of its weight. `in_16_bits` is as in `product_seconds`.
+    """Return the seconds of the backward of the matrix product [rows, inner] x [inner, columns], for each run in
+    `cases`: two products, for the gradients of its input and of its weight. With `in_16_bits`, inputs have 16 bits in
+    all runs.
     """
     return product_seconds(cases, factors, rows, inner, columns, in_16_bits=in_16_bits) + product_seconds(
         cases, factors, columns, inner, rows, in_16_bits=in_16_bits
@@ -127,8 +128,8 @@ def _fill_share(cases: Cases, factors: FittedFactors, rows: PerCase, columns: Pe
 
 
 def _attention_seconds(cases: Cases, factors: FittedFactors, tokens: PerCase) -> tuple[PerCase, PerCase]:
-    """Return the forward and backward seconds of one block's attention for `tokens` tokens on one tp rank: the scores,
-    the softmax and the weighted sum of values, without the projections before and after.
+    """Return the forward and backward seconds of one block's attention for `tokens` tokens on one tp rank, for each run
+    in `cases`: the scores, the softmax and the weighted sum of values, without the projections before and after.
     """
     visible = np.where(cases.window > 0, np.minimum(cases.window, cases.seq_len), cases.seq_len)
     flops = 4 * tokens * visible * cases.num_heads * cases.head_width / cases.tp
@@ -166,7 +167,7 @@ def _pointwise_seconds(
     cases: Cases, factors: FittedFactors, tokens: PerCase, heads: PerCase, keys: PerCase
 ) -> tuple[PerCase, PerCase]:
     """Return the forward and backward seconds of one block's pointwise operations (norms, activation function, residual
-    sums, rotary embedding). `heads` and `keys` are the widths of a rank's queries and keys.
+    sums, rotary embedding), for each run in `cases`. `heads` and `keys` are the widths of a rank's queries and keys.
 
     The least possible memory traffic is scaled by a factor for eager, fused or compiled kernels.
     """
@@ -232,8 +233,8 @@ def replica_group(cases: Cases, factors: FittedFactors) -> CommunicationGroup:
 
 
 def _group(cases: Cases, factors: FittedFactors, size: PerCase, stride: PerCase) -> CommunicationGroup:
-    """Return the communication group of `size` ranks whose rank numbers are `stride` apart, with its bandwidth and
-    latency.
+    """Return the size, bandwidth and latency of a communication group of `size` ranks whose rank numbers are `stride`
+    apart, for each run in `cases`.
     """
     local = _ranks_per_node(cases, size, stride)
     link = cases.link_Bps * factors["link_share"]
@@ -257,8 +258,8 @@ def _group(cases: Cases, factors: FittedFactors, size: PerCase, stride: PerCase)
 
 
 def _ranks_per_node(cases: Cases, size: PerCase, stride: PerCase) -> PerCase:
-    """Return the least number of ranks that a group has on any of its nodes. The group has `size` ranks whose rank
-    numbers are `stride` apart.
+    """Return the least number of ranks that a communication group has on any of its nodes, for each run in `cases`. The
+    group has `size` ranks whose rank numbers are `stride` apart.
 
     A group that lies across two nodes may have few of its ranks in one of them. A run is spread evenly over as few
     nodes as possible: 128 devices are 64 in each of two racks of 72. A group that spans the whole run has all the
@@ -277,8 +278,8 @@ def nic_share(cases: Cases, factors: FittedFactors) -> PerCase:
 
 
 def send_seconds(cases: Cases, factors: FittedFactors, num_bytes: PerCase) -> PerCase:
-    """Return the seconds that a pipeline message of `num_bytes` bytes takes to the next or previous stage, if all tp
-    ranks of the stage send at once.
+    """Return the seconds that a pipeline message of `num_bytes` bytes takes to the next or previous stage, for each run
+    in `cases`, if all tp ranks of the stage send at once.
 
     A rank has two neighbours. If several stages share a node, the first and last stage of the node have a boundary
     inside the node and another between nodes, and these stages set the pace.
@@ -299,13 +300,12 @@ def makespan(
     fullest_stage: PerCase,
     last_weight_half: PerCase,
 ) -> PerCase:
-    """Return the seconds that the pipeline takes for all micro-batches of a step, by closed form. All parameters are
-    seconds of one micro-batch: `forward` and `backward` in an average stage, `last_stage` and `fullest_stage` for both
-    directions.
+    """Return the seconds of the pipeline for all micro-batches of a step, by closed form. The other parameters are
+    seconds of one micro-batch: `forward`, `backward` and its part `weight_half` (weight gradients) in an average stage;
+    `last_stage` and `fullest_stage` in both directions; `last_weight_half` in the last stage.
 
     The average is over stages other than the last, with all chunks of a stage. `weight_half` is the part of `backward`
-    that no other stage waits for (the weight gradients), `last_weight_half` the same in the last stage. `last_stage`
-    includes the head; `fullest_stage` is the stage with most layers among the others.
+    that no other stage waits for. `last_stage` includes the head; `fullest_stage` has most layers among the others.
 
     With many micro-batches, the slowest stage is always busy except for the bubble. With few, the step takes the
     passage of the first micro-batch plus the part of every other micro-batch that follows it.
@@ -354,7 +354,9 @@ class StepTime:
 
 
 def stage_weights(cases: Cases) -> tuple[PerCase, PerCase]:
-    """Return two numbers of weights on one tp rank: in a transformer block, and in the vocabulary matrix."""
+    """Return two numbers of weights on one tp rank, for each run in `cases`: in a transformer block, and in the
+    vocabulary matrix.
+    """
     heads, keys = cases.num_heads * cases.head_width, cases.num_kv_heads * cases.head_width
     block = cases.width * (2 * heads + 2 * keys) + cases.width * cases.ffn_width * (2 + cases.gated)
     return block / cases.tp, cases.vocab * cases.width / cases.tp
@@ -478,8 +480,8 @@ def price_step(cases: Cases, factors: FittedFactors, replayed_pipeline_s: PerCas
 
 
 def _accumulate_seconds(cases: Cases, factors: FittedFactors, num_weights: PerCase) -> PerCase:
-    """Return the seconds per micro-batch that it takes to add the gradients of `num_weights` weights to their running
-    sum: memory traffic of reading both and writing the sum.
+    """Return the seconds per micro-batch, for each run in `cases`, that it takes to add the gradients of `num_weights`
+    weights to their running sum: memory traffic of reading both and writing the sum.
 
     Gradients have the compute precision; their sum has its own number of bytes, four in our runs. A shard's sum is
     short, and its traffic is neglected.
@@ -498,8 +500,8 @@ def _accumulate_seconds(cases: Cases, factors: FittedFactors, num_weights: PerCa
 
 
 def _data_parallel_seconds(cases: Cases, factors: FittedFactors, num_weights: PerCase) -> tuple[PerCase, PerCase]:
-    """Return two durations per step, as if nothing overlapped: of reducing the gradients of `num_weights` weights over
-    the data-parallel ranks, and of all-gathering these weights (ZeRO 1 and 2).
+    """Return two durations per step for each run in `cases`, as if nothing overlapped: of reducing the gradients of
+    `num_weights` weights over the data-parallel ranks, and of all-gathering these weights (ZeRO 1 and 2).
     """
     all_ranks = dp_group(cases, factors, cases.dp)
     shard_group = dp_group(cases, factors, np.where(cases.zero < 3, cases.shard, 1.0))

@@ -1,1 +1,1 @@
-"""The planner's model of this program's own runs: ranks, memory, a replayed step."""
+"""The planner's model of lmtrain's own runs: ranks, memory, a simulated step."""

@@ -40,7 +40,9 @@ class RankMemory:
 
 
 def price_memory(cases: Cases, factors: FittedFactors) -> RankMemory:
-    """Return the bytes by purpose on the rank that needs most memory, for each run in `cases`."""
+    """Return the bytes by purpose (weights, activations, ...) on the rank that needs most memory, for each run in
+    `cases`.
+    """
     fullest = _stage_memory(cases, factors, FIRST)
     for position in (MIDDLE, LAST):
         candidate = _stage_memory(cases, factors, position)
@@ -108,8 +110,8 @@ def _stage_memory(cases: Cases, factors: FittedFactors, position: int) -> RankMe
 
 
 def _activation_bytes(cases: Cases, factors: FittedFactors) -> tuple[PerCase, PerCase, PerCase]:
-    """Return three sizes in bytes of one block's activations for one micro-batch: all that its backward reads, the part
-    kept from forward to backward (the rest is recomputed), and the attention scores.
+    """Return three sizes in bytes of one block's activations for one micro-batch, for each run in `cases`: all that its
+    backward reads, the part kept from forward to backward (the rest is recomputed), and the attention scores.
 
     The formulas follow Korthikanti 2022.
     """
@@ -182,10 +184,9 @@ def _logits_bytes(cases: Cases, factors: FittedFactors, num_held: PerCase) -> Pe
 
 
 def _group_buffer_bytes(cases: Cases, largest_group: PerCase, gathered_weights: PerCase) -> PerCase:
-    """Return the bytes of FSDP's buffers. FSDP gathers the weights and reduces the gradients of one group (a block) at
-    a time; `largest_group` is the number of weights in the largest group.
-
-    `gathered_weights` is the number of weights that zero 3 holds gathered at a time.
+    """Return the bytes of FSDP's buffers for each run in `cases`. FSDP gathers the weights and reduces the gradients of
+    one group (a block) at a time: `largest_group` is the number of weights in the largest group, `gathered_weights` the
+    number that zero 3 holds gathered at a time.
     """
     shard = np.where(cases.zero > 0, cases.shard, 1.0)
     buffers = largest_group * (np.where(shard > 1, cases.precision, 0.0) + cases.reduce_bytes * (1 + 1 / shard))
@@ -193,8 +194,8 @@ def _group_buffer_bytes(cases: Cases, largest_group: PerCase, gathered_weights: 
 
 
 def _micro_batches_in_flight(cases: Cases, position: int) -> list[tuple[PerCase, PerCase]]:
-    """Return pairs of counts for the stage at `position` (FIRST, MIDDLE or LAST): micro-batches that await their
-    backward, and micro-batches between the two halves of a split backward.
+    """Return pairs of counts for the stage at `position` (FIRST, MIDDLE or LAST), for each run in `cases`:
+    micro-batches that await their backward, and micro-batches between the two halves of a split backward.
 
     Both counts of a pair hold at the same time. There are several pairs if the two counts peak at different times.
     """

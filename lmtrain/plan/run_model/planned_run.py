@@ -126,7 +126,7 @@ class PlannedRun:
 
     @property
     def stages(self) -> tuple[tuple[Stage, ...], ...]:
-        """The stages of each pipeline rank."""
+        """The pipeline stages of each pipeline rank."""
         p = self.parallel
         return _stages_by_rank(self.model, p.pp, p.vp, p.schedule, p.balance)
 
@@ -209,7 +209,7 @@ def recomputed_shares(run: PlannedRun) -> RecomputedShares:
 
 
 def _recomputed_share(run: PlannedRun, stages: tuple[Stage, ...]) -> float:
-    """Return the share of these stages' blocks that recompute."""
+    """Return the share of the blocks in these stages whose backward recomputes activations."""
     blocks = [block for stage in stages for block in stage.layers]
     return sum(map(run.recomputes, blocks)) / max(len(blocks), 1)
 
@@ -218,7 +218,7 @@ def _recomputed_share(run: PlannedRun, stages: tuple[Stage, ...]) -> float:
 def _stages_by_rank(
     model: ModelSettings, pp: int, vp: int, schedule: str, balance: Literal["layers", "cost"]
 ) -> tuple[tuple[Stage, ...], ...]:
-    """Return the stages of each pipeline rank."""
+    """Return the pipeline stages of each pipeline rank."""
     parallel = ParallelSettings(pp=pp, vp=vp, schedule=schedule, balance=balance)
     return tuple(tuple(stages_of_rank(model, parallel, rank)) for rank in range(pp))
 

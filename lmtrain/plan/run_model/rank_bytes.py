@@ -117,7 +117,8 @@ class ElementCountsByPart:
 
     def tables(self, stage: Stage, *, tied: bool) -> tuple[ElementCounts, ElementCounts]:
         """Return two counts of weights, gradients and optimizer values in a stage: of its embedding table and of its
-        head table. FSDP gathers these tables separately; both counts are empty if they are the same tensor.
+        head table, which FSDP gathers separately. Both are empty if the stage has both tables and they are one `tied`
+        tensor.
         """
         if stage.first and stage.last and tied:
             return ElementCounts(), ElementCounts()

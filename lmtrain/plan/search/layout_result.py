@@ -64,7 +64,7 @@ class LayoutResult:
 
     @cached_property
     def memory(self) -> dict[str, int]:
-        """Name -> bytes, of the fullest rank."""
+        """Purpose (weights, activations, ...) -> bytes, on the fullest rank."""
         return rank_bytes_of(self.run, self.rank)
 
     @property
@@ -74,7 +74,7 @@ class LayoutResult:
 
     @property
     def device_bytes(self) -> float:
-        """Memory of a device."""
+        """Memory of a device in bytes."""
         return self.hardware.memory_GiB * GIB
 
     @property

@@ -65,8 +65,9 @@ class SettingsTable:
     def add_group(
         self, key: tuple[Any, ...], rows: Iterable[LayoutSettings], other_settings: LayoutSettings
     ) -> list[int]:
-        """Add a group with one row for each of `rows`, unless the table has a group with this key. Return the row
-        numbers of the group. `other_settings` are the settings from other tables with which the rows are priced.
+        """Add a group with one row for each of `rows`, unless the table already has the group that `key` identifies.
+        Return the row numbers of the group. `other_settings` are settings from other tables with which the rows are
+        combined.
 
         `other_settings` alone, with defaults for this table's settings, give the case that the first table uses.
         """
@@ -78,8 +79,8 @@ class SettingsTable:
         return self._rows_by_key[key]
 
     def add_row(self, settings: LayoutSettings, other_settings: LayoutSettings, group: int = 0) -> int:
-        """Add one row of settings to the table and return its number. `other_settings` are the settings from other
-        tables with which the row is priced, `group` is the number of its group.
+        """Add one row of settings to the table and return its number. `other_settings` are settings from other tables
+        with which the row is combined to predict time and memory; `group` is the number of its group.
         """
         self.settings.append(settings)
         self._group_of_row.append(group)
@@ -105,7 +106,7 @@ class SettingsTable:
 
     @cached_property
     def is_distinct(self) -> NDArray[np.bool_]:
-        """Mask of the rows that cost something else than every earlier row of their group.
+        """Mask of the rows whose predicted time and memory differ from those of all earlier rows of their group.
 
         For example, `balance` does not change the prediction if the stages are equal.
         """
@@ -149,7 +150,7 @@ class LayoutSpace:
 
     @cached_property
     def distinct_rows(self) -> Indices:
-        """The numbers of all layouts, without those whose prediction equals that of an earlier layout."""
+        """Indices of all layouts of the space, without those whose prediction equals that of an earlier layout."""
         return np.flatnonzero(np.logical_and.reduce([
             table.is_distinct[rows] for table, rows in zip(self._tables, self._rows, strict=True)
         ]))  # fmt: skip
@@ -206,7 +207,7 @@ class _LayoutEnumerator:
         }
 
     def space(self) -> LayoutSpace:
-        """Enumerate all legal layouts."""
+        """Enumerate all layouts that the settings' rules allow, and return them as a LayoutSpace."""
         combinations = []
         for pipeline, tp in product(self._pipeline_settings(), self._fixed_or_all("tp", self._divisors)):
             pp = pipeline["pp"]

@@ -93,12 +93,12 @@ class RankedLayouts:
 
     @property
     def device_bytes(self) -> float:
-        """Memory of a device."""
+        """Memory of a device in bytes."""
         return self.hardware.memory_GiB * GIB
 
     @property
     def usable_bytes(self) -> float:
-        """Memory of a device without the margin to leave free."""
+        """Memory of a device in bytes, without the margin to leave free."""
         return self.device_bytes * (1 - self.limits.margin)
 
     @property
@@ -221,8 +221,8 @@ class RankedLayouts:
         return indices[np.argsort(_rounded(values[indices]), kind="stable")]
 
     def first_of_each(self, indices: Indices, columns: tuple[str, ...] = SHARDING_COLUMNS) -> Indices:
-        """Return those of `indices` whose layouts are the first with their combination of values in `columns` (pp, tp,
-        ...), in the given order.
+        """Return, in the given order, the first of `indices` for each combination of values that the layouts have in
+        `columns`, such as ("pp", "tp").
         """
         if not len(indices):
             return indices
