@@ -292,7 +292,9 @@ class CleanStep(SelectionStep):
                 tally.drop(cause)
 
     def drop_cause(self, text: str) -> str | None:
-        """Return the name of the first rule that the text breaks, for the report, or None if the document is kept."""
+        """Return why a text is to be dropped, for the report: "empty", the name of the first rule that it breaks, or
+        "script: " and the script of most letters. Return None if the text is kept.
+        """
         if not text.strip():
             return "empty"
         properties = TextProperties(text)

@@ -133,9 +133,9 @@ class RankedLayouts:
         return self._sorted_indices(self.seconds, self.is_allowed & (self.seconds < best_seconds))
 
     def iter_fitting(self, indices: Indices, columns: tuple[str, ...] = ()) -> Iterator[int]:
-        """Yield those of `indices` whose layouts fit in memory, in the given order. Each layout's bytes are counted,
-        not estimated. With `columns` such as ("pp", "tp"), yield only the first layout for each combination of their
-        values.
+        """Yield those of `indices` whose layouts fit in memory, in the given order. The bytes of a yielded layout are
+        counted, not estimated. With `columns` such as ("pp", "tp"), yield only the first layout for each combination of
+        their values.
         """
         seen = set[tuple[float, ...]]()
         for start in range(0, len(indices), _CHUNK):
@@ -231,8 +231,9 @@ class RankedLayouts:
 
 
 def rank_layouts(space: LayoutSpace, hardware: Hardware, limits: LayoutLimits, cost_model: CostModel) -> RankedLayouts:
-    """Predict seconds, bytes and joules of all layouts of the space on this machine, within `limits`. The step times of
-    the fastest layouts come from simulated pipelines, all others from a closed form.
+    """Predict bytes, seconds and joules of all layouts of the space on this machine; layouts that need far too much
+    memory are not timed. The step times of the fastest layouts within `limits` come from simulated pipelines, all
+    others from a closed form.
     """
     rows, device_bytes = space.distinct_rows, hardware.memory_GiB * GIB
     seconds, estimated_bytes, joules = (np.full(len(rows), np.inf) for _ in range(3))
