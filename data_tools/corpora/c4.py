@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_tools.corpora.recipe import DocumentsBySplit, Recipe, split_of
+from data_tools.corpora.recipe import DocumentsBySplit, Recipe, split_from_name
 from data_tools.corpus.flow.steps import ReadOptions, Tally, find_step_sources, read_documents
 from data_tools.read.content import OnError
 
@@ -17,7 +17,7 @@ def read(path: Path, tally: Tally) -> DocumentsBySplit:
     """Yield (split, document) for each line of a C4 shard. The file's name tells the split. Bad lines are left out and
     counted in `tally`.
     """
-    split = split_of(path.name)
+    split = split_from_name(path.name)
     options = ReadOptions(on_error=OnError.SKIP)
     for position, document in read_documents(find_step_sources([path]), options, tally.drop_bad):
         yield split, {"id": document.get("url") or f"c4/{path.name}/{position}"} | document

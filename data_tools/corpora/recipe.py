@@ -309,7 +309,7 @@ def fetch_files(recipe: Recipe, output: Path, offline: bool, report: ReportBytes
     return list(targets)
 
 
-def split_of(name: str) -> str:
+def split_from_name(name: str) -> str:
     """Return the split (train, valid or test) that a file's name contains, or train if it contains none."""
     name = name.lower()
     words = {"train": "train", "valid": "valid", "development": "valid", "dev": "valid", "test": "test"}

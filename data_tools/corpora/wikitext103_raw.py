@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from data_tools.corpora.fetch import RemoteFile
-from data_tools.corpora.recipe import DocumentsBySplit, Recipe, split_of
+from data_tools.corpora.recipe import DocumentsBySplit, Recipe, split_from_name
 from data_tools.corpus.flow.steps import Tally
 from data_tools.read.streams import archive_contents
 from lmtrain.errors import DataError
@@ -26,7 +26,7 @@ def read(path: Path, tally: Tally) -> DocumentsBySplit:
     wiki.test.tokens; both the raw and the word-level release are accepted.
     """
     for name, file in archive_contents(path, lambda name, _: name in MEMBERS):
-        split = split_of(name)
+        split = split_from_name(name)
         for number, (title, text) in enumerate(articles(_decode_lines(file, path))):
             yield split, {"id": f"wikitext103/{split}/{number}", "title": title, "text": text}
 

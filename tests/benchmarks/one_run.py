@@ -23,7 +23,7 @@ from lmtrain.cli.main import main as lmtrain
 from lmtrain.observe.measure.throughput import peak_flops
 from lmtrain.observe.metrics import read_metrics
 from lmtrain.observe.profile.kernels import read_tables
-from lmtrain.plan.run_model.rank_bytes import NEED_A_GPU, rank_bytes_of
+from lmtrain.plan.run_model.rank_bytes import NEED_A_GPU, count_rank_bytes
 from lmtrain.train.before.preflight import load_data
 from lmtrain.train.config import RunConfig
 from lmtrain.train.layouts.dry_run import planned_run
@@ -68,7 +68,7 @@ def whole_command(settings: list[str], config: RunConfig) -> dict[str, Any]:
     run = Path(config.run.dir)
     rows = [row for row in read_metrics(run / "metrics.jsonl") if row["event"] == "step"]
     _, model, _ = load_data(config)
-    held = rank_bytes_of(planned_run(config, model), 0)
+    held = count_rank_bytes(planned_run(config, model), 0)
     on_gpu = torch.cuda.is_available()
     free, whole = torch.cuda.mem_get_info() if on_gpu else (0, 0)
     return {

@@ -18,7 +18,7 @@ from lmtrain.plan.price.hardware import MEMORY_FACTORS, FittedFactors
 from lmtrain.plan.price.workload import stack_cases
 from lmtrain.plan.run_model.closed_form_memory import GIB, RankMemory, price_memory
 from tests.benchmarks.plan_fit import Floats, fit, print_factors, root_weights, store
-from tests.benchmarks.published_runs import PROGRAMS, Row, case_of, read_rows, why_not
+from tests.benchmarks.published_runs import PROGRAMS, Row, build_case, read_rows, why_not
 
 MEASURED, FITS, OUT = 0, 1, 2
 MARGIN = 0.02  # of rows that fit or did not: how far on the right side they should be
@@ -41,7 +41,7 @@ def measured_bytes(row: Row) -> float:
 class Rows:
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = list(rows)
-        self.columns = stack_cases([case_of(row) for row in self.rows])
+        self.columns = stack_cases([build_case(row) for row in self.rows])
         self.kinds = np.array([kind_of(row) for row in self.rows])
         measured = np.array([measured_bytes(row) for row in self.rows])
         self.true = np.where(self.kinds == MEASURED, measured, self.columns.memory_bytes)

@@ -175,10 +175,10 @@ def machine(row: Row) -> Hardware:
 
 
 def published(row: Row) -> Published:
-    return Published(row, case_of(row), seconds_of(row), 0.5 if row["source"] == "bigscience_1b3_v100" else 0.0)
+    return Published(row, build_case(row), seconds_of(row), 0.5 if row["source"] == "bigscience_1b3_v100" else 0.0)
 
 
-def case_of(row: Row) -> Case:
+def build_case(row: Row) -> Case:
     tp, pp = int(number(row, "tp")), int(number(row, "pp"))
     gpus = int(number(row, "gpus") or _layout_gpus(row))
     dp = gpus // (tp * pp)
@@ -189,7 +189,7 @@ def case_of(row: Row) -> Case:
     vocab = -(-int(number(row, "vocab") or 50304) // (128 * tp)) * 128 * tp
     micro = int(microbatch_of(row))
     precision = precision_of(row)
-    program = program_of(row)
+    program = build_program(row)
     zero, shard, regather = sharding(row, dp)
     first, largest, last = stages(row, layers, pp)
     gated = _gated(row, layers, width, heads, keys, ffn)
@@ -222,7 +222,7 @@ def precision_of(row: Row) -> str:
     return "fp16" if word.startswith("fp16") else "bf16"
 
 
-def program_of(row: Row) -> Program:
+def build_program(row: Row) -> Program:
     program = PROGRAMS[row["source"]]
     notes = row["notes"]
     if row["source"] == "hagemann2023":

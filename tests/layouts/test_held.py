@@ -6,7 +6,7 @@ import pytest
 
 from lmtrain.optim.adamw_settings import AdamWSettings
 from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.run_model.rank_bytes import rank_bytes_of
+from lmtrain.plan.run_model.rank_bytes import count_rank_bytes
 from tests.layouts.cases import Case, random_cases
 from tests.layouts.toy_data import EvenlyMasked
 from tests.layouts.workers import Pool
@@ -53,7 +53,7 @@ def _compare(case: Case, pool: Pool) -> None:
     run = planned_of(case)
     assert not case.problems()
     for rank, held in enumerate(pool.run("tests.layouts.held:measure", case.num_processes, {"name": case.name})):
-        said = rank_bytes_of(run, rank)
+        said = count_rank_bytes(run, rank)
         assert {key: said[key] for key in EXACT} == {key: held[key] for key in EXACT}, f"rank {rank}"
         for key in NEARLY:
             assert said[key] == pytest.approx(held[key], rel=WITHIN, abs=1), f"rank {rank}: {key}"
@@ -74,7 +74,7 @@ def test_a_rank_of_gpt3_holds_what_the_planner_says(rank: int, pool: Pool) -> No
     """GPT-3 175B, tp 8, pp 16, dp 8: the rank's real modules, on tensors without memory."""
     run = planned_on_cpu()
     (held,) = pool.run("tests.layouts.pretended:rank_of_gpt3", 1, {"rank": rank})
-    said = rank_bytes_of(run, rank)
+    said = count_rank_bytes(run, rank)
     (stage,) = run.stages[run.parallel.layout.coordinate(rank).pp]
     one = run.layers.activation_bytes(stage)
     said |= {"activations": round(one.hidden), "logits": round(one.logits)}  # of one microbatch

@@ -402,7 +402,8 @@ def mark_near(folder: Path, keep: str, num_parts: int = 1, memory_bytes: int = M
 
 
 def _create_parents(path: Path, length: int) -> Indices:
-    """Return a union-find array on disk, memory-mapped, in which every index is its own parent.
+    """Create a union-find array of `length` entries on disk, in which every index is its own parent. Return it as a
+    memory map.
 
     The file is written by ordinary writes, because a full disk kills a process that writes to a memory map.
     """
@@ -445,8 +446,8 @@ def find_roots(parent: Indices, nodes: Indices) -> Indices:
 
 
 def _rows_of_groups(signed: SignedDocuments, parent: Indices, indices: Indices, keep: str) -> Rows:
-    """Return a row (group, sort key, document index) for each of the documents `indices`. The document with the
-    smallest row of a group is the one to keep: the longest, or the first in the inputs.
+    """Return a row (group, sort key, document index) for each of the documents `indices`; `parent` is the union-find
+    array of groups. The smallest row of a group is the document to keep: the "longest" or the "first", as `keep` says.
     """
     roots = find_roots(parent, indices).astype(np.uint64)
     sort_key = ~signed.rows_at(indices)[:, 3] if keep == "longest" else np.zeros(indices.size, np.uint64)

@@ -143,9 +143,9 @@ class PlannedRun:
         return self.recompute.kind if self.recomputes(block) else "none"
 
 
-def program_of(run: PlannedRun, hardware: Hardware) -> Program:
-    """Describe how lmtrain itself executes this run on this machine: its attention kernel, and which kernels are fused
-    and which collectives overlap with computation.
+def build_program(run: PlannedRun, hardware: Hardware) -> Program:
+    """Return a description of how lmtrain itself executes this run on this machine: its attention kernel, which kernels
+    are fused, and which collectives overlap with computation.
     """
     has_old_flash = run.has_mask or run.precision.kind == "fp32" or hardware.generation == "volta"
     return replace(
@@ -162,14 +162,14 @@ def program_of(run: PlannedRun, hardware: Hardware) -> Program:
     )
 
 
-def case_of(run: PlannedRun, hardware: Hardware) -> Case:
+def build_case(run: PlannedRun, hardware: Hardware) -> Case:
     """Convert a run's settings and a machine to a Case, from which the planner predicts time and memory."""
     parallel, model, shape = run.parallel, run.model, run.shape
     layer_counts = [sum(len(stage.layers) for stage in stages) for stages in run.stages]
     last_rank = next(rank for rank, stages in enumerate(run.stages) if any(stage.last for stage in stages))
     other_counts = [count for rank, count in enumerate(layer_counts) if rank != last_rank] or layer_counts
     return Case(
-        hardware=hardware, program=program_of(run, hardware),
+        hardware=hardware, program=build_program(run, hardware),
         num_layers=shape.num_layers, width=shape.width, num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads,
         head_width=shape.head_width, ffn_width=shape.ffn_width, gated=shape.gated,
         vocab=-(-model.padded_vocab_size // parallel.tp) * parallel.tp, seq_len=shape.seq_len,

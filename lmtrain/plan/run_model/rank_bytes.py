@@ -42,7 +42,7 @@ class InFlight:
 _SINGLE_MICROBATCH = InFlight(np.array([[1]]), np.array([[0]]))  # a single micro-batch if there is no pipeline
 
 
-def rank_bytes_of(run: PlannedRun, rank: int) -> dict[str, int]:
+def count_rank_bytes(run: PlannedRun, rank: int) -> dict[str, int]:
     """Return purpose -> bytes on a rank when its memory use is highest. Purposes are weights, gradients, masters,
     moments, activations, logits, working, gathered, messages, communicators and slack.
 
@@ -74,7 +74,7 @@ def fullest_rank(run: PlannedRun) -> int:
     """
     layout = run.parallel.layout
     firsts = range(0, layout.world_size, layout.world_size // layout.pp)
-    return max(firsts, key=lambda rank: sum(rank_bytes_of(run, rank).values()))
+    return max(firsts, key=lambda rank: sum(count_rank_bytes(run, rank).values()))
 
 
 def _state_bytes(run: PlannedRun, stages: Sequence[Stage], coordinate: Coordinate) -> dict[str, float]:

@@ -14,7 +14,7 @@ import numpy as np
 from lmtrain.plan.price.hardware import FittedFactors, Hardware
 from lmtrain.plan.price.step_time import StepTime, price_microbatch, price_step
 from lmtrain.plan.price.workload import stack_cases
-from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
+from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
 from lmtrain.plan.run_model.rank_bytes import count_weight_groups
 from lmtrain.schedules.simulate import Costs, Timeline, makespan, simulate
 from lmtrain.schedules.table import Action, Kind
@@ -35,7 +35,7 @@ class OperationSeconds:
     gather: float = 0.0
     reduce: float = 0.0
 
-    def of_action(self, kind: Kind, num_layers: int, *, in_last_stage: bool) -> float:
+    def seconds_of_action(self, kind: Kind, num_layers: int, *, in_last_stage: bool) -> float:
         """Return the seconds of a pipeline action in a stage with `num_layers` blocks; in the last stage, the output
         head is added. `kind` is the action: a forward, a whole backward, or the input or weight half of a backward.
         """
@@ -56,7 +56,7 @@ def price_runs(
     """Predict the step time of each run on this machine, with simulated pipelines. Return the step times by cause, and
     the seconds of each run's single operations (forward of a block, ...).
     """
-    cases = stack_cases([case_of(run, hardware) for run in runs])
+    cases = stack_cases([build_case(run, hardware) for run in runs])
     microbatch = price_microbatch(cases, factors)
     parts = {
         "forward": microbatch.forward, "input": microbatch.backward - microbatch.weight,
@@ -85,7 +85,7 @@ def action_seconds(run: PlannedRun, seconds: OperationSeconds) -> dict[tuple[Kin
     two halves of a backward. `seconds` holds the durations of single operations.
     """
     return {
-        (kind, stage.number): seconds.of_action(kind, len(stage.layers), in_last_stage=stage.last)
+        (kind, stage.number): seconds.seconds_of_action(kind, len(stage.layers), in_last_stage=stage.last)
         for kind in Kind for stages in run.stages for stage in stages
     }  # fmt: skip
 

@@ -16,7 +16,7 @@ from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import StepTime, watts
 from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.run_model.rank_bytes import fullest_rank, rank_bytes_of
+from lmtrain.plan.run_model.rank_bytes import count_rank_bytes, fullest_rank
 from lmtrain.plan.run_model.replay import OperationSeconds, price_runs
 from lmtrain.plan.search.layout_space import FixedSettings, Indices, legal_layouts
 from lmtrain.plan.search.ranking import CostModel, LayoutLimits, RankedLayouts, rank_layouts
@@ -65,7 +65,7 @@ class LayoutResult:
     @cached_property
     def memory(self) -> dict[str, int]:
         """Purpose (weights, activations, ...) -> bytes, on the fullest rank."""
-        return rank_bytes_of(self.run, self.rank)
+        return count_rank_bytes(self.run, self.rank)
 
     @property
     def total_bytes(self) -> int:

@@ -27,7 +27,7 @@ from lmtrain.placement.parallel_settings import ParallelSettings, batch_problems
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.workload import Case, Cases, PerCase, stack_cases
 from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
-from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
+from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 
 # keys of `parallel`, micro_batch and recompute -> a fixed value, which is not searched
@@ -89,7 +89,7 @@ class SettingsTable:
 
     def _case(self, settings: LayoutSettings) -> Case:
         """Return the run with these settings, and defaults for all others, as a Case."""
-        return case_of(with_settings(self._run, {"micro_batch": 1} | settings), self._hardware)
+        return build_case(with_settings(self._run, {"micro_batch": 1} | settings), self._hardware)
 
     @cached_property
     def columns(self) -> Cases:

@@ -28,7 +28,7 @@ from lmtrain.plan.price.step_time import price_step, watts
 from lmtrain.plan.price.workload import PerCase
 from lmtrain.plan.run_model.closed_form_memory import GIB, price_memory
 from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.run_model.rank_bytes import fullest_rank, rank_bytes_of
+from lmtrain.plan.run_model.rank_bytes import count_rank_bytes, fullest_rank
 from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.search.layout_space import Indices, LayoutSpace
 
@@ -201,7 +201,7 @@ class RankedLayouts:
         """Count the bytes on the fullest rank of the layout at this index; the result is cached."""
         if index not in self._counted_bytes:
             run = self.run_at(index)
-            self._counted_bytes[index] = float(sum(rank_bytes_of(run, fullest_rank(run)).values()))
+            self._counted_bytes[index] = float(sum(count_rank_bytes(run, fullest_rank(run)).values()))
         return self._counted_bytes[index]
 
     @property

@@ -22,7 +22,7 @@ from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import watts
 from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.planned_run import PlannedRun
-from lmtrain.plan.run_model.rank_bytes import fullest_rank, rank_bytes_of
+from lmtrain.plan.run_model.rank_bytes import count_rank_bytes, fullest_rank
 from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.runtime.machine.gpus import Gpus, has_kernel_compiler
 from lmtrain.schedules.simulate import activations_held, simulate
@@ -109,7 +109,7 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool =
     """
     run, hardware = planned_run(_with_this_machine(config, runs_here), model), config.hardware
     rank = fullest_rank(run)
-    bytes_by_part = rank_bytes_of(run, rank)
+    bytes_by_part = count_rank_bytes(run, rank)
     total, largest = sum(bytes_by_part.values()), sorted(bytes_by_part, key=lambda name: -bytes_by_part[name])[:3]
     parts = ", ".join(f"{format_bytes(bytes_by_part[name])} {name}" for name in largest)
     communicators = _communicator_fact(run, bytes_by_part["communicators"])

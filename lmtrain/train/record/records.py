@@ -39,7 +39,7 @@ from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Mesh
 from lmtrain.parallel.model import ParallelModel
-from lmtrain.plan.run_model.rank_bytes import rank_bytes_of
+from lmtrain.plan.run_model.rank_bytes import count_rank_bytes
 from lmtrain.runfolder.names import (
     CHECKPOINTS,
     CONFIG,
@@ -365,7 +365,7 @@ def report_forecast(run: Run) -> None:
     expected, step_s = predict_step(planned_run(config, run.inputs.model), hardware, batches), median(durations)
     words, peak = expected.comparison_text(step_s), device_peak_bytes(str(run.model.device))
     if peak is not None:
-        predicted_bytes = sum(rank_bytes_of(planned_run(config, run.inputs.model), 0).values())
+        predicted_bytes = sum(count_rank_bytes(planned_run(config, run.inputs.model), 0).values())
         words += f"; memory is {format_bytes(peak)}, with {format_bytes(predicted_bytes)} predicted"
     record(run, "forecast", expected.facts() | {"measured_step_s": step_s, "hardware": hardware.name, "said": words})
     run.view.show_note(words)

@@ -14,7 +14,7 @@ from lmtrain.plan.calibrate import MeasuredRun, calibrate, machine_cost_model
 from lmtrain.plan.price.hardware import Hardware, fitted_interval, fitted_time_factors
 from lmtrain.plan.price.step_time import price_step
 from lmtrain.plan.price.workload import stack_cases
-from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
+from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
 from tests.unit.plan.machines import hardware_named
 from tests.unit.plan.planned_runs import planned
 
@@ -36,7 +36,9 @@ RUNS = [run(64, 64), run(256, 64, dp_shard=2), run(256, 128), run(64, 256)]
 def measured(hardware: Hardware, count: int) -> list[MeasuredRun]:
     """Return the times of the first `count` runs; each run more costs a fit more."""
     runs = RUNS[:count]
-    times = price_step(stack_cases([case_of(one, hardware) for one in runs]), machine_cost_model(hardware).time).total
+    times = price_step(
+        stack_cases([build_case(one, hardware) for one in runs]), machine_cost_model(hardware).time
+    ).total
     return [
         MeasuredRun(str(number), one, float(time)) for number, (one, time) in enumerate(zip(runs, times, strict=True))
     ]

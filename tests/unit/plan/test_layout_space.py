@@ -19,7 +19,7 @@ from lmtrain.parallel.compute_settings import RecomputeSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.plan.price.workload import stack_cases
 from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits, checkpoint_bytes
-from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
+from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
 from lmtrain.plan.search.layout_space import legal_layouts
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.train.config import RunConfig
@@ -140,7 +140,7 @@ def test_columns_of_many_are_those_of_each_alone(model: GPTSettings, fixed: dict
     some = random.Random(1).sample(range(len(space)), min(len(space), 100))
     rows = np.array(some, dtype=np.intp)
     many = space.columns(rows)
-    alone = stack_cases([case_of(space.run_at(row), h100()) for row in rows])
+    alone = stack_cases([build_case(space.run_at(row), h100()) for row in rows])
     assert many.arrays.keys() == alone.arrays.keys()
     for name, column in many.arrays.items():
         np.testing.assert_array_equal(column, alone.arrays[name], err_msg=name)

@@ -20,7 +20,7 @@ from lmtrain.parallel.compute_settings import (
 )
 from lmtrain.plan.price.step_time import price_step
 from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, RecomputedShares, Schedule, stack_cases
-from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
+from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
 from tests.unit.plan.cases import CONF, gpt3
 from tests.unit.plan.machines import hardware_named, nominal
 from tests.unit.plan.planned_runs import GPT3, planned
@@ -29,7 +29,7 @@ A100 = hardware_named("a100_80gb", CONF)
 
 
 def case(run: PlannedRun) -> Case:
-    return case_of(run, A100)
+    return build_case(run, A100)
 
 
 def test_gpt3_is_the_case_of_the_paper() -> None:

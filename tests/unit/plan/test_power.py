@@ -10,14 +10,14 @@ import pytest
 from lmtrain.plan.price.hardware import fitted_time_factors
 from lmtrain.plan.price.step_time import COMPUTE_POWER_SHARE, IDLE_POWER_SHARE, busy_share, dollars, price_step, watts
 from lmtrain.plan.price.workload import stack_cases
-from lmtrain.plan.run_model.planned_run import case_of
+from lmtrain.plan.run_model.planned_run import build_case
 from tests.unit.plan.ranked_run import LARGE, h100, run_of
 
 
 def test_a_device_that_waits_draws_less_but_not_much_less() -> None:
     run = run_of(LARGE, 64)
     cases = stack_cases([
-        case_of(replace(run, parallel=replace(run.parallel, tp=tp, dp_shard=64 // tp)), h100()) for tp in (1, 32)
+        build_case(replace(run, parallel=replace(run.parallel, tp=tp, dp_shard=64 // tp)), h100()) for tp in (1, 32)
     ])  # fmt: skip
     time = price_step(cases, fitted_time_factors())
     busy, power = busy_share(time), watts(time, h100())
@@ -27,7 +27,7 @@ def test_a_device_that_waits_draws_less_but_not_much_less() -> None:
 
 
 def test_a_machine_whose_power_is_not_known_has_none() -> None:
-    time = price_step(stack_cases([case_of(run_of(LARGE, 8), h100())]), fitted_time_factors())
+    time = price_step(stack_cases([build_case(run_of(LARGE, 8), h100())]), fitted_time_factors())
     assert np.array_equal(watts(time, replace(h100(), power_W=0.0)), [0.0])
 
 

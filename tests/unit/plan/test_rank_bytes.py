@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lmtrain.parallel.compute_settings import NoRecomputeSettings
-from lmtrain.plan.run_model.rank_bytes import NEED_A_GPU, _in_flight_of_schedule, fullest_rank, rank_bytes_of
+from lmtrain.plan.run_model.rank_bytes import NEED_A_GPU, _in_flight_of_schedule, count_rank_bytes, fullest_rank
 from lmtrain.schedules.pipeline_schedule import schedule_named
 from lmtrain.schedules.simulate import activations_held
 from tests.unit.plan.planned_runs import GPT3, planned, planned_on_cpu
@@ -20,7 +20,7 @@ def test_gpt3s_weights_are_the_papers() -> None:
 
     Padding, and what each tp rank has all of, are less than 2 in 1,000.
     """
-    ranks = [rank_bytes_of(planned(), rank) for rank in range(0, 1024, 64)]
+    ranks = [count_rank_bytes(planned(), rank) for rank in range(0, 1024, 64)]
     held = {name: sum(rank[name] for rank in ranks) * 8 for name in ("weights", "gradients", "masters", "moments")}
     numbers = GPT3.num_parameters + 50257 * 12288  # the copy of the tied weight
     assert held["weights"] == pytest.approx(2 * numbers, rel=0.002)
@@ -35,9 +35,9 @@ def test_activations_are_those_in_flight(schedule: str, vp: int, first: int, las
     for rank, flying in ((0, first), (1023, last)):
         (stage,) = run.stages[rank // 64]
         hidden = run.layers.activation_bytes(stage).hidden
-        assert rank_bytes_of(run, rank)["activations"] == pytest.approx(flying * hidden)
-    assert rank_bytes_of(run, 0)["logits"] == 0
-    assert rank_bytes_of(run, 1023)["logits"] == last * run.layers.activation_bytes(run.stages[-1][0]).logits
+        assert count_rank_bytes(run, rank)["activations"] == pytest.approx(flying * hidden)
+    assert count_rank_bytes(run, 0)["logits"] == 0
+    assert count_rank_bytes(run, 1023)["logits"] == last * run.layers.activation_bytes(run.stages[-1][0]).logits
 
 
 @pytest.mark.parametrize(("schedule", "vp"), [("1f1b", 1), ("gpipe", 1), ("zb_h1", 1), ("zb_v", 2), ("interleaved", 3)])
@@ -51,25 +51,27 @@ def test_a_long_step_holds_what_its_table_does(schedule: str, vp: int) -> None:
             assert max((flying.awaiting_backward + flying.awaiting_weight_half).sum(axis=1)) == held[rank]
         else:
             each = run.layers.activation_bytes(run.stages[rank][0]).hidden
-            assert rank_bytes_of(run, rank)["activations"] == pytest.approx(held[rank] * each)
+            assert count_rank_bytes(run, rank)["activations"] == pytest.approx(held[rank] * each)
 
 
 def test_a_v_holds_the_first_stage_and_the_last() -> None:
     run = planned(schedule="zb_v", vp=2, recompute=NONE)
-    assert rank_bytes_of(run, 0)["logits"] > 0
-    assert rank_bytes_of(run, 1023)["logits"] == 0
+    assert count_rank_bytes(run, 0)["logits"] > 0
+    assert count_rank_bytes(run, 1023)["logits"] == 0
 
 
 def test_zero_trades_what_lasts_for_what_is_gathered() -> None:
-    one, two, three = (rank_bytes_of(planned(zero=zero), 0) for zero in (1, 2, 3))
+    one, two, three = (count_rank_bytes(planned(zero=zero), 0) for zero in (1, 2, 3))
     assert one["gradients"] == pytest.approx(8 * two["gradients"], rel=0.01)
     assert (three["weights"], two["weights"]) == (0, one["weights"])
     assert three["gathered"] > two["gathered"] == one["gathered"]
-    assert rank_bytes_of(planned(dp_shard=1), 0)["gathered"] == 0
+    assert count_rank_bytes(planned(dp_shard=1), 0)["gathered"] == 0
 
 
 def test_one_microbatch_adds_up_no_gradients() -> None:
-    assert rank_bytes_of(planned(global_batch=8), 0)["gradients"] == rank_bytes_of(planned(zero=2), 0)["gradients"]
+    assert (
+        count_rank_bytes(planned(global_batch=8), 0)["gradients"] == count_rank_bytes(planned(zero=2), 0)["gradients"]
+    )
 
 
 def test_the_fullest_rank_is_the_first_of_a_pipeline_or_that_of_a_large_head() -> None:
@@ -79,5 +81,5 @@ def test_the_fullest_rank_is_the_first_of_a_pipeline_or_that_of_a_large_head() -
 
 
 def test_what_needs_a_gpu_is_nothing_on_a_cpu() -> None:
-    assert all(rank_bytes_of(planned_on_cpu(), 0)[name] == 0 for name in NEED_A_GPU)
-    assert all(rank_bytes_of(planned(), 0)[name] > 0 for name in NEED_A_GPU)
+    assert all(count_rank_bytes(planned_on_cpu(), 0)[name] == 0 for name in NEED_A_GPU)
+    assert all(count_rank_bytes(planned(), 0)[name] > 0 for name in NEED_A_GPU)

@@ -11,7 +11,7 @@ import pytest
 from lmtrain.plan.price.step_time import price_step
 from lmtrain.plan.price.workload import stack_cases
 from lmtrain.plan.run_model.closed_form_memory import GIB, price_memory
-from lmtrain.plan.run_model.planned_run import case_of
+from lmtrain.plan.run_model.planned_run import build_case
 from lmtrain.plan.run_model.replay import price_runs
 from lmtrain.plan.search.ranking import SHARDING_COLUMNS
 from tests.unit.plan.ranked_run import LARGE, h100, ranked, run_of, study
@@ -61,7 +61,7 @@ def test_the_closed_form_is_near_what_ranks_are_counted_to(memory_GiB: float) ->
 def test_prices_are_those_of_the_layout_alone() -> None:
     found = ranked()
     for place in found.fastest[[0, 7, -1]]:
-        alone = stack_cases([case_of(found.space.run_at(int(found.rows[place])), h100())])
+        alone = stack_cases([build_case(found.space.run_at(int(found.rows[place])), h100())])
         assert np.isclose(price_step(alone, found.cost_model.time).total[0], found.seconds[place])
         assert np.isclose(price_memory(alone, found.cost_model.memory).total[0], found.estimated_bytes[place])
 

@@ -10,7 +10,7 @@ import pytest
 from lmtrain.parallel.compute_settings import NoRecomputeSettings
 from lmtrain.plan.price.step_time import price_step
 from lmtrain.plan.price.workload import stack_cases
-from lmtrain.plan.run_model.planned_run import PlannedRun, case_of
+from lmtrain.plan.run_model.planned_run import PlannedRun, build_case
 from lmtrain.plan.run_model.replay import OperationSeconds, pipeline_seconds, price_runs, replay_step
 from tests.unit.plan.cases import CONF
 from tests.unit.plan.machines import hardware_named, nominal
@@ -106,5 +106,5 @@ def test_the_closed_form_has_all_layers_of_the_stages(schedule: str) -> None:
     run = run_of(model=model, pp=8, schedule=schedule, balance="cost", global_batch=16)
     layers = [len(stage.layers) for held in run.stages for stage in held]
     assert max(layers) > layers[-1] + 1, layers
-    closed = price_step(stack_cases([case_of(run, H100)]), nominal()).total[0]
+    closed = price_step(stack_cases([build_case(run, H100)]), nominal()).total[0]
     assert closed == pytest.approx(price_runs([run], H100, nominal())[0].total[0], rel=0.01)

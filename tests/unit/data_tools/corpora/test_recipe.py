@@ -12,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from data_tools.corpora.fetch import RemoteFile, check_address
-from data_tools.corpora.recipe import PublishedTexts, Recipe, fetch_files, find_recipe, get_corpus, recipes, split_of
+from data_tools.corpora.recipe import (
+    PublishedTexts,
+    Recipe,
+    fetch_files,
+    find_recipe,
+    get_corpus,
+    recipes,
+    split_from_name,
+)
 from data_tools.corpus.flow.steps import Report
 from data_tools.read.streams import ALWAYS_ALLOWED_BYTES
 from lmtrain.errors import DataError, MissingInputError, StorageError, UsageError
@@ -178,4 +186,4 @@ def test_a_corpus_without_its_files_is_an_error(tmp_path: Path) -> None:
 
 def test_splits_are_told_by_names() -> None:
     names = ["wiki.train.raw", "c4-validation.0", "lambada_development.txt", "x_test.jsonl", "other"]
-    assert [split_of(name) for name in names] == ["train", "valid", "valid", "test", "train"]
+    assert [split_from_name(name) for name in names] == ["train", "valid", "valid", "test", "train"]
