@@ -163,10 +163,9 @@ class DecontaminateStep(SelectionStep):
             yield from (document | {key: piece, "piece": number} for number, piece in enumerate(pieces))
 
     def _remaining_pieces(self, text: str, hits: list[tuple[int, int, int]]) -> list[str]:
-        """Return the pieces of a document that remain after the sequences in `hits` and 200 characters on each side are
-        cut out. Return none if the whole document is to be dropped.
-
-        `hits` are (first word, one past the last word, source) tuples of `Passages.find`.
+        """Return the pieces of a document that remain after the word sequences in `hits` and 200 characters on each
+        side are cut out; return none if the whole document is to be dropped. A hit is (first word, one past the last
+        word, number of the evaluation file).
         """
         if self.action == "drop":
             return []

@@ -267,8 +267,8 @@ class SignedDocuments:
 
 
 def mark_exact(folder: Path, memory_bytes: int = MEMORY_BYTES) -> int:
-    """Find exact copies among the signed documents in a work folder: of each group of equal documents, all but the
-    first. Write the copies' positions to exact.u64 in the folder and return their number.
+    """Find exact copies among the documents whose hashes are in a work folder: of each group of equal documents, all
+    but the first. Write the copies' positions to exact.u64 in the folder and return their number.
     """
     signed = SignedDocuments(folder)
     (folder / NEAR_FILE).unlink(missing_ok=True)  # because: near copies were found relative to earlier exact copies

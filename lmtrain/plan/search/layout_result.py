@@ -204,7 +204,7 @@ def best_by_pp_and_tp(ranked: RankedLayouts) -> dict[tuple[int, int], LayoutResu
 
 def too_large_results(ranked: RankedLayouts, limit: int) -> Iterator[LayoutResult]:
     """Yield up to `limit` layouts that would be faster than the best one but do not fit in memory. If no layout fits at
-    all, yield those that need the least memory.
+    all, yield the layouts that need the least memory.
     """
     if ranked.best_index is not None:
         yield from results_at(ranked, ranked.first_of_each(ranked.faster_but_too_large)[:limit])

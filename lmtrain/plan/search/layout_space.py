@@ -251,7 +251,7 @@ class _LayoutEnumerator:
         return divisors(self._world_size, self._world_size)
 
     def _pipeline_settings(self) -> Iterator[LayoutSettings]:
-        """Yield the legal combinations of pp, vp, schedule and balance."""
+        """Yield the combinations of pp, vp, schedule and balance that the settings' rules allow, as dicts."""
         num_layers, schedules = self._run.model.shape.num_layers, kinds(PipelineSchedule)
         balances = get_args(get_type_hints(ParallelSettings)["balance"])
         for pp in self._fixed_or_all("pp", self._divisors):
@@ -315,8 +315,8 @@ class _LayoutEnumerator:
         return checkpoint_bytes(self._run.model, self._run.optim.num_slots)
 
     def _has_legal_manifest(self, dp_shard: int, tp: int) -> bool:
-        """Return True if the run saves no checkpoints, or if those of layouts with this dp_shard and tp stay within the
-        limits on pieces and manifest size.
+        """Return True if the run saves no checkpoints, or if checkpoints of layouts with this dp_shard and tp stay
+        within the limits on pieces and manifest size.
         """
         if not self._run.saves:
             return True

@@ -133,7 +133,7 @@ class RankedLayouts:
         return self._sorted_indices(self.seconds, self.is_allowed & (self.seconds < best_seconds))
 
     def iter_fitting(self, indices: Indices, columns: tuple[str, ...] = ()) -> Iterator[int]:
-        """Yield those of `indices` whose layouts fit in memory, in the given order. The bytes of a yielded layout are
+        """Yield, in the given order, the indices whose layouts fit in memory. The bytes of a yielded layout are
         counted, not estimated. With `columns` such as ("pp", "tp"), yield only the first layout for each combination of
         their values.
         """
