@@ -105,7 +105,7 @@ class RunConfig(Settings):
             kind = parts["precision"].kind
             yield from problem_if(
                 hardware.peak(kind) == 0, "hardware.peak_tflops", hardware.peak_tflops,
-                f"has no figure for precision={kind} is",
+                f"has no figure for precision={kind}",
                 f"Add hardware.peak_tflops.{kind}=TFLOPS, or use another precision.",
             )  # fmt: skip
         if hardware is not None and "compute" in parts:

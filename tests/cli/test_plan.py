@@ -332,7 +332,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
             (["hardware=h100", "gpus=8", "parallel.vp=-1"], 2, "parallel.vp=-1 must be at least 1"),
             (["hardware=h100", "gpus=8", "parallel.schedule=zb"], 2, "Did you mean zb_v?"),
             (["hardware=h100", "gpus=8", "hardware.nic_GBps=0"], 2, "must be above 0"),
-            (["hardware=cpu", "gpus=1", "precision=fp16", "--layout", "tp=1"], 2, "does not say how fast"),
+            (["hardware=cpu", "gpus=1", "precision=fp16", "--layout", "tp=1"], 2, "has no figure for precision"),
             (["hardware=h100", "gpus=8", "hardware.name.x=1"], 2, "hardware.name.x=1 is not a setting"),
             (["hardware=h100", "gpus=8", "tokens=much"], 2, "is not a size"),
             (["hardware=h100", "gpus=8", "--layout", "tp=2,tp=4"], 2, "tp=2 is given too"),
