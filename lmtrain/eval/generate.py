@@ -38,6 +38,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class GeneratedText:
+    """A generated text with its number of tokens and the reason why it ends."""
+
     text: str
     num_tokens: int
     stopped_by: str  # "end_of_document" or "max_new_tokens"
@@ -46,7 +48,9 @@ class GeneratedText:
 def generate(
     model: Scorable, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, sampling: Sampling, seq_len: int
 ) -> GeneratedText:
-    """Return a whole sample; its text does not include the prompt."""
+    """Generate up to `max_new_tokens` tokens after `prompt`. Return their text without the prompt, their number, and
+    why generation stopped. `seq_len` is the number of tokens that the model sees at once.
+    """
     context = prompt_tokens(tokenizer, prompt)
     ids = list(generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id))
     ended = bool(ids) and ids[-1] == tokenizer.eod_id
@@ -58,14 +62,18 @@ def generate(
 def generate_stream(
     model: Scorable, tokenizer: Tokenizer, prompt: str, max_new_tokens: int, sampling: Sampling, seq_len: int
 ) -> Iterator[str]:
-    """Yield the same text as `generate` in pieces, each as soon as its characters are complete."""
+    """Yield the text that `generate` returns in pieces, each as soon as its characters are complete. `seq_len` is the
+    number of tokens that the model sees at once.
+    """
     context = prompt_tokens(tokenizer, prompt)
     tokens = generate_tokens(model, context, max_new_tokens, sampling, seq_len, tokenizer.eod_id)
     return stream_text(tokenizer, (token for token in tokens if token != tokenizer.eod_id))
 
 
 def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of tokens as they come; bytes of an incomplete character wait for the rest."""
+    """Yield the text of `tokens` in pieces as the tokens come. The bytes of an incomplete UTF-8 character are held back
+    until the rest has come.
+    """
     decoded: list[int] = []
     num_yielded = 0  # number of characters yielded
     for token in tokens:
@@ -80,7 +88,9 @@ def stream_text(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[str]:
 
 
 def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """Return the prompt's tokens; for an empty prompt the end-of-document token, which starts a new document."""
+    """Return the token ids of `prompt`. For an empty prompt that is the end-of-document token, after which a new
+    document starts; raise UsageError if the tokenizer has none.
+    """
     tokens = tokenizer.encode(prompt)
     if tokens:
         return tokens
@@ -92,7 +102,9 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
 def generate_tokens(
     model: Scorable, context: list[int], max_new_tokens: int, sampling: Sampling, seq_len: int, eod_id: int | None
 ) -> Iterator[int]:
-    """Yield new tokens, including the end-of-document token if it is drawn."""
+    """Yield up to `max_new_tokens` token ids that continue `context`, drawn as `sampling` says. Stop after `eod_id`,
+    the end-of-document token, if it is drawn. `seq_len` is the number of tokens that the model sees at once.
+    """
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(context)
     for _ in range(max_new_tokens):
@@ -105,7 +117,7 @@ def generate_tokens(
 
 @torch.no_grad()
 def next_logits(model: Scorable, tokens: list[int]) -> Tensor:
-    """Return the logits after the last token, [V] in float64 on the host."""
+    """Return the model's logits for the token that follows `tokens`: [V] in float64 on the host."""
     tokens_BT = torch.tensor([tokens], device=model.device)
     keep_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
     keep_BT[0, -1] = True
@@ -114,7 +126,9 @@ def next_logits(model: Scorable, tokens: list[int]) -> Tensor:
 
 
 def draw_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """Draw a token by its logits. Raise NonFiniteLossError if one is NaN or none is finite."""
+    """Draw a token id from the logits `logits_V`, as `sampling` says. Raise NonFiniteLossError if a logit is NaN or
+    none is finite.
+    """
     if torch.isnan(logits_V).any() or not torch.isfinite(logits_V).any():
         raise NonFiniteLossError("The model's logits are not finite. The weights are damaged: try --precision fp32.")
     if sampling.temperature == 0:
@@ -124,7 +138,7 @@ def draw_token(logits_V: Tensor, sampling: Sampling, generator: torch.Generator)
 
 
 def _keep_top_k(logits_V: Tensor, top_k: int | None) -> Tensor:
-    """Keep the k most likely tokens; set other logits to -inf."""
+    """Return the logits with all but the `top_k` largest set to -inf; unchanged if `top_k` is None."""
     if top_k is None or top_k >= len(logits_V):
         return logits_V
     chosen = logits_V.topk(top_k)
@@ -132,7 +146,9 @@ def _keep_top_k(logits_V: Tensor, top_k: int | None) -> Tensor:
 
 
 def _keep_top_p(logits_V: Tensor, top_p: float | None) -> Tensor:
-    """Keep the fewest most likely tokens whose probabilities reach top_p, at least one; set other logits to -inf."""
+    """Return the logits with all but the most likely tokens set to -inf: the fewest tokens, at least one, whose
+    probabilities reach `top_p` together. Unchanged if `top_p` is None.
+    """
     if top_p is None or top_p >= 1:
         return logits_V
     ordered, order = logits_V.sort(descending=True, stable=True)

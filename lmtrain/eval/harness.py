@@ -92,7 +92,9 @@ class LmtrainModel(TemplateLM):  # type: ignore[misc]  # because: the harness ma
         return answers
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of each text by itself, in the harness's own windows."""
+        """Return the log-likelihood in nats of each request's whole text, scored in the windows that the harness cuts.
+        `disable_tqdm` belongs to the harness's interface and is ignored.
+        """
         windows = [
             _request(context, target, self.max_length, item)
             for item, (text,) in enumerate(request.args for request in requests)
@@ -143,9 +145,8 @@ def _request(context: list[int], target: list[int], max_length: int, item: int =
 
 
 def _parse_generation(generation_kwargs: dict[str, Any]) -> tuple[list[str], int, Sampling]:
-    """Return the stop strings, the largest number of new tokens and the sampling settings.
-
-    Raise UsageError for unknown arguments.
+    """Parse a harness task's arguments for generation. Return (stop strings, largest number of new tokens, sampling
+    settings). Raise UsageError for an unknown argument.
     """
     rest = dict(generation_kwargs)
     until, num_new, samples = rest.pop("until"), rest.pop("max_gen_toks"), rest.pop("do_sample")

@@ -38,7 +38,9 @@ class PlannedEvaluation:
 
     @property
     def measures(self) -> list[str]:
-        """The names of the task's measures, computed from the answers of a model that is sure of every target."""
+        """The names of the measures that the task reports, found by computing them for answers whose losses are all
+        0.
+        """
         items_and_targets = [(request.item, request.num_scored) for request in self.prepared.requests]
         item, scored = np.array(items_and_targets, np.int64).reshape(-1, 2).T
         columns = self.task.columns(self.prepared, Answers(item, np.zeros(len(items_and_targets)), scored, scored))

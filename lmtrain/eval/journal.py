@@ -49,9 +49,8 @@ class Journal:
         self._identity = identity.encode()
 
     def find(self, requests: Sequence[Request]) -> list[TargetScores] | None:
-        """Return the answers if the next record is of these requests.
-
-        Otherwise discard that record and all after it, and return None.
+        """Return the recorded answers if the journal's next record is of exactly these requests. Otherwise delete that
+        record and all after it, and return None.
         """
         if self._next == len(self._records):
             return None
@@ -66,7 +65,9 @@ class Journal:
         return answers
 
     def add(self, requests: Sequence[Request], answers: Sequence[TargetScores]) -> None:
-        """Append the answers of a batch to the file; only rank 0 does."""
+        """Append the answers to a batch of requests to the journal file. Ranks other than 0 have no file and do
+        nothing.
+        """
         if self._fd is not None and self._path is not None:
             record = _encode_record(self._key(requests), answers)
             with storage_errors(self._path, "Writing"):
@@ -75,16 +76,17 @@ class Journal:
                 os.write(self._fd, record)
 
     def close(self, *, done: bool) -> None:
-        """Close the file, and delete it if the evaluation is done or no answers were recorded."""
+        """Close the journal file. Delete it if `done` (the evaluation has finished) or if no answers were recorded."""
         if self._fd is not None and self._path is not None:
             if done or os.fstat(self._fd).st_size <= len(_HEAD):
                 self._path.unlink(missing_ok=True)
             os.close(self._fd)
 
     def _undamaged_part(self, data: bytes) -> bytes:
-        """Return the undamaged part of the file's content, and truncate the file to it; an empty file gets the header.
+        """Truncate the journal file after its last undamaged record, and return the content that remains. `data` is the
+        file's content. A new file gets a header; raise OutputError if the file is not a journal.
 
-        Raise OutputError if the file is no journal.
+        Without a file, as on ranks other than 0, return empty bytes.
         """
         if self._fd is None or self._path is None:
             return b""
@@ -128,7 +130,10 @@ class Journal:
 def open_journal(
     output: Path | None, report: Report = lambda text: None, share: Share = lambda data: data
 ) -> Iterator[Journal]:
-    """Open the journal OUTPUT.journal for the enclosed block; after an exception the file stays for the next call."""
+    """Open the journal of computed answers, OUTPUT.journal next to the results file `output`, for the enclosed block.
+    If the block raises, the file stays and the next call resumes from it; otherwise it is deleted. `report` receives
+    messages; `share` returns rank 0's bytes on every rank.
+    """
     path = None if output is None else output.with_name(f"{output.name}.journal")
     if path is not None:
         with storage_errors(path, "Writing"):
@@ -143,7 +148,8 @@ def open_journal(
 
 
 def model_identity(checkpoint: Path, *computation: str) -> str:
-    """Return a text that identifies a model, by a hash, and its computation, by the texts in `computation`.
+    """Return a text that identifies a model and how it computes: a hash of the files in `checkpoint`, then the texts in
+    `computation`.
 
     A checkpoint is hashed by its manifest, another program's folder by the names, sizes and times of its files.
     """
@@ -158,7 +164,9 @@ def model_identity(checkpoint: Path, *computation: str) -> str:
 
 
 def _open_locked(path: Path) -> int:
-    """Open or create the file with an exclusive lock. Raise OutputError if another process holds the lock."""
+    """Open or create the file `path` with an exclusive lock, and return its file descriptor. Raise OutputError if
+    another process holds the lock.
+    """
     with storage_errors(path, "Opening"):
         fd = open_output(path, os.O_RDWR | os.O_CREAT)
     try:
@@ -170,7 +178,9 @@ def _open_locked(path: Path) -> int:
 
 
 def _record_ranges(data: bytes) -> list[tuple[int, int]]:
-    """Return the (start, stop) of each whole record, up to the first that is torn or damaged."""
+    """Return (start, stop) of each whole record in `data`, the content of a journal file, up to the first record that
+    is torn or damaged.
+    """
     ranges, at = [], len(_HEAD)
     while at + _FRAME.size <= len(data):
         size, crc = _FRAME.unpack_from(data, at)
@@ -192,7 +202,9 @@ def _encode_record(key: bytes, answers: Sequence[TargetScores]) -> bytes:
 
 
 def _decode_record(record: bytes, key: bytes, num_requests: int) -> list[TargetScores] | None:
-    """Return the answers in a record, or None if the record's key is another."""
+    """Return the answers to the `num_requests` requests of a journal record; None if it is a record of other requests,
+    whose key is not `key`.
+    """
     if record[:_KEY_BYTES] != key:
         return None
     counts = np.frombuffer(record, "<u4", num_requests, _KEY_BYTES)

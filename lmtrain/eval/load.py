@@ -24,12 +24,16 @@ from lmtrain.runtime.machine.device import device_name
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
+    """A model ready to be evaluated, with facts about it for the report."""
+
     subject: Subject
     facts: dict[str, Any]  # checkpoint, step and device, printed under every result
 
 
 def load_for_eval(path: Path, device: torch.device, precision: str) -> LoadedModel:
-    """Load the causal model of a checkpoint, a run folder or its checkpoints folder, on one process."""
+    """Load a causal model onto `device` of this process, in `precision` (such as "bf16"). `path` is a checkpoint, or a
+    run or checkpoints folder, whose latest checkpoint is loaded. Raise CheckpointError if the model is not causal.
+    """
     source = checkpoint_source(path)
     check_causal(source)
     return load_source(source, device, precision)
@@ -42,7 +46,9 @@ def load_source(
     mesh: Mesh | None = None,
     parallel: ParallelSettings = ParallelSettings(),
 ) -> LoadedModel:
-    """Load a model's weights on a device in a precision; with `mesh`, this rank's shard by the `parallel` layout."""
+    """Load the weights of the model `source` onto `device`, in `precision` (such as "bf16"). With `mesh`, load only
+    this rank's shard by the layout `parallel`.
+    """
     weights, tokenizer = source.open(), source.tokenizer()
     settings = weights.settings
     model = build_parallel(

@@ -36,7 +36,8 @@ _HASH_CHARACTERS = 12  # characters of a hash without --full
 def sample_rows(
     number: int, result: Result, prepared: Prepared, columns: Columns, tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row per item, in order. `number` is the result's index in its file.
+    """Yield a JSON row per item (document, line or question) of a result: the beginning of its text, whether the model
+    was right, and the item's value in each of `columns`. `number` is the result's index in the results file.
 
     The text is empty for an item without requests.
     """
@@ -50,7 +51,9 @@ def sample_rows(
 
 
 def _item_texts(prepared: Prepared, tokenizer: Tokenizer) -> dict[int, dict[str, str]]:
-    """Return per item the beginning of its text, and its target if not all tokens are scored."""
+    """Return item index -> {"text": the beginning of the item's text, "target": the scored part, if not all tokens are
+    scored}.
+    """
     first_requests: dict[int, Request] = {}
     for request in prepared.requests:
         first_requests.setdefault(request.item, request)
@@ -72,7 +75,9 @@ def encode_rows(rows: Iterator[dict[str, Any]]) -> bytes:
 
 
 def read_columns(path: Path, sha256: str) -> dict[int, Columns]:
-    """Return the columns of each result, by its number. Raise DataError if the file's SHA-256 differs from `sha256`."""
+    """Return result index -> the columns of values per item, from the file of samples `path`. Raise DataError if the
+    file's SHA-256 is not `sha256`, the one recorded with the results.
+    """
     data = read_bytes(path, _MAX_BYTES)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DataError(
@@ -94,7 +99,9 @@ def read_columns(path: Path, sha256: str) -> dict[int, Columns]:
 
 
 def render(result: Result, model: dict[str, Any], *, full: bool = False) -> RenderableType:
-    """Return a result as tables; `model` has the model's facts. With `full` everything that the JSON has."""
+    """Return a result as tables for the terminal. `model` has the facts about the model to show, such as its
+    checkpoint. `full` shows everything that the JSON file has instead of a summary.
+    """
     published = result.notes.get(NOT_PUBLISHED)
     limit, few = result.limit, ""
     if limit is not None:
@@ -119,7 +126,7 @@ def render(result: Result, model: dict[str, Any], *, full: bool = False) -> Rend
 
 
 def render_tasks(tasks: dict[str, Task]) -> RenderableType:
-    """Return a table of every task: the data it needs, its recipe and its headline measure."""
+    """Return a table of all evaluation tasks: the data that each needs, its recipe and its headline measure."""
     parts: list[RenderableType] = []
     for name, task in tasks.items():
         rows = [("data", task.data), *task.recipe.items(), ("measure", task.headline)]
@@ -130,7 +137,9 @@ def render_tasks(tasks: dict[str, Task]) -> RenderableType:
 
 
 def render_comparison(comparison: Comparison, *, full: bool = False) -> RenderableType:
-    """Return a table of A's and B's measures, the difference, its interval, and whether it is clear of 0."""
+    """Return a table for the terminal that compares models A and B: both values of each measure, their difference with
+    its 95% interval, and whether 0 is outside it. `full` shows all measures instead of the main ones.
+    """
     differences = comparison.differences
     main = [name for name in (comparison.headline, "bits_per_byte") if name in differences]
     numbers = map(_right_column, ("A", "B", "B - A", f"{LEVEL:.0%} interval"))
@@ -172,7 +181,9 @@ class _TextPieces:
 
 
 def _interval_text(result: Result, name: str) -> str:
-    """Return the interval of a measure in words: how far it may be off because of the choice of items."""
+    """Return the bootstrap interval of the measure `name` as text, such as "(95% interval 3.1 to 3.4, 500 items)".
+    Without an interval the text is empty, or a note that there is only one item.
+    """
     interval = result.intervals.get(name)
     if interval is None:
         return "(one item: no interval)" if result.num_items == 1 else ""
@@ -219,7 +230,7 @@ def _measures_table(result: Result) -> Table:
 
 
 def _groups_table(result: Result) -> Table:
-    """Return a table of the headline measure by source of the items."""
+    """Return a table of the result's headline measure for each source of items, such as each file."""
     table = _plain_table(Column("by source", overflow="fold"), _right_column(result.headline))
     for name, measures in result.groups.items():
         table.add_row(name, format_measure(result.headline, measures.get(result.headline, math.nan)))
@@ -227,7 +238,9 @@ def _groups_table(result: Result) -> Table:
 
 
 def _positions_table(result: Result) -> RenderableType:
-    """Return a table of the loss by number of tokens before the target, or an empty text if there is none."""
+    """Return a table of the mean loss by the number of tokens before the target in its window; an empty text if that
+    was not recorded.
+    """
     if not result.loss_by_position:
         return Text()
     table = Table(*map(_right_column, ("tokens before", "targets", "nats a token")), box=box.SIMPLE_HEAD)
@@ -242,7 +255,9 @@ def _positions_table(result: Result) -> RenderableType:
 
 
 def _baselines_table(result: Result) -> Table:
-    """Return a table of the count-based baselines on the same targets; ratios are model over baseline."""
+    """Return a table of the bits per byte and token perplexity of the model and of count-based baselines on the same
+    targets, with the ratio of model to baseline.
+    """
     titles = ("bits per byte", "ratio", "token perplexity", "ratio")
     table = Table(
         Column("on the same targets", no_wrap=True),
@@ -263,7 +278,7 @@ def _baselines_table(result: Result) -> Table:
 
 
 def _facts_table(rows: list[tuple[str, Any]]) -> Table:
-    """Return a table of names and values without borders."""
+    """Return a table of two columns without borders; `rows` has (name, value) pairs."""
     table = _plain_table(Column(no_wrap=True, style="dim"), Column(overflow="fold", style="dim"), show_header=False)
     for name, value in rows:
         table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))

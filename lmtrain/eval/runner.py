@@ -47,7 +47,9 @@ class PositionLosses:
         self._nll, self._targets = np.zeros(_NUM_POWERS), np.zeros(_NUM_POWERS, np.int64)
 
     def add(self, request: Request, nll: NDArray[np.float64]) -> None:
-        """Add the losses of a request's scored targets; a masked model's are left out."""
+        """Add the losses `nll` of a request's scored targets to the sums for their positions. Requests for a masked
+        model are ignored, since it sees both sides of a target.
+        """
         if isinstance(request, MaskedRequest):
             return  # because: a masked model sees both sides of a target
         num_fed = request.num_fed
@@ -56,7 +58,9 @@ class PositionLosses:
         self._targets += np.bincount(power, minlength=_NUM_POWERS)
 
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """Return a row per range of positions that has targets, as the result's `loss_by_position`."""
+        """Return a row per range of positions that has targets: the range, the number of targets, and their mean loss.
+        They become the result's `loss_by_position`.
+        """
         return tuple(
             {
                 "tokens_before_from": 1 << power,
@@ -70,7 +74,8 @@ class PositionLosses:
 
 
 def first_items(prepared: Prepared, limit: int) -> Prepared:
-    """Return only the first `limit` items. Raise UsageError if there is only one item.
+    """Return `prepared` reduced to its first `limit` items (documents, lines or questions). Raise UsageError if it has
+    only one item.
 
     Facts stay those of the whole text, except the protocol's id, the denominator and the limit.
     """
@@ -142,9 +147,9 @@ def run(
     hashes: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Outcome:
-    """Prepare the text and score it.
-
-    `limit` keeps only the first items, `hashes` is as in `TaskOptions`, and `options` are those of `score`.
+    """Evaluate the model `subject` by `task` on the text `source`. `stride` and `seq_len` override the windows, `limit`
+    keeps only the first items, `hashes` has the SHA-256 of published texts by name, and `options` are passed on to
+    `score`.
     """
     check_kind(task, causal=subject.causal, pairs=subject.pairs)
     check_vocabulary(subject)
@@ -164,7 +169,9 @@ def run(
 def prepare(
     task: Task, source: Path | TextInput, options: TaskOptions, limit: int | None = None
 ) -> tuple[Prepared, str]:
-    """Return the requests and facts of a text, and its name. Raise DataError if there is nothing to score."""
+    """Read `source` and turn it into the requests that `task` scores. Return them, with facts about the text, and the
+    name of the source. `limit` keeps only the first items. Raise DataError if there is nothing to score.
+    """
     if isinstance(source, TextInput):
         assert isinstance(task, TextTask), f"{task.id} reads a file of its own kind"
         prepared, name = task.prepare_texts(source, options), source.name
@@ -190,18 +197,19 @@ def score(
     batch_size: int = 8,
     resamples: int = RESAMPLES,
     cache: AnswerCache | None = None,
-    passes: SharedAnswers | None = None,
+    shared_answers: SharedAnswers | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Score what was prepared for windows of `seq_len`, and return the result. Collective: every rank must call it.
+    """Score the prepared requests with the model `subject`, and return the result. Collective: every rank must call it.
+    `name` describes the data in the result, `seq_len` is the window in tokens, and with 0 `resamples` no intervals are
+    computed. `cache` and `shared_answers` have answers that need not be computed again.
 
-    `cache` is the journal of answers, so that a killed evaluation resumes; `passes` has answers of the model's other
-    tasks; 0 `resamples` compute no intervals.
+    `cache` is the journal of a killed evaluation; `shared_answers` has the answers to the model's other tasks.
     """
-    new = prepared.requests if passes is None else passes.new(prepared.requests)
+    new = prepared.requests if shared_answers is None else shared_answers.new(prepared.requests)
     scorer = Scorer(subject.model, batch_size=batch_size, cache=cache, report=_progress_callback(new, progress))
     positions, began_s = PositionLosses(), perf_counter()
-    scored = scorer.score if passes is None else partial(passes.score, score=scorer.score)
+    scored = scorer.score if shared_answers is None else partial(shared_answers.score, score=scorer.score)
     answers = gather_answers(prepared.requests, scored(prepared.requests), positions)
     seconds = perf_counter() - began_s
     if int(answers.targets.sum()) != prepared.num_targets:
@@ -243,7 +251,9 @@ def score(
 
 
 def _progress_callback(requests: Iterable[Request], progress: Progress | None) -> Callable[[int, int], None] | None:
-    """Return a progress callback that counts fed tokens, because time is proportional to these and not to targets."""
+    """Return a callback that receives (tokens fed, tokens cached) and reports them to `progress`, out of the number of
+    tokens in all `requests`; None without `progress`.
+    """
     if progress is None:
         return None
     total = sum(request.num_fed for request in requests)
@@ -254,7 +264,9 @@ def _progress_callback(requests: Iterable[Request], progress: Progress | None) -
 def gather_answers(
     requests: Iterable[Request], scored: Iterable[TargetScores], positions: PositionLosses | None = None
 ) -> Answers:
-    """Sum the scores of each request's targets, and add them to `positions` if that is given."""
+    """Return for each request its item, the sum of its losses, the number of its targets, and how many of them were the
+    most likely token. `scored` has the requests' scores in order; losses are also added to `positions` if given.
+    """
     rows = []
     for request, scores in zip(requests, scored, strict=True):
         rows.append((request.item, scores.nll.sum(), len(scores.nll), scores.greedy.sum()))
@@ -265,7 +277,7 @@ def gather_answers(
 
 
 def check_vocabulary(subject: Subject) -> None:
-    """Raise DataError if the tokenizer has more tokens than the model."""
+    """Raise DataError if the tokenizer has more tokens than the model has embeddings."""
     if subject.tokenizer.vocab_size > subject.vocab_size:
         raise DataError(
             f"The tokenizer has {subject.tokenizer.vocab_size} tokens and the model {subject.vocab_size}. "

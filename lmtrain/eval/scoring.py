@@ -99,7 +99,9 @@ class Scorer:
         return self.num_padding / max(self.num_padding + self.num_fed + self.num_cached, 1)
 
     def score(self, requests: Iterable[Request]) -> Iterator[TargetScores]:
-        """Yield the answers in the order of the requests, which are read only a little ahead."""
+        """Yield the answer to each request (its targets' losses), in the order of `requests`. Only a few batches of
+        requests are read ahead.
+        """
         stream, ahead = iter(requests), max(LOOK_AHEAD, self.model.scored_at_once)
         while chunk := list(islice(stream, self.batch_size * ahead)):
             self.model.check_alike(_checksum(chunk))
@@ -113,7 +115,8 @@ class Scorer:
         self.model.check_alike(_checksum([]))
 
     def _batch_answers(self, batches: Sequence[list[Request]]) -> Iterator[list[TargetScores]]:
-        """Yield the answers to each batch.
+        """Yield the answers to each batch: from the cache for the first batches, as long as it has them, then from the
+        model. Answers of the model are added to the cache.
 
         Cached answers come first, because the journal records them in the order in which batches are scored.
         """
@@ -138,7 +141,9 @@ class Scorer:
         return answers
 
     def _score_batches(self, batches: Sequence[list[Request]]) -> Iterator[list[TargetScores]]:
-        """Yield the answers to each batch as the model scores it."""
+        """Yield the answers to each batch, computed by the model. Raise OutOfMemoryError if the device runs out of
+        memory.
+        """
         scores = self.model.scores(_build_batch(requests, packs=self._can_pack) for requests in batches)
         try:
             for requests, scores_of_batch in zip(batches, scores, strict=True):
@@ -152,7 +157,9 @@ class Scorer:
     def _split_scores(
         self, requests: list[Request], nll: NDArray[np.float64], best: NDArray[np.float64]
     ) -> list[TargetScores]:
-        """Split a batch's scores by request. Raise NonFiniteLossError if a score is not finite."""
+        """Split the scores of a batch into one answer per request. `nll` has the loss of each target of the batch, and
+        `best` is 1 where the target was the most likely token. Raise NonFiniteLossError if a loss is not finite.
+        """
         if not np.isfinite(nll).all():
             raise NonFiniteLossError(
                 f"{np.count_nonzero(~np.isfinite(nll))} of {len(nll)} targets have a log-likelihood that is not "
@@ -163,7 +170,7 @@ class Scorer:
 
 
 def _checksum(requests: Sequence[Request]) -> int:
-    """Return a checksum of requests, by which ranks check that all score the same ones."""
+    """Return a checksum of the tokens in `requests`, by which ranks check that all of them score the same requests."""
     checksum = 0
     for request in requests:
         checksum = crc32(request.key, crc32(request.num_scored.to_bytes(8, "little"), checksum))
@@ -194,7 +201,9 @@ class SharedAnswers:
     def score(
         self, requests: Iterable[Request], score: Callable[[Iterable[Request]], Iterable[TargetScores]]
     ) -> Iterator[TargetScores]:
-        """Yield answers in the order of the requests, calling `score` with the new ones. Iterates requests twice."""
+        """Yield the answer to each request in order: a stored answer if an earlier task had the same request, else the
+        answer of `score`, which is called once with all new requests. Iterates `requests` twice.
+        """
         scored = iter(score(self.new(requests)))
         new_answers: list[tuple[bytes, TargetScores]] = []
         for request in requests:
@@ -223,10 +232,10 @@ def _request_key(request: Request) -> bytes:
 
 
 def batch_indices(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Iterator[list[int]]:
-    """Yield batches as lists of indices, each request once, in the order that `collate` needs.
+    """Yield batches of requests of similar length, each as a list of indices into `requests`, in the order in which
+    `collate` fills the rows. `packs` says that requests may share a row, because the model keeps them apart.
 
-    A batch has at most as many tokens as `batch_size` of the longest requests. `packs`: the model keeps documents of a
-    row apart, so requests may share a row.
+    A batch has at most as many tokens as `batch_size` of the longest requests.
     """
     lengths = [request.num_fed for request in requests]
     remaining = sorted(range(len(requests)), key=lambda index: -lengths[index])
@@ -242,10 +251,10 @@ def batch_indices(requests: Sequence[Request], batch_size: int, *, packs: bool) 
 
 
 def collate(requests: list[Request], *, packs: bool) -> Batch:
-    """Return a batch with rows as wide as the longest request.
+    """Return the requests as a padded batch of numpy arrays, as wide as the longest request. Each row has one request,
+    or with `packs` as many consecutive requests as fit.
 
-    With `packs` a request follows the previous one in its row if it fits. Labels are in the requests' order, and
-    IGNORED where nothing is scored.
+    Labels are in the requests' order, and IGNORED where nothing is scored.
     """
     if isinstance(requests[0], MaskedRequest):
         return collate_masked(requests)
@@ -268,7 +277,9 @@ def collate(requests: list[Request], *, packs: bool) -> Batch:
 
 
 def collate_masked(requests: Sequence[Request]) -> Batch:
-    """Return a batch of numpy arrays, padded on the right; labels are IGNORED where nothing is predicted."""
+    """Return requests for a masked model as a batch of numpy arrays, one request per row, padded on the right. Labels
+    are IGNORED where nothing is predicted.
+    """
     masked = cast(Sequence[MaskedRequest], requests)
     shape = len(masked), max(request.num_fed for request in masked)
     tokens_BT, segments_BT = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
@@ -301,7 +312,9 @@ def num_padding(requests: list[Request], *, packs: bool) -> int:
 
 
 def _row_layout(requests: list[Request], *, packs: bool) -> tuple[list[list[Request]], int]:
-    """Return the requests of each row, and the width of the rows."""
+    """Return the requests of each row of a batch, and the width of the rows in tokens. With `packs` a request shares
+    the row of the previous request if it fits; otherwise each has a row of its own.
+    """
     width = max(request.num_fed for request in requests)
     rows: list[list[Request]] = []
     room = 0
@@ -315,7 +328,9 @@ def _row_layout(requests: list[Request], *, packs: bool) -> tuple[list[list[Requ
 
 
 def _similar_lengths(ordered: list[int], lengths: list[int]) -> list[int]:
-    """Return as many of the longest requests as fit into a batch of one request per row with little padding."""
+    """Return as many of the first indices in `ordered` as fit into a batch of one request per row with little padding.
+    `ordered` has indices of requests, the longest first; `lengths` has the lengths of all requests in tokens.
+    """
     widths = np.array([lengths[index] for index in ordered])
     fed = widths[0] * np.arange(1, len(ordered) + 1)
     fits = fed - np.cumsum(widths) <= MAX_PADDING * fed
@@ -323,7 +338,11 @@ def _similar_lengths(ordered: list[int], lengths: list[int]) -> list[int]:
 
 
 def _packed_rows(ordered: list[int], lengths: list[int], most_rows: int) -> list[int]:
-    """Return requests for rows as long as the longest, each placed in the row where it leaves the least space."""
+    """Return the indices of requests that are packed into at most `most_rows` rows as wide as the longest, row by row.
+    `ordered` has indices of requests, the longest first; `lengths` has the lengths of all requests in tokens.
+
+    Each request goes into the row where it leaves the least space. Rows that would need much padding are left out.
+    """
     width = lengths[ordered[0]]
     rows: list[list[int]] = []
     room: list[int] = []

@@ -30,6 +30,8 @@ class Weights(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
+    """A model on disk that can be evaluated: its settings, and functions that open its weights and its tokenizer."""
+
     path: Path
     settings: ModelSettings
     facts: dict[str, Any]  # printed under every result
@@ -50,7 +52,9 @@ class CheckpointWeights:
 
 
 def checkpoint_source(path: Path) -> Source:
-    """Return the source of a checkpoint, or of the latest checkpoint of a run folder or checkpoints folder."""
+    """Return the model in a checkpoint as a Source. `path` is the checkpoint, or a run or checkpoints folder, whose
+    latest checkpoint is taken.
+    """
     folder = resolve_checkpoint(path)
     contents = Contents(folder)
     manifest = contents.manifest
@@ -76,7 +80,9 @@ def checkpoint_source(path: Path) -> Source:
 
 
 def check_causal(source: Source) -> None:
-    """Raise CheckpointError unless the model is causal."""
+    """Raise CheckpointError unless the model `source` is causal, that is, predicts the next token from the tokens
+    before it.
+    """
     if not source.settings.shape.causal:
         raise CheckpointError(
             f"{source.path} is a {source.settings.kind} model, which sees both sides and cannot write on. Give a "
@@ -85,7 +91,9 @@ def check_causal(source: Source) -> None:
 
 
 def check_kind(task: Task, *, causal: bool, pairs: bool) -> None:
-    """Raise UsageError unless the task fits this kind of model."""
+    """Raise UsageError unless `task` fits the model. `causal`: the model predicts the next token, not masked tokens.
+    `pairs`: it can tell whether one segment follows another.
+    """
     if task.causal == causal and pairs >= task.pairs:
         return
     fitting = [name for name, other in all_tasks().items() if other.causal == causal and pairs >= other.pairs]

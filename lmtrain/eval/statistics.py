@@ -38,7 +38,9 @@ Floats = NDArray[np.float64]
 
 
 def intervals(columns: Table, measures: Measures, resamples: int = RESAMPLES) -> dict[str, Interval]:
-    """Return the middle 95% of each measure's resamples; empty for fewer than two items."""
+    """Return measure name -> (low, high), the middle 95% of its values over bootstrap resamples of the items. `columns`
+    has a value per item, and `measures` computes all measures from sums of the columns. Empty for fewer than two items.
+    """
     values_by_name: dict[str, list[float]] = {}
     for sums in resampled_sums(columns, resamples):
         for name, value in measures(sums).items():
@@ -48,7 +50,7 @@ def intervals(columns: Table, measures: Measures, resamples: int = RESAMPLES) ->
 
 
 def middle_interval(values: list[float]) -> Interval | None:
-    """Return the bounds of the middle 95% of the values; None if there are no values, or one is NaN."""
+    """Return (low, high), the bounds of the middle 95% of `values`; None if there are no values, or one is NaN."""
     if not values or np.isnan(values).any():
         return None
     edge = (1 - LEVEL) / 2
@@ -57,7 +59,8 @@ def middle_interval(values: list[float]) -> Interval | None:
 
 
 def resampled_sums(columns: Table, resamples: int = RESAMPLES) -> Iterator[dict[str, float]]:
-    """Yield column sums for each bootstrap resample.
+    """Yield column name -> sum of the column over a bootstrap resample of the items, for each of `resamples` resamples.
+    `columns` has a value per item.
 
     Resamples depend only on the number of items, so that two models are resampled alike.
     """
@@ -76,7 +79,9 @@ def resampled_sums(columns: Table, resamples: int = RESAMPLES) -> Iterator[dict[
 
 
 def _grouped_rows(table_IC: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the rows, or for more than MOST_UNITS rows the sums of every 10,000th."""
+    """Return a table of at most MAX_UNITS rows to resample: the rows themselves, or if there are more, the sums of
+    every MAX_UNITS-th row.
+    """
     num_items = len(table_IC)
     if num_items <= MAX_UNITS:
         return table_IC
@@ -87,6 +92,8 @@ def _grouped_rows(table_IC: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Side:
+    """One of the two models in a comparison: its result and its values per item."""
+
     name: str  # results file or checkpoint
     result: Result
     columns: Columns
@@ -94,6 +101,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
+    """A measure of two models, a and b, and the difference between them."""
+
     a: float
     b: float
     difference: float  # b - a
@@ -106,6 +115,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
+    """The differences between two models' measures on the same items."""
+
     task: str
     protocol: str
     headline: str
@@ -122,7 +133,9 @@ class Comparison:
 
 
 def compare(task: Task, a: Side, b: Side, resamples: int = RESAMPLES) -> Comparison:
-    """Compare two models' results on the same items. Raise DataError if they do not answer the same question."""
+    """Return the differences between two models' measures on the same items, with bootstrap intervals. `a` and `b` are
+    the models' results with their values per item. Raise DataError if their protocols or texts differ.
+    """
     check_comparable(a, b)
     a_measures, b_measures = (task.measures({n: float(v.sum()) for n, v in side.columns.items()}) for side in (a, b))
     same_tokens = a.result.tokenizer_fingerprint == b.result.tokenizer_fingerprint
@@ -152,7 +165,7 @@ def compare(task: Task, a: Side, b: Side, resamples: int = RESAMPLES) -> Compari
 
 
 def check_comparable(a: Side, b: Side) -> None:
-    """Raise DataError, naming the differences, unless both sides answer the same question."""
+    """Raise DataError, naming the differences, unless `a` and `b` are results of the same protocol on the same text."""
     differs = [
         f"{key} {getattr(a.result, key)} and {getattr(b.result, key)}"
         for key in COMPARED_FIELDS
@@ -196,7 +209,7 @@ class WittenBellBigram:
         np.add.at(self._tokens_after, contexts, self._counts)  # because: bincount's weights would round beyond 2^53
 
     def probabilities(self, contexts: Tokens, tokens: Tokens) -> Floats:
-        """Return P(token | context), element by element."""
+        """Return the probability of each token in `tokens` after the token at the same position in `contexts`."""
         before, after = _check_ids(contexts, self.vocab_size), _check_ids(tokens, self.vocab_size)
         num_kinds = np.where(self._tokens_after[before] > 0, self._kinds_after[before], 1)
         return (self._count(before, after) + num_kinds * self.unigram.probabilities[after]) / (
@@ -217,7 +230,9 @@ class WittenBellBigram:
 
 
 def _count_pairs(tokens: Tokens, vocab_size: int) -> tuple[Ints, Ints]:
-    """Return the sorted keys of all neighbouring pairs and their counts, counted a chunk at a time."""
+    """Count all pairs of neighbouring tokens. Return the sorted keys of the pairs that occur, and their counts; the key
+    of a pair is first id * `vocab_size` + second id.
+    """
     keys: Ints = np.zeros(0, dtype=np.int64)
     counts: Ints = np.zeros(0, dtype=np.int64)
     for chunk in _chunks(tokens, vocab_size, overlap=1):
@@ -235,7 +250,7 @@ def _chunks(tokens: Tokens, vocab_size: int, overlap: int) -> Iterator[Ints]:
 
 
 def _check_ids(tokens: Tokens, vocab_size: int) -> Ints:
-    """Return the token ids as int64. Raise DataError if one is outside the vocabulary."""
+    """Return the token ids as int64. Raise DataError unless all are from 0 to `vocab_size` - 1."""
     ids = np.asarray(tokens, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
         raise DataError(
@@ -246,7 +261,8 @@ def _check_ids(tokens: Tokens, vocab_size: int) -> Ints:
 
 
 def add_baselines(result: Result, prepared: Prepared, train: Path, tokenizer: Tokenizer) -> Result:
-    """Return the result with a unigram's and a bigram's numbers, counted on the training dataset.
+    """Return `result` with the scores of a unigram and a bigram model on the same targets, whose counts come from the
+    dataset `train`.
 
     Raise DataError if the task's documents are not scored whole, or without an end-of-document token.
     """

@@ -185,7 +185,9 @@ class Result(Facts):
 
 
 def finite_or_none(value: Any) -> Any:
-    """Return the same data with None for each number that is not finite."""
+    """Return a copy of plain data (dicts, lists, numbers, texts) in which each float that is not finite is replaced by
+    None.
+    """
     if isinstance(value, dict):
         return {key: finite_or_none(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -194,7 +196,9 @@ def finite_or_none(value: Any) -> Any:
 
 
 def all_tasks() -> dict[str, Task]:
-    """Return every published task by its id: `TASK` or `TASKS` of the folder's files and of a plugin's `*_task.py`."""
+    """Return task id -> task for all published tasks. They are `TASK` or `TASKS` in the modules of eval/tasks and in
+    plugins' `*_task.py` files.
+    """
     return {
         task.id: task
         for module in load_modules(TASK_PACKAGE)
@@ -203,9 +207,10 @@ def all_tasks() -> dict[str, Task]:
 
 
 def find_task(name: str) -> Task:
-    """Return the task of this name. Raise UsageError if there is none.
+    """Return the task `name`: an id, a file such as my_task.yaml, or either with a window appended, such as `-s512`.
+    Raise UsageError if there is no such task.
 
-    The name is a task's id, a name that a module's `named` function accepts, or either with a window: `-s512`.
+    A module's function `named` decides on names other than the ids in its `TASKS`.
     """
     tasks = all_tasks()
     if name in tasks:
@@ -224,9 +229,8 @@ def find_task(name: str) -> Task:
 
 
 def choose_window(task: Task, model_seq_len: int, requested: int | None) -> int:
-    """Return the window in tokens: the one in the task's id, else `requested`, else the model's.
-
-    Raise UsageError if it is longer than the model's, or if the first two differ.
+    """Return the number of tokens fed at once: the number in the task's id, else `requested`, else `model_seq_len`.
+    Raise UsageError if it is more than `model_seq_len`, or if the id and `requested` differ.
     """
     if None not in (task.seq_len, requested) and task.seq_len != requested:
         raise UsageError(
@@ -242,7 +246,8 @@ def choose_window(task: Task, model_seq_len: int, requested: int | None) -> int:
 
 
 def item_columns(text_columns: Columns, answers: Answers) -> Columns:
-    """Return `text_columns` with sums of the answers by item.
+    """Return columns with a value per item: `text_columns`, and the sums over each item's requests of the losses,
+    targets and right targets in `answers`.
 
     The column "items_greedy" is 1 for the items whose targets were all the most likely tokens.
     """
@@ -256,7 +261,7 @@ def item_columns(text_columns: Columns, answers: Answers) -> Columns:
 
 
 def sum_by_item(item: NDArray[np.int64], values: NDArray[Any], num_items: int) -> NDArray[np.float64]:
-    """Return the sum of the values of each item; `item` has the item of each value."""
+    """Return the sum of `values` for each of `num_items` items; `item` has the index of each value's item."""
     sums = np.zeros(num_items)
     np.add.at(sums, item, values)
     return sums
@@ -279,7 +284,7 @@ def ratio(part: float, whole: float) -> float:
 
 
 def perplexity(nll_sum_nats: float, count: float) -> float:
-    """Return exp(nll / count); infinity if a float cannot hold it, NaN if nothing was scored."""
+    """Return exp(`nll_sum_nats` / `count`); infinity if a float cannot hold it, NaN if `count` is 0."""
     if not count:
         return math.nan
     mean = nll_sum_nats / count

@@ -22,7 +22,9 @@ class TextInput:
 
 
 def read_text_file(source: Path) -> tuple[str, str]:
-    """Return a file's text, with no newline translated, and its SHA-256. Raise if it is missing or not UTF-8."""
+    """Return the text of the UTF-8 file `source`, with newlines unchanged, and the file's SHA-256. Raise
+    MissingInputError if the file does not exist, or DataError if it is not UTF-8.
+    """
     try:
         data = source.read_bytes()
         return data.decode("utf-8"), hashlib.sha256(data).hexdigest()
@@ -33,7 +35,9 @@ def read_text_file(source: Path) -> tuple[str, str]:
 
 
 def oddities(*texts: str) -> dict[str, str | int]:
-    """Return notes on characters that are scored as text although they are none; empty if there are none of them."""
+    """Return the number of carriage returns and of byte order marks in `texts`, which are scored although they are
+    hardly meant as text, by a name for reports. Counts of 0 are left out.
+    """
     counts = {
         "carriage_returns_scored_as_text": sum(text.count("\r") for text in texts),
         "byte_order_marks_scored_as_text": sum(text.startswith("\ufeff") for text in texts),
@@ -42,7 +46,9 @@ def oddities(*texts: str) -> dict[str, str | int]:
 
 
 def jsonl_texts(content: str, source: Path, key: str = "text") -> list[str]:
-    """Return the value of `key` in every line that is not blank. Raise DataError if a line lacks it."""
+    """Return the text under `key` in each line of JSON in `content`, which was read from the file `source`. Blank lines
+    are skipped; raise DataError for a line without such a text.
+    """
     texts = []
     for number, line in enumerate(content.split("\n"), 1):  # because: splitlines would cut at U+2028 inside a string
         if not line.strip():

@@ -68,12 +68,13 @@ class MaskedRequest(Request):
 
 
 def windows(num_tokens: int, seq_len: int, stride: int, *, last_looks_back: bool = False) -> Iterator[Window]:
-    """Yield windows; window i feeds seq_len tokens from i * stride on.
+    """Yield windows over a sequence of `num_tokens` tokens. Window i feeds up to `seq_len` tokens, from token i *
+    `stride` on, and scores the targets that no earlier window scores. With `last_looks_back` the last window starts
+    earlier, so that it is as long as the others.
 
     The first window scores all its targets, the others their last `stride`. With stride 32 this is Megatron's
     overlapping evaluation, without its trailing windows of padding only; with stride = seq_len the windows are
-    disjoint. Every target 1..num_tokens-1 is scored exactly once. With `last_looks_back` the last window feeds seq_len
-    tokens too, as lm-evaluation-harness's does.
+    disjoint. Every target 1..num_tokens-1 is scored exactly once. `last_looks_back` is what lm-evaluation-harness does.
     """
     check_stride(seq_len, stride)
     start, first_scored = 0, 1
@@ -84,7 +85,9 @@ def windows(num_tokens: int, seq_len: int, stride: int, *, last_looks_back: bool
 
 
 def check_stride(seq_len: int, stride: int) -> None:
-    """Raise UsageError unless the stride is 1 to `seq_len`."""
+    """Raise UsageError unless `stride` is from 1 to `seq_len`; with a longer stride, targets between windows would be
+    skipped.
+    """
     if not 1 <= stride <= seq_len:
         raise UsageError(
             f"A stride of {stride} does not fit seq_len={seq_len}: targets would be skipped. Use 1 to {seq_len}."

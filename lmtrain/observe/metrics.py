@@ -51,7 +51,9 @@ class GrowingFile:
             self.append(b"")
 
     def append(self, record: bytes) -> None:
-        """Write a whole record. If the disk is full or fails, count the record as lost; raise nothing."""
+        """Write one record, the bytes of a whole line or entry. If the disk is full or fails, drop the record, count it
+        in `num_lost`, and raise nothing.
+        """
         try:
             self._write(record if self._size else self._head + record)
         except OSError as error:
@@ -109,7 +111,9 @@ class MetricsLog:
             self._file.truncate_end(len(torn))
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write a row. Raise ValueError if it lacks a known `event`, a `step` or an `attempt`."""
+        """Append `row` to metrics.jsonl as a line of JSON. Raise ValueError if its `event` is unknown, or if it lacks a
+        `step` or an `attempt`.
+        """
         if row.get("event") not in EVENTS or "step" not in row or "attempt" not in row:
             raise ValueError(f"a metrics row needs a known event, a step and an attempt, not {dict(row)}")
         # one write per row, so that a reader never sees half of a row

@@ -31,7 +31,8 @@ def plain_text(text: str) -> str:
 
 
 def wrap_text(text: str, width: int) -> str:
-    """Wrap lines between words; a word that is longer than a line, such as a path, is not broken.
+    """Wrap the lines of `text` between words, to `width` characters. A word that is longer than a line, such as a path,
+    is not broken.
 
     Text between ` or " signs is not broken either, because people copy it, and a shell would read two lines as two
     commands.
@@ -49,7 +50,7 @@ def wrap_text(text: str, width: int) -> str:
 
 
 def warn(text: str) -> None:
-    """Write a warning to standard error; a failing write is ignored."""
+    """Write `text` to standard error as a warning; ignore an error of the write."""
     errors = sys.stderr  # looked up on each call, because a live view may have replaced it
     with suppress(OSError):
         errors.write(f"warning: {plain_text(text)}\n")

@@ -21,7 +21,7 @@ from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.measure import phases
 from lmtrain.observe.measure.memory import Memory
 from lmtrain.observe.measure.phases import MESSAGES, PHASES, main
-from lmtrain.observe.stragglers.judge import (
+from lmtrain.observe.stragglers.detection import (
     MIN_EXCESS,
     MIN_EXCESS_S,
     MIN_LINK_EXCESS,

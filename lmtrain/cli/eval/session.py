@@ -159,7 +159,7 @@ class Session:
             return run(
                 task, loaded.subject, task_input, stride=options.stride, seq_len=options.seq_len, limit=options.limit,
                 hashes=published_hashes() if task.published else None, batch_size=options.batch_size, cache=journal,
-                passes=shared_answers, progress=reporter,
+                shared_answers=shared_answers, progress=reporter,
             )  # fmt: skip
 
     def add_baselines(self, outcome: Outcome, loaded: LoadedModel) -> Outcome:

@@ -98,7 +98,7 @@ def _print_lines(run: Path, interval_s: float, only_once: bool, console: Console
     run ends; once with `only_once`.
     """
     from lmtrain.observe.screen.training_view import print_line
-    from lmtrain.observe.stragglers.judge import slow_link_line, slow_rank_line
+    from lmtrain.observe.stragglers.detection import slow_link_line, slow_rank_line
 
     follower, total, slow_before, first = RowFollower(run / METRICS), _build_panel(run).total_steps, "", True
     lines: dict[str, Callable[[Mapping[str, Any]], str]] = {

@@ -72,7 +72,9 @@ class Recipe:
     at: dict[str, str] = field(default_factory=dict)  # file and line of each key, for messages
 
     def questions(self, row: Any, path: Path, line: int) -> Iterator[Question]:
-        """Return the questions of a row: one, or one for each entry of the lists that `each` names."""
+        """Return the questions in a row of data: one, or one for each entry of the lists under the keys in `each`.
+        `path` and `line` say where the row is, for error messages.
+        """
         if not isinstance(row, dict):
             raise DataError(f'{path} line {line} is not a JSON object. Give one {{"key": value, ...}} a line.')
         rows = Row(self, row, path, line)
@@ -167,7 +169,9 @@ class Row:
 
 
 def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
-    """Read and check a recipe. `find` returns a recipe by its id or file, for `like`. Raise SettingsError."""
+    """Read the multiple choice recipe in the YAML file `path` and check it. `find` returns the recipe, given by id or
+    file, that the key `like` names. Raise SettingsError with all problems.
+    """
     file = read_yaml(path)
     problems = [f"{file.location(key)} has the key {key}, which no task has. {spelling_hint(key, KEYS)}"
                 for key in file.data if key not in KEYS]  # fmt: skip

@@ -42,16 +42,19 @@ class DatasetSequences:
 
 
 def dataset_prefix(source: Path) -> Path | None:
-    """Return the prefix of PREFIX, PREFIX.bin or PREFIX.idx; None for any other path."""
+    """Return PREFIX if `source` is PREFIX.bin, PREFIX.idx, or the PREFIX of an existing PREFIX.idx; None if it is no
+    dataset.
+    """
     if source.suffix in (".bin", ".idx"):
         return source.with_suffix("")
     return source if Path(f"{source}.idx").exists() else None
 
 
 def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
-    """Open a dataset and verify all its tokens.
+    """Open the dataset with the path prefix `prefix`, and read all its tokens to verify them. Raise DataError if it was
+    made with another tokenizer than `tokenizer`.
 
-    Raise DataError if it was made with another tokenizer, as far as that is recorded or shows in the token ids.
+    Another tokenizer is noticed as far as it is recorded with the dataset or shows in the token ids.
     """
     indexed = IndexedDataset.open(prefix)
     if indexed.info is not None and indexed.info.tokenizer_fingerprint != tokenizer.fingerprint:
@@ -74,7 +77,9 @@ def open_dataset(prefix: Path, tokenizer: Tokenizer) -> IndexedDataset:
 
 
 def describe_texts(texts: TextInput) -> ColumnsAndFacts:
-    """Return the columns and facts of texts. Raise DataError if they hold only blanks."""
+    """Return columns of values per document (words, bytes), and facts about the whole text (its hash, counts and how
+    they were counted). Raise DataError if the texts have only blanks.
+    """
     documents = texts.documents
     words = [len(document.split()) for document in documents]
     num_bytes = [len(document.encode()) for document in documents]
@@ -94,7 +99,9 @@ def describe_texts(texts: TextInput) -> ColumnsAndFacts:
 def describe_dataset(
     prefix: Path, indexed: IndexedDataset, documents: Iterable[Tokens], tokenizer: Tokenizer
 ) -> ColumnsAndFacts:
-    """Return the columns and facts of a dataset. `documents` are its tokens without special tokens."""
+    """Return a column of bytes per document, and facts about the whole dataset (its hash, counts and how they were
+    counted). `documents` are the tokens of its documents without special tokens.
+    """
     decoded = np.array([len(tokenizer.decode(tokens.tolist()).encode()) for tokens in documents], np.float64)
     num_bytes, rule = int(decoded.sum()), "UTF-8 bytes of the decoded tokens"
     if indexed.info is not None:  # because: the tokens lack the characters that a tokenizer drops
@@ -113,7 +120,9 @@ def describe_dataset(
 
 
 def group_by_file(files: dict[str, int]) -> dict[str, NDArray[np.int64]]:
-    """Return the indices of the documents by file; empty for one file, or for more than MOST_GROUPS."""
+    """Return file name -> indices of its documents. `files` has the number of documents in each file, in order. Empty
+    for a single file, or for more than MAX_GROUPS files.
+    """
     if not 1 < len(files) <= MAX_GROUPS:
         return {}
     stops = np.cumsum(list(files.values()))

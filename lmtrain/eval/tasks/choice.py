@@ -183,7 +183,8 @@ def _shots_rule(recipe: Recipe) -> str:
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, target: str) -> tuple[list[int], list[int]]:
-    """Return (context, target) tokens: both encoded together, and cut after as many tokens as the context has alone.
+    """Return the token ids of `context` and of `target`, encoded together and then split after as many tokens as the
+    context has by itself.
 
     Blanks at the end of the context belong to the target.
     """
@@ -209,7 +210,9 @@ def _parse_line(line: str, source: Path, number: int) -> object:
 
 
 def _load_recipe(name: str, chain: tuple[Path, ...] = ()) -> Recipe:
-    """Return a recipe by its id or its file; `chain` has the files whose `like` led here, to detect a cycle."""
+    """Return the recipe with the id or the YAML file `name`. `chain` has the files whose key `like` led to this one, to
+    detect a cycle.
+    """
     files = _builtin_files()
     if not name.endswith(SUFFIXES) and name not in files:
         raise UsageError(f"like: {name} is no task of multiple choice. {spelling_hint(name, files)}")

@@ -89,7 +89,9 @@ class SampledMasks:
 
     @cached_property
     def _sampler(self) -> Any:
-        """The mask sampler over all windows; a window takes the place of a sentence, and is a sample by itself."""
+        """The sampler that draws the masked tokens of each window. Windows are passed to it in the form of sentences,
+        each of which is a sample of its own.
+        """
         items, count = self._items, len(self._items)
         number = np.arange(count) - np.searchsorted(items, items)
         starts = self.documents.starts[items] + number * self._room
@@ -298,7 +300,9 @@ class PairAccuracy(Task):
 
 
 def mask_vocabulary(task: Task, options: TaskOptions) -> MaskVocabulary:
-    """Return the tokenizer's tokens by their use in masking. Raise UsageError if the window is too short."""
+    """Return which of the tokenizer's ids begin a word, continue a word or are special, as masking needs it. Raise
+    UsageError if the window in `options` is too short for `task`.
+    """
     if options.seq_len < MIN_SEQ_LEN:
         raise UsageError(f"A window of {options.seq_len} tokens is too short for {task.id}. Use {MIN_SEQ_LEN} or more.")
     return MaskVocabulary.of(options.tokenizer)

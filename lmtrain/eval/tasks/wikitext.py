@@ -47,7 +47,7 @@ _NOT_BLANK = re.compile(r"\S")
 
 
 def _read_text(source: Path) -> tuple[str, str]:
-    """Return a text and its SHA-256. Raise DataError if it holds no word."""
+    """Return the text of the file `source` and its SHA-256. Raise DataError if the text has only blanks."""
     text, sha256 = read_text_file(source)
     if not text.strip():
         raise DataError(f"{source} holds no word, only {len(text)} blank characters. Give a file with text.")
@@ -150,10 +150,11 @@ def join_rows(text: str) -> str:
 
 
 def labelled_windows(num_tokens: int, seq_len: int, stride: int) -> Iterator[tuple[Window, float]]:
-    """Yield each window with the weight of its targets. A window labels the tokens that the previous one did not hold.
+    """Yield (window, weight of each of its targets) over a sequence of `num_tokens` tokens. Windows of `seq_len` tokens
+    start `stride` tokens apart, and each scores the tokens that are in no earlier window.
 
-    A window holds seq_len tokens in all. The published loss is a mean over the targets, weighted by the number of
-    labels minus one. If windows do not overlap, the first label has no token before it and is no target.
+    The published loss is a mean over the targets, weighted by the number of labels minus one. If windows do not
+    overlap, the first label has no token before it and is no target.
     """
     check_stride(seq_len, stride)
     labelled = 0
@@ -173,7 +174,9 @@ def _num_targets(window: Window) -> int:
 
 
 def _bytes_of_each_token(text: str, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the UTF-8 bytes of each token; `ends` are the positions in the text at which tokens end."""
+    """Return the number of UTF-8 bytes of each token of `text`; `ends` has the position in `text` at which each token
+    ends.
+    """
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     widths = 1 + (points > 0x7F) + (points > 0x7FF) + (points > 0xFFFF)
     return np.diff(np.concatenate([[0], np.cumsum(widths)])[ends], prepend=0).astype(np.float64)
@@ -311,14 +314,16 @@ class Megatron(OneStream):
 
 
 def spaces_by_article(text: str, parts: list[str]) -> NDArray[np.float64]:
-    """Return the number of single spaces in each article; their sum is the number of words minus one."""
+    """Return the number of spaces in each article, without blanks at either end of the whole text. `parts` are the
+    articles that joined make `text`. The sum is the number of words minus one, as Megatron counts words.
+    """
     first, stop = len(text) - len(text.lstrip()), len(text.rstrip())
     edges = pairwise(accumulate(map(len, parts), initial=0))
     return np.array([text.count(" ", max(begin, first), min(end, stop)) for begin, end in edges], np.float64)
 
 
 def named(name: str) -> Task | None:
-    """Return the task of an id with any stride, such as wikitext/hf-stride256, or None for another id."""
+    """Return the task for an id with any stride, such as wikitext/hf-stride256; None if `name` is not of this form."""
     kinds = {kind.family: kind for kind in (HuggingFace, Megatron)}
     match = re.fullmatch(rf"({'|'.join(kinds)})([1-9]\d{{0,8}})", name)
     return kinds[match[1]](int(match[2])) if match else None
@@ -366,7 +371,7 @@ STEPS: tuple[Step, ...] = (
 
 
 def detokenize(text: str) -> str:
-    """Undo WikiText's tokenization by all STEPS, in order."""
+    """Undo WikiText's tokenization of a text, such as " , " for ", ", by all STEPS in order."""
     for step in STEPS:
         text = step(text)
     return text
@@ -387,7 +392,8 @@ def split_pages(text: str) -> list[str]:
 
 
 def article_of_each_token(ends: NDArray[np.int64], parts: list[str], whole: str) -> NDArray[np.int64]:
-    """Return the index of the article in which each token ends; `ends` are positions in `whole`.
+    """Return for each token the index of the article in which it ends. `ends` has the tokens' end positions in the text
+    `whole`, and `parts` are its articles.
 
     The parts may be detokenized separately. Since the detokenizer pairs quotes and brackets across articles, their
     joined text can differ from `whole`. But the characters that are not blank are the same in both, and an article

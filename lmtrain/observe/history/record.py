@@ -36,9 +36,10 @@ _ROWS_AFTER = (0, 1, 10, 100, 1000, 10_000, 100_000, 1_000_000)  # number of row
 
 
 def extreme_indices(values: Numbers, max_count: int) -> Indices:
-    """Return the sorted indices of at most `max_count` values: both ends, and each equal part's minimum and maximum.
+    """Return the sorted indices of at most `max_count` values that keep a curve's shape if only they are drawn: the
+    first, the last, and the minimum and maximum of each of equally long stretches of `values`.
 
-    All indices if there are no more values than `max_count`. The values must be finite.
+    All indices if there are no more values than `max_count`, which must be at least 4. The values must be finite.
     """
     if len(values) <= max_count:
         return np.arange(len(values))
@@ -51,7 +52,9 @@ def extreme_indices(values: Numbers, max_count: int) -> Indices:
 
 
 def part_means(values: Numbers, max_parts: int) -> tuple[Indices, Numbers]:
-    """Return (index of the last value, mean) for each of at most `max_parts` equally long parts."""
+    """Shorten a curve to at most `max_parts` points: cut `values` into parts of equal length, and return two arrays,
+    the index of each part's last value and each part's mean.
+    """
     borders = part_boundaries(len(values), min(len(values), max_parts))
     if len(values) == 0:
         return np.empty(0, np.intp), np.empty(0)
@@ -59,7 +62,9 @@ def part_means(values: Numbers, max_parts: int) -> tuple[Indices, Numbers]:
 
 
 def part_boundaries(count: int, num_parts: int) -> NDArray[Any]:
-    """Return the `num_parts` + 1 boundaries of equally long parts; no part is empty if count >= num_parts."""
+    """Return the `num_parts` + 1 boundaries of equally long parts of `count` values; no part is empty if count >=
+    num_parts.
+    """
     return (np.arange(num_parts + 1) * count // max(num_parts, 1)).astype(np.intp)
 
 
@@ -68,7 +73,7 @@ class Record:
     """The valid rows of a run: steps of an earlier attempt beyond the point where a later one resumed are left out."""
 
     columns: dict[str, Numbers]  # step rows by key, in order of steps; NaN where a row lacks the key
-    texts: dict[str, list[str]]  # likewise, for the keys of _TEXTS; "" where a row lacks the key
+    texts: dict[str, list[str]]  # likewise, for the keys of _TEXT_KEYS; "" where a row lacks the key
     rows: dict[str, list[Row]]  # rows of all other events, by event
     problems: list[str]  # one sentence each
     non_finite: list[tuple[int, str, float]]  # (step, key, value) for each number that was NaN or infinite
@@ -79,7 +84,7 @@ class Record:
         return self.columns["step"]
 
     def column(self, key: str) -> tuple[Numbers, Numbers]:
-        """Return (steps, values) of the rows that have a finite value for the key."""
+        """Return two arrays, (steps, values), of the step rows that have a finite number for `key`."""
         values = self.columns.get(key)
         if values is None:
             return np.empty(0), np.empty(0)
@@ -87,7 +92,9 @@ class Record:
         return self.steps[is_finite], values[is_finite]
 
     def interpolate(self, key: str, steps: Numbers) -> Numbers:
-        """Interpolate a cumulative number (tokens, seconds) at the given steps; NaN if no row has the key."""
+        """Return the value of `key` at each of `steps`, interpolated between the recorded steps. `key` is a number that
+        only grows, such as tokens or seconds: it is taken to be 0 at step 0. NaN if no row has the key.
+        """
         known_steps, values = self.column(key)
         if not known_steps.size:
             return np.full(len(steps), np.nan)
@@ -97,7 +104,10 @@ class Record:
 
 
 def read_record(path: Path) -> Record:
-    """Read metrics.jsonl into a Record. The file may be growing, truncated, damaged or missing."""
+    """Read the rows of the metrics.jsonl file `path` into a Record, which has the numbers of all step rows as columns.
+    A file that is missing, damaged, or still being written raises nothing; `problems` of the Record names what is
+    missing.
+    """
     reader = _Reader()
     try:
         for line in read_lines(path):
@@ -211,9 +221,11 @@ class _Reader:
 
 
 def _training_seconds(columns: dict[str, Numbers], rows_before_starts: list[int]) -> Numbers:
-    """Return the training seconds up to each row, summed over all starts.
+    """Return for each step row the seconds of training since the run's first start, without the time between a stop and
+    the next start. `columns` are the step rows' numbers by key, and `rows_before_starts` has the number of step rows
+    before each start.
 
-    `rows_before_starts` has the number of step rows before each start.
+    NaN if the rows lack `elapsed_s` or `attempt`.
     """
     elapsed, attempts = columns.get("elapsed_s"), columns.get("attempt")
     if elapsed is None or attempts is None or not len(elapsed):
@@ -244,10 +256,9 @@ class RecordDifference:
 
 
 def compare_records(a: Record, b: Record, same_shares: bool = True) -> RecordDifference:
-    """Compare two records.
-
-    `same_shares` states that rank 0 of both runs reads the same part of a batch, so that `batch_digest` can be
-    compared.
+    """Return at which steps two runs first differ in their data checksums, samples, tokens, learning rate, loss,
+    gradient norm or skipped steps. Only steps that both runs have recorded are compared. `same_shares` says that rank 0
+    of both runs reads the same part of each batch; only then is `batch_digest` compared.
     """
     shared, a_rows, b_rows = np.intersect1d(a.steps, b.steps, assume_unique=True, return_indices=True)
     first_difference: dict[str, int] = {}
@@ -272,9 +283,8 @@ def compare_records(a: Record, b: Record, same_shares: bool = True) -> RecordDif
 
 
 def _differing_rows(key: str, a: Record, b: Record, a_rows: Any, b_rows: Any) -> Any:
-    """Return a mask of the shared steps at which the values of a key differ, or None if they cannot be compared.
-
-    `a_rows` and `b_rows` are the indices of the shared steps in each record.
+    """Return a boolean mask over the steps that both records have: True where their values of `key` differ. `a_rows`
+    and `b_rows` are the indices of those steps' rows in each record. Return None if a record has no values of `key`.
     """
     if key in _TEXT_KEYS:
         a_values, b_values = np.array(a.texts[key], object)[a_rows], np.array(b.texts[key], object)[b_rows]
@@ -289,7 +299,10 @@ def _differing_rows(key: str, a: Record, b: Record, a_rows: Any, b_rows: Any) ->
 def _loss_differences(
     a: Record, b: Record, shared: Numbers, a_rows: Any, b_rows: Any, first_difference: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """Return both losses (JSON keys `a`, `b`) and b - a (`apart`) at some shared steps from the first difference on."""
+    """Return the losses of two records at the first shared step at which they differ, 1, 10, 100, ... rows later, and
+    at the last shared step: dicts with `step`, `a`, `b` and `apart` (b - a). `shared` has the steps that both records
+    have, `a_rows` and `b_rows` their row indices; `first_difference` is the first differing step by key.
+    """
     if "loss" not in first_difference:
         return []
     begin = int(np.searchsorted(shared, first_difference["loss"]))
@@ -305,8 +318,8 @@ def _loss_differences(
 
 
 def starts_in_force(record: Record) -> list[Row]:
-    """Return the start rows in order of steps, without those that a later start from the same or an earlier step
-    replaced.
+    """Return the rows of a run's `start` events, one per start or resumption, in the order of their steps. A start is
+    left out if a later one resumed from the same or an earlier step, because its work was then repeated.
     """
     in_force: list[Row] = []
     for row in record.rows.get("start", []):
@@ -315,9 +328,10 @@ def starts_in_force(record: Record) -> list[Row]:
 
 
 def pair_starts(starts_of_runs: Sequence[Sequence[Row]], end_step: int | None) -> Iterator[tuple[int, list[Row]]]:
-    """Yield (step, the start row of each run in force from that step on) for each start row before `end_step`.
+    """Yield (step, [each run's newest start row at or before that step]) for each step before `end_step` at which one
+    of the runs started or resumed. `starts_of_runs` has the start rows of each of two runs.
 
-    `starts_of_runs` has the start rows of each of two runs. Steps before the first start of a run are left out.
+    Steps before the first start of a run are left out. Without `end_step` there is no upper limit.
     """
     for step in sorted({row["step"] for rows in starts_of_runs for row in rows}):
         pair = [row for rows in starts_of_runs for row in [start for start in rows if start["step"] <= step][-1:]]

@@ -13,7 +13,9 @@ _GROWN = 1.05  # because: a row of all ranks' peaks is long, and peaks creep upw
 
 
 def host_memory_bytes(status: Path = _STATUS) -> int | None:
-    """Return the resident memory of this process in bytes, or None on a system without /proc."""
+    """Return the resident memory (VmRSS) of this process in bytes, read from /proc/self/status; None if that file does
+    not exist. `status` is another path to read, for tests.
+    """
     try:
         lines = status.read_text().splitlines()
     except OSError:
@@ -23,7 +25,9 @@ def host_memory_bytes(status: Path = _STATUS) -> int | None:
 
 
 def device_peak_bytes(device: str) -> int | None:
-    """Return the peak bytes that torch reserved on a cuda device, or None for any other device."""
+    """Return the peak number of bytes that torch has reserved on `device`, such as "cuda:0"; None unless it is a cuda
+    device.
+    """
     if not device.startswith("cuda"):
         return None
     import torch  # because: this package must import without torch, and a cuda device exists only where torch runs
@@ -61,7 +65,9 @@ class Memory:
         self._peaks = [*map(max, bytes_by_rank, self._peaks or bytes_by_rank)]
 
     def grown_peaks(self) -> list[int] | None:
-        """Return the peak of each rank if a rank has grown by more than 5% since the last return, else None."""
+        """Return the peak memory of each rank in bytes, if any rank's peak has grown by more than 5% since this method
+        last returned peaks; else None.
+        """
         before = self._reported_peaks or [0] * len(self._peaks)
         if not any(new > _GROWN * old for new, old in zip(self._peaks, before, strict=True)):
             return None

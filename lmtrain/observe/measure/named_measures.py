@@ -33,8 +33,8 @@ class Histogram:
         return sum(self.counts)
 
     def buckets(self) -> list[tuple[float, float, int]]:
-        """Return (lower edge, upper edge, count) in rising order, from the first bucket that is not empty to the
-        last.
+        """Return (lower edge, upper edge, number of elements) for each bucket from the lowest to the highest that is
+        not empty.
         """
         edges = [min(self.low, EDGES[0]), *EDGES, max(self.high, EDGES[-1])]
         filled = [i for i, count in enumerate(self.counts) if count]
@@ -42,7 +42,8 @@ class Histogram:
 
 
 def row_measures(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return a row's measures by name: `loss/valid`, `valid/ppl`, `loss/valid/DOMAIN`, or `eval/NAME/MEASURE`.
+    """Return measure name -> value for a validation or evaluation row of metrics.jsonl. Names are `loss/valid`,
+    `valid/ppl`, `loss/valid/DOMAIN` or `eval/NAME/MEASURE`.
 
     Rows of other events have none. Values that are not numbers are left out.
     """
@@ -80,7 +81,8 @@ def larger_is_better(name: str) -> bool:
 
 
 def score_by_step(rows: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:
-    """Return the measure called `name` by step, negated if smaller is better, so that the largest is the best.
+    """Return step -> value of the measure `name`, such as "loss/valid", for all metrics rows that have it. Values are
+    negated if smaller is better, so that the largest value is the best.
 
     Rows without the measure and NaN values are left out.
     """

@@ -89,7 +89,10 @@ class ThreadPosition:
         self, phase: str, step: int | None = None, microbatch: int | None = None, stage: int | None = None,
         half: str = "",
     ) -> None:  # fmt: skip
-        """Set this thread's phase. The step stays unchanged unless `step` is given; micro-batch and stage are reset."""
+        """Set this thread's phase, such as "forward", its step (None: unchanged), and its micro-batch and pipeline
+        stage (None: none). `half` is "input" or "weight" if the phase is one half of a split backward. While a trace is
+        recorded, the phase's span begins.
+        """
         self.count_time(_INDEX[phase])
         self.seen_bits |= 1 << _INDEX[self.phase]
         self.phase, self.packed_name = phase, b""
@@ -111,20 +114,26 @@ class ThreadPosition:
             _recorder.enter(phase, half, self.microbatch, self.stage)
 
     def count_time(self, kind: int) -> int:
-        """Add the time since the last mark to the current kind; then make `kind` current, and return the old one."""
+        """Add the time since the last call to the current counter of `spent_ns` (nanoseconds per phase), and make the
+        counter with index `kind` current. Return the index of the counter that was current before.
+        """
         now, old_kind = monotonic_ns(), self.kind
         self.spent_ns[old_kind] += now - self.since_ns
         self.since_ns, self.kind = now, kind
         return old_kind
 
     def count_wait(self, since_ns: int) -> None:
-        """Move the time since `since_ns` to the collectives, for a wait in a collective that has no mark of its own."""
+        """Count the time from `since_ns` (of `monotonic_ns`) until now as time in collectives instead of time in the
+        current phase. For a wait in a collective that is not enclosed by `within`.
+        """
         wait_ns = monotonic_ns() - since_ns
         self.spent_ns[self.kind] -= wait_ns
         self.spent_ns[_INDEX[COLLECTIVE]] += wait_ns
 
     def write_mark(self) -> None:
-        """Pack this position into the shared memory that the companion process reads."""
+        """Write this thread's phase, step, micro-batch, stage and collective to the shared memory that the companion
+        process reads.
+        """
         assert _memory is not None
         self.num_marks = mark = self.num_marks + 1
         _MARK.pack_into(
@@ -133,10 +142,10 @@ class ThreadPosition:
         )  # fmt: skip
 
     def note_collective(self, name: str) -> None:
-        """Record a collective in the step's order.
+        """Append a collective's name to the list and the checksum of this step's collectives. If the previous step ran
+        another collective at this point, write both names to the shared memory, for the watchdog.
 
-        A name that differs from the previous step's name at the same position is stored as misordered; so a collective
-        that is left out shows at the next collective.
+        So a collective that is left out shows at the next collective.
         """
         order, previous_order = self.order, self.previous_order
         if len(order) < len(previous_order) and previous_order[len(order)] != name and _memory is not None:
@@ -264,7 +273,9 @@ def _write_names() -> None:
 
 
 def open_memory() -> int:
-    """Create the shared memory for marks, and return the descriptor by which another process reads it."""
+    """Create the shared memory into which this process writes its phase and step from now on, and return a file
+    descriptor by which the companion process maps the same memory.
+    """
     global _memory
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("lmtrain-phases")
@@ -288,7 +299,9 @@ def close_memory() -> None:
 
 
 class Mark:
-    """The last mark that a process has written, as another process reads it."""
+    """The position of a rank (phase, step, micro-batch, stage, collective) as another process reads it from shared
+    memory.
+    """
 
     def __init__(self, memory: mmap.mmap, offset: int = 0) -> None:
         for _ in range(100):
@@ -303,7 +316,9 @@ class Mark:
 
 
 def read_mark(memory: mmap.mmap) -> Mark:
-    """Return the main thread's mark, or the saving thread's mark while the main thread waits for it."""
+    """Return the position (phase, step, micro-batch, collective) that a rank has last written to its shared memory:
+    that of its main thread, or of its checkpoint-saving thread while the main thread waits for a save.
+    """
     mark, saving = Mark(memory), Mark(memory, _SAVER_AT)
     if mark.phase != SAVE or saving.num_marks == 0 or saving.step < 0:
         return mark
@@ -314,7 +329,9 @@ def read_mark(memory: mmap.mmap) -> Mark:
 
 
 def read_seen_names(memory: mmap.mmap, seen_bits: int) -> list[str]:
-    """Return the phases and names of collectives whose bits are set in `seen_bits`."""
+    """Return the names of the phases and collectives that a rank has passed so far. `seen_bits` is the bit mask in the
+    rank's last mark; `memory` is the rank's shared memory, which has the names of collectives.
+    """
     offsets = (_NAMES_AT + n * _NAME_BYTES for n in range(_MAX_NAMES) if seen_bits >> len(PHASES) + n & 1)
     return [phase for index, phase in enumerate(PHASES) if seen_bits >> index & 1] + [
         _text(memory[offset : offset + _NAME_BYTES]) for offset in offsets
@@ -328,7 +345,10 @@ def read_misordered(memory: mmap.mmap) -> tuple[int, str, str]:
 
 
 def read_order(memory: mmap.mmap) -> tuple[int, int, list[tuple[int, int]]]:
-    """Return (step, checksum of the step before or 0, [(number of collectives so far, checksum)])."""
+    """Return (step, checksum of the previous step's collectives, [(n, checksum of this step's first n collectives)])
+    from a rank's shared memory. The checksums show whether ranks ran the same collectives in the same order; 0 for no
+    previous step.
+    """
     step, previous = _ORDER.unpack_from(memory, _ORDER_AT)
     offset = _ORDER_AT + _ORDER.size
     entries = _ORDER_ENTRY.iter_unpack(memory[offset : offset + _NUM_ORDER_ENTRIES * _ORDER_ENTRY.size])

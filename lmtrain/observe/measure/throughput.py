@@ -33,7 +33,9 @@ _COLUMNS = {"fp16": 0, "float16": 0, "bf16": 1, "bfloat16": 1, "fp32": 2, "float
 
 
 def peak_flops(device_name: str, dtype: str) -> float | None:
-    """Return the dense peak FLOP/s of a device in a dtype, or None if its data sheet is not known."""
+    """Return the peak FLOP/s, without sparsity, of the GPU model `device_name` (such as "NVIDIA H100 80GB HBM3") for
+    products in `dtype`; None if the data-sheet table lacks it.
+    """
     if dtype == "tf32":  # because: data sheets give tf32 as half of bf16, and a device without bf16 has no tf32
         half = peak_flops(device_name, "bf16")
         return peak_flops(device_name, "fp32") if half is None else half / 2
@@ -79,7 +81,9 @@ class Throughput:
         self._marks.append((step, now_s, 0))
 
     def step_done(self, step: int, now_s: float, tokens: int) -> None:
-        """Record that step `step` is done; `tokens` is the number it consumed over all ranks."""
+        """Record that step number `step` ended at `now_s`, in seconds of the caller's clock, and consumed `tokens`
+        tokens over all ranks. Raise ValueError if `start` was not called before.
+        """
         if not self._marks:
             raise ValueError("call start() before the first step")
         if self._is_warm:

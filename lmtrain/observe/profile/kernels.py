@@ -72,7 +72,9 @@ class KernelTable:
     kernels: tuple[Kernel, ...]  # the kernels with the longest total time, longest first
 
     def lines(self) -> list[str]:
-        """Return the table as a few lines of text."""
+        """Return lines of text: the profiled steps with the total time of their kernels, then the time of each class of
+        kernels, the longest first.
+        """
         busy = sum(self.classes.values())
         what = "kernels on the GPU" if self.device == "cuda" else "operators on the CPU"
         shares = sorted(((seconds, name) for name, seconds in self.classes.items() if seconds), reverse=True)
@@ -88,7 +90,9 @@ def write_table(path: Path, table: KernelTable) -> None:
 
 
 def read_tables(folder: Path) -> list[KernelTable]:
-    """Return all tables in a run's `profile` folder, in order of step and rank."""
+    """Return the tables of kernel times in `folder`, a run's `profile` folder: one per profiled rank and range of
+    steps, in order of step and rank.
+    """
     tables = map(read_json, sorted(folder.glob(f"*{TABLE_SUFFIX}")))
     return [
         KernelTable(**table | {"kernels": tuple(Kernel(**kernel) for kernel in table["kernels"])}) for table in tables
@@ -96,16 +100,15 @@ def read_tables(folder: Path) -> list[KernelTable]:
 
 
 def read_trace(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a gzipped trace of torch.profiler."""
+    """Return the events of the trace file `path`: gzipped Chrome trace JSON, as torch.profiler writes it."""
     with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
         events: list[dict[str, Any]] = json.load(file)["traceEvents"]
     return events
 
 
 def build_table(events: Iterable[Mapping[str, Any]], steps: tuple[int, int], rank: int, window_s: float) -> KernelTable:
-    """Build the table of a rank from the events of its trace.
-
-    `steps` are the first and the last step traced, `window_s` the seconds they took.
+    """Sum the kernel times in a torch.profiler trace by class and by kernel name. `events` are the events of rank
+    `rank`'s trace; `steps` are the first and the last traced step, which took `window_s` seconds together.
     """
     spans = [event for event in events if event.get("ph") == "X" and "dur" in event]
     on_device = [event for event in spans if event.get("cat") in _ON_DEVICE]
@@ -144,7 +147,8 @@ class _Operator:
 
 
 def _build_operators(spans: Iterable[Mapping[str, Any]]) -> dict[Any, list[_Operator]]:
-    """Return the operators by thread, in order of their beginnings.
+    """Return the CPU operators in a trace by thread id, each list in order of start times. `spans` are the trace's
+    events that are operators or annotations.
 
     An operator inside another operator of a class in ENCLOSING_CLASSES takes that class.
     """
@@ -172,7 +176,8 @@ def _build_operators(spans: Iterable[Mapping[str, Any]]) -> dict[Any, list[_Oper
 def _kernel_times(
     on_device: Sequence[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]], operators: Mapping[Any, list[_Operator]]
 ) -> list[tuple[str, str, float]]:
-    """Return (name, class, microseconds) per kernel.
+    """Return (name, class, microseconds) for each GPU kernel or copy in `on_device`. `spans` are all timed events of
+    the trace, and `operators` are its CPU operators by thread id.
 
     A kernel takes the class of the operator that launched it if that class is in ENCLOSING_CLASSES.
     """
@@ -194,7 +199,9 @@ def _kernel_times(
 
 
 def _enclosing_class(operators: Sequence[_Operator], begins: Sequence[float], at: float) -> str | None:
-    """Return the class of the innermost operator that runs at this time, or None if none does."""
+    """Return the kernel class of the innermost CPU operator that runs at time `at`, or None if none runs. `operators`
+    are those of one thread in order of time, and `begins` their start times.
+    """
     place = bisect.bisect_right(begins, at) - 1
     operator = operators[place] if place >= 0 else None
     while operator is not None and operator.end < at:

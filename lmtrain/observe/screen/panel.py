@@ -29,7 +29,7 @@ from lmtrain.observe.screen.row_text import (
     speed_figures,
 )
 from lmtrain.observe.screen.verb_progress import progress_bar
-from lmtrain.observe.stragglers.judge import slow_link_line, slow_rank_line
+from lmtrain.observe.stragglers.detection import slow_link_line, slow_rank_line
 
 _NUM_LOSSES = 512
 _TWO_COLUMN_WIDTH = 70  # terminal width below which the figures stand in one column
@@ -50,6 +50,8 @@ class SaveSchedule:
 
 
 class RunPanel:
+    """A box on the terminal with the newest figures of a run; rich draws it anew at each refresh."""
+
     def __init__(
         self, facts: Mapping[str, str], total_steps: int, clock: Callable[[], float] = monotonic,
         saves: SaveSchedule | None = None,
@@ -67,7 +69,7 @@ class RunPanel:
         self._stopped_at_s: float | None = None
 
     def show_step(self, row: Row, age_s: float = 0.0) -> None:
-        """Show a step row; `age_s` is the number of seconds since it was written."""
+        """Show the step row `row` of metrics.jsonl, which was written `age_s` seconds ago."""
         if row.get("loss") is not None:
             self.losses = (*self.losses, float(row["loss"]))[-_NUM_LOSSES:]
         self.row, self._row_at_s, self.activity = dict(row), self._clock() - age_s, "Ctrl-C stops after a step"
@@ -82,7 +84,9 @@ class RunPanel:
         self.last_save = (int(row["saved_step"]), self._clock() - age_s)
 
     def freeze(self, *, at_last_row: bool = False) -> None:
-        """Stop the panel's clock: now, or with `at_last_row` at the time of the newest step row or save."""
+        """Stop the panel's clock, so that the times it shows no longer advance: at the present time, or with
+        `at_last_row` at the time of the newest step or save.
+        """
         last_row_s = max(self._row_at_s, self.last_save[1] if self.last_save else self._row_at_s)
         self._stopped_at_s = last_row_s if at_last_row else self._clock()
 
@@ -106,7 +110,9 @@ class RunPanel:
             yield Text(f"  {self.activity}", style="dim", overflow="ellipsis", no_wrap=True)
 
     def _facts_lines(self, width: int) -> Text:
-        """Return the facts as lines that break only between facts."""
+        """Return the facts about the run (model, layout, ...) as text of at most `width` columns, with line breaks only
+        between facts.
+        """
         lines = [Text(overflow="fold")]
         for name, value in self.facts.items():
             if name == "run":
@@ -159,7 +165,9 @@ class RunPanel:
         return grid
 
     def _extra_figures(self, row: Row, since_s: float) -> Iterator[tuple[str, RenderableType]]:
-        """Yield the extra figures that are known: stragglers, the next save and the time limit."""
+        """Yield (label, text) for the figures that only some step rows have: slowest rank, bubble, communication, next
+        save and time limit. `since_s` is the age of the step row `row` in seconds.
+        """
         if row.get("straggler_slowest") is not None:
             yield "slowest rank", Text(f"rank {row['straggler_slowest']}: {100 * row['straggler_slowest_by']:+.1f}%")
         if row.get("straggler_bubble") is not None:
@@ -174,7 +182,7 @@ class RunPanel:
             yield "time is up", Text(f"in {format_clock(max(left_s, 0.0))}", style="red" if left_s < 60 else "")
 
     def _slow_lines(self) -> list[Text]:
-        """Return a full-width line per slow rank or slow link, since the user should act on it."""
+        """Return a line of text for a slow rank and one for a slow link, if the newest step row reports them."""
         return [
             Text.assemble((f"{name:13} ", "dim"), (words, "red"), overflow="fold")
             for name, words in (("slow rank", slow_rank_line(self.row)), ("slow link", slow_link_line(self.row)))
@@ -182,7 +190,9 @@ class RunPanel:
         ]
 
     def _next_save_text(self, row: Row, since_s: float) -> str:
-        """Describe the next save, by steps or by time, whichever comes first; both if the step time is unknown."""
+        """Return when the next checkpoint will be saved: at which step, or after which time if that comes first. Empty
+        if none will be. `since_s` is the age of the step row `row` in seconds.
+        """
         step, parts, at_s = int(row["step"]), [], math.inf
         if (at := self.saves.next_step(step, self.total_steps)) is None:
             return ""

@@ -18,7 +18,7 @@ _DECAY = 0.9  # factor by which the weight of older losses falls with each row
 
 
 def step_line(row: Row, total_steps: int) -> str:
-    """Format a step row: `step  100/2000  loss 3.2140  lr 3.00e-04  grad 0.840  12.3k tok/s ...`, in fixed columns."""
+    """Format a step row of metrics.jsonl as one line: `step  100/2000  loss 3.2140  lr 3.00e-04  grad 0.840 ...`."""
     parts = [
         f"step {row['step']:>{len(str(total_steps))}}/{total_steps}",
         *(
@@ -58,7 +58,9 @@ def valid_line(row: Row) -> str:
 
 
 def format_domains(row: Row) -> str:
-    """Return ` [wiki 3.2101, code 2.0942]` if validation reports domains, else an empty string."""
+    """Return ` [wiki 3.2101, code 2.0942]`, the losses per data domain of a validation row, or an empty string if it
+    has none.
+    """
     losses = [f"{name} {values['loss']:.4f}" for name, values in row.get("domains", {}).items()]
     return f" [{', '.join(losses)}]" if losses else ""
 
@@ -80,7 +82,9 @@ def format_terms(row: Row) -> str:
 
 
 def loss_figures(row: Row, valid: Row) -> tuple[str, str]:
-    """Return the last training loss and the last validation loss with its step, as text."""
+    """Return two texts: the loss of the step row `row`, and the loss of the validation row `valid` with its step. A
+    dash stands for a row without a loss.
+    """
     loss, validation = row.get("loss"), valid.get("loss")
     return (
         "-" if loss is None else f"{loss:.4f}",
@@ -89,7 +93,7 @@ def loss_figures(row: Row, valid: Row) -> tuple[str, str]:
 
 
 def speed_figures(row: Row) -> list[tuple[str, str]]:
-    """Return the (name, value) lines of the panel's right column: speed, memory and times."""
+    """Return (name, text) pairs of a step row for the panel: speed, compute, data wait, memory and elapsed time."""
     mfu = "" if row.get("mfu") is None else f", MFU {format_percent(row['mfu'])}"
     of_start, in_all = (" this start", " in all") if row.get("attempt", 1) > 1 else ("", "")
     return [
@@ -104,7 +108,9 @@ def speed_figures(row: Row) -> list[tuple[str, str]]:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return the values in at most `width` characters, each the mean of its share; a space if that is not finite."""
+    """Draw `values` as a line of at most `width` bar characters, such as "▁▃▇". Each character is the mean of an equal
+    share of the values, or a space if that mean is not finite.
+    """
     if width < 1 or not values:
         return ""
     width = min(width, len(values))
@@ -123,7 +129,9 @@ def format_flops_per_s(value: float | None) -> str:
 
 
 def format_flops(value: float) -> str:
-    """Format a number of FLOPs; from 1e18 on as papers do, such as 3.14e+23 FLOP."""
+    """Format a number of floating-point operations, such as "3.14 TFLOP"; from 1e18 on as papers do, such as "3.14e+23
+    FLOP".
+    """
     if value >= 1e18:
         return f"{value:.3g} FLOP"
     units = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"))
@@ -136,7 +144,9 @@ def format_percent(value: float | None) -> str:
 
 
 def smoothed_loss(losses: Sequence[float]) -> float | None:
-    """Return the exponentially weighted mean of the finite losses, or None if there are none."""
+    """Return the exponentially weighted mean of the finite values in `losses`, in which the newest value weighs most;
+    None if there are none.
+    """
     mean, weight = 0.0, 0.0
     for loss in losses:
         if math.isfinite(loss):

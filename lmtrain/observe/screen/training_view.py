@@ -28,6 +28,8 @@ from lmtrain.observe.screen.verb_progress import is_live
 
 
 class RunLog:
+    """Writer of the run folder's log.txt."""
+
     def __init__(self, path: Path, clock: Callable[[], datetime] = partial(datetime.now, UTC)) -> None:
         self._clock = clock
         self._file = GrowingFile(path, "lines")
@@ -35,7 +37,7 @@ class RunLog:
             self._file.append(b"\n")
 
     def write(self, text: str) -> None:
-        """Append the text with one time stamp; its further lines are indented below the first."""
+        """Append `text` to the log with a time stamp in UTC. Further lines of the text are indented below the first."""
         num_lost = self._file.num_lost
         lost_note = f"{num_lost} lines are missing here, which could not be written\n" if num_lost else ""
         stamp = self._clock().strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -55,9 +57,9 @@ def build_view(
     console: Console, title_facts: Mapping[str, str], total_steps: int, *, log: RunLog | None = None,
     saves: SaveSchedule | None = None,
 ) -> RunView:  # fmt: skip
-    """Return the view for this console.
-
-    `title_facts["run"]` is the title; the other facts are listed below it.
+    """Return a view that shows a training run on `console`: a live panel on a terminal, plain lines elsewhere.
+    `title_facts["run"]` is the title, the other facts are listed below it. Each line also goes to `log`; `saves` has
+    the intervals between checkpoints.
     """
     if not is_live(console):
         return RunView(console, title_facts, total_steps, log)
@@ -65,7 +67,7 @@ def build_view(
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a line with a single write, since a signal handler may print in the middle of another line.
+    """Print `text` as a line with a single write() call, because a signal handler may print at any time.
 
     A failed write is ignored, because a full disk or a closed pipe is no reason to end a run, whose log has the line
     too.

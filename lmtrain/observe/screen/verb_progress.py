@@ -28,7 +28,9 @@ _MIN_BAR = 8
 
 
 def progress_bar(done: float, total: float, width: int) -> ProgressBar:
-    """Return a progress bar whose two parts differ on dark and on light terminals."""
+    """Return a bar, `width` characters wide, that is filled up to `done` of `total`; its colours differ on dark and on
+    light terminals.
+    """
     return ProgressBar(
         total=total, completed=done, width=width, style="grey58", complete_style="bold cyan", finished_style="green"
     )
@@ -71,7 +73,9 @@ class ProgressReporter:
         self._state = replace(state, at_s=now, done=done, total=total, earlier=earlier, speed=speed)
 
     def set_activity(self, activity: str) -> None:
-        """Set a new activity, with its count at zero."""
+        """Show the text `activity` in front of the progress from now on, and restart the count at zero if the text is
+        new.
+        """
         if activity != self._state.activity:
             now = self._clock()
             self._state = _State(activity, now, now)
@@ -92,7 +96,9 @@ class ProgressReporter:
         return f"{state.activity} {', '.join(parts)}"
 
     def _amount_of_total(self, done: int, total: int) -> str:
-        """Return "12.3 of 45.6 MiB"; a unit shared by both amounts appears once."""
+        """Return the progress as text, such as "12.3 of 45.6 MiB", or only the amount done if `total` is 0. A unit that
+        both amounts share appears once.
+        """
         if not total:
             return self._amount(done)
         if self._unit != "bytes":
@@ -119,9 +125,11 @@ class ProgressReporter:
 def progress(
     console: Console, activity: str, unit: str = "", *, stop_note: str = "", interval_s: float = INTERVAL_S
 ) -> Iterator[ProgressReporter]:
-    """Show the progress of the enclosed work.
+    """Show the progress of the enclosed block on `console`, as "ACTIVITY 12.3 of 45.6 MiB, ...": a live line, or a
+    plain line every `interval_s` seconds. The block passes its counts of `unit` to the yielded reporter. `stop_note` is
+    printed after Ctrl-C.
 
-    `stop_note` is printed after Ctrl-C: what exists now, and how to go on.
+    `unit` is "bytes" or a plural such as "documents". `stop_note` tells the user what exists now, and how to continue.
     """
     reporter = ProgressReporter(activity, unit)
     try:

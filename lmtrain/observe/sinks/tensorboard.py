@@ -1,7 +1,7 @@
 """TensorBoard sink: rows as scalars, settings as text and hyperparameters, and the layout of the pages of curves.
 
-Called through behind.py. The first half encodes events as bytes, without TensorFlow; the second half writes a run's
-record as events.
+Called through queued_sink.py. The first half encodes events as bytes, without TensorFlow; the second half writes a
+run's record as events.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from lmtrain.observe.measure.named_measures import Histogram
 from lmtrain.observe.metrics import GrowingFile
 from lmtrain.observe.safe_text import warn
-from lmtrain.observe.sinks.behind import CHARTS, row_scalars
+from lmtrain.observe.sinks.queued_sink import CHARTS, row_scalars
 from lmtrain.runfolder.differences import flatten
 from lmtrain.runtime.files.checksum import crc32c
 
@@ -44,7 +44,9 @@ def field_bytes(number: int, data: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Encode a varint, 7 bits a byte, lowest first; the high bit means more follow. Negative int64s take ten bytes."""
+    """Encode an integer as a protobuf varint: 7 bits a byte, lowest first; a byte's high bit means that more bytes
+    follow. Negative numbers take ten bytes.
+    """
     value &= 0xFFFFFFFFFFFFFFFF
     out = bytearray()
     while value > 0x7F:
@@ -104,7 +106,9 @@ class EventWriter:
     def write_plugin_data(
         self, tag: str, name: str, *, content: bytes = b"", text: bytes | None = None, step: int = 0
     ) -> None:
-        """Write data for a TensorBoard plugin: its content, and a tensor of one string if the plugin needs one."""
+        """Write data of the TensorBoard plugin `name` under `tag`: `content` goes into the metadata for the plugin, and
+        `text` into a string tensor. Both may be left out.
+        """
         metadata = field_bytes(1, field_bytes(1, name.encode()) + (field_bytes(2, content) if content else b""))
         shape = field_bytes(2, field_bytes(2, field_varint(1, 1)))
         tensor = field_varint(1, _DT_STRING) + shape + field_bytes(8, text) if text is not None else b""
@@ -133,6 +137,8 @@ def _masked_crc(data: bytes) -> int:
 
 
 class TensorBoardSink:
+    """Sink that writes rows and histograms as TensorBoard events."""
+
     def __init__(self, events: EventWriter, settings: Mapping[str, Any], start_time_s: float) -> None:
         """Write the settings (the content of config.json) as text and as hyperparameters.
 
@@ -169,7 +175,9 @@ class TensorBoardSink:
 
 
 def _layout() -> bytes:
-    """Encode the custom scalars page: a category for each kind of curve, with its charts."""
+    """Encode the layout of TensorBoard's custom scalars page as protobuf bytes: the CHARTS, grouped by category, each
+    with the name patterns of its curves.
+    """
     pages = b""
     for page, charts in CHARTS.items():
         charts_data = b""
@@ -181,7 +189,9 @@ def _layout() -> bytes:
 
 
 def _sortable_value(value: Any) -> bytes:
-    """Encode a setting as a value by which TensorBoard's table of runs can sort."""
+    """Encode a setting as bytes of a google.protobuf.Value: a boolean or a number as such, so that TensorBoard's table
+    of hyperparameters can sort by it, anything else as text.
+    """
     if isinstance(value, bool):
         return field_varint(_BOOL, value)
     if isinstance(value, (int, float)):

@@ -1,7 +1,7 @@
 """Weights & Biases sink: sends each row to a child process that uses the wandb package, and waits for the answer.
 
-Called through behind.py. The package starts threads and processes, asks for passwords and can exit the program; all of
-that happens in wandb_process.py, which shares no memory with the run and does not block its steps.
+Called through queued_sink.py. The package starts threads and processes, asks for passwords and can exit the program;
+all of that happens in wandb_process.py, which shares no memory with the run and does not block its steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lmtrain.observe.measure.named_measures import EDGES, Histogram
-from lmtrain.observe.sinks.behind import row_scalars
+from lmtrain.observe.sinks.queued_sink import row_scalars
 from lmtrain.runtime.files.files import json_bytes
 
 _ROOT = Path(__file__).parents[3]
@@ -89,7 +89,9 @@ class WeightsAndBiases:
             ) from None
 
     def _request(self, message: Mapping[str, Any]) -> None:
-        """Send a line and wait for the answer that confirms it. Raise ConnectionError if there is none, or an error."""
+        """Send `message` to the process that runs the wandb package, and wait for its answer. Raise ConnectionError if
+        the answer is an error or does not come.
+        """
         try:
             self._requests.write(json_bytes(message) + b"\n")
             self._requests.flush()
@@ -103,7 +105,9 @@ class WeightsAndBiases:
 
 
 def wandb_run_id(folder: Path) -> str:
-    """Return the wandb run id, drawn at random once per run folder."""
+    """Return the Weights & Biases run id that is stored in `folder`. If there is none, draw it at random and store it
+    first.
+    """
     path = folder / _ID
     if not path.exists():
         path.write_text(secrets.token_hex(4))

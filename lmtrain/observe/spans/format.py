@@ -108,7 +108,7 @@ class Header:
     names: tuple[str, ...] = ("",)
 
     def pack(self) -> bytes:
-        """Return the bytes of the header of a file without records."""
+        """Return the header as the first HEADER_BYTES bytes of a trace file that has no records yet."""
         fixed = _FIXED.pack(
             _MAGIC, VERSION, self.rank, self.world_size, self.pid, self.start, self.num_microbatches, self.capacity,
             self.wall_ns, self.monotonic_ns, *self.coordinate, *self.sizes, self.host.encode(), self.schedule.encode(),
@@ -170,7 +170,8 @@ class SpanFile:
         self, begin_ns: int, end_ns: int, num_bytes: int, step: int, number: int, microbatch: int, peer: int,
         stage: int, name: int, kind: int, axis: int, flags: int,
     ) -> None:  # fmt: skip
-        """Write a record: SPAN's fields without the lap.
+        """Write one span, a traced interval of work, as a record of dtype SPAN. Times are in ns, `name` is an index
+        into the header's table of names, and `kind`, `axis` and `flags` are values of Kind, Axis and Flag.
 
         Never raises: a full disk sets `problem`, and nothing more is written.
         """
@@ -187,7 +188,9 @@ class SpanFile:
             self._num_free -= 1
 
     def name_index(self, name: str) -> int:
-        """Return the index of a name in the header's table, adding it if new; 0 if the table is full."""
+        """Return the index of `name` in the table of names in the file's header. A new name is added; if the table is
+        full, return 0, which stands for no name.
+        """
         index = self.name_indices.get(name)
         if index is None:
             index = self.name_indices[name] = len(self.name_indices) if len(self.name_indices) < MAX_NAMES else 0
@@ -196,7 +199,7 @@ class SpanFile:
         return index
 
     def close(self) -> None:
-        """Close the file, and return allocated but unused disk space."""
+        """Close the file, after cutting off the allocated space that holds no records."""
         self._counter.release()
         self._memory.close()
         with suppress(OSError):
@@ -205,7 +208,9 @@ class SpanFile:
             os.close(self._fd)
 
     def _advance(self) -> None:
-        """Set the place of the next record: in newly allocated space, or at the beginning of the ring again."""
+        """Set the file offset of the next record: at newly allocated space, or at the oldest record again if the file
+        has its full size. A full disk sets `problem`.
+        """
         if self.num_written == self._num_allocated < self.capacity and self.problem is None:
             try:
                 with storage_errors(self.path, "Writing"):
@@ -225,7 +230,9 @@ def span_file_name(rank: int, start: int) -> str:
 
 
 def read_spans(path: Path) -> RankSpans:
-    """Read the complete records of a file. Raise DataError for content that even a killed process cannot have left."""
+    """Return the header and all complete records of the trace file `path`. Raise DataError if the file is damaged in a
+    way that a killed writer does not cause.
+    """
     with read_errors(path), open_fd(path) as (fd, _):
         header = _parse_header(path, read_range(fd, 0, HEADER_BYTES))
         num_records = min(header.num_written, header.capacity)

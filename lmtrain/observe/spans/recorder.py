@@ -28,6 +28,8 @@ REQUESTED_STEPS = 6
 
 @dataclass(frozen=True, slots=True)
 class Moment:
+    """A point in a GPU stream's work, marked by a CUDA event."""
+
     event: Any
     aside: bool  # on a stream other than the computation's
 
@@ -50,7 +52,9 @@ class DeviceClock:
         self._reference: tuple[Any, int] | None = None
 
     def record_event(self) -> Moment:
-        """Record an event in the current stream; its time is when the device reaches it."""
+        """Record a CUDA event in the current stream and return it as a Moment. Its time is known only after the GPU has
+        reached it.
+        """
         stream = self._cuda.current_stream()
         event = self._unused.pop() if self._unused else self._cuda.Event(enable_timing=True)
         event.record(stream)
@@ -70,7 +74,11 @@ class DeviceClock:
         self._steps[-1].spans.append((began, ended, fields))
 
     def finished_spans(self) -> Iterator[tuple[int, ...]]:
-        """Yield SPAN's fields of the spans of whole steps that the device has finished, oldest first."""
+        """Yield the record fields (dtype SPAN) of all spans of each step that the GPU has finished, the oldest step
+        first. Times are converted to nanoseconds of the host's clock.
+
+        Spans of steps before the first pair of GPU and host time are dropped.
+        """
         while self._steps and all(ended.event.query() for _, ended, _ in self._steps[0].spans):
             step = self._steps.popleft()
             self._reference = reference = step.reference or self._reference
@@ -98,7 +106,7 @@ _AXES = {axis.name.lower(): int(axis) for axis in Axis}
 _DATA, _STEP, _COLLECTIVE, _SEND, _RECEIVE = map(int, (Kind.DATA, Kind.STEP, Kind.COLLECTIVE, Kind.SEND, Kind.RECEIVE))
 _PP, _EARLY = int(Axis.PP), int(Flag.EARLY)
 
-Time = int | Moment
+Time = int | Moment  # nanoseconds of the host's monotonic clock, or a moment on the GPU
 
 
 class Recorder:
@@ -115,13 +123,15 @@ class Recorder:
         self._counts: dict[tuple[str | int, int], int] = {}  # of messages and collectives
 
     def begin_step(self, step: int) -> None:
-        """End the previous step and begin this one."""
+        """Write the span of the previous step, and begin the span of step number `step`."""
         ended = self.end_step()
         self._step, self._step_began = step, ended
         self._counts.clear()
 
     def end_step(self) -> Time:
-        """End the step, write its span, and return the time; without a step only return the time."""
+        """Write the span of the current step, if one has begun. Return the time of this call: a Moment on the GPU, or
+        nanoseconds of the host's clock.
+        """
         self.leave()
         if self.device is not None:
             self.device.next_step()
@@ -132,13 +142,17 @@ class Recorder:
         return ended
 
     def current_time(self, tensor: Any = None) -> Time:
-        """Return the device's time, or the host's if the tensor is on the host or there is no device."""
+        """Return the current time where `tensor` is: a Moment on the GPU, or nanoseconds of the host's clock if the
+        tensor is on the host or no GPU is used.
+        """
         if self.device is None or not (tensor is None or tensor.is_cuda):
             return time.monotonic_ns()
         return self.device.record_event()
 
     def enter(self, phase: str, half: str, microbatch: int, stage: int) -> None:
-        """End the span of the previous phase and begin one. `half` is "input" or "weight" for half a backward."""
+        """End the previous phase's span, and begin the span of `phase` for a micro-batch of a pipeline stage (-1:
+        none). `half` is "input" or "weight" for one half of a split backward, else empty.
+        """
         self.leave()
         kind = self._kind = _PHASE_KINDS.get(half or phase)
         self._microbatch, self._stage = microbatch, stage
@@ -146,20 +160,24 @@ class Recorder:
             self._began = time.monotonic_ns() if kind == _DATA else self.current_time()
 
     def leave(self) -> None:
-        """End the span of the entered phase, if there is one."""
+        """Write the span of the current phase, which ends now; do nothing if no phase has begun."""
         kind, self._kind = self._kind, None
         if kind is not None:
             ended = time.monotonic_ns() if kind == _DATA else self.current_time()
             self._write_span(self._began, ended, kind, "", 0, 0, 0, -1, self._microbatch, self._stage)
 
     def begin(self, mark: phases.within) -> Time | None:
-        """Return the start time of a block's span, or None if the block has none."""
+        """Return the start time for the span of a `within` block, whose context manager is `mark`; None if such a block
+        has no span.
+        """
         if mark.axis is not None:
             return time.monotonic_ns() if self.device is None else self.current_time(mark.tensor)
         return time.monotonic_ns() if mark.phase in _BLOCK_KINDS or mark.name is phases.DEVICE_WAIT else None
 
     def end(self, mark: phases.within, began: Time) -> None:
-        """Write the span of a block; at a device synchronization, pair the device's clock with the host's."""
+        """Write the span of a `within` block, which began at `began`; `mark` is its context manager. If the block
+        waited until the GPU was idle, record instead which host time belongs to the GPU's present time.
+        """
         if mark.axis is not None:
             self.record_collective(began, mark.name, mark.axis, mark.tensor, -1, mark.early)
         elif mark.phase in _BLOCK_KINDS:
@@ -190,13 +208,13 @@ class Recorder:
         self._write_span(began, ended, _COLLECTIVE, name, axis_number, number, tensor.nbytes, peer, flags=flags)
 
     def read_device(self) -> None:
-        """Write the spans that the device has finished by now."""
+        """Write the spans of all steps that the GPU has finished by now to the trace file."""
         if self.device is not None:
             for values in self.device.finished_spans():
                 self.file.write(*values)
 
     def close(self) -> None:
-        """End the step, write the spans that the device has finished, and close the file."""
+        """Write the span of the current step and the spans that the GPU has finished, and close the file."""
         self.end_step()
         self.read_device()
         self.file.close()
@@ -245,7 +263,9 @@ class Tracer:
         self._requested_until, self._failed = self._num_begun + REQUESTED_STEPS, False
 
     def begin_step(self, step: int) -> None:
-        """Begin to trace this step, or stop tracing. A failure is reported once, and ends tracing."""
+        """Switch recording on or off for step number `step`, which begins now, as the setting and earlier requests say.
+        If the trace file cannot be written, report that once and stop tracing.
+        """
         is_traced = not self._failed and self._is_traced(step)
         if is_traced and self.recorder is None:
             self._open_file()

@@ -62,9 +62,9 @@ class _Rows:
 
 
 def fit_clocks(num_ranks: int, before: Pairs, together: Pairs) -> Clocks:
-    """Fit the clocks of all ranks to the evidence; the first rank's clock is kept.
-
-    In `before` the moment on rank a was before that on rank b; in `together` the two moments were about the same.
+    """Estimate the offset and drift of each rank's clock against the first rank's, from pairs of events on a rank a and
+    a rank b. In `before` the event on a happened before the event on b; in `together` both ended at about the same
+    time.
     """
     anchors, linked = _linked_sets(num_ranks, before, together)
     clocks = Clocks(0.0, np.zeros(num_ranks), np.zeros(num_ranks), linked, np.zeros(num_ranks))
@@ -92,14 +92,18 @@ def _time_bins(times_ns: Floats, middle: float, reach: float, num_bins: int) -> 
 
 
 def _recentered(clocks: Clocks, middle_ns: float) -> Clocks:
-    """Return the same correction with another `middle_ns`."""
+    """Return the same corrections of the clocks, offset + rate * (time - `middle_ns`), for another reference time
+    `middle_ns`.
+    """
     return replace(
         clocks, middle_ns=middle_ns, offset_ns=clocks.offset_ns + clocks.rate * (middle_ns - clocks.middle_ns)
     )
 
 
 def _linked_sets(num_ranks: int, *evidence: Pairs) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return the lowest rank of each set of linked ranks, and a mask of the ranks in the first rank's set."""
+    """Group the ranks that pairs of events link, directly or through other ranks. Return the lowest rank of each group,
+    and a mask of the ranks in rank 0's group. `evidence` has one or more sets of pairs.
+    """
     lowest = np.arange(num_ranks)
     joined = np.unique(np.concatenate([np.stack([p.a, p.b]) for p in evidence], axis=1), axis=1)
     for _ in range(num_ranks):
@@ -113,7 +117,9 @@ def _linked_sets(num_ranks: int, *evidence: Pairs) -> tuple[Ints, NDArray[np.boo
 
 
 def _rows_from_ends(pairs: Pairs, num_ranks: int, a_ns: Floats, b_ns: Floats, bins: Ints) -> _Rows:
-    """Return a row per pair of ranks and bin: the median difference of the moments at which both ended."""
+    """Return equations for events that ended on ranks a and b at about the same time: one per pair of ranks and time
+    bin, from the median of `b_ns` - `a_ns`. `a_ns` and `b_ns` are the pairs' times, and `bins` is each pair's time bin.
+    """
     key = (pairs.a * num_ranks + pairs.b) * _BINS + bins
     gap = b_ns - a_ns
     order = np.lexsort((gap, key))
@@ -129,7 +135,10 @@ def _rows_from_ends(pairs: Pairs, num_ranks: int, a_ns: Floats, b_ns: Floats, bi
 
 
 def _rows_from_bounds(pairs: Pairs, num_ranks: int, a_ns: Floats, b_ns: Floats, bins: Ints) -> list[_Rows]:
-    """Return two sets of rows, for pairs of ranks and bins: the middle of two-sided bounds, and violated bounds."""
+    """Return two sets of equations for events of which the one on rank a, at `a_ns`, happened before the one on rank b,
+    at `b_ns`: from bounds in both directions, and from bounds that the present clocks violate. `bins` is each pair's
+    time bin.
+    """
     up = pairs.a < pairs.b
     pair = np.where(up, pairs.a * num_ranks + pairs.b, pairs.b * num_ranks + pairs.a)
     key = (pair * _BINS + bins) * 2 + up
@@ -157,7 +166,8 @@ def _rows_from_bounds(pairs: Pairs, num_ranks: int, a_ns: Floats, b_ns: Floats, 
 
 
 def _refit(clocks: Clocks, rows: _Rows, anchors: Ints, reach: float) -> Clocks:
-    """Return the clocks after a robust fit of all rows.
+    """Return `clocks`, corrected by a robust least-squares fit of the equations `rows`. The clocks of the ranks
+    `anchors` are kept; `reach` is half the length of the time window in ns.
 
     The unknowns are each rank's offset, and its drift over half the window.
     """
@@ -199,7 +209,7 @@ def _refit(clocks: Clocks, rows: _Rows, anchors: Ints, reach: float) -> Clocks:
 
 
 def _solve(normal: Floats, right: Floats) -> Floats:
-    """Solve the normal equations; by least squares if the matrix is singular."""
+    """Solve the linear equations `normal` @ x = `right` for x; by least squares if the matrix is singular."""
     try:
         solution = np.linalg.solve(normal, right)
     except np.linalg.LinAlgError:  # because: a damaged moment, months away, leaves the drifts undetermined

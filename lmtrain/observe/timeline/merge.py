@@ -47,11 +47,12 @@ _AXIS_DIMENSIONS = {
 def clock_evidence(
     spans: NDArray[Any], rank_index: Ints, origin_ns: int, messages: tuple[Ints, Ints], members: tuple[Ints, Ints]
 ) -> tuple[Pairs, Pairs]:
-    """Return the pairs (before, together) for the clock fit.
+    """Return (before, together), the pairs of events from which clocks are fitted: pairs whose first event happened
+    before the second, and pairs that ended at about the same time. `messages` has the span indices of sends and of
+    their receives, `members` those of collectives with the collectives' numbers. `rank_index` is each span's rank;
+    `origin_ns` is subtracted from all times.
 
-    `rank_index` is each span's rank as an index into the ranks that have files. `messages` are the indices of sends and
-    of their receives. `members` are the indices of the spans of collectives' members and the number of each one's
-    collective, members of a collective next to each other. `origin_ns` is subtracted from all times.
+    `rank_index` counts only the ranks that have files. In `members`, spans of one collective are next to each other.
     """
     begin, end = (spans[name] - origin_ns for name in ("begin_ns", "end_ns"))
     short = (end >= begin) & (end - begin <= _MAX_SPAN_NS)
@@ -75,7 +76,9 @@ def clock_evidence(
 
 
 def _build_pairs(rank_index: Ints, groups: list[tuple[Ints, Ints, Ints, Ints]]) -> Pairs:
-    """Join groups of (span of a, span of b, a's time, b's time), and replace the spans by their ranks."""
+    """Concatenate sets of event pairs, each (spans on rank a, spans on rank b, times on a, times on b), into one Pairs.
+    `rank_index` gives the rank of each span.
+    """
     if not groups:
         no_ranks, no_times = np.zeros(0, np.int64), np.zeros(0)
         return Pairs(no_ranks, no_times, no_ranks, no_times)
@@ -84,7 +87,9 @@ def _build_pairs(rank_index: Ints, groups: list[tuple[Ints, Ints, Ints, Ints]]) 
 
 
 def _thin_collectives(member: Ints, group: Ints) -> tuple[Ints, Ints]:
-    """Keep every n-th collective, so that there are at most _MAX_COLLECTIVES."""
+    """Keep every n-th collective, so that at most _MAX_COLLECTIVES are left. `member` has span indices and `group` the
+    number of each span's collective; return the two arrays of the kept spans.
+    """
     numbers = np.unique(group)
     if numbers.size <= _MAX_COLLECTIVES:
         return member, group
@@ -138,7 +143,9 @@ class Timeline:
 
 
 def merge_traces(folder: Path) -> Timeline:
-    """Read and merge the trace files of a run folder. Raise if there is none, or none that is readable."""
+    """Read the trace files of the run folder `folder`, and merge the spans of all ranks onto one clock. Raise
+    MissingInputError if there are no files, or DataError if none is readable.
+    """
     starts, notes = _read_files(folder)
     segments, end_ns = [], 0
     for start, ranks in sorted(starts.items()):
@@ -175,7 +182,9 @@ def _read_files(folder: Path) -> tuple[dict[int, list[RankSpans]], list[str]]:
 
 
 def _check_header(rank_spans: RankSpans, path: Path) -> None:
-    """Raise DataError if the header's rank, coordinate and sizes contradict each other."""
+    """Raise DataError if the rank, its coordinate and the parallel sizes in a trace file's header contradict each
+    other.
+    """
     header = rank_spans.header
     try:
         layout = Layout(*header.sizes)
@@ -213,7 +222,9 @@ def _build_segment(start: int, ranks: list[RankSpans]) -> Segment:
 
 
 def _join_spans(ranks: Sequence[RankSpans]) -> tuple[Spans, tuple[str, ...]]:
-    """Return the ranks' whole steps in one array, by each rank's wall clock, and one table of names."""
+    """Concatenate the spans of all ranks, with times by each rank's wall clock, and merge the ranks' tables of names.
+    Return (spans, names). A step whose first spans are overwritten in a full file is left out.
+    """
     names: dict[str, int] = {"": 0}
     parts = []
     for rank_spans in ranks:
@@ -232,7 +243,9 @@ def _join_spans(ranks: Sequence[RankSpans]) -> tuple[Spans, tuple[str, ...]]:
 
 
 def _align_clocks(spans: Spans, headers: dict[int, Header], layout: Layout) -> tuple[Clocks, ...]:
-    """Correct the spans' times in place, window by window, and return each window's clocks."""
+    """Shift the times of `spans`, in place, onto the clock of the lowest rank. Return the corrections of the ranks'
+    clocks for each window of steps. `headers` has the header of each rank's trace file.
+    """
     if not spans.size:
         return ()
     spans["window"] = _clock_windows(spans)
@@ -255,7 +268,9 @@ def _align_clocks(spans: Spans, headers: dict[int, Header], layout: Layout) -> t
 
 
 def _clock_windows(spans: Spans) -> NDArray[np.int64]:
-    """Return a window number for each span: consecutive steps, at most as long as a clock's drift is even."""
+    """Return the number of its time window for each span. A window is a run of consecutive steps of at most a minute,
+    in which a clock's drift is taken to be constant.
+    """
     steps = np.unique(spans["step"])
     first = np.full(steps.size, np.iinfo(np.int64).max)
     np.minimum.at(first, np.searchsorted(steps, spans["step"]), spans["begin_ns"])
@@ -284,7 +299,9 @@ def _clock_notes(start: int, clocks: Sequence[Clocks], ranks: list[int]) -> Iter
 
 
 def message_pairs(spans: Spans) -> tuple[Ints, Ints]:
-    """Return the indices of the sends whose receive is recorded too, and of those receives, pair by pair."""
+    """Return (indices of sends, indices of receives), pair by pair, for all messages whose sender and receiver have
+    both recorded their span.
+    """
     kind, peer = spans["kind"], spans["peer"]
     sends = np.flatnonzero((kind == Kind.SEND) & (peer >= 0) & (spans["flags"] & Flag.EARLY == 0))
     receives = np.flatnonzero((kind == Kind.RECEIVE) & (peer >= 0))
@@ -298,7 +315,9 @@ def message_pairs(spans: Spans) -> tuple[Ints, Ints]:
 
 
 def collective_groups(spans: Spans, layout: Layout) -> tuple[Ints, Ints]:
-    """Return the indices of members' spans, grouped by collective and ordered by rank, and the group numbers."""
+    """Return (span indices, collective numbers) for the spans of all collectives. Spans of the same collective on
+    different ranks have the same number; they are ordered by collective, then by rank.
+    """
     indices = np.flatnonzero(
         (spans["kind"] == Kind.COLLECTIVE) & (spans["axis"] != Axis.NONE) & (spans["flags"] & Flag.ASIDE == 0)
     )
@@ -312,7 +331,9 @@ def collective_groups(spans: Spans, layout: Layout) -> tuple[Ints, Ints]:
 
 
 def lowest_ranks(layout: Layout) -> Ints:
-    """Return [axis, rank]: the lowest rank of the group of each rank along each axis."""
+    """Return an array [axis, rank]: the lowest rank of the group to which a rank belongs along an axis of the
+    layout.
+    """
     sizes = (layout.pp, layout.dp_replicate, layout.dp_shard, layout.tp)
     ranks = np.arange(layout.world_size).reshape(sizes)
     ranks_by_axis = np.zeros((len(Axis), layout.world_size), np.int64)
@@ -322,11 +343,13 @@ def lowest_ranks(layout: Layout) -> Ints:
     return ranks_by_axis
 
 
-def _combination_numbers(*parts: NDArray[Any]) -> Ints:
-    """Return a number for each element that is equal for equal combinations of the parts."""
-    key = np.zeros(len(parts[0]), np.int64)
-    for part in parts:
-        values, which = np.unique(part, return_inverse=True)
+def _combination_numbers(*columns: NDArray[Any]) -> Ints:
+    """Return a number per position, which identifies the combination of values there in `columns`, arrays of equal
+    length. It is equal for two positions if all columns are equal there.
+    """
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, which = np.unique(column, return_inverse=True)
         key = key * max(len(values), 1) + which  # because: renumbering keeps the values below the number of spans
         key = np.unique(key, return_inverse=True)[1].astype(np.int64)
     return key

@@ -34,7 +34,9 @@ class _Threads:
         self.metadata: list[Event] = []
 
     def thread_of(self, segment: Segment, rank: int, stage: int) -> tuple[int, int]:
-        """Return (process number, thread number) of a rank's stage, numbering and naming them if they are new."""
+        """Return (process number, thread number) under which viewers show a pipeline stage of rank `rank`. New numbers
+        are assigned and named if needed.
+        """
         host = segment.headers[rank].host
         if host not in self.processes:
             pid = self.processes[host] = len(self.processes) + 1
@@ -57,7 +59,9 @@ class _Threads:
 
 
 def trace_events(timeline: Timeline) -> Iterator[Event]:
-    """Yield the events of all starts: a slice per span, two ends per arrow, then the names of threads."""
+    """Yield the Chrome trace events of all starts of the run: one per span, two per message (the ends of its arrow),
+    and one for each name of a process or thread.
+    """
     threads = _Threads()
     filled = [segment for segment in timeline.segments if segment.spans.size]
     origin = min((int(segment.spans["begin_ns"].min()) for segment in filled), default=0)
@@ -78,7 +82,7 @@ def trace_events(timeline: Timeline) -> Iterator[Event]:
 
 
 def write_trace(timeline: Timeline, path: Path) -> None:
-    """Write the timeline as a JSON file, compressed if the name ends in .gz."""
+    """Write the timeline to `path` as a Chrome trace JSON file, compressed if the name ends in .gz."""
     began = min((int(s.spans["begin_ns"].min()) for s in timeline.segments if s.spans.size), default=0)
     other_data = {
         "run": str(timeline.folder), "began": datetime.fromtimestamp(began / 1e9, UTC).isoformat(),
@@ -95,7 +99,9 @@ def write_trace(timeline: Timeline, path: Path) -> None:
 
 
 def _slice_events(segment: Segment, threads: _Threads, origin: int) -> dict[int, Event]:
-    """Return an event per span, by its index; on each thread two slices are nested or do not overlap."""
+    """Return span index -> Chrome trace event for all spans of one start. Spans on one thread are cut so that they are
+    nested or do not overlap. `threads` numbers the threads; `origin` is the time in ns that becomes 0.
+    """
     events: dict[int, Event] = {}
     open_: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by thread: (end, stage) of the open spans
     lanes: dict[int, list[int]] = {}  # by rank: the end of each lane's last span
@@ -143,7 +149,9 @@ def _span_name(segment: Segment, span: dict[str, int]) -> str:
 
 
 def _span_args(span: dict[str, int]) -> Event:
-    """Return the `args` of a span's event, which the viewers show when it is selected."""
+    """Return the `args` of a span's Chrome trace event (step, stage, micro-batch, peer, bytes, axis), which viewers
+    show for a selected span. `span` has the span's fields by name.
+    """
     return {
         **{name: span[name] for name in ("step", "stage", "microbatch", "peer") if span[name] >= 0},
         **({"bytes": span["num_bytes"]} if span["num_bytes"] else {}),

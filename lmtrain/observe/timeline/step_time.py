@@ -61,7 +61,10 @@ class Waits:
 
 
 def cut_pieces(segment: Segment) -> Pieces:
-    """Cut each rank's time into pieces at the borders of spans; spans beside the computation are left out."""
+    """Cut each rank's time into pieces at the borders of the traced spans, so that in each piece one span is the
+    innermost. Spans on another stream or thread than the computation's are left out. `segment` has the spans of one
+    start of the run.
+    """
     chosen = np.flatnonzero(segment.spans["flags"] & Flag.ASIDE == 0)
     spans = segment.spans[chosen]
     pieces: list[tuple[int, int, int, int]] = []
@@ -69,7 +72,7 @@ def cut_pieces(segment: Segment) -> Pieces:
     current_rank, covered_ns = -1, 0
 
     def work_until(moment: int) -> None:
-        """Assign the time up to `moment` to the innermost open spans."""
+        """Assign the time from `covered_ns` to `moment` to the innermost spans that are open then."""
         nonlocal covered_ns
         while open_ and covered_ns < moment:
             index, end, root = open_[-1]
@@ -91,7 +94,9 @@ def cut_pieces(segment: Segment) -> Pieces:
 
 
 def find_waits(segment: Segment) -> Waits:
-    """Return all waits: a receive waits until its message is sent, a collective until its last member begins."""
+    """Return until when each traced span only waited for another rank, and for which span there. A receive waits until
+    its message is sent, a collective until its last member begins. `segment` has the spans of one start of the run.
+    """
     spans = segment.spans
     until, cause = spans["begin_ns"].copy(), np.full(spans.size, -1)
     receive = spans["kind"] == Kind.RECEIVE
@@ -135,7 +140,9 @@ class StepTimes:
 
 
 def step_times(segment: Segment) -> StepTimes:
-    """Return the time of each whole step on each rank by class, and how much of it was waiting."""
+    """Return the seconds of each completed step on each rank, divided into the CLASSES (compute, pp, bubble, ...), and
+    the part of them that was spent waiting for other ranks. `segment` has the traced spans of one start of the run.
+    """
     spans, steps, ranks = segment.spans, np.array(segment.steps), np.array(segment.ranks)
     shape = (steps.size, ranks.size, len(CLASSES))
     seconds, waited = np.zeros(shape), np.zeros(shape)
@@ -158,7 +165,9 @@ def step_times(segment: Segment) -> StepTimes:
 
 
 def piece_classes(segment: Segment, pieces: Pieces) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the class of each piece, and a mask of the pieces whose waiting time counts as bubble."""
+    """Return for each piece of time the index of its class in CLASSES, and whether time spent waiting in it counts as
+    pipeline bubble.
+    """
     spans = segment.spans
     of_kind = np.array([CLASSES.index(_KIND_CLASS[kind]) for kind in Kind])
     of_axis = np.array([CLASSES.index(_AXIS_CLASS[axis]) for axis in Axis])
@@ -180,7 +189,7 @@ def waited_ns(pieces: Pieces, waits: Waits) -> NDArray[np.int64]:
 
 
 def _enclosing_steps(segment: Segment, pieces: Pieces) -> NDArray[np.int64]:
-    """Return for each piece the index of the enclosing step's span, or -1."""
+    """Return for each piece of time the index of the span of the step that contains it, or -1 outside all steps."""
     spans = segment.spans
     places = np.flatnonzero(spans["kind"] == Kind.STEP)
     enclosing = np.full(pieces.span.size, -1)
@@ -212,7 +221,9 @@ class Hop:
 
 
 def critical_path(segment: Segment, step: int) -> list[Hop]:
-    """Return the critical path of a step in order of time; empty if no rank has the step."""
+    """Return the critical path of step number `step`, in order of time: the chain of work and messages on which the end
+    of the step depended. Empty if no rank has recorded the step in `segment`, the spans of one start of the run.
+    """
     segment = segment.select_step(step)
     spans = segment.spans
     steps = np.flatnonzero(spans["kind"] == Kind.STEP)
@@ -251,6 +262,8 @@ def critical_path(segment: Segment, step: int) -> list[Hop]:
 
 @dataclass(frozen=True)
 class Bar:
+    """One activity of a rank in the drawing of a step."""
+
     begin_s: float  # seconds from the step's beginning on the first rank
     end_s: float
     what: str  # forward, backward, input or weight; otherwise one of CLASSES
@@ -259,13 +272,17 @@ class Bar:
 
 @dataclass(frozen=True)
 class TimelineRow:
+    """The activities of one rank and pipeline stage in the drawing of a step."""
+
     rank: int
     stage: int  # -1 for work of no stage
     bars: tuple[Bar, ...]  # in order of time, without overlap
 
 
 def timeline_rows(segment: Segment, step: int) -> list[TimelineRow]:
-    """Return the bars of a step by rank and stage; a rank that lost the step has no row."""
+    """Return what to draw of step number `step`: a row per rank and pipeline stage, with a bar for each activity. A
+    rank that has not recorded the step in `segment`, the spans of one start of the run, has no row.
+    """
     segment = segment.select_step(step)
     spans, pieces, waits = segment.spans, cut_pieces(segment), find_waits(segment)
     class_numbers, waiting = piece_classes(segment, pieces)
@@ -291,6 +308,8 @@ def timeline_rows(segment: Segment, step: int) -> list[TimelineRow]:
 
 @dataclass(frozen=True)
 class Heat:
+    """How long a rank's own work takes, alone and compared with its peers."""
+
     rank: int
     at: Coordinate
     host: str
@@ -299,7 +318,9 @@ class Heat:
 
 
 def rank_heat(segment: Segment, times: StepTimes) -> list[Heat]:
-    """Return each rank's own work (compute and optimizer) and its ratio to the rank's peers, in order of ranks."""
+    """Return for each rank the seconds of its own work a step (compute and optimizer) and their ratio to the median of
+    the ranks with the same pipeline stages.
+    """
     own = np.nansum(times.seconds[:, :, [COMPUTE, OPTIMIZER]], axis=2)
     own[np.isnan(times.seconds[:, :, COMPUTE])] = np.nan
     has_work = ~np.isnan(own).all(axis=0) if own.size else np.zeros(len(times.ranks), bool)
@@ -317,7 +338,9 @@ def rank_heat(segment: Segment, times: StepTimes) -> list[Heat]:
 
 
 def heat_by_host(heats: list[Heat]) -> dict[str, tuple[int, float, float]]:
-    """Return (number of ranks, median ratio, largest ratio) per host, the largest median first."""
+    """Return host -> (number of ranks, median ratio, largest ratio), the host with the largest median first. A rank's
+    ratio is its own work time relative to its peers'.
+    """
     hosts: dict[str, list[float]] = {}
     for heat in heats:
         if not np.isnan(heat.ratio):

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from lmtrain.observe.measure.phases import NUM_BYTES, Mark, read_mark, read_misordered, read_order, read_seen_names
 from lmtrain.observe.watch.hub import Hub, LineConnection, verdict_text, write_file, write_stop
-from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, SILENT_S, STOPPED
+from lmtrain.observe.watch.verdict import FAILED_KIND, HANG_KIND, LOST_KIND, RUNNING, SILENT_S, STOPPED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ class Companion:
             self.hub_connection.send({"token": config["secret"], "rank": self.rank})
 
     def run(self) -> None:
-        """Handle messages and check the rank twice a second, until the rank or the run has ended."""
+        """Handle the messages of the rank and of the watchdog's hub on rank 0, and check the rank twice a second, until
+        the rank or the run has ended.
+        """
         next_check = time.monotonic()
         while not self.is_over():
             for key, _ in self.selector.select(max(0.0, next_check - time.monotonic())):
@@ -95,7 +97,9 @@ class Companion:
                     self.handle_message(message)
 
     def is_over(self) -> bool:
-        """Return True if this process may end; rank 0's companion first informs the other ranks."""
+        """Return True if this companion process may exit. Rank 0's companion, which is the hub, first waits until it
+        has sent the verdict to the other ranks, or until its deadline.
+        """
         if self.over or not self.rank_gone:
             return self.over
         if self.hub is None:
@@ -104,7 +108,9 @@ class Companion:
         return late or (self.hub.verdict is not None and all(peer.is_idle for peer in self.hub.peers))
 
     def check_rank(self) -> None:
-        """Check the rank: read its mark and process state, send a heartbeat, and kill the rank after its deadline."""
+        """Read the rank's position from shared memory and its process state from /proc, and send both to the watchdog's
+        hub on rank 0. Kill the rank if its deadline to end by itself after a verdict has passed.
+        """
         if self.rank_gone:
             return
         now = time.monotonic()
@@ -125,7 +131,10 @@ class Companion:
         self.send_heartbeat(mark)
 
     def check_hub(self, now: float, elapsed_s: float) -> None:
-        """Report rank 0 as lost if its hub is silent; a node that loses power or network closes no connection."""
+        """End the run as if rank 0 were lost, if the watchdog's hub on rank 0 has sent nothing for too long: a node
+        that loses power closes no connection. `now` is the monotonic time, `elapsed_s` the seconds since the last
+        check.
+        """
         if elapsed_s > _STALL_S:  # because: a process that was not scheduled itself cannot tell that the hub was silent
             self.hub_message_at += elapsed_s
         if not self.over and now - self.hub_message_at > self.hub_silence_s:
@@ -134,7 +143,9 @@ class Companion:
             write_stop(self.folder, {"verdict": text, "ranks": [0]})  # because: rank 0 may not exist any more
 
     def send_heartbeat(self, mark: Mark) -> None:
-        """Send the rank's position and state to the hub."""
+        """Send the rank's position `mark` (phase, step, collective), how long it has been there, and its process state
+        to the watchdog's hub on rank 0.
+        """
         misordered = read_misordered(self.marks)
         still_s = self.still_s if mark.num_marks == self.mark.num_marks else 0.0
         self.send_to_hub({"beat": {
@@ -148,7 +159,9 @@ class Companion:
         }})  # fmt: skip
 
     def receive_from_rank(self) -> None:
-        """Pass the rank's messages on to the hub; if the connection has closed, report how the rank ended."""
+        """Pass the messages that the rank has sent on to the watchdog's hub on rank 0. If the rank has closed its
+        connection, report to the hub how its process ended.
+        """
         for message in self.rank_connection.receive():
             if message.get("said"):
                 self.is_reported = True
@@ -177,7 +190,9 @@ class Companion:
             self.report_for_rank()
 
     def receive_from_hub(self) -> None:
-        """Handle the hub's messages; if the connection has closed, rank 0 is lost."""
+        """Handle the messages that the watchdog's hub on rank 0 has sent. If it has closed the connection before the
+        run is over, end the run as if rank 0 were lost.
+        """
         assert self.hub_connection is not None
         for message in self.hub_connection.receive():
             self.hub_message_at = time.monotonic()
@@ -196,7 +211,9 @@ class Companion:
             self.hub_connection.send(message)
 
     def handle_message(self, message: dict[str, Any]) -> None:
-        """Handle a message of the hub: the end of the run, a verdict, or a stop request; pass it on to the rank."""
+        """Act on a message of the watchdog's hub, and pass it on to the rank. The message says that the run is over,
+        which rank is to blame for a failure (the verdict), or that a rank was asked to stop.
+        """
         if message.get("over"):
             self.over = True
             self.rank_connection.send(message)  # because: a rank that has not left yet would miss its companion
@@ -214,7 +231,9 @@ class Companion:
             self.rank_connection.send(message)
 
     def write_stacks(self, folder: str) -> None:
-        """Write the stacks of all the rank's threads, by a signal handler in C that needs no interpreter lock."""
+        """Write the Python stacks of all threads of the rank to a file in `folder`. A signal makes the rank write them,
+        in C, even while its interpreter lock is held. A rank that was stopped by a signal is killed afterwards.
+        """
         before, stopped = os.fstat(self.stacks).st_size, self.state == STOPPED
         self.send_signal(STACKS_SIGNAL)
         if stopped:
@@ -235,7 +254,9 @@ class Companion:
         write_file(folder, f"rank_{self.rank:05d}.txt", heading.encode() + stacks)
 
     def report_for_rank(self) -> None:
-        """Print the verdict and write stop.json in place of rank 0 if it could not. Does nothing on other ranks."""
+        """Print the verdict (which rank is to blame) and write it to stop.json, unless rank 0 has reported it itself.
+        Does nothing in the companions of other ranks.
+        """
         if self.hub is None or self.is_reported or self.verdict is None:
             return
         self.is_reported = True
@@ -250,7 +271,9 @@ class Companion:
 
 
 def process_state(pid: int) -> tuple[str, float]:
-    """Return whether a process is stopped, and its CPU time in seconds; without /proc, (RUNNING, 0.0)."""
+    """Return (state, CPU time in seconds) of process `pid`. The state is STOPPED if a signal has stopped the process,
+    else RUNNING; on a system without /proc the result is (RUNNING, 0.0).
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -261,7 +284,9 @@ def process_state(pid: int) -> tuple[str, float]:
 
 
 def describe_exit(pid: int) -> str:
-    """Return how a process ended, from the zombie's exit status; unknown if the parent has reaped it already."""
+    """Return how process `pid` ended, such as "was ended by SIGKILL", read from /proc before its parent has waited for
+    it. If that is too late, the text says only that the process ended.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             status = int(file.read().rpartition(b")")[2].split()[49])
@@ -279,7 +304,9 @@ def main() -> None:
 
 
 def main_of_fork(connection: socket.socket) -> None:
-    """Watch the rank that forked this process, after receiving a description and descriptors over `connection`.
+    """Run as the companion (the watchdog process) of the rank that forked this process, until that rank ends. The rank
+    sends its settings as JSON and two file descriptors (its shared memory, and the file for its stacks) over
+    `connection`.
 
     Return at once if the rank ends without sending them.
     """
@@ -300,9 +327,9 @@ def main_of_fork(connection: socket.socket) -> None:
 
 
 def _close_other_descriptors(kept_fds: tuple[int, ...]) -> None:
-    """Close all open descriptors except these.
+    """Close all open file descriptors of this process except `kept_fds`.
 
-    The open ones are listed, because the limit may be a thousand million.
+    The open descriptors are listed, because the limit may be a thousand million.
     """
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         if fd not in kept_fds:

@@ -28,7 +28,7 @@ from lmtrain.observe.measure import phases
 from lmtrain.observe.safe_text import warn
 from lmtrain.observe.watch.companion import DEVICE_GRACE_S, GRACE_S, STACKS_SIGNAL
 from lmtrain.observe.watch.hub import verdict_text
-from lmtrain.observe.watch.judge import HANG_KIND
+from lmtrain.observe.watch.verdict import HANG_KIND
 from lmtrain.runtime.processes.process import ProcessEnv, Rendezvous, take_companion
 from lmtrain.runtime.processes.process_group import RunGroup, is_peer_error
 from lmtrain.runtime.processes.signals import Stopped, ignore_stops
@@ -125,7 +125,7 @@ class Watch:
                 elif message.get("end"):
                     self._verdict = message
                     self._is_answered.set()
-                    self._end(message)
+                    self._exit_after_grace(message)
                 elif message.get("over"):
                     is_over = True
                 else:
@@ -134,8 +134,10 @@ class Watch:
         if not (self._is_leaving.is_set() or self._verdict or is_over):
             warn(f"{self.process.label} is not watched any more, as its companion is gone.")
 
-    def _end(self, verdict: dict[str, Any]) -> None:
-        """End this process unless the main thread leaves by itself in time."""
+    def _exit_after_grace(self, verdict: dict[str, Any]) -> None:
+        """Exit this process with the exit code of `verdict`, unless its main thread ends the run by itself within the
+        grace period. `verdict` is the watchdog's message that names the ranks to blame.
+        """
         if verdict["kind"] == HANG_KIND and (rows := flight_recorder_rows()):
             with suppress(OSError):
                 (Path(verdict["folder"]) / f"rank_{self.process.rank:05d}.flight_recorder.txt").write_text(rows)
@@ -153,7 +155,9 @@ class Watch:
         return PeerLostError(verdict_text(verdict), rank=verdict["ranks"][0], stacks=verdict.get("folder"))
 
     def find_culprit(self, error: BaseException) -> LmtrainError | None:
-        """Return the error that names the culprit of a collective that failed here, or None if the hub knows none."""
+        """Return the watchdog's error that names the rank to blame, after a collective of this rank has failed with
+        `error` because of a peer. None if the watchdog does not name a rank within 5 seconds.
+        """
         if not self._is_answered.is_set():
             self._send({"asks": str(error)[:500]})
             self._is_answered.wait(_ANSWER_S)
@@ -161,7 +165,9 @@ class Watch:
         return self.verdict_error(self._verdict) if self._verdict else None
 
     def earlier_error(self) -> LmtrainError | None:
-        """Return the error that had ended the run before this process was asked to stop, or None if there was none."""
+        """Return the error for which the watchdog is ending the run, after a signal has asked this process to stop.
+        None if the run had no error before the signal.
+        """
         if self._companion is not None and self.stop_signal is None:
             self._is_answered.wait(_VERDICT_S)
         if self._verdict is None or self.stop_signal is not None:
@@ -170,7 +176,9 @@ class Watch:
         return self.verdict_error(self._verdict)
 
     def report_end(self, message: dict[str, Any]) -> None:
-        """Report how the main thread ended. After a success, also wait for the companion and free its resources."""
+        """Send `message`, which says how the main thread ended ("done", "left" or "failed"), to the companion (the
+        watchdog process of this rank). After "done", also wait for it to exit, and close the shared memory.
+        """
         self._is_leaving.set()
         self._send(message)
         if self._companion is not None and "done" in message:
@@ -236,12 +244,14 @@ def watch_run(
     on_stop: Callable[[str], None] = lambda name: None, on_end: Callable[[LmtrainError], None] = lambda error: None,
     *, on_device: bool = False,
 ) -> Iterator[Watch]:  # fmt: skip
-    """Open the watchdog for the enclosed run, and report to it how the run ends.
+    """Start the watchdog of this rank for the enclosed run, and report to it whether the run succeeds, fails or is
+    stopped. `group` is the run's process group and `folder` its run folder; `timeout_s` is the longest time that a rank
+    may stay in one phase or collective.
 
     If a peer caused the end, raise the verdict that names it; on ranks other than 0 raise SystemExit with the same exit
     code, because rank 0 prints the error. `on_stop` receives the name of a signal that another process was sent.
     `on_end` reports and records, on rank 0, why this process is ended from outside its main thread. Both are called
-    from another thread.
+    from another thread. With `on_device`, collectives wait on a device and do not raise if a peer fails.
     """
     watch = Watch(process, on_stop, on_end, on_device=on_device)
     phases.enter("build")
@@ -271,9 +281,9 @@ def watch_run(
 
 
 def flight_recorder_rows() -> str:
-    """Return the newest rows of torch's flight recorder, one JSON object per line.
+    """Return the newest 30 entries of torch's flight recorder of collectives, one JSON object per line.
 
-    Empty if this torch has none, it was switched off, or it does not answer in time.
+    Empty if this torch has no recorder, it is switched off, or it does not answer within a second.
     """
     answer: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=lambda: answer.put(_read_flight_recorder()), name="flight recorder", daemon=True).start()

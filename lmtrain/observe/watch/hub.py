@@ -17,7 +17,7 @@ from _thread import start_new_thread
 from contextlib import suppress
 
 from lmtrain.errors import PeerLostError
-from lmtrain.observe.watch.judge import (
+from lmtrain.observe.watch.verdict import (
     DONE,
     FAILED,
     FAILED_KIND,
@@ -60,7 +60,9 @@ class LineConnection:
         return self.connection.fileno()
 
     def receive(self) -> list[dict[str, Any]]:
-        """Return the objects received so far, without waiting. Lines that are not JSON objects are skipped."""
+        """Return the JSON objects of all whole lines received so far, without waiting. Lines that are not JSON objects
+        are skipped. Set `has_ended` if the peer has closed the connection or sent too long a line.
+        """
         while not self.has_ended:
             try:
                 data = self.connection.recv(MAX_BYTES)
@@ -82,7 +84,9 @@ class LineConnection:
         self.flush()
 
     def flush(self) -> None:
-        """Send as much of the queued messages as possible without waiting."""
+        """Send as much of the queued messages as the socket accepts without waiting. Set `has_ended` if the peer is
+        gone or does not read.
+        """
         while self._unsent and not self.has_ended:
             try:
                 self._unsent = self._unsent[self.connection.send(self._unsent) :]
@@ -114,14 +118,18 @@ def _parse_json(line: bytes) -> Any:
 
 
 def verdict_text(verdict: dict[str, Any]) -> str:
-    """Return the verdict's text with the place of the stacks and the way to continue."""
+    """Return the text of an error for the user: which rank is to blame and why, the folder with the stacks of all
+    processes, and how to continue. `verdict` is the message in which the hub sends its decision.
+    """
     folder = verdict.get("folder")
     look = f"The stacks of all processes are in {folder}; start" if folder else "Start"
     return f"{verdict['verdict']} {look} the same command again to go on."
 
 
 def write_stop(folder: str, verdict: dict[str, Any]) -> None:
-    """Write the verdict to stop.json unless the file exists already."""
+    """Write to stop.json in the run folder `folder` which rank ended the run and why, unless that file exists already.
+    `verdict` is the message in which the hub sends its decision. Errors of the disk are ignored.
+    """
     rank, stacks = (verdict.get("ranks") or [0])[0], verdict.get("folder")
     where = {"rank": rank, "hang": stacks} if stacks else {"rank": rank, "lost": rank}
     with suppress(OSError):  # because: a failing disk must not keep the processes from being ended
@@ -164,7 +172,9 @@ class Hub:
         selector.register(self.listener, selectors.EVENT_READ, self.accept_peer)
 
     def accept_peer(self) -> None:
-        """Accept a connection; its messages count only after the run's token."""
+        """Accept the connection of a rank's companion (its watchdog process). It is closed again unless its first
+        message has the run's secret token.
+        """
         try:
             connection, _ = self.listener.accept()
         except OSError:
@@ -175,7 +185,9 @@ class Hub:
         self.selector.register(connection, selectors.EVENT_READ, lambda: self.receive_from(peer))
 
     def receive_from(self, peer: LineConnection) -> None:
-        """Handle a companion's messages; if it has disconnected, its rank is lost."""
+        """Handle the messages that a rank's companion (its watchdog process) has sent over the connection `peer`. If it
+        has disconnected, record its rank as lost.
+        """
         for message in peer.receive():
             if peer.rank is None:
                 rank = message.get("rank")
@@ -192,14 +204,16 @@ class Hub:
                 self.mark_lost(peer.rank, "is gone, and its companion too, as if its node had failed")
 
     def drop_peer(self, peer: LineConnection) -> None:
-        """Close a connection and forget it."""
+        """Close the connection `peer`, and remove it from the list and the selector."""
         if peer in self.peers:
             self.peers.remove(peer)
             self.selector.unregister(peer.connection)
             peer.close()
 
     def handle_message(self, rank: int, message: dict[str, Any]) -> None:
-        """Handle a message from a rank's companion, this one's included: heartbeat, stop request, end or question."""
+        """Handle a message from the companion (the watchdog process) of rank `rank`: a heartbeat, a stop request, the
+        end of the rank, or the question which rank is to blame for a failed collective.
+        """
         self.message_times[rank] = time.monotonic()
         if isinstance(heartbeat := message.get("beat"), dict):
             try:
@@ -224,13 +238,15 @@ class Hub:
             self.culprit_asked_at = self.culprit_asked_at or time.monotonic()
 
     def mark_lost(self, rank: int, reason: str) -> None:
-        """Record that a rank is gone, unless it has ended by itself."""
+        """Record rank `rank` as lost, with the text `reason`, unless it was recorded as ended before."""
         row = self.rows.setdefault(rank, RankRow(rank))
         if row.state in (RUNNING, STOPPED):
             row.state, row.reason = LOST, reason
 
     def send_to_all(self, message: dict[str, Any], except_rank: int = -1) -> None:
-        """Send a message to the companions of all ranks but one; this rank's own is in `own_messages`."""
+        """Send `message` to the companions (watchdog processes) of all ranks except `except_rank`. For this process's
+        own rank, append it to `own_messages`.
+        """
         for peer in self.peers:
             if peer.rank is not None and peer.rank != except_rank:
                 peer.send(message)
@@ -238,7 +254,9 @@ class Hub:
             self.own_messages.append(message)
 
     def tick(self) -> None:
-        """Send heartbeats, measure the ranks' silence, decide, and save the learned times; called twice a second."""
+        """Do the hub's periodic work, twice a second: send heartbeats, measure for how long each rank has sent nothing,
+        decide whether ranks are to blame, and once a minute save the longest times seen.
+        """
         now = time.monotonic()
         elapsed_s, self.ticked_at = now - self.ticked_at, now
         if elapsed_s > 2.0:  # because: while this process was not scheduled, it could not receive heartbeats
@@ -260,7 +278,9 @@ class Hub:
             start_new_thread(self.save_times, ())  # because: a hanging disk must not block the hub
 
     def decide(self, now: float) -> None:
-        """Judge the ranks; send a verdict to all of them and write it to the run folder."""
+        """Decide whether ranks are to blame for a hang or a failure. If so, send this verdict to all ranks and write it
+        to the run folder. `now` is the monotonic time in seconds.
+        """
         culprit_asked = self.culprit_asked_at is not None and now - self.culprit_asked_at > _CULPRIT_AFTER_S
         verdict = judge(list(self.rows.values()), self.limits, culprit_asked)
         if verdict is None:
@@ -281,7 +301,9 @@ class Hub:
             self.write_summary(verdict, message["folder"])
 
     def write_summary(self, verdict: Verdict, folder: str) -> None:
-        """Write a table of all ranks' states for people, next to the stacks."""
+        """Write summary.txt to `folder`, next to the stacks: the verdict, what each rank was doing, and the time
+        limits.
+        """
         lines = [
             verdict.text, "", "What each process was doing when this was decided:", "",
             *(
@@ -295,7 +317,9 @@ class Hub:
         write_file(folder, "summary.txt", "\n".join(lines).encode())
 
     def save_times(self) -> None:
-        """Write the longest time of each phase to the run folder, for the limits of the next start."""
+        """Write the longest time that each phase and collective has taken to the run folder. The next start of the run
+        derives its time limits from them.
+        """
         path = os.path.join(self.folder, PHASE_TIMES)
         # because: the run folder may not exist yet, or its disk be full; then the next start learns the times anew
         with suppress(OSError):
@@ -307,7 +331,9 @@ class Hub:
 
 
 def write_file(folder: str, name: str, data: bytes) -> None:
-    """Write a diagnostic file as the run ends; errors are ignored."""
+    """Write `data` to the file `name` in `folder`, and create the folder if needed. Errors are ignored, because the run
+    is ending anyway.
+    """
     with suppress(OSError):  # because: a failing disk must not keep the processes from being ended
         os.makedirs(folder, exist_ok=True)
         with open(os.path.join(folder, name), "wb") as file:

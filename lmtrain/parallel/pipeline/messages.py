@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lmtrain.errors import LayoutError
 from lmtrain.observe.measure import phases
-from lmtrain.observe.stragglers.judge import links
+from lmtrain.observe.stragglers.detection import links
 from lmtrain.parallel.collectives import gather_stack
 from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.runtime.processes.faults import fault_point

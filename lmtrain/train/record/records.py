@@ -33,7 +33,7 @@ from lmtrain.observe.measure.named_measures import EDGES, Histogram, score_by_st
 from lmtrain.observe.metrics import MetricsLog
 from lmtrain.observe.screen.panel import SaveSchedule
 from lmtrain.observe.screen.training_view import RunLog, RunView, build_view
-from lmtrain.observe.sinks.behind import QueuedSink
+from lmtrain.observe.sinks.queued_sink import QueuedSink
 from lmtrain.observe.sinks.tensorboard import EventWriter, TensorBoardSink
 from lmtrain.observe.sinks.weights_and_biases import Account, WeightsAndBiases
 from lmtrain.parallel.collectives import all_reduce

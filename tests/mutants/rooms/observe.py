@@ -131,7 +131,7 @@ MUTANTS = [
     ),
     Mutant(
         name="middle_rank_counts_among_its_own_peers",
-        file="lmtrain/observe/stragglers/judge.py",
+        file="lmtrain/observe/stragglers/detection.py",
         function="medians_of_others",
         old="ordered[high + (place <= high)][0]",
         new="ordered[high + (place < high)][0]",
@@ -140,7 +140,7 @@ MUTANTS = [
     ),
     Mutant(
         name="link_timed_by_some_of_its_messages",
-        file="lmtrain/observe/stragglers/judge.py",
+        file="lmtrain/observe/stragglers/detection.py",
         function="LinkTimes.pop_times",
         old="arrived if num_arrived == steps else 0",
         new="arrived if num_arrived else 0",
@@ -150,7 +150,7 @@ MUTANTS = [
     ),
     Mutant(
         name="watch_forgets_what_earlier_starts_took",
-        file="lmtrain/observe/watch/judge.py",
+        file="lmtrain/observe/watch/verdict.py",
         function="Limits.record_times",
         old="max(seconds, self.longest_s.get(key, 0.0), self.earlier_s.get(key, 0.0))",
         new="max(seconds, self.longest_s.get(key, 0.0))",

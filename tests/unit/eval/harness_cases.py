@@ -208,7 +208,7 @@ def beside(twin: Twin, subject: Subject, passes: SharedAnswers, rows: Path, thei
     """`lmtrain eval`'s task and the harness's `hf`, example by example: a page, a line, an answer."""
     name = str(rows.parent / twin.ours) if twin.ours.endswith(".yaml") else twin.ours
     source = rows.with_name("by_article.jsonl") if twin.theirs == "race_by_question" else rows
-    found = run(find_task(name), subject, source, passes=passes)
+    found = run(find_task(name), subject, source, shared_answers=passes)
     measures, columns = found.result.measures, found.columns
     nats, targets = columns["nll"].tolist(), columns["targets"].astype(int).tolist()
     greedy = columns["items_greedy"].astype(bool).tolist() if twin.figures is _LAMBADA else []

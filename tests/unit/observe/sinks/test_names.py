@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from lmtrain.observe.sinks.behind import _SAVE_CURVES, _STEP_CURVES, CHARTS, row_scalars
+from lmtrain.observe.sinks.queued_sink import _SAVE_CURVES, _STEP_CURVES, CHARTS, row_scalars
 
 ROW = {
     "event": "step", "step": 3, "attempt": 1, "loss": 2.0, "loss/mlm": 1.5, "lr": 0.1, "grad_norm": 1.0, "skipped": 0,

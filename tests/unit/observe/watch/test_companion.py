@@ -31,7 +31,7 @@ from lmtrain.observe.watch.companion import (
 )
 from lmtrain.observe.watch.guard import _CODE, _ROOT
 from lmtrain.observe.watch.hub import Hub
-from lmtrain.observe.watch.judge import LOST_KIND
+from lmtrain.observe.watch.verdict import LOST_KIND
 from tests.unit.observe.watch.test_hub import met
 
 PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc")

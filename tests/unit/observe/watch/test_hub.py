@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lmtrain.observe.watch.hub import Hub, LineConnection
-from lmtrain.observe.watch.judge import FAILED_KIND, HANG_KIND, LOST_KIND
+from lmtrain.observe.watch.verdict import FAILED_KIND, HANG_KIND, LOST_KIND
 from lmtrain.runfolder.names import PHASE_TIMES
 
 

@@ -16,7 +16,7 @@ from lmtrain.observe.safe_text import warn
 
 Histograms = Mapping[str, Histogram]
 CAPACITY = 1000  # records; because: at a row per second a backend may then be unavailable for a quarter of an hour
-CLOSE_S = 30.0  # seconds for the records still in the queue when the run is over
+CLOSE_TIMEOUT_S = 30.0  # seconds for the records still in the queue when the run is over
 _STEP_CURVES = {
     "loss": "loss/train", "lr": "optim/lr", "grad_norm": "optim/grad_norm", "loss_scale": "optim/loss_scale",
     "skipped": "optim/skipped", "tokens": "progress/tokens", "samples": "progress/samples",
@@ -37,7 +37,9 @@ CHARTS = {
 
 
 def row_scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a row that make curves, by the curve's name; missing and unknown values are left out."""
+    """Return curve name -> number for the values of a metrics row that are drawn as curves, such as "loss/train".
+    Values that are missing or not numbers are left out.
+    """
     if row["event"] in ("valid", "eval"):
         return row_measures(row)
     names = {"step": _STEP_CURVES, "save": _SAVE_CURVES}.get(row["event"], {})
@@ -63,10 +65,10 @@ class QueuedSink:
 
     def __init__(
         self, name: str, open: Callable[[Callable[[str], None]], Sink], report: Callable[[str], None] = warn,
-        capacity: int = CAPACITY, end_s: float = CLOSE_S,
+        capacity: int = CAPACITY, close_timeout_s: float = CLOSE_TIMEOUT_S,
     ) -> None:  # fmt: skip
         self.name, self.num_records, self.num_lost = name, 0, 0
-        self._open, self._report, self._end_s = open, report, end_s
+        self._open, self._report, self._close_timeout_s = open, report, close_timeout_s
         self._queue: deque[Callable[[Sink], None]] = deque()
         self._capacity, self._changed, self._is_closing = capacity, threading.Condition(), False
         self._messages: deque[str] = deque()
@@ -81,18 +83,20 @@ class QueuedSink:
         self._enqueue(lambda sink: sink.write_histograms(step, histograms))
 
     def close(self) -> None:
-        """Wait up to `end_s` seconds for the queue to empty, and report lost records."""
+        """Wait until the queue is empty, for at most the `close_timeout_s` of the constructor, then report how many
+        records were lost.
+        """
         with self._changed:
             self._is_closing = True
             self._changed.notify()
-        self._thread.join(self._end_s)
+        self._thread.join(self._close_timeout_s)
         num_lost = self.num_lost + len(self._queue)
         self._report_messages()
         if num_lost:
             lost = f"{num_lost} of {self.num_records} records did not reach {self.name}"
             self._report(f"{lost}; metrics.jsonl has them all.")
         elif self._thread.is_alive():
-            self._report(f"{self.name} has not come to its end within {self._end_s:g} s, and is left alone.")
+            self._report(f"{self.name} has not come to its end within {self._close_timeout_s:g} s, and is left alone.")
 
     def _enqueue(self, work: Callable[[Sink], None]) -> None:
         self.num_records += 1
@@ -130,7 +134,9 @@ class QueuedSink:
             self._queue_failure(error)
 
     def _next(self) -> Callable[[Sink], None] | None:
-        """Return the next record's work, waiting for it; None once the run is over and the queue is empty."""
+        """Wait for the next queued record, and return the function that writes it to a sink. Return None once the queue
+        is closed and empty.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._is_closing)
             return self._queue.popleft() if self._queue else None
@@ -141,7 +147,9 @@ class QueuedSink:
         )
 
     def _queue_message(self, kind: str, text: str) -> None:
-        """Queue a message for the training thread to report, once per kind of problem."""
+        """Queue the warning `text`, which the training thread will report. Only the first warning of each `kind` of
+        problem is kept.
+        """
         if kind not in self._reported_kinds:
             self._reported_kinds.add(kind)
             self._messages.append(text)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lmtrain.observe.measure.named_measures import Histogram
-from lmtrain.observe.sinks.behind import QueuedSink
+from lmtrain.observe.sinks.queued_sink import QueuedSink
 
 
 class Kept:
@@ -74,7 +74,7 @@ def test_one_that_cannot_be_opened_loses_all() -> None:
 def test_one_that_hangs_is_not_waited_for() -> None:
     gate, said = threading.Event(), list[str]()
     kept = Kept(gate=gate)
-    behind = QueuedSink("it", lambda tell: kept, said.append, capacity=3, end_s=0.01)
+    behind = QueuedSink("it", lambda tell: kept, said.append, capacity=3, close_timeout_s=0.01)
     behind.write_row({"step": 0})
     assert kept.busy.wait(60)
     for step in range(1, 10):

@@ -49,7 +49,7 @@ class RankRow:
 
     @property
     def place(self) -> str:
-        """The position in words, such as "backward of step 7, microbatch 1, stage 0"."""
+        """The rank's position in words, such as "backward of step 7, microbatch 1, stage 0"."""
         place = f"collective ({self.collective})" if self.phase == _COLLECTIVE else self.phase
         step = f"{place} of step {self.step}" if self.step >= 0 else place
         microbatch = f", microbatch {self.microbatch}" if self.microbatch >= 0 else ""
@@ -68,7 +68,9 @@ class Verdict:
 
 
 class Limits:
-    """Time limits per phase: ten times the longest time seen in this run, within FLOOR_S and `timeout_s`."""
+    """Time limits per phase: ten times the longest time seen in this run, but at least MIN_LIMIT_S and at most
+    `timeout_s`.
+    """
 
     def __init__(self, timeout_s: float, earlier_s: dict[str, float] | None = None) -> None:
         """Create the limits; `earlier_s` has the longest times of earlier starts, in seconds.
@@ -87,7 +89,8 @@ class Limits:
             self.longest_s[key] = max(seconds, self.longest_s.get(key, 0.0), self.earlier_s.get(key, 0.0))
 
     def record_step(self, step: int) -> None:
-        """Record a step; the limits take effect once the first step is done.
+        """Record that a rank has reached step number `step`. The learned time limits take effect once a rank is beyond
+        the first step of this start.
 
         Before that, the times of a rank that has built say little about how long others load or compile.
         """
@@ -96,7 +99,9 @@ class Limits:
             self.in_force = self.in_force or step > self.first_step
 
     def limit_s(self, key: str) -> float:
-        """Return for how many seconds a rank may stay in a phase or collective."""
+        """Return for how many seconds a rank may stay in `key`, a phase or the name of a collective, before it counts
+        as late.
+        """
         longest = self.longest_s.get(key)
         if longest is None or not self.in_force:
             return self.timeout_s
@@ -104,9 +109,9 @@ class Limits:
 
 
 def judge(rows: list[RankRow], limits: Limits, culprit_asked: bool = False) -> Verdict | None:
-    """Return a verdict, or None if no rank is to blame yet.
-
-    `culprit_asked`: a collective has failed on a rank, which asks for the culprit; so the limits do not matter.
+    """Return the verdict that names the ranks to blame for a hang or a failure, or None if there is none yet. `rows`
+    has the state of each rank. `culprit_asked` says that a collective has failed on a rank, so ranks can be blamed
+    before their time limits.
     """
     live = [row for row in rows if row.state in (RUNNING, STOPPED)]
     if verdict := _ended_verdict(rows):
@@ -135,7 +140,9 @@ def judge(rows: list[RankRow], limits: Limits, culprit_asked: bool = False) -> V
 
 
 def _ended_verdict(rows: list[RankRow]) -> Verdict | None:
-    """Return the verdict on ranks that are gone; an error of a rank's own takes precedence over the loss of a peer."""
+    """Return the verdict on the ranks that have failed or are lost, or None if there are none. Ranks that failed by an
+    error of their own are blamed first, then lost ranks, then ranks that failed because of a peer.
+    """
     failed, lost_ranks = ([row for row in rows if row.state == state] for state in (FAILED, LOST))
     ended = [row for row in failed if row.code != 76] or lost_ranks or failed
     if not ended:
@@ -154,7 +161,9 @@ def _silence_limit_s(limits: Limits) -> float:
 
 
 def _is_due(live: list[RankRow], limits: Limits) -> bool:
-    """Return True if the limits allow a verdict: a rank is stopped, silent or late, or all wait too long."""
+    """Return True if it is time to decide who hangs: a rank is stopped or silent beyond its limit, a rank that waits
+    for no other is beyond its limit, or all ranks are. `live` are the ranks that have not ended.
+    """
     over = [row for row in live if row.still_s > limits.limit_s(row.limit_key)]
     if any(row.state == STOPPED for row in over) or any(row.silent_s > _silence_limit_s(limits) for row in live):
         return True
@@ -164,7 +173,9 @@ def _is_due(live: list[RankRow], limits: Limits) -> bool:
 
 
 def _late_ranks(live: list[RankRow], limits: Limits, culprit_asked: bool) -> list[RankRow]:
-    """Return the ranks that do not wait while others do, or (unless `culprit_asked`) have exceeded their limit."""
+    """Return the ranks in `live` that are not waiting in a collective and have exceeded their time limit. With
+    `culprit_asked` the limit does not matter: return all ranks that are not waiting, if at least one rank is.
+    """
     busy = [row for row in live if not row.is_waiting]
     if not culprit_asked:
         return [row for row in busy if row.still_s > limits.limit_s(row.limit_key)]
@@ -172,10 +183,11 @@ def _late_ranks(live: list[RankRow], limits: Limits, culprit_asked: bool) -> lis
 
 
 def _strayed_ranks(live: list[RankRow]) -> list[RankRow]:
-    """Return the ranks whose collectives of this step came in another order than those of ranks of their kind.
+    """Return the ranks in `live` that ran other collectives in this step than most of the ranks that had run the same
+    collectives in the previous step.
 
-    Orders are compared as far as both ranks have come. Ranks are of one kind if their collectives had the same order in
-    the previous step. The smaller groups of a kind are the strays; without a single largest group there is no verdict.
+    Orders are compared as far as both ranks have come. The smaller groups of ranks with equal orders are the strays;
+    without a single largest group there are none.
     """
     kinds: dict[tuple[int, int], list[RankRow]] = {}
     for row in live:
@@ -197,7 +209,9 @@ def _strayed_ranks(live: list[RankRow]) -> list[RankRow]:
 
 
 def _same_order(a: RankRow, b: RankRow) -> bool:
-    """Return True if both ranks ran the same collectives in this step, as far as both have come."""
+    """Return True if both ranks ran the same collectives in this step, compared by checksum up to the last collective
+    that both have reached.
+    """
     assert a.order is not None
     assert b.order is not None
     common = max(a.order[2].keys() & b.order[2].keys(), default=0)
@@ -205,7 +219,9 @@ def _same_order(a: RankRow, b: RankRow) -> bool:
 
 
 def _odd_ranks(live: list[RankRow]) -> list[RankRow]:
-    """Return the ranks to blame if all wait in collectives: a changed order of collectives, or a position ahead."""
+    """Return the ranks to blame if all ranks in `live` wait in collectives: those whose newest collective differs from
+    the one at this point of the previous step, or else those that are ahead in step and number of collectives.
+    """
     newest = max((row.misordered[0] for row in live if row.misordered), default=0)
     # because: a collective that is new on all ranks, such as the first validation's, is no rank's fault
     misordered_ranks = [

@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lmtrain.observe.stragglers.judge import MIN_EXCESS, MIN_EXCESS_S, WINDOWS_IN_A_ROW, PeerGroup, medians_of_others
+from lmtrain.observe.stragglers.detection import (
+    MIN_EXCESS,
+    MIN_EXCESS_S,
+    WINDOWS_IN_A_ROW,
+    PeerGroup,
+    medians_of_others,
+)
 
 KINDS = ("data", "forward", "backward")
 

@@ -37,15 +37,17 @@ class LinkTimes:
         self._arrived: dict[int, tuple[int, int]] = {}
 
     def record_send(self, peer: int) -> None:
-        """Add the time at which this step's first message to that rank is sent."""
+        """Add the current time to the sum of the times at which steps' first messages were sent to rank `peer`. Called
+        once per step and peer; ignored outside a step.
+        """
         if self.in_step:
             total, count = self._sent.get(peer, (0, 0))
             self._sent[peer] = total + monotonic_ns(), count + 1
 
     def record_arrival(self, peer: int, wait_start_ns: int) -> None:
-        """Add the arrival time of this step's first message from that rank.
-
-        A wait since `wait_start_ns` that is shorter than _SHORT_WAIT_NS is not counted.
+        """Add the current time to the sum of the times at which steps' first messages from rank `peer` arrived. Ignored
+        if the wait, which began at `wait_start_ns`, was shorter than 0.1 ms, because the message had then arrived
+        earlier.
         """
         arrival_ns = monotonic_ns()
         if self.in_step and arrival_ns - wait_start_ns > _SHORT_WAIT_NS:
@@ -91,7 +93,9 @@ class PeerGroup:
         self._scales = [_Scale(size, len(self.members), min_excess, min_excess_s) for size in _WINDOW_SIZES]
 
     def add(self, times: Sequence[Sequence[float]]) -> None:
-        """Add a window: [members, kinds] in seconds a step. A row with NaN says nothing about its member."""
+        """Add the times measured over one window of steps, and update `stragglers`. `times[m][k]` is the time of member
+        m (a rank or a link) for kind of work k, in seconds a step; a member whose row has a NaN was not measured.
+        """
         if len(self.members) < 2:
             return
         for scale in self._scales:
@@ -139,7 +143,10 @@ class _Scale:
         self._in_a_row = [0] * num_members  # windows with an excess above the minimum
 
     def add(self, times: Sequence[Sequence[float]]) -> bool:
-        """Add a window, and return True if it completes a joined window."""
+        """Add the times of one window of steps, `times[member][kind]` in seconds a step. Once there are `size` windows,
+        join them by their medians, update by how much each member (rank or link) is slower than the others, and return
+        True.
+        """
         self._pending.append(times)
         if len(self._pending) < self.size:
             return False
@@ -164,7 +171,9 @@ class _Scale:
         return True
 
     def slow_members(self) -> list[int]:
-        """Return the indices of the members that were too slow in each of the newest windows."""
+        """Return the indices of the members that were slower than the others in each of the newest WINDOWS_IN_A_ROW
+        windows, by more than the minimum excess and by more than chance explains.
+        """
         candidates = [index for index, windows in enumerate(self._in_a_row) if windows >= WINDOWS_IN_A_ROW]
         if not candidates:
             return []
@@ -180,7 +189,9 @@ class _Scale:
 
 
 def medians_of_others(values: Sequence[float]) -> list[float]:
-    """Return for each value the median of all other values, ignoring NaN; NaN if there are none."""
+    """Return for each value the median of all other values, without NaN values. The result is NaN for a value that is
+    NaN itself or that has no other value.
+    """
     ordered = sorted((value, index) for index, value in enumerate(values) if math.isfinite(value))
     count, medians = len(ordered) - 1, [math.nan] * len(values)  # `count`: number of other values
     if count < 1:
@@ -192,7 +203,9 @@ def medians_of_others(values: Sequence[float]) -> list[float]:
 
 
 def rank_message(label: str, straggler: Straggler) -> str:
-    """Return "rank 3 on n7 (pp 0, tp 1) is slow: its own work takes 10.2% longer ..."."""
+    """Return a sentence about a slow rank: "rank 3 on n7 (pp 0, tp 1) is slow: its own work takes 10.2% longer ...".
+    `label` names the rank.
+    """
     others = "the one other rank" if straggler.num_peers == 1 else f"{straggler.num_peers} other ranks"
     return (
         f"{label} is slow: its own work takes {straggler.by:.1%} longer than that of {others} with this work, most of "
@@ -201,7 +214,9 @@ def rank_message(label: str, straggler: Straggler) -> str:
 
 
 def link_message(label: str, straggler: Straggler) -> str:
-    """Return "the link between rank 0 and rank 1 is slow: ..."; `label` names the two ranks."""
+    """Return a sentence about a slow link between two ranks: "the link between rank 0 and rank 1 is slow: ...". `label`
+    names the two ranks.
+    """
     peers = "the one other link" if straggler.num_peers == 1 else f"the {straggler.num_peers} other links"
     return (
         f"the link between {label} is slow: a message there and back takes {_format_ms(straggler.seconds)}, over "
@@ -216,7 +231,9 @@ def rank_label(rank: int, host: str, coordinate: Mapping[str, int]) -> str:
 
 
 def slow_rank_line(row: Mapping[str, Any]) -> str | None:
-    """Return a line about the slowest straggler in a row of metrics, or None if the row has none."""
+    """Return a line of text about the slowest straggler among the ranks, as the step row `row` of metrics.jsonl reports
+    it; None if it reports none.
+    """
     if (rank := row.get("straggler_rank")) is None:
         return None
     others = len(row.get("straggler_ranks") or [rank]) - 1
@@ -227,7 +244,9 @@ def slow_rank_line(row: Mapping[str, Any]) -> str | None:
 
 
 def slow_link_line(row: Mapping[str, Any]) -> str | None:
-    """Return a line about the slowest link in a row of metrics, or None if the row has none."""
+    """Return a line of text about the slowest link between two ranks, as the step row `row` of metrics.jsonl reports
+    it; None if it reports none.
+    """
     ends = row.get("straggler_link")
     if not ends:
         return None
