@@ -98,7 +98,9 @@ class Journal:
             data = data[:num_bytes]
         else:
             if not _HEAD.startswith(data):
-                raise OutputError(f"{self._path} is not a journal of ours, whose place it has. Remove or rename it.")
+                raise OutputError(
+                    f"{self._path} has the journal's name, but is not a journal of answers. Remove or rename it."
+                )
             data = b""
         with storage_errors(self._path, "Writing"):
             os.ftruncate(self._fd, len(data))
@@ -111,7 +113,7 @@ class Journal:
         num_bytes = self._records[self._next][0] - _FRAME.size
         self._records = self._records[: self._next]
         self._report(
-            f"{self._path} is of another evaluation (other weights, text or options), and begun again"
+            f"{self._path} is of another evaluation (other weights, text or options), so it is started anew"
             + (f" after {self._next} batches." if self._next else ".")
         )
         if self._fd is not None:

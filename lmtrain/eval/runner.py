@@ -82,7 +82,7 @@ def first_items(prepared: Prepared, limit: int) -> Prepared:
     num_items, facts, documents = prepared.num_items, prepared.facts, prepared.documents
     if num_items == 1:
         raise UsageError(
-            f"--limit={limit} takes the first items of a text, and to {facts.protocol} this text is one item. "
+            f"--limit={limit} takes the first items of a text, but for {facts.protocol} this text is one item. "
             "Leave --limit out, or give a shorter text."
         )
     if limit >= num_items:
@@ -213,7 +213,9 @@ def score(
     answers = gather_answers(prepared.requests, scored(prepared.requests), positions)
     seconds = perf_counter() - began_s
     if int(answers.targets.sum()) != prepared.num_targets:
-        raise LmtrainError(f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets: our mistake.")
+        raise LmtrainError(
+            f"{task.id} scored {answers.targets.sum()} of {prepared.num_targets} targets. This is a bug in lmtrain."
+        )
     columns = task.columns(prepared, answers)
     sums, num_items = sum_columns(columns), len(columns["nll"])
     interval_of = intervals(columns, task.measures, resamples) if resamples else {}

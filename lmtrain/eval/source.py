@@ -67,8 +67,8 @@ def checkpoint_source(path: Path) -> Source:
     for key, expected in (("seq_len", settings.shape.seq_len), ("step", manifest.step)):
         if manifest.state[key] != expected:
             raise CheckpointError(
-                f"{folder / MANIFEST} contradicts itself: its state.{key} is {str(manifest.state[key])[:100]} and by "
-                f"the rest it is {expected}. Restore it from a copy."
+                f"{folder / MANIFEST} contradicts itself: its state.{key} is {str(manifest.state[key])[:100]} but "
+                f"its other entries say {expected}. Restore it from a copy."
             )
     return Source(
         path=folder,
@@ -85,8 +85,8 @@ def check_causal(source: Source) -> None:
     """
     if not source.settings.shape.causal:
         raise CheckpointError(
-            f"{source.path} is a {source.settings.kind} model, which sees both sides and cannot write on. Give a "
-            "causal model."
+            f"{source.path} is a {source.settings.kind} model, which predicts masked tokens and cannot continue a "
+            "text. Give a causal model."
         )
 
 
@@ -98,9 +98,9 @@ def check_kind(task: Task, *, causal: bool, pairs: bool) -> None:
         return
     fitting = [name for name, other in all_tasks().items() if other.causal == causal and pairs >= other.pairs]
     if task.causal and not causal:
-        problem = "asks what comes next, and the model sees both sides, so that it would look the answer up"
+        problem = "scores the next token, but this model sees the tokens on both sides, and so the answer"
     elif causal:
-        problem = "asks for what is masked, and the model predicts what comes next"
+        problem = "scores masked tokens, but this model predicts the next token"
     else:
-        problem = "asks whether one segment follows another, and the model has no head for that"
+        problem = "asks whether one segment follows another, but this model has no head for pairs"
     raise UsageError(f"--task={task.id} {problem}. Give another model, or one of its tasks: {', '.join(fitting)}.")

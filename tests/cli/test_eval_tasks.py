@@ -41,7 +41,7 @@ def test_a_masked_model_is_measured_and_causal_tasks_are_refused(sentences: Toy,
     assert "one of its tasks: masked/tokens, masked/pseudo-perplexity, masked/sentence-order" in said
     (tmp_path / "mine.yaml").write_text("like: choice/piqa\n")
     said = lmtrain("eval", bert, "--task", tmp_path / "mine.yaml", "--data", tmp_path / "text.txt", code=2)
-    assert "--task=choice/mine asks what comes next" in said
+    assert "--task=choice/mine scores the next token" in said
 
 
 def test_a_task_of_ones_own(toy: Toy, tmp_path: Path) -> None:
@@ -64,4 +64,4 @@ def test_a_task_of_ones_own(toy: Toy, tmp_path: Path) -> None:
     assert f"rows.jsonl line 1 has no noun, and {tmp_path / 'mine.yaml'} line 1 (question) needs it." in said
     (tmp_path / "mine.yaml").write_text("choice: ends\n")
     said = lmtrain("eval", tmp_path / "run", *asked, code=2)
-    assert "has the key choice, which no task has. Did you mean choices?" in said
+    assert "has the key choice, which no recipe has. Did you mean choices?" in said

@@ -70,7 +70,7 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
     files[3].unlink()
     shown = lmtrain("trace", tmp_path)
     assert "2 of 4 ranks on 2 hosts" in shown
-    assert "rank-00001.spans ends amid" in shown
+    assert "rank-00001.spans ends before the last of its" in shown
     assert "no file of 2 of 4 ranks: 1, 3" in shown
     assert "where a step's time goes" in shown
 
@@ -98,4 +98,4 @@ def test_a_start_without_a_whole_step(tmp_path: Path) -> None:
     shown = lmtrain("trace", tmp_path)
     assert "no whole step" in shown
     assert "no step was recorded to its end" in shown
-    assert "rank 1 has left no span" in shown
+    assert "rank 1 has recorded no span" in shown

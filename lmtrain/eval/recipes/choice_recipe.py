@@ -132,7 +132,7 @@ class Row:
     def _list(self, key: str, path: str) -> list[Any]:
         value = self._value(key, path)
         if not isinstance(value, list):
-            raise self._error(key, f"has no list as {path}", "Name a key that holds one.")
+            raise self._error(key, f"has no list under {path}", "Name a key that holds a list.")
         return value
 
     def _filled(self, key: str, template: str) -> str:
@@ -147,7 +147,7 @@ class Row:
 
     def _text(self, key: str, path: str, value: Any) -> str:
         if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise self._error(key, f"has no text as {path}", "Name a key that holds one.")
+            raise self._error(key, f"has no text under {path}", "Name a key that holds a text.")
         return str(value)
 
     def _value(self, key: str, path: str) -> Any:
@@ -173,7 +173,7 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
     file, that the key `like` names. Raise SettingsError with all problems.
     """
     file = read_yaml(path)
-    problems = [f"{file.location(key)} has the key {key}, which no task has. {spelling_hint(key, KEYS)}"
+    problems = [f"{file.location(key)} has the key {key}, which no recipe has. {spelling_hint(key, KEYS)}"
                 for key in file.data if key not in KEYS]  # fmt: skip
     own = {key: value for key, value in file.data.items() if key in KEYS}
     at = {key: f"{file.location(key)} ({key})" for key in own}
@@ -184,7 +184,7 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
         at = base.pop("at") | at
     elif base_name is not None:
         problems.append(
-            f"{file.location('like')} has like={shorten(base_name)}, which is no text. Name a task, as choice/piqa."
+            f"{file.location('like')} has like={shorten(base_name)}, which is not a text. Name a task: choice/piqa."
         )
     values = base | own
     problems += [
@@ -199,7 +199,7 @@ def read_recipe(path: Path, find: Callable[[str], Recipe]) -> Recipe:
     if values.get("shots") and not values.get("shots_file"):
         raise SettingsError([
             f"{file.location('shots')} asks for shots={values['shots']} and there is no `shots_file:`. "
-            "Name a file of rows like the data's, other ones than those that are asked."
+            "Name a file of rows like the data's, but with other questions."
         ])
     return Recipe(**values | {"at": at})
 
@@ -220,7 +220,7 @@ def _value_problems(file: YamlFile, own: dict[str, Any]) -> Iterator[str]:
             if not texts:
                 yield problem(key, "is not a list of keys", "Write each: [questions, answers].")
         elif not isinstance(value, str) and not (key in ("choices", "labels") and texts):
-            yield problem(key, "is no text" + (" and no list of texts" if key in ("choices", "labels") else ""),
+            yield problem(key, "is not a text" + (" or a list of texts" if key in ("choices", "labels") else ""),
                         "Put it in quotes if it is one.")  # fmt: skip
         else:
             yield from _field_problems(key, value, problem)
@@ -231,12 +231,12 @@ def _field_problems(key: str, value: str | list[str], problem: Callable[[str, st
     if allowed and value not in allowed:
         yield problem(key, "is not known", spelling_hint(str(value), allowed))
     if key in ("answer", "choices", "labels") and isinstance(value, str) and "{" in value:
-        yield problem(key, "is a text where the name of a key is asked for", f"Write {key}: label, without braces.")
+        yield problem(key, "is a text, but must be the name of a key", f"Write {key}: label, without braces.")
     if key == "question" or (key in ("choices", "labels") and isinstance(value, list)):
         for text in value if isinstance(value, list) else [value]:
             for match in _FIELD.finditer(text):
                 name, _, change = (match[1] or "").partition("|")
                 if match[0] in ("{", "}") or (match[1] is not None and not name):
-                    yield problem(key, f"has {match[0]} where no key is named", "Write {goal}, or {{ for a brace.")
+                    yield problem(key, f"has {match[0]} without the name of a key", "Write {goal}, or {{ for a brace.")
                 elif change and change not in FILTERS:
-                    yield problem(key, f"has the filter {change}, which there is not", spelling_hint(change, FILTERS))
+                    yield problem(key, f"has the unknown filter {change}", spelling_hint(change, FILTERS))

@@ -59,7 +59,7 @@ class Choice(Task):
 
     def prepare(self, source: Path, options: TaskOptions) -> Prepared:
         recipe = self.choice_recipe
-        options.refuse_any_stride(f"means nothing to {self.id}, which has no windows")
+        options.refuse_any_stride(f"does not apply to {self.id}, which has no windows")
         content, sha256 = read_text_file(source)
         questions = list(self._questions(content, source))
         shots = Shots.read(self, questions)
@@ -215,10 +215,10 @@ def _load_recipe(name: str, chain: tuple[Path, ...] = ()) -> Recipe:
     """
     files = _builtin_files()
     if not name.endswith(SUFFIXES) and name not in files:
-        raise UsageError(f"like: {name} is no task of multiple choice. {spelling_hint(name, files)}")
+        raise UsageError(f"like: {name} is not a multiple choice task. {spelling_hint(name, files)}")
     path = files.get(name, Path(name))
     if path in chain:
-        raise SettingsError([f"{path} begins with itself, through its `like:`. Name another recipe."])
+        raise SettingsError([f"{path} is built on itself, through its `like:`. Name another recipe."])
     return read_recipe(path, lambda other: _load_recipe(other, (*chain, path)))
 
 

@@ -48,7 +48,7 @@ class Lambada(Task):
         return jsonl_texts(content, source)
 
     def prepare(self, source: Path, options: TaskOptions) -> Prepared:
-        options.refuse_any_stride(f"means nothing to {self.id}, which has no windows")
+        options.refuse_any_stride(f"does not apply to {self.id}, which has no windows")
         content, sha256 = read_text_file(source)
         texts = self.texts(content, source)
         examples = list(self._examples(texts, options, source))
@@ -85,12 +85,12 @@ class Lambada(Task):
     def _examples(self, texts: list[str], options: TaskOptions, source: Path) -> Iterator[Example]:
         for number, text in enumerate(texts, 1):
             if not text.strip():
-                raise DataError(f"{source}: text {number} has no word to guess. Give lines that end in a word.")
+                raise DataError(f"{source}: text {number} has no word to predict. Give texts that end in a word.")
             example = self.example(options.tokenizer, text)
             if not 1 <= len(example.target) <= options.seq_len:
                 raise DataError(
-                    f"{source}: what is to guess of text {number} is {len(example.target)} tokens, and the model sees "
-                    f"{options.seq_len}. Use a tokenizer that knows the text or a longer window."
+                    f"{source}: the word to predict in text {number} is {len(example.target)} tokens, and the window "
+                    f"is {options.seq_len}. Use a tokenizer trained on such text, or a longer window."
                 )
             yield example
 

@@ -66,7 +66,7 @@ class OneStream(Task):
     def prepare(self, source: Path, options: TaskOptions) -> Prepared:
         if options.stride not in (None, self.stride):
             raise UsageError(
-                f"--stride={options.stride} is not {self.id}, whose stride is {self.stride}. "
+                f"--stride={options.stride} does not apply to {self.id}, whose stride is {self.stride}. "
                 f"Use --task {self.family}{options.stride}."
             )
         return self.prepare_stream(source, options)
@@ -205,7 +205,7 @@ class WikitextLmEval(Task):
         self.data = f'wiki.test.raw of {folder}, or a .jsonl with one {{"page": ...}} a line'
 
     def prepare(self, source: Path, options: TaskOptions) -> Prepared:
-        options.refuse_any_stride(f"is not {self.id}, whose windows are disjoint")
+        options.refuse_any_stride(f"does not apply to {self.id}, whose windows do not overlap")
         text, sha256 = _read_text(source)
         originals = jsonl_texts(text, source, "page") if source.suffix == ".jsonl" else split_pages(text)
         prefix = eod_id(options.tokenizer)
@@ -274,7 +274,7 @@ class Megatron(OneStream):
         ids, ends = options.tokenizer.encode_with_ends(whole)
         num_words = len(text.strip().split(" "))
         if num_words == 1:
-            raise DataError(f"{source} is one word, and {self.id} divides by words less one. Give the whole file.")
+            raise DataError(f"{source} has one word, and {self.id} divides by words minus one. Give the whole file.")
         return Prepared(
             requests=StreamRequests(
                 np.array(ids, np.int64),

@@ -114,7 +114,7 @@ def read_record(path: Path) -> Record:
             reader.add_line(line)
     except OSError as error:
         why = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        reader.problems.append(f"{path.name} {why}: nothing is known of any step")
+        reader.problems.append(f"{path.name} {why}, so no step of the run is known")
     return reader.build_record(path.name)
 
 
@@ -196,7 +196,7 @@ class _Reader:
             few = f"line {self._bad_lines[0]:,}" + f", {len(self._bad_lines) - 1:,} more" * (len(self._bad_lines) > 1)
             self.problems.append(f"{file_name}: {few} of {self._line:,} are no rows and are left out")
         if self._torn:
-            self.problems.append(f"{file_name}: its last line is cut off, as when its writer was killed or is writing")
+            self.problems.append(f"{file_name}: its last line is incomplete: the run was killed, or is writing it now")
         if not self._count and not self.problems:
             self.problems.append(f"{file_name} has no row of a step yet")
         return Record(
@@ -266,11 +266,11 @@ def compare_records(a: Record, b: Record, same_shares: bool = True) -> RecordDif
     not_compared = []
     for key in (*_TEXT_KEYS, *_COMPARED_KEYS):
         if key == "batch_digest" and not same_shares:
-            not_compared.append("batch_digest: not at every start do the two cut a batch alike, or it is not known")
+            not_compared.append("batch_digest: the runs divide a batch among ranks in different ways, or it is unknown")
             continue
         differs = _differing_rows(key, a, b, a_rows, b_rows)
         if differs is None:
-            not_compared.append(f"{key}: not both runs have recorded it")
+            not_compared.append(f"{key}: at least one of the runs has not recorded it")
         elif differs.any():
             at = int(differs.argmax())
             first_difference[key] = int(shared[at])

@@ -96,7 +96,7 @@ class QueuedSink:
             lost = f"{num_lost} of {self.num_records} records did not reach {self.name}"
             self._report(f"{lost}; metrics.jsonl has them all.")
         elif self._thread.is_alive():
-            self._report(f"{self.name} has not come to its end within {self._close_timeout_s:g} s, and is left alone.")
+            self._report(f"{self.name} has not finished within {self._close_timeout_s:g} s; the run ends without it.")
 
     def _enqueue(self, work: Callable[[Sink], None]) -> None:
         self.num_records += 1
@@ -108,7 +108,7 @@ class QueuedSink:
         if not has_room:
             self.num_lost += 1
             self._queue_message(
-                "slow", f"{self.name} is too slow: {self._capacity} records wait for it. Further ones are lost."
+                "slow", f"{self.name} is too slow: {self._capacity} records wait for it. Further records are lost."
             )
         if self._messages:
             self._report_messages()

@@ -240,7 +240,7 @@ def read_spans(path: Path) -> RankSpans:
         # because: a running process may have overwritten records meanwhile
         newest_header = _parse_header(path, read_range(fd, 0, HEADER_BYTES))
     if len(content) < num_records * SPAN.itemsize:
-        raise _damage_error(path, f"ends amid its {num_records} records")
+        raise _damage_error(path, f"ends before the last of its {num_records} records")
     numbers = np.arange(max(0, newest_header.num_written + 1 - header.capacity), header.num_written)
     spans = np.frombuffer(content, SPAN)[numbers % header.capacity]
     _check_spans(path, spans, numbers // header.capacity % 255 + 1, newest_header)
@@ -271,7 +271,7 @@ def _check_spans(path: Path, spans: NDArray[Any], laps: NDArray[Any], header: He
     problems = {
         "were not written in this order": spans["lap"] != laps,
         "end before they begin": spans["end_ns"] < spans["begin_ns"],
-        "have times that no clock shows": (spans["begin_ns"] < 0) | (spans["end_ns"] >> 62 != 0),
+        "have impossible times": (spans["begin_ns"] < 0) | (spans["end_ns"] >> 62 != 0),
         "have an unknown kind, axis or flag": (spans["kind"] > max(Kind)) | (spans["axis"] > max(Axis))
         | (spans["flags"] > sum(Flag)),
         "have a name that the header lacks": spans["name"] >= len(header.names),

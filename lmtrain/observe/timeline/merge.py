@@ -210,10 +210,10 @@ def _build_segment(start: int, ranks: list[RankSpans]) -> Segment:
     missing = [str(rank) for rank in range(layout.world_size) if rank not in by_rank]
     if missing:
         notes.append(
-            f"start {start}: no file of {len(missing)} of {layout.world_size} ranks: {join_few(missing)}; what they "
-            "did, and what others waited for them, is not known"
+            f"start {start}: no file of {len(missing)} of {layout.world_size} ranks: {join_few(missing)}; their "
+            "work, and how long other ranks waited for them, is not known"
         )
-    notes += [f"start {start}: rank {rank} has left no span" for rank in by_rank if not by_rank[rank].spans.size]
+    notes += [f"start {start}: rank {rank} has recorded no span" for rank in by_rank if not by_rank[rank].spans.size]
     spans, names = _join_spans(ranks)
     clocks = _align_clocks(spans, headers, layout)
     notes += _clock_notes(start, clocks, [*headers])
@@ -287,7 +287,7 @@ def _clock_notes(start: int, clocks: Sequence[Clocks], ranks: list[int]) -> Iter
     if unlinked:
         yield (
             f"start {start}: no message or collective joins {len(unlinked)} ranks to rank {ranks[0]} in some steps "
-            f"({join_few(unlinked)}); there they are placed by their wall clocks alone"
+            f"({join_few(unlinked)}); there their times are by their wall clocks alone"
         )
     in_doubt = {str(ranks[i]) for window in clocks for i in np.flatnonzero(window.doubt_ns > _MAX_DOUBT_NS)}
     unsure = sorted(in_doubt, key=int)

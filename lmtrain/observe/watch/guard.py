@@ -86,7 +86,7 @@ class Watch:
         try:
             port = self._start(config, is_leader)
         except (OSError, ValueError) as error:
-            warn(f"{self.process.label} is not watched, as its companion could not be started ({error}).")
+            warn(f"{self.process.label} has no watchdog, because its companion process could not be started ({error}).")
             port = None
         if is_leader:
             host = "127.0.0.1" if single_node else Rendezvous.detect(self.process).host
@@ -132,7 +132,7 @@ class Watch:
                     self._is_answered.set()
         self._is_answered.set()
         if not (self._is_leaving.is_set() or self._verdict or is_over):
-            warn(f"{self.process.label} is not watched any more, as its companion is gone.")
+            warn(f"{self.process.label} has no watchdog any more, because its companion process has ended.")
 
     def _exit_after_grace(self, verdict: dict[str, Any]) -> None:
         """Exit this process with the exit code of `verdict`, unless its main thread ends the run by itself within the

@@ -136,7 +136,7 @@ def judge(rows: list[RankRow], limits: Limits, culprit_asked: bool = False) -> V
             return Verdict(HANG_KIND, suspects, _verdict_text(suspects, live, limits, problem))
     if culprit_asked:
         return None
-    return Verdict(HANG_KIND, live, _verdict_text(live[:1], live, limits, "waits for others that wait for it"))
+    return Verdict(HANG_KIND, live, _verdict_text(live[:1], live, limits, "waits for ranks that wait for it"))
 
 
 def _ended_verdict(rows: list[RankRow]) -> Verdict | None:
@@ -243,7 +243,7 @@ def _verdict_text(suspects: list[RankRow], live: list[RankRow], limits: Limits, 
         text += f" and {problem}"
         if row.misordered and shows_order:
             step, expected, actual = row.misordered
-            text += f": in step {step} came {actual} where {expected} used to"
+            text += f": in step {step} it ran {actual} where it ran {expected} in the step before"
     elif problem:
         text += f" and {problem}"
     if len(suspects) > 1:

@@ -67,20 +67,20 @@ def test_the_published_formats_are_asked_as_the_harness_asks_them() -> None:
     ("text", "said"),
     [
         ("choices: a\nanswer: b\n", "has no `question:` line"),
-        (MINE + "chioces: x\n", "line 4 has the key chioces, which no task has. Did you mean choices?"),
-        (MINE.replace("{goal}", "{}"), "line 1 has question=Q: {}\nA:, which has {} where no key is named"),
-        (MINE.replace("{goal}", "{goal"), "where no key is named"),
-        (MINE.replace("{goal}", "{goal|upper}"), "has the filter upper, which there is not"),
+        (MINE + "chioces: x\n", "line 4 has the key chioces, which no recipe has. Did you mean choices?"),
+        (MINE.replace("{goal}", "{}"), "line 1 has question=Q: {}\nA:, which has {} without the name of a key"),
+        (MINE.replace("{goal}", "{goal"), "without the name of a key"),
+        (MINE.replace("{goal}", "{goal|upper}"), "has the unknown filter upper"),
         (MINE.replace("choices: options", 'choices: "{options}"'), "Write choices: label, without braces"),
-        (MINE.replace("choices: options", "choices: [true, false]"), "is no text and no list of texts"),
-        (MINE.replace("answer: label", "answer: 3"), "line 3 has answer=3, which is no text"),
+        (MINE.replace("choices: options", "choices: [true, false]"), "is not a text or a list of texts"),
+        (MINE.replace("answer: label", "answer: 3"), "line 3 has answer=3, which is not a text"),
         (MINE + "clean: soap\n", "clean=soap, which is not known"),
         (MINE + "normalisation: tokens\n", "normalisation=tokens, which is not known"),
         (MINE + "shots: -1\n", "shots=-1, which is not a whole number from 0 to 1000"),
         (MINE + "shots: 2\n", "there is no `shots_file:`"),
         (MINE + "shots_seed: true\n", "shots_seed=True, which is not a whole number"),
         (MINE + "each: label\n", "each=label, which is not a list of keys"),
-        (MINE + "like: [a]\n", "like=list, which is no text"),
+        (MINE + "like: [a]\n", "like=list, which is not a text"),
     ],
 )
 def test_a_wrong_line_is_named_with_a_way_out(tmp_path: Path, text: str, said: str) -> None:
@@ -93,8 +93,8 @@ def test_a_wrong_line_is_named_with_a_way_out(tmp_path: Path, text: str, said: s
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"goal": None}, "line 7 has no text as goal, and"),
-        ({"options": "a mill"}, "has no list as options"),
+        ({"goal": None}, "line 7 has no text under goal, and"),
+        ({"options": "a mill"}, "has no list under options"),
         ({"options": ["a mill"]}, "has fewer than two choices"),
         ({"options": ["a mill", ""]}, "has an empty choice"),
         ({"options": ["a mill", 3.5]}, None),
@@ -132,11 +132,11 @@ def test_a_recipe_may_begin_with_another(tmp_path: Path) -> None:
     assert (mine.id, mine.shots, mine.shots_file) == ("choice/five", 5, tmp_path / "shots.jsonl")
     assert mine.question == "Question: {goal}\nAnswer:"
     assert recipe(tmp_path / "six.yaml", "like: five.yaml\nshots: 6\n").shots_file == tmp_path / "shots.jsonl"
-    with pytest.raises(UsageError, match="like: choice/pika is no task of multiple choice"):
+    with pytest.raises(UsageError, match="like: choice/pika is not a multiple choice task"):
         recipe(tmp_path / "seven.yaml", "like: choice/pika\n")
     with pytest.raises(MissingInputError, match="does not exist"):
         find_task(str(tmp_path / "none.yaml"))
-    with pytest.raises(SettingsError, match="begins with itself"):
+    with pytest.raises(SettingsError, match="is built on itself"):
         recipe(tmp_path / "loop.yaml", "like: loop.yaml\n")
 
 

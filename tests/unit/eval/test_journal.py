@@ -165,7 +165,7 @@ def test_every_rank_has_the_first_ones_answers_and_only_the_first_writes(work: W
 
 def test_a_file_that_is_no_journal_is_left_alone_and_one_in_use_is_refused(work: Work) -> None:
     work.journal.write_text("notes of mine")
-    with pytest.raises(OutputError, match="not a journal of ours"):
+    with pytest.raises(OutputError, match="not a journal of answers"):
         work()
     assert work.journal.read_text() == "notes of mine"
     work.journal.unlink()

@@ -267,14 +267,14 @@ def test_batches_hold_each_request_once_and_little_padding(pieces: Tokenizer, ba
 
 
 def test_what_fits_whom(pieces: Tokenizer, model: ParallelModel, sentences: Path) -> None:
-    with pytest.raises(UsageError, match=r"sees both sides.*tasks: masked/tokens, masked/pseudo-perplexity,"):
+    with pytest.raises(UsageError, match=r"on both sides.*tasks: masked/tokens, masked/pseudo-perplexity,"):
         check_kind(find_task("perplexity"), causal=False, pairs=True)
-    with pytest.raises(UsageError, match=r"no head for that.*its tasks: masked/tokens, masked/pseudo-perplexity\.$"):
+    with pytest.raises(UsageError, match=r"no head for pairs.*its tasks: masked/tokens, masked/pseudo-perplexity\.$"):
         check_kind(find_task(PAIR_TASKS[0]), causal=False, pairs=False)
-    with pytest.raises(UsageError, match=r"asks for what is masked.*its tasks: choice/arc, .*perplexity"):
+    with pytest.raises(UsageError, match=r"scores masked tokens.*its tasks: choice/arc, .*perplexity"):
         check_kind(find_task("masked/tokens"), causal=True, pairs=False)
     subject = Subject(model=model, tokenizer=pieces, seq_len=SEQ_LEN, vocab_size=pieces.vocab_size, dtype="fp32")
-    with pytest.raises(UsageError, match="asks for what is masked"):
+    with pytest.raises(UsageError, match="scores masked tokens"):
         run(find_task("masked/tokens"), subject, texts_of(TEXTS))
 
 
@@ -282,7 +282,7 @@ def test_refusals(
     pieces: Tokenizer, model: ParallelModel, sentences: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     texts = texts_of(TEXTS)
-    with pytest.raises(UsageError, match="--stride=3 is not masked/tokens"):
+    with pytest.raises(UsageError, match="--stride=3 does not apply to masked/tokens"):
         measured(model, pieces, "masked/tokens", texts, stride=3)
     with pytest.raises(UsageError, match="A stride of 15 does not fit"):
         measured(model, pieces, "masked/pseudo-perplexity", texts, stride=15)

@@ -120,7 +120,7 @@ def test_no_newline_is_translated(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 
 def test_refusals(tmp_path: Path, source: Path, tokenizer: Tokenizer) -> None:
-    with pytest.raises(UsageError, match="stride=16 is not wikitext103/megatron-o32"):
+    with pytest.raises(UsageError, match="stride=16 does not apply to wikitext103/megatron-o32"):
         TASK.prepare(source, TaskOptions(tokenizer=tokenizer, seq_len=SEQ_LEN, stride=16))
     with pytest.raises(UsageError, match="stride of 32 does not fit seq_len=16"):
         list(TASK.prepare(source, TaskOptions(tokenizer=tokenizer, seq_len=16)).requests)
@@ -128,7 +128,7 @@ def test_refusals(tmp_path: Path, source: Path, tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match="holds no word, only 6 blank characters"):
         TASK.prepare(tmp_path / "blank", TaskOptions(tokenizer=tokenizer, seq_len=SEQ_LEN))
     (tmp_path / "one").write_text(" word \n")
-    with pytest.raises(DataError, match="is one word"):
+    with pytest.raises(DataError, match="has one word"):
         TASK.prepare(tmp_path / "one", TaskOptions(tokenizer=tokenizer, seq_len=SEQ_LEN))
     with pytest.raises(MissingInputError, match="is not a file"):
         TASK.prepare(tmp_path / "absent", TaskOptions(tokenizer=tokenizer, seq_len=SEQ_LEN))

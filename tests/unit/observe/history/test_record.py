@@ -78,7 +78,7 @@ def test_damage_is_left_out_and_said(tmp_path: Path) -> None:
     assert [(step, key) for step, key, _ in record.non_finite] == [(2, "loss"), (2, "grad_norm")]
     assert record.problems == [
         "metrics.jsonl: line 3, 5 more of 12 are no rows and are left out",
-        "metrics.jsonl: its last line is cut off, as when its writer was killed or is writing",
+        "metrics.jsonl: its last line is incomplete: the run was killed, or is writing it now",
     ]
 
 

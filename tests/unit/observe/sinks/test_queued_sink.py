@@ -82,7 +82,7 @@ def test_one_that_hangs_is_not_waited_for() -> None:
     behind.close()
     gate.set()
     assert said == [
-        "it is too slow: 3 records wait for it. Further ones are lost.",
+        "it is too slow: 3 records wait for it. Further records are lost.",
         "9 of 10 records did not reach it; metrics.jsonl has them all.",
     ]
 
