@@ -45,7 +45,7 @@ class Journal:
         self._next = 0
 
     def set_identity(self, identity: str) -> None:
-        """Set the identity of the model and its computation, from `model_identity`, for the following answers."""
+        """Set which model computes the following answers, and how: a text from `model_identity`."""
         self._identity = identity.encode()
 
     def find(self, requests: Sequence[Request]) -> list[TargetScores] | None:

@@ -47,7 +47,8 @@ class Scorable(Protocol):
         """True if requests may share a row."""
 
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Yield per batch [2, labels] in float64 on the host, for the labels that are not IGNORED, row by row.
+        """Yield a tensor per batch, [2, labels], in float64 on the host. Its columns are the labels that are not
+        IGNORED, row by row.
 
         The first row is the negative log-likelihood in nats, the second 1 where the label is the most likely token (of
         equally likely ones the first) and 0 elsewhere.
@@ -57,7 +58,9 @@ class Scorable(Protocol):
         """Raise on every rank if any rank passes a different checksum."""
 
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
-        """Return [kept, V] over the vocabulary; columns that are no tokens, if there are any, are -inf."""
+        """Return the logits at the positions that are True in `keep_BT`, [kept, V], or without it at all positions, [B,
+        T, V]. Columns that are no tokens, if there are any, are -inf.
+        """
 
 
 @dataclass(frozen=True)

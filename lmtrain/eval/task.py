@@ -47,7 +47,9 @@ class TaskOptions:
     hashes: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of published files, by name
 
     def protocol_id(self, task: str, published: int | None = None) -> str:
-        """Return the task's id, with the window appended if it differs from the published one, or from the model's."""
+        """Return the task's id, with the window appended if it differs from `published`; without `published`, if it is
+        shorter than the model's.
+        """
         is_appended = self.shortened if published is None else self.seq_len != published
         return f"{task}-s{self.seq_len}" if is_appended else task
 
@@ -59,7 +61,9 @@ class TaskOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts that give a number its meaning. Counts are of the whole text, before any window is cut."""
+    """Facts about an evaluated text and how it was counted, without which a result cannot be interpreted. Counts are of
+    the whole text, before any window is cut.
+    """
 
     protocol: str  # the task's id, with the options that make it another protocol
     text_sha256: str
@@ -94,7 +98,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to the requests, in their order."""
+    """The answers to all requests, as arrays in the order of the requests."""
 
     item: NDArray[np.int64]
     nll: NDArray[np.float64]  # nats, summed over the scored targets
@@ -103,7 +107,7 @@ class Answers:
 
 
 class Task(Protocol):
-    """A task. Subclass it: `columns` has the form that most tasks need."""
+    """Interface of an evaluation task. Most tasks need not override `columns`."""
 
     id: str
     data: ClassVar[str]  # description of the file it needs
@@ -125,7 +129,7 @@ class Task(Protocol):
         return item_columns(prepared.text_columns, answers)
 
     def measures(self, sums: Sums) -> dict[str, float]:
-        """Return the measures, from the sums of the columns over any items."""
+        """Return the measures, computed from sums of the columns over any selection of items."""
         ...
 
 

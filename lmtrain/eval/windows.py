@@ -29,7 +29,9 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """A piece to score: tokens[:-1] are fed, tokens[1:] are the targets, of which the last `num_scored` count."""
+    """A sequence of tokens to score: tokens[:-1] are fed, tokens[1:] are the targets, of which the last `num_scored`
+    count.
+    """
 
     tokens: Tokens
     num_scored: int
@@ -42,7 +44,9 @@ class Request:
 
     @property
     def key(self) -> bytes:
-        """The bytes that determine the answer, except `num_scored`: an answer to fewer targets ends one to more."""
+        """The bytes that determine the answer. They leave out `num_scored`, because the answer for fewer targets is the
+        end of the answer for more.
+        """
         return self.tokens.astype("<i8").tobytes()
 
 

@@ -33,7 +33,7 @@ SECOND_ACCURACY = {"characters": "per_character_accuracy", "bytes": "per_byte_ac
 
 @dataclass(frozen=True)
 class ChoiceRequest(Request):
-    """A choice of the question that is its item."""
+    """One choice of a question, to be scored as the text after the question. The request's item is the question."""
 
     length: float = 1.0  # of the choice, in the unit by which the second accuracy divides
 
@@ -228,7 +228,7 @@ def _builtin_files() -> dict[str, Path]:
 
 
 def named(name: str) -> Choice | None:
-    """Return the task of a recipe file, or None if the name is not one of a YAML file."""
+    """Return the task for the recipe file `name`, or None if the name does not end like a YAML file's."""
     return Choice(_load_recipe(name)) if name.endswith(SUFFIXES) else None
 
 

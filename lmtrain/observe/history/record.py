@@ -70,7 +70,9 @@ def part_boundaries(count: int, num_parts: int) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Record:
-    """The valid rows of a run: steps of an earlier attempt beyond the point where a later one resumed are left out."""
+    """The valid rows of a run's metrics.jsonl. Steps of an earlier attempt are left out where a later attempt repeated
+    them.
+    """
 
     columns: dict[str, Numbers]  # step rows by key, in order of steps; NaN where a row lacks the key
     texts: dict[str, list[str]]  # likewise, for the keys of _TEXT_KEYS; "" where a row lacks the key

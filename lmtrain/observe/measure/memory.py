@@ -57,7 +57,7 @@ class Memory:
         return self.newest, self._rank
 
     def set_fullest(self, fullest: tuple[int, int]) -> None:
-        """Store (bytes, rank) of the rank that uses the most, as the ranks have agreed."""
+        """Store (bytes, rank) of the rank that uses the most memory, which the ranks have found together."""
         self._fullest = fullest
 
     def update_peaks(self, bytes_by_rank: Sequence[int]) -> None:

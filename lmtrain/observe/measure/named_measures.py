@@ -70,12 +70,16 @@ def validation_measure_names(terms: Sequence[str], domains: Iterable[str]) -> li
 
 
 def term_measure_names(terms: Sequence[str]) -> list[str]:
-    """Return the keys of the single loss terms and their accuracies; empty for a loss of one term."""
+    """Return the row keys of the terms of a loss (`loss/TERM`) and of the accuracies of all terms but the first
+    (`accuracy/TERM`); empty for a loss of one term.
+    """
     return [f"loss/{term}" for term in terms if len(terms) > 1] + [f"accuracy/{term}" for term in terms[1:]]
 
 
 def larger_is_better(name: str) -> bool:
-    """Return True for an accuracy, by the measure's name; all other measures are losses or perplexities."""
+    """Return True if the measure `name` is an accuracy. All other measures are losses or perplexities, of which smaller
+    ones are better.
+    """
     first, *_, last = words = name.split("/")
     return "accuracy" in last if first == "eval" else "accuracy" in words
 

@@ -212,7 +212,7 @@ enter = main.enter
 
 
 def set_recorder(recorder: SpanRecorder | None) -> None:
-    """Pass the marks of the main thread to this recorder from now on, or to none."""
+    """Pass each change of the main thread's phase to `recorder` from now on; None stops that."""
     global _recorder
     _recorder = recorder
 
@@ -230,15 +230,14 @@ def leave() -> None:
 
 
 def span_start(tensor: Any = None) -> Any:
-    """Return the start time of a message or collective of this tensor, or None if nothing is recorded."""
+    """Return the present time as the start of a message or collective of `tensor`; None if nothing is recorded."""
     return None if _recorder is None else _recorder.current_time(tensor)
 
 
 def record_message(began: Any, kind: str, peer: int, tensor: Any, key: Any = None) -> None:
-    """Record a message's span, which began at `began`; does nothing if that is None.
-
-    `kind`: the message was sent ("send"), has arrived ("receive"), or was taken by the peer ("taken"). `key` has its
-    direction, micro-batch and stage.
+    """Record the span of a message that began at `began`; do nothing if that is None. `kind` says whether the message
+    was sent ("send"), has arrived ("receive"), or was taken by the peer ("taken"). `key` has its direction, micro-batch
+    and stage.
     """
     if _recorder is not None and began is not None:
         _recorder.record_message(began, kind, peer, tensor, key)
@@ -247,9 +246,9 @@ def record_message(began: Any, kind: str, peer: int, tensor: Any, key: Any = Non
 def record_collective(
     began: Any, name: str, axis: NamedAxis, tensor: Any, peer: int = -1, *, early: bool = False
 ) -> None:
-    """Record a collective that has just ended, for code that `within` cannot enclose.
-
-    With `peer` two ranks exchange data. With `early` the collective was started before; the span is the wait for it.
+    """Record the span of a collective that began at `began` and has just ended, for code that `within` cannot enclose.
+    With `peer` only this rank and that one exchange data. With `early` the collective was started before, and the span
+    is the wait for it.
     """
     if _recorder is not None and began is not None:
         _recorder.record_collective(began, name, axis, tensor, peer, early)

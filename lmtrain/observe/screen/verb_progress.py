@@ -66,7 +66,9 @@ class ProgressReporter:
         self._state = _State(activity, now, now)
 
     def __call__(self, done: int, total: int = 0, earlier: int = 0, speed: str = "") -> None:
-        """Report progress; `speed` is a text that replaces the default, units per second."""
+        """Report that `done` of `total` units are done (0: total unknown), of which `earlier` existed before this
+        activity. `speed` is a text that replaces the default, units per second.
+        """
         now, state = self._clock(), self._state
         if done == earlier or done < state.done or (state.total and total != state.total):
             state = replace(state, began_s=now)  # because: the count was reset, so the next part of the work begins

@@ -128,7 +128,9 @@ class RankSpans:
 
 
 def record_position(number: int, capacity: int) -> tuple[int, int]:
-    """Return the file offset of the record with this number, counted from the file's opening, and its lap."""
+    """Return (file offset, lap) of the record `number`, counted from 0 since the file was opened. The file has room for
+    `capacity` records; the lap, 1 to 255, changes each time it is filled.
+    """
     lap, slot = divmod(number, capacity)
     return HEADER_BYTES + slot * RECORD.size, lap % 255 + 1
 

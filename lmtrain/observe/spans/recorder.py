@@ -62,7 +62,9 @@ class DeviceClock:
         return Moment(event, stream != self._compute_stream)
 
     def set_reference(self) -> None:
-        """Record the pair of device and host time; the device is idle, so an event recorded now happens now."""
+        """Record which host time belongs to the GPU's present time. The GPU must be idle, so that an event recorded now
+        happens now.
+        """
         self._steps[-1].reference = self.record_event().event, time.monotonic_ns()
 
     def next_step(self) -> None:

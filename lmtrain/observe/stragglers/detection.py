@@ -55,7 +55,9 @@ class LinkTimes:
             self._arrived[peer] = total + arrival_ns, count + 1
 
     def pop_times(self, peer: int, steps: int) -> tuple[int, int]:
-        """Return the peer's (send, arrival) times in ns, summed over `steps` steps; 0 unless seen in each step."""
+        """Remove the times of `peer`, and return the sums of its send times and of its arrival times in ns. A sum is 0
+        unless it has a time from each of `steps` steps.
+        """
         (sent, num_sent), (arrived, num_arrived) = self._sent.pop(peer, (0, 0)), self._arrived.pop(peer, (0, 0))
         return sent if num_sent == steps else 0, arrived if num_arrived == steps else 0
 
@@ -68,7 +70,8 @@ links = LinkTimes()
 
 @dataclass(frozen=True)
 class Straggler:
-    """A straggler: the kind of work with the largest excess takes `seconds` a step, the peers' median is `usual_s`.
+    """A rank or link that is slower than its peers. `kind` is the kind of work with the largest excess: it takes
+    `seconds` a step, and `usual_s` in the median of the peers.
 
     `by` is the excess of all its work, as a fraction.
     """
@@ -184,7 +187,9 @@ class _Scale:
         return [index for index in candidates if min(columns[index][-WINDOWS_IN_A_ROW:]) > _CHANCE_FACTOR * chance]
 
     def has_recovered(self, index: int) -> bool:
-        """Return True if a slow member has kept pace in each of the newest windows."""
+        """Return True if the slow member `index` has been less than half the minimum excess slower than the others in
+        each of the newest windows.
+        """
         return all(window[index] < self.min_excess / 2 for window in [*self.excess][-WINDOWS_IN_A_ROW:])
 
 

@@ -51,7 +51,7 @@ class Watch:
         self, process: ProcessEnv, on_stop: Callable[[str], None], on_end: Callable[[LmtrainError], None],
         *, on_device: bool = False,
     ) -> None:  # fmt: skip
-        """Create an unopened watch.
+        """Create a watchdog, which does nothing before `open`.
 
         `on_stop` receives the name of the signal that another process was sent; `on_end` the error for which this
         process is ended from outside its main thread, on rank 0. With `on_device`, collectives wait on a device and do
@@ -67,7 +67,9 @@ class Watch:
         self._companion: subprocess.Popen[bytes] | _ForkedCompanion | None = None
 
     def send_stop(self, signal_name: str) -> None:
-        """Report to all other processes that this one was asked to stop."""
+        """Report to all other processes of the run that this process has received the signal `signal_name`, which asks
+        it to stop.
+        """
         self._send({"stop": signal_name})
 
     def open(self, group: RunGroup, folder: Path, timeout_s: float) -> None:

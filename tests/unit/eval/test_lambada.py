@@ -181,5 +181,5 @@ def test_refusals(tmp_path: Path, tokenizer: Tokenizer) -> None:
         TASK.prepare(write(tmp_path / "a.jsonl", [" \n"]), TaskOptions(tokenizer=tokenizer, seq_len=64))
     with pytest.raises(UsageError, match="no windows"):
         TASK.prepare(write(tmp_path / "a.jsonl", ["a b"]), TaskOptions(tokenizer=tokenizer, seq_len=64, stride=8))
-    with pytest.raises(DataError, match="the model sees 2"):
+    with pytest.raises(DataError, match="the window is 2"):
         TASK.prepare(write(tmp_path / "a.jsonl", ["a zqzqzqzq"]), TaskOptions(tokenizer=tokenizer, seq_len=2))
