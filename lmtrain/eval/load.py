@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from lmtrain.config.build import build_settings
+from lmtrain.eval.model_source import ModelSource, check_causal, checkpoint_source
 from lmtrain.eval.runner import Subject, check_vocabulary
-from lmtrain.eval.source import Source, check_causal, checkpoint_source
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, PrecisionSettings
 from lmtrain.parallel.mesh import Mesh
@@ -40,7 +40,7 @@ def load_for_eval(path: Path, device: torch.device, precision: str) -> LoadedMod
 
 
 def load_source(
-    source: Source,
+    source: ModelSource,
     device: torch.device,
     precision: str,
     mesh: Mesh | None = None,

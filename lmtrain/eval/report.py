@@ -255,8 +255,8 @@ def _positions_table(result: Result) -> RenderableType:
 
 
 def _baselines_table(result: Result) -> Table:
-    """Return a table of the bits per byte and token perplexity of the model and of count-based baselines on the same
-    targets, with the ratio of model to baseline.
+    """Return a table of the bits per byte and token perplexity of the model and of the unigram and bigram baselines on
+    the same targets, with the ratio of model to baseline.
     """
     titles = ("bits per byte", "ratio", "token perplexity", "ratio")
     table = Table(

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lmtrain.errors import DataError, LmtrainError, UsageError
+from lmtrain.eval.model_source import check_kind
 from lmtrain.eval.scoring import AnswerCache, Scorable, Scorer, SharedAnswers, TargetScores
-from lmtrain.eval.source import check_kind
 from lmtrain.eval.statistics import LEVEL, RESAMPLES, SEED, intervals
 from lmtrain.eval.task import (
     NOT_PUBLISHED,
@@ -279,7 +279,7 @@ def gather_answers(
 
 
 def check_vocabulary(subject: Subject) -> None:
-    """Raise DataError if the tokenizer has more tokens than the model has embeddings."""
+    """Raise DataError if the model's tokenizer has more tokens than the model's vocabulary."""
     if subject.tokenizer.vocab_size > subject.vocab_size:
         raise DataError(
             f"The tokenizer has {subject.tokenizer.vocab_size} tokens and the model {subject.vocab_size}. "

@@ -102,8 +102,8 @@ class Scorer:
         return self.num_padding / max(self.num_padding + self.num_fed + self.num_cached, 1)
 
     def score(self, requests: Iterable[Request]) -> Iterator[TargetScores]:
-        """Yield the answer to each request (its targets' losses), in the order of `requests`. Only a few batches of
-        requests are read ahead.
+        """Yield the answer to each request (a sequence of tokens to score): the losses of its targets, in the order of
+        `requests`. Only a few batches of requests are read ahead.
         """
         stream, ahead = iter(requests), max(LOOK_AHEAD, self.model.scored_at_once)
         while chunk := list(islice(stream, self.batch_size * ahead)):
@@ -235,8 +235,9 @@ def _request_key(request: Request) -> bytes:
 
 
 def batch_indices(requests: Sequence[Request], batch_size: int, *, packs: bool) -> Iterator[list[int]]:
-    """Yield batches of requests of similar length, each as a list of indices into `requests`, in the order in which
-    `collate` fills the rows. `packs` says that requests may share a row, because the model keeps them apart.
+    """Yield batches of requests (sequences of tokens to score) of similar length, each as a list of indices into
+    `requests`, in the order in which `collate` fills the rows. `packs` says that requests may share a row, because the
+    model keeps them apart.
 
     A batch has at most as many tokens as `batch_size` of the longest requests.
     """

@@ -59,8 +59,8 @@ def middle_interval(values: list[float]) -> Interval | None:
 
 
 def resampled_sums(columns: Table, resamples: int = RESAMPLES) -> Iterator[dict[str, float]]:
-    """Yield column name -> sum of the column over a bootstrap resample of the items, for each of `resamples` resamples.
-    `columns` has a value per item.
+    """Yield one dict per bootstrap resample of the items, `resamples` in all: column name -> sum of the column over the
+    resample. `columns` has a value per item.
 
     Resamples depend only on the number of items, so that two models are resampled alike.
     """

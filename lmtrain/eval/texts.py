@@ -34,9 +34,9 @@ def read_text_file(source: Path) -> tuple[str, str]:
         raise DataError(f"{source} is not UTF-8 at byte {error.start}. Give the text as it was published.") from error
 
 
-def oddities(*texts: str) -> dict[str, str | int]:
-    """Return the number of carriage returns and of byte order marks in `texts`, which are scored although they are
-    hardly meant as text, by a name for reports. Counts of 0 are left out.
+def count_odd_characters(*texts: str) -> dict[str, str | int]:
+    """Count the carriage returns and byte order marks in `texts`, which are scored although they are hardly meant as
+    text. Return note name -> count for the counts above 0.
     """
     counts = {
         "carriage_returns_scored_as_text": sum(text.count("\r") for text in texts),

@@ -128,7 +128,7 @@ def evaluate(
         evaluate_steps,
         find_step_checkpoints,
     )
-    from lmtrain.eval.source import check_kind
+    from lmtrain.eval.model_source import check_kind
     from lmtrain.eval.task import choose_window
 
     options = Options(

@@ -16,7 +16,7 @@ from lmtrain.checkpoint.disk.format import MANIFEST
 from lmtrain.config.build import build_settings
 from lmtrain.config.overrides import apply_override, parse_overrides, sweep_refusal
 from lmtrain.errors import LayoutError, MissingInputError, SettingsError, spelling_hint
-from lmtrain.eval.source import Source, Weights, checkpoint_source
+from lmtrain.eval.model_source import ModelSource, Weights, checkpoint_source
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, check_layout
 from lmtrain.runtime.files.files import read_json
@@ -34,7 +34,7 @@ _KEYS = ("tp", "pp", "dp_shard", "dp_replicate", "sequence_parallel", "balance",
 LAYOUT_KEYS, TRAINING_KEYS = ([f"parallel.{key}" for key in keys] for keys in (_KEYS, ("vp", "zero", "schedule")))
 
 
-def find_model(path: Path) -> Source:
+def find_model(path: Path) -> ModelSource:
     """Find the model at a path (a checkpoint, a run folder or a Hugging Face folder) without loading it. Return its
     settings, tokenizer and a function that opens its weights.
     """
@@ -45,7 +45,7 @@ def find_model(path: Path) -> Source:
     return checkpoint_source(path)
 
 
-def _huggingface_source(path: Path, config: Any) -> Source:
+def _huggingface_source(path: Path, config: Any) -> ModelSource:
     """Return the source of a Hugging Face folder, without opening its weights yet; `config` is the content of its
     config.json.
     """
@@ -66,7 +66,7 @@ def _huggingface_source(path: Path, config: Any) -> Source:
                 f"{error} Put it there, or make a checkpoint by `lmtrain reshard --from hf --tokenizer PATH`."
             ) from error
 
-    return Source(
+    return ModelSource(
         path=path, settings=settings, open=open_weights, tokenizer=tokenizer,
         facts={"checkpoint": str(path), "format": "huggingface", "model_type": family},
     )  # fmt: skip
@@ -127,7 +127,7 @@ def check_device(name: str, env: ProcessEnv) -> None:
 @contextmanager
 def open_model_loader(
     env: ProcessEnv, layouts: Sequence[ParallelSettings], device: str, precision: str
-) -> Iterator[Callable[[Source, ParallelSettings], LoadedModel]]:
+) -> Iterator[Callable[[ModelSource, ParallelSettings], LoadedModel]]:
     """Context manager: open the process group and yield `load(source, layout)`, which loads a model, on each process
     its shard. `layouts` are those that will be used; the first one defines the device mesh and the timeout.
 
@@ -146,7 +146,7 @@ def open_model_loader(
             check_facts_agree(partial(_shared_facts, first_layout), peers.hosts)
             mesh = build_mesh(first_layout.layout, picked_device, first_layout.timeout_s)
 
-            def load_model(source: Source, parallel: ParallelSettings) -> LoadedModel:
+            def load_model(source: ModelSource, parallel: ParallelSettings) -> LoadedModel:
                 check_facts_agree(partial(_model_facts, source), peers.hosts)
                 loaded = load_source(source, picked_device, precision, mesh, parallel)
                 if env.world_size == 1:
@@ -165,7 +165,7 @@ def _shared_facts(parallel: ParallelSettings) -> dict[str, Fact]:
     } | program_facts()
 
 
-def _model_facts(source: Source) -> dict[str, Fact]:
+def _model_facts(source: ModelSource) -> dict[str, Fact]:
     """Return what identifies a model's files, which must be equal on all ranks: a checkpoint's digest, or the names and
     sizes of the files.
     """

@@ -23,8 +23,8 @@ from lmtrain.cli.eval.model_source import open_model_loader
 from lmtrain.cli.screen.console import PlainConsole
 from lmtrain.cli.screen.terminal import print_json, print_message
 from lmtrain.errors import DataError, LmtrainError, MissingInputError, UsageError, join_few
+from lmtrain.eval.model_source import ModelSource
 from lmtrain.eval.report import encode_rows, read_columns, render, render_comparison, sample_rows
-from lmtrain.eval.source import Source
 from lmtrain.eval.statistics import Comparison, Side, add_baselines, compare
 from lmtrain.eval.task import Result, Task, find_task
 from lmtrain.eval.texts import TextInput
@@ -78,13 +78,13 @@ class Session:
         self._inputs: dict[int, Path | TextInput] = {}  # by job number: data is read once for all models
 
     @contextmanager
-    def open_loader(self) -> Iterator[Callable[[Source, int], LoadedModel]]:
+    def open_loader(self) -> Iterator[Callable[[ModelSource, int], LoadedModel]]:
         """Context manager: open the process group and yield `load(source, number)`, which loads a model in the
         session's layout of that number.
         """
         with open_model_loader(self._env, self._layouts, self.options.device, self.options.precision) as load:
 
-            def load_model(source: Source, number: int) -> LoadedModel:
+            def load_model(source: ModelSource, number: int) -> LoadedModel:
                 with progress(self.console, f"loading {source.path.name}"):
                     return load(source, self._layouts[number])
 
@@ -175,7 +175,7 @@ class Session:
         return replace(outcome, result=result)
 
 
-def evaluate_one(source: Source, session: Session) -> None:
+def evaluate_one(source: ModelSource, session: Session) -> None:
     """Evaluate one model. Each result is written and printed as soon as it is there, so it is kept if a later task
     fails.
     """
@@ -243,7 +243,7 @@ def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
     return [by_step[step] for step in steps]
 
 
-def evaluate_steps(sources: Sequence[Source], session: Session) -> None:
+def evaluate_steps(sources: Sequence[ModelSource], session: Session) -> None:
     """Evaluate several checkpoints of a run. Print a line for each result, and at the end the tables of the last
     checkpoint and a sparkline of each headline measure over the steps.
     """
@@ -314,7 +314,7 @@ def compare_files(a: Path, b: Path, options: Options) -> None:
         _print_comparison(PlainConsole(highlight=False), pairs, comparisons, unpaired, options.full)
 
 
-def compare_models(sources: Sequence[Source], session: Session) -> None:
+def compare_models(sources: Sequence[ModelSource], session: Session) -> None:
     """Evaluate two models, one after the other, and compare their results item by item; write and print the
     differences.
     """

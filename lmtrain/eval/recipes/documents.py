@@ -15,7 +15,7 @@ from lmtrain.data.store.documents import use_recorded_checksums
 from lmtrain.data.store.indexed import IndexedDataset, dataset_file
 from lmtrain.errors import DataError
 from lmtrain.eval.task import Columns, ratio
-from lmtrain.eval.texts import TextInput, oddities
+from lmtrain.eval.texts import TextInput, count_odd_characters
 from lmtrain.eval.windows import Tokens
 from lmtrain.runtime.files.files import refuse_sparse_file
 from lmtrain.tokenizer.base import Tokenizer
@@ -87,7 +87,7 @@ def describe_texts(texts: TextInput) -> ColumnsAndFacts:
         raise DataError(f"{texts.name} holds no word, only {sum(num_bytes)} blank bytes. Give a file with text.")
     return {"words": np.array(words, np.float64), "bytes": np.array(num_bytes, np.float64)}, {
         "text_sha256": texts.sha256,
-        "notes": {"text_sha256_of": texts.sha256_of, **oddities(*documents)},
+        "notes": {"text_sha256_of": texts.sha256_of, **count_odd_characters(*documents)},
         "num_documents": len(documents),
         "num_words": sum(words),
         "words_rule": "len(text.split())",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lmtrain.errors import DataError, SettingsError, UsageError, spelling_hint
 from lmtrain.eval.recipes.choice_recipe import SUFFIXES, Question, Recipe, read_recipe
 from lmtrain.eval.task import Answers, Columns, Facts, Prepared, Sums, Task, TaskOptions, eod_id, item_columns, ratio
-from lmtrain.eval.texts import oddities, read_text_file
+from lmtrain.eval.texts import count_odd_characters, read_text_file
 from lmtrain.eval.windows import Request
 from lmtrain.runtime.files.files import parse_json
 from lmtrain.tokenizer.base import Tokenizer
@@ -106,7 +106,7 @@ class Choice(Task):
                     "question": self.recipe["question"],
                     "shots": shots.description,
                     "rows_cut_on_the_left": num_cut,
-                    **oddities(content),
+                    **count_odd_characters(content),
                 },
             ),
         )

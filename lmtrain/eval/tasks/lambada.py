@@ -17,7 +17,7 @@ import numpy as np
 
 from lmtrain.errors import DataError
 from lmtrain.eval.task import Facts, Prepared, Sums, Task, TaskOptions, bits_per_byte, perplexity, ratio
-from lmtrain.eval.texts import jsonl_texts, oddities, read_text_file
+from lmtrain.eval.texts import count_odd_characters, jsonl_texts, read_text_file
 from lmtrain.eval.windows import Request
 from lmtrain.tokenizer.base import Tokenizer
 
@@ -77,7 +77,7 @@ class Lambada(Task):
                 notes={
                     "lines_cut_on_the_left": sum(len(row) > options.seq_len + 1 for row in rows),
                     "lines_of_one_word": sum(len(text.split()) == 1 for text in texts),
-                    **oddities(*texts),
+                    **count_odd_characters(*texts),
                 },
             ),
         )

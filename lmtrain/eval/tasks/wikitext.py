@@ -37,7 +37,7 @@ from lmtrain.eval.task import (
     ratio,
     sum_by_item,
 )
-from lmtrain.eval.texts import jsonl_texts, oddities, read_text_file
+from lmtrain.eval.texts import count_odd_characters, jsonl_texts, read_text_file
 from lmtrain.eval.windows import StreamRequests, Window, WindowedRequests, check_stride, windows
 
 PUBLISHED_SEQ_LEN = 1024
@@ -123,7 +123,7 @@ class HuggingFace(OneStream):
                 prefix="none",
                 stride=self.stride,
                 denominator=f"weighted targets = {weighted:.0f}",
-                notes=oddities(text),
+                notes=count_odd_characters(text),
             ),
         )
 
@@ -230,7 +230,7 @@ class WikitextLmEval(Task):
                 prefix="end of document, before each page",
                 stride=options.seq_len,
                 denominator=f"words = {sum(words)}",
-                notes=oddities(*originals),
+                notes=count_odd_characters(*originals),
             ),
         )
 
@@ -298,7 +298,7 @@ class Megatron(OneStream):
                 prefix="none",
                 stride=self.stride,
                 denominator=f"words - 1 = {num_words - 1}",
-                notes={"loss_cap_nats": str(LOSS_CAP), **oddities(text)},
+                notes={"loss_cap_nats": str(LOSS_CAP), **count_odd_characters(text)},
             ),
         )
 

@@ -145,7 +145,7 @@ class Recorder:
 
     def current_time(self, tensor: Any = None) -> Time:
         """Return the current time where `tensor` is: a Moment on the GPU, or nanoseconds of the host's clock if the
-        tensor is on the host or no GPU is used.
+        tensor is on the host or no GPU is used. Without a tensor it is the GPU's time if one is used.
         """
         if self.device is None or not (tensor is None or tensor.is_cuda):
             return time.monotonic_ns()

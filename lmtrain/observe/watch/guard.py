@@ -247,13 +247,13 @@ def watch_run(
     *, on_device: bool = False,
 ) -> Iterator[Watch]:  # fmt: skip
     """Start the watchdog of this rank for the enclosed run, and report to it whether the run succeeds, fails or is
-    stopped. `group` is the run's process group and `folder` its run folder; `timeout_s` is the longest time that a rank
-    may stay in one phase or collective.
+    stopped. `folder` is the run folder, and `timeout_s` how long a rank may stay in one phase or collective. `on_stop`
+    receives the name of the signal that another process got, and `on_end`, on rank 0, the error for which the watchdog
+    ends the process.
 
     If a peer caused the end, raise the verdict that names it; on ranks other than 0 raise SystemExit with the same exit
-    code, because rank 0 prints the error. `on_stop` receives the name of a signal that another process was sent.
-    `on_end` reports and records, on rank 0, why this process is ended from outside its main thread. Both are called
-    from another thread. With `on_device`, collectives wait on a device and do not raise if a peer fails.
+    code, because rank 0 prints the error. `on_stop` and `on_end` are called from another thread. With `on_device`,
+    collectives wait on a device and do not raise if a peer fails.
     """
     watch = Watch(process, on_stop, on_end, on_device=on_device)
     phases.enter("build")

@@ -13,8 +13,8 @@ from lmtrain.batch import Batch
 from lmtrain.checkpoint.save.writer import CheckpointWriter
 from lmtrain.errors import CheckpointError, MissingInputError, UsageError
 from lmtrain.eval.load import load_for_eval, load_source
+from lmtrain.eval.model_source import checkpoint_source
 from lmtrain.eval.runner import run as run_task
-from lmtrain.eval.source import checkpoint_source
 from lmtrain.eval.task import find_task
 from lmtrain.eval.texts import TextInput
 from lmtrain.models.bert_settings import BertSettings

@@ -20,8 +20,8 @@ from lmtrain.data.samples.masked_twin import CONTINUES, MaskedSamplerTwin
 from lmtrain.data.store.indexed import DatasetWriter, IndexedDataset
 from lmtrain.errors import DataError, LmtrainError, UsageError
 from lmtrain.eval import scoring
+from lmtrain.eval.model_source import check_kind
 from lmtrain.eval.runner import Outcome, Subject, run
-from lmtrain.eval.source import check_kind
 from lmtrain.eval.task import TaskOptions, all_tasks, find_task
 from lmtrain.eval.tasks import masked
 from lmtrain.eval.tasks.masked import SEED

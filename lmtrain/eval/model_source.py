@@ -29,7 +29,7 @@ class Weights(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ModelSource:
     """A model on disk that can be evaluated: its settings, and functions that open its weights and its tokenizer."""
 
     path: Path
@@ -51,9 +51,9 @@ class CheckpointWeights:
         CheckpointReader(self.path).load_into(pieces, allow_rounding=True)
 
 
-def checkpoint_source(path: Path) -> Source:
-    """Return the model in a checkpoint as a Source. `path` is the checkpoint, or a run or checkpoints folder, whose
-    latest checkpoint is taken.
+def checkpoint_source(path: Path) -> ModelSource:
+    """Return the model in a checkpoint as a ModelSource. `path` is the checkpoint, or a run or checkpoints folder,
+    whose latest checkpoint is taken.
     """
     folder = resolve_checkpoint(path)
     contents = Contents(folder)
@@ -70,7 +70,7 @@ def checkpoint_source(path: Path) -> Source:
                 f"{folder / MANIFEST} contradicts itself: its state.{key} is {str(manifest.state[key])[:100]} but "
                 f"its other entries say {expected}. Restore it from a copy."
             )
-    return Source(
+    return ModelSource(
         path=folder,
         settings=settings,
         facts={"checkpoint": str(folder), "step": manifest.step},
@@ -79,7 +79,7 @@ def checkpoint_source(path: Path) -> Source:
     )
 
 
-def check_causal(source: Source) -> None:
+def check_causal(source: ModelSource) -> None:
     """Raise CheckpointError unless the model `source` is causal, that is, predicts the next token from the tokens
     before it.
     """
