@@ -25,7 +25,7 @@ def _parse(text: str, units: dict[str, int] | dict[str, float], example: str) ->
         raise ValueError(f"is not a size such as {example}")
     value = float(match[1].replace("_", "")) * units[match[2].lower()]
     if not math.isfinite(value):
-        raise ValueError("is larger than any size can be")
+        raise ValueError("is too large for a number")
     return value
 
 
@@ -70,7 +70,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Format a duration with its two largest units only: 3725 -> "1h02m"."""
+    """Format a duration in seconds with its two largest units: 3725 -> "1h02m"."""
     if value < 59.95:
         return f"{value:.1f}s"
     minutes, seconds = divmod(round(value), 60)

@@ -1,1 +1,1 @@
-"""The command line: the only room that may know two apps at once."""
+"""The command line: a module for each command, and what commands share."""

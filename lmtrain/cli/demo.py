@@ -1,4 +1,4 @@
-"""`lmtrain demo`: the whole job on what every machine has, the Python standard library's own sources.
+"""`lmtrain demo`: all commands from corpus to evaluation, on the source files of Python's standard library.
 
 Each stage is the command a user would type, printed before it runs; only the corpus has no verb of its own. Started
 again after a kill it goes on where training stopped, as any run does.
@@ -32,7 +32,7 @@ def demo(
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Settings for its pretraining, as in train.steps=100.", metavar="KEY=VALUE",
+            help="Settings of the training, such as train.steps=100.", metavar="KEY=VALUE",
             autocompletion=complete_override,
         ),
     ] = None,

@@ -1,4 +1,4 @@
-"""`lmtrain env`: what a bug report needs to know about this machine."""
+"""`lmtrain env`: print the facts about this machine and installation that a bug report needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lmtrain generate`: a checkpoint goes on from a prompt, printed as it is written."""
+"""`lmtrain generate`: continue a prompt with a checkpoint, and print the text while it is generated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def generate(
         str | None, typer.Option(help="The text to go on from; else standard input, or a new document.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")] = 200,
-    temperature: Annotated[float, typer.Option(help="Above 1 wilder, 0 always the likeliest.")] = 0.8,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 always takes the likeliest token.")] = 0.8,
     top_k: Annotated[
         int | None, typer.Option(help="Draw from this many of the likeliest tokens. [default: all]")
     ] = None,
@@ -34,7 +34,7 @@ def generate(
         float | None, typer.Option(help="Draw from the likeliest tokens that make up this probability. [default: all]")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The first sample's seed; the next ones count up.")] = 0,
-    num_samples: Annotated[int, typer.Option(min=1, help="How many continuations.")] = 1,
+    num_samples: Annotated[int, typer.Option(min=1, help="Number of continuations.")] = 1,
     device: Device = "auto",
     precision: Precision = "fp32",
     plugin: Plugins = None,

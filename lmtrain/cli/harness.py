@@ -1,4 +1,5 @@
-"""`python -m lmtrain.cli.harness`: lm-evaluation-harness's own command, with `--model lmtrain` among its models."""
+"""`python -m lmtrain.cli.harness`: the command of lm-evaluation-harness with lmtrain checkpoints as `--model lmtrain`.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ _WRONG_NAME = (errno.ENAMETOOLONG, errno.EINVAL)
 
 
 def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
-    """Turn an error of typer (click) into a UsageError that suggests a way out; `argv` is the command line as typed."""
+    """Return the UsageError to print for an error of typer (click), with a way out; `argv` is the command line as
+    typed.
+    """
     context = getattr(error, "ctx", None)
     command = command_name(context) if context is not None else " ".join(["lmtrain", *argv[:1]])
     help_hint = f"`{command} --help` shows how it is called."
@@ -63,7 +65,7 @@ def usage_error_from_click(error: Any, argv: Sequence[str]) -> LmtrainError:
 
 
 def error_from_os(error: OSError) -> LmtrainError:
-    """Turn an operating system error that nothing else has handled into an error with an exit code and a way out."""
+    """Return the error to print for an OSError that nothing else has handled, with an exit code and a way out."""
     file, reason = error.filename or "a file", error.strerror or str(error)
     if reached := limit_reached(error, Path(str(file))):
         return StorageError(f"Reading or writing {file} failed: {reached}")

@@ -42,7 +42,7 @@ Overrides = Annotated[
     ),
 ]  # fmt: skip
 ConfigDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="A folder of your own configs; it wins over conf/.")
+    Path | None, typer.Option(metavar="DIR", help="A folder of your own configs; they override those in conf/.")
 ]
 ConfigName = Annotated[str, typer.Option(metavar="NAME", help="The root config to start from.")]
 FromRun = Annotated[
@@ -53,8 +53,8 @@ FromRun = Annotated[
         "checkpoint, or from the checkpoint given here.",
     ),
 ]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")]
-Precision = Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="In which numbers to compute.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Device to compute on.")]
+Precision = Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="Number format to compute in.")]
 TextInputs = Annotated[
     list[str],
     typer.Argument(
@@ -66,7 +66,7 @@ InputFormat = Annotated[
     str | None,
     typer.Option(
         "--format", metavar="NAME",
-        help="What standard input holds, or a file whose name does not say it: txt, jsonl, or one compressed, as in "
+        help="Format of standard input and of files with an unknown suffix: txt, jsonl, or one compressed, as in "
         "txt.gz. [default: jsonl]",
     ),
 ]
@@ -106,13 +106,17 @@ def refuse_unused_options(context: typer.Context, unused: set[str], subject: str
         source = context.get_parameter_source(str(param.name))
         if param.name in unused and source is not None and source.name == "COMMANDLINE":
             name = param.opts[0] if param.opts[0].startswith("-") else str(param.name).upper()
-            raise UsageError(f"{name} means nothing to {subject}. Leave it out.")
+            raise UsageError(f"{name} has no effect with {subject}. Leave it out.")
 
 
 def check_output_folder(option: str, output: Path) -> None:
-    """Raise if the output file's folder does not exist, before any work is done."""
+    """Raise an OutputError if the folder of the output file does not exist. `option` names the option in the message.
+    """
     if not output.parent.is_dir():
-        raise OutputError(f"{option} {output} is in no folder. Make {output.parent}, or name a file in another one.")
+        raise OutputError(
+            f"{option} {output} cannot be written, because the folder {output.parent} does not exist. Create it, or "
+            "give a file in another folder."
+        )
 
 
 def resolve_text_inputs(inputs: list[str], format_: str | None) -> Inputs:
@@ -125,8 +129,8 @@ def resolve_text_inputs(inputs: list[str], format_: str | None) -> Inputs:
 
     sources = [resolve_input(source, format_) for source in inputs]
     if format_ is not None and all(isinstance(source, str) for source in sources):
-        raise UsageError(f"--format={format_} is for - and for files whose names do not say what they hold. "
-                         "None was given; leave it out.")  # fmt: skip
+        raise UsageError(f"--format={format_} is the format of standard input (-) and of files with an unknown suffix. "
+                         "The inputs have neither; leave it out.")  # fmt: skip
     if skipped := skipped_files(sources):
         print_notice(f"left out: {join_few(map(str, skipped), max_shown=3)}. Folders are searched for {READABLE}.")
     return sources

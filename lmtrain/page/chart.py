@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from lmtrain.page.document import NUM_COLOURS, svg_element, svg_line, svg_polyline, svg_rect, svg_text
 from lmtrain.units import format_seconds
 
-Form = Literal["number", "count", "bytes", "seconds", "percent"]
+Form = Literal["number", "count", "bytes", "seconds", "percent"]  # the kind of a number, which decides its format
 
 _BYTES = ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
@@ -54,7 +54,8 @@ def _tick_step(min_step: float, form: Form) -> float:
 
 
 def log_ticks(low: float, high: float, max_count: int) -> list[float]:
-    """Return tick values for a logarithmic axis: powers of ten; if these are few, 2 and 5 times them as well.
+    """Return tick values for a logarithmic axis from `low` to `high`: powers of ten, or, if these are few, also 2 and 5
+    times them. `max_count` is the desired number at most.
 
     A range too short for either gets evenly spaced ticks.
     """
@@ -81,8 +82,9 @@ def tick_labels(values: Sequence[float], form: Form) -> list[str]:
 
 
 def format_value(value: float, form: Form, digits: int = 4) -> str:
-    """Format a value as short text by its form: with a unit for bytes, counts and seconds, as a percentage, or plain.
-    `digits` is the number of significant digits, about. NaN becomes a dash.
+    """Format a value as short text by its form: with a unit for bytes, counts and seconds, as a percentage, or as a
+    plain number. `digits` is the approximate number of significant digits; seconds always have three. NaN becomes a
+    dash.
     """
     if math.isnan(value):
         return "-"
@@ -117,15 +119,19 @@ class Points:
 
 @dataclass(frozen=True)
 class Curve:
-    run: int
+    """One curve of a figure: measured values of a run."""
+
+    run: int  # index into Charts.runs
     name: str
     points: Points
     mean: Points | None = None  # the data to smooth, if `points` holds extremes of many values
-    dots: bool = False  # draw a dot for each of a few measurements
+    dots: bool = False  # True: also draw a dot for each measurement, if there are few
 
 
 @dataclass(frozen=True)
 class Figure:
+    """A figure: curves with a common title, unit and value axis."""
+
     key: str
     title: str
     form: Form
@@ -134,14 +140,14 @@ class Figure:
     log: bool = False
     wide: bool = False
     smooth: bool = True
-    zero: bool = False  # its axis begins at 0; because: a little more memory must not look like twice as much
+    zero: bool = False  # True: the value axis begins at 0, so that a little more does not look like twice as much
 
 
 @dataclass(frozen=True)
 class Mark:
-    """An event on the axis: a save, a restart, a fault."""
+    """An event of a run that is drawn as a line across the figures: a save, restart, stop or fault."""
 
-    run: int
+    run: int  # index into Charts.runs
     kind: str
     step: float
     tokens: float
@@ -151,6 +157,8 @@ class Mark:
 
 @dataclass(frozen=True)
 class Charts:
+    """All figures of a page, with the names of its runs and the marks on the axis."""
+
     runs: Sequence[str]
     figures: Sequence[Figure]
     marks: Sequence[Mark] = field(default_factory=list)
@@ -162,7 +170,7 @@ class Charts:
         return [axis for axis in AXES if all(len(curve.points.on(axis)) for curve in curves)] or ["step"]
 
     def to_json(self) -> str:
-        """Return the charts as JSON that is safe inside a script element."""
+        """Return the charts as JSON text that can stand inside an HTML script element."""
         data = {
             "runs": list(self.runs), "axes": self.axes,
             "figures": [_figure_data(figure) for figure in self.figures],

@@ -16,7 +16,7 @@ Cells = Mapping[str, str]
 
 
 class Picture(NamedTuple):
-    """A picture of a page that can also be written to a file with this name, for a paper."""
+    """An SVG picture of a page, which can also be written to a file with this name."""
 
     name: str
     svg: str
@@ -123,7 +123,7 @@ def script_element(name: str) -> str:
 
 
 def html_table(rows: Sequence[Cells]) -> str:
-    """Return an HTML table with a column for each key of the rows.
+    """Return the rows (column -> text) as an HTML table, with a column for each key of the rows.
 
     A key that begins with `<` marks a column of left-aligned words, any other key a column of numbers.
     """

@@ -32,8 +32,8 @@ def record_errors(run: Path) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(
-            f"{run} holds records that no run writes ({type(error).__name__}: {error}). "
-            f"Look at its {CONFIG}, {STOP} and {METRICS}; --debug shows which was read."
+            f"{run} holds files with content that no run writes ({type(error).__name__}: {error}). "
+            f"Look at its {CONFIG}, {STOP} and {METRICS}; --debug shows where reading failed."
         ) from error
 
 
@@ -50,10 +50,10 @@ def read_working_directory(run: Path) -> Path | None:
 
 
 def run_state(run: Path, stop: dict[str, Any] | None) -> dict[str, Any]:
-    """Return a run's state (`state`), and the process that holds the folder's lock (`process`, None if there is none).
+    """Return a run's `state` (running, finished, stopped, failed, killed or "out of sight") and the `process` that
+    holds the folder's lock, or None. `stop` is the content of stop.json, None if there is no file.
 
-    `stop` is the content of stop.json. States: running, finished, stopped, failed, killed; "out of sight" if the lock
-    belongs to a process of another machine, which cannot be checked from here.
+    "out of sight" means that the lock belongs to a process of another machine, which cannot be checked from here.
     """
     if stop is not None:
         on_request = stop.get("exit_code") in (StoppedEarly.exit_code, StoppedForGood.exit_code)
@@ -105,7 +105,7 @@ def expand_runs(paths: Iterable[Path]) -> list[Path]:
 
 @dataclass
 class RunFolder:
-    """A run's state as read from its folder, with `problems`: sentences about the parts that could not be read."""
+    """A run as read from its folder. `problems` are sentences about files that could not be read."""
 
     path: Path
     name: str
@@ -150,7 +150,7 @@ def read_run(path: Path, name: str) -> RunFolder:
     """
     if not is_run(path):
         raise MissingInputError(
-            f"{path} is not the folder of a run: it has neither {METRICS} nor {CONFIG} with what runs leave. "
+            f"{path} is not the folder of a run: it has neither {METRICS} nor {CONFIG} with other files of a run. "
             "Give a folder that `lmtrain pretrain` has written, its run.dir."
         )
     run = RunFolder(path, name)

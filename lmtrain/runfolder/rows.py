@@ -57,8 +57,8 @@ def _read_all_rows(path: Path) -> Iterator[Row]:
         for number, line in enumerate(read_lines(path), 1):
             if len(line) > ROW_BYTES:
                 raise DataError(
-                    f"{path}:{number} is longer than {ROW_BYTES >> 20} MiB, which no row of metrics is. "
-                    "Remove that line, or copy the file from where it is whole."
+                    f"{path}:{number} is longer than {ROW_BYTES >> 20} MiB, which is more than any row of metrics. "
+                    "Remove that line, or restore the file from a copy."
                 )
             try:
                 row = parse_row(line)

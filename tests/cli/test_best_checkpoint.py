@@ -77,7 +77,7 @@ def test_the_best_by_a_task_that_is_known_in_no_settings_class(toy: Toy, tmp_pat
     assert step_folder_name(best) in kept(tmp_path / "run")
     wrong = [*words[:2], "checkpoint.best_by=eval/code/token_acuracy"]
     said = lmtrain("pretrain", *toy.settings(tmp_path / "new", **SETTINGS), *wrong, "--dry-run", code=2)
-    assert "is nothing that this run measures. Did you mean eval/code/token_accuracy?" in said
+    assert "is not a measure of this run's evaluations. Did you mean eval/code/token_accuracy?" in said
 
 
 @pytest.mark.wide

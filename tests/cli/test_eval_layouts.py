@@ -89,7 +89,7 @@ def test_a_layout_that_cannot_be_is_refused_without_torch(checkpoint: Path, text
             assert says in said.text
         said = run([*asked(checkpoint, text, "--nproc", 2), "--task", "perplexity", "--data", "-"])
         assert (said.code, said.torch) == (2, False)
-        assert "--data=- is standard input, which one process alone can read, and here are 2." in said.text
+        assert "--data=- is standard input, which only one process can read, and the evaluation has 2 " in said.text
 
 
 def test_a_model_of_another_kind_is_refused_before_its_weights_are_read(tmp_path: Path, text: Path) -> None:

@@ -178,10 +178,10 @@ def test_the_list_names_every_task_with_its_file() -> None:
         ([], 2, "No task was given. Give --task and --data"),
         (["--task", "perplexity", "--data", "absent.txt"], 66, "--data=absent.txt does not exist"),
         (["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"], 2, "--baseline=b works where"),
-        (["--steps", "all", "--samples", "s"], 2, "--samples means nothing to --steps"),
-        (["--compare", "a", "b"], 2, "CHECKPOINT means nothing to --compare of two checkpoints"),
+        (["--steps", "all", "--samples", "s"], 2, "--samples has no effect with --steps"),
+        (["--compare", "a", "b"], 2, "CHECKPOINT has no effect with --compare of two checkpoints"),
         (["--output", "."], 73, "--output=. is a folder"),
-        (["--output", "a/r.json", "--samples", "a/r.json"], 2, "Give them two names"),
+        (["--output", "a/r.json", "--samples", "a/r.json"], 2, "Give two different files"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_loading(arguments: list[str], code: int, words: str) -> None:

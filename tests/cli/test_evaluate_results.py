@@ -149,16 +149,16 @@ def test_a_run_over_its_steps(run: Path, held_out: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("{run}", "--steps", "all", "--samples", "s"), 2, "--samples means nothing to --steps"),
-        (("{run}", "--compare", "{run}", "{run}"), 2, "CHECKPOINT means nothing to --compare of two checkpoints"),
-        (("--compare", "{held}", "{held}", "--batch-size", "2"), 2, "--batch-size means nothing to --compare"),
+        (("{run}", "--steps", "all", "--samples", "s"), 2, "--samples has no effect with --steps"),
+        (("{run}", "--compare", "{run}", "{run}"), 2, "CHECKPOINT has no effect with --compare of two checkpoints"),
+        (("--compare", "{held}", "{held}", "--batch-size", "2"), 2, "--batch-size has no effect with --compare"),
         (("--compare", "{held}", "{run}"), 2, "mixes a file and a folder"),
         (("{run}", "--steps", "10,x"), 2, "neither all nor steps"),
         (("{run}", "--steps", "11"), 66, "It has 10, 20, 30"),
         (("{held}", "--steps", "all"), 66, "holds no checkpoints"),
         (("{run}", "--output", "{run}"), 73, "is a folder"),
         (("{run}", "--samples", "{held}/s.jsonl"), 73, "cannot be a folder"),
-        (("{run}", "--samples", "{run}/s", "--output", "{run}/s"), 2, "Give them two names"),
+        (("{run}", "--samples", "{run}/s", "--output", "{run}/s"), 2, "Give two different files"),
     ],
 )
 def test_what_does_not_go_together_is_refused_at_once(

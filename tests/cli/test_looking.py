@@ -260,7 +260,7 @@ def test_what_a_folder_holds_besides_is_named_by_every_verb(toy: Toy, tmp_path: 
     refused = lmtrain("preprocess", folder / "notes.md", "--tokenizer", toy.tokenizer, *made, code=2)
     assert "Add its format, as in --format txt" in refused
     refused = lmtrain("corpus", "clean", folder, "--output", tmp_path / "c.jsonl", "--format", "txt", code=2)
-    assert "None was given" in refused
+    assert "The inputs have neither" in refused
 
 
 def test_any_input_is_evaluated(run: Path, tmp_path: Path) -> None:

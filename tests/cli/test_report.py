@@ -215,7 +215,7 @@ def test_what_is_left_of_damaged_runs(run: Path, tmp_path: Path) -> None:
     lmtrain("report", bad)
     assert "No number has been recorded yet" in said(bad / "report.html")
     assert "metrics.jsonl is not there" in said(bad / "report.html")
-    assert "is in no folder" in lmtrain("report", run, "--out", tmp_path / "no" / "a.html", code=73)
+    assert "does not exist. Create it" in lmtrain("report", run, "--out", tmp_path / "no" / "a.html", code=73)
 
 
 @pytest.mark.parametrize("changed", [{"window_s": "x"}, {"first_step": None}, {"classes": []}, {"kernels": 3}])

@@ -225,7 +225,7 @@ def test_inspect_tells_what_differs_and_by_how_much(run: Path) -> None:
         ((), 2, "--to is missing"),
         (("--to", "tp=2", "--max-memory", "10MiB"), 2, "is too little"),
         (("--to", "tp=2", "--max-memory", "much"), 2, "is not a size"),
-        (("--to", "hf,tp=2"), 2, "has no layout"),
+        (("--to", "hf,tp=2"), 2, "has no parallel layout"),
         (("--to", "megatron,dp=2"), 2, "tp or pp=NUMBER"),
         (("--from", "hf", "--to", "tensor=2"), 2, "is not a layout"),
         (("--from", "hf", "--to", "tp=2"), 66, "has no model.safetensors"),

@@ -104,7 +104,7 @@ def test_an_end_that_is_no_success_is_marked(tmp_path: Path, last: float | str, 
 
 def test_what_is_refused(runs: Path) -> None:
     assert "Did you mean optim.lr?" in lmtrain("runs", runs, "--where", "optim.lrr=1", code=2)
-    assert "names no value" in lmtrain("runs", runs, "--where", "optim.lr", code=2)
+    assert "has no value" in lmtrain("runs", runs, "--where", "optim.lr", code=2)
     assert "Did you mean finished?" in lmtrain("runs", runs, "--state", "finishd", code=2)
     assert "holds no run" in lmtrain("runs", runs / "empty", code=66)
     assert "is not the folder of a run" in lmtrain("runs", "diff", runs / "a", runs / "empty", code=66)

@@ -38,7 +38,7 @@ def test_sizes_are_refused_before_anything_is_counted(toy: Toy) -> None:
         ("optim=null", 2, "optim.kind=null is not a kind of optim"),
         (f"optim.lr={NINES}", 2, "which has 5000 digits"), (f"train.seed=1{'_0' * 2000}", 2, "digits"),
         ("train.steps=1e5000", 2, "train.steps=inf is not a whole number"),
-        ("train.steps=1e308T", 2, "train.steps=1e308T is larger than any size can be"),
+        ("train.steps=1e308T", 2, "train.steps=1e308T is too large for a number"),
         (f"run.dir={'x' * 300}", 2, "300 of them in one name"), (f"run.dir={'x/' * 2500}", 2, "has 5000 bytes"),
         ("run.dir=a\udcffb", 2, "run.dir holds half a character (U+DCFF)"),
         ("run.dir='a\0b'", 2, "zero byte"), ("run.dir=/dev/null", 73, "/dev/null is a file"),

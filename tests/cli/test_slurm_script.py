@@ -24,12 +24,12 @@ TWO = ("parallel.dp_shard=2",)
 MORE_REFUSALS: list[tuple[tuple[object, ...], int, str]] = [
     (("optim.lr=-1",), 2, "optim.lr=-1"),
     (("data.path=nowhere",), 66, "nowhere"),
-    (("--sbatch=--nodes=4",), 2, "--sbatch=--nodes=4 would undo what the file says"),
+    (("--sbatch=--nodes=4",), 2, "--sbatch=--nodes=4 would contradict the sbatch file"),
     (("--sbatch=mem",), 2, "--sbatch=mem is not an option of sbatch"),
-    (("--srun=-K0",), 2, "--srun=-K0 would undo"),
+    (("--srun=-K0",), 2, "--srun=-K0 would contradict"),
     (("--sbatch=-c four", *TWO), 2, "--sbatch=-c four is not a number of CPUs"),
-    (("--srun=--gpu-bind=single:1", *TWO), 2, "--srun=--gpu-bind=single:1 is about a task"),
-    (("--srun=--cpu-bind=verbose,map_cpu:0,1", *TWO), 2, "map_cpu:0,1 is about a task"),
+    (("--srun=--gpu-bind=single:1", *TWO), 2, "--srun=--gpu-bind=single:1 applies to each Slurm task"),
+    (("--srun=--cpu-bind=verbose,map_cpu:0,1", *TWO), 2, "map_cpu:0,1 applies to each Slurm task"),
     (("--env", "A B=3"), 2, "--env=A B=3 is not NAME=VALUE"),
     (("--container-image", "a", "--container-command", "b"), 2, "both start a container"),
     (("--array", "parallel.dp_shard=1,2"), 78, "runs of this array take 1 to 2 processes"),
@@ -365,12 +365,12 @@ def test_cpus_are_those_of_a_rank(
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
-        ((), 2, "given once. Give --gpus-per-node N, or --tasks-per-node N"),
-        (("--gpus-per-node", 2, "--tasks-per-node", 2), 2, "given once"),
+        ((), 2, "by exactly one option. Give --gpus-per-node N, or --tasks-per-node N"),
+        (("--gpus-per-node", 2, "--tasks-per-node", 2), 2, "by exactly one option"),
         (("--tasks-per-node", 3, *EIGHT), 78, "--tasks-per-node=3 does not divide the 8 processes of pp 2 x dp_shard "
-         "2 x tp 2, zero 1, and nodes are all alike. Use --tasks-per-node=2 on 4 nodes"),
-        (("--gpus-per-node", 2, "--sbatch=--gpus-per-task=1", *TWO), 2, "--gpus-per-task=1 is about a task, and one "
-         "task starts all 2 ranks of its node. Leave it out, or add --tasks rank"),
+         "2 x tp 2, zero 1, and all nodes get the same number. Use --tasks-per-node=2 on 4 nodes"),
+        (("--gpus-per-node", 2, "--sbatch=--gpus-per-task=1", *TWO), 2, "--gpus-per-task=1 applies to each Slurm task, "
+         "and one task starts all 2 ranks of its node. Leave it out, or add --tasks rank"),
         (("--gpus-per-node", 2, "--time", "4h"), 2, "--time=4h is not a time limit of Slurm's. Write it as in 90"),
         (("--gpus-per-node", 2, "parallel.tp=3"), 78, "parallel.tp=3 does not divide model.num_heads=2"),
         *(pytest.param(("--gpus-per-node", 2, *one), *rest, marks=pytest.mark.wide) for one, *rest in MORE_REFUSALS),
@@ -398,7 +398,7 @@ def test_submit_keeps_the_file_and_prints_the_job(toy: Toy, tmp_path: Path) -> N
     sbatch = tmp_path / "bin" / "sbatch"
     words = ["slurm", "submit", *toy.settings(tmp_path / "run"), "--tasks-per-node", 1]
     said = lmtrain(*words, code=66, env={"PATH": str(sbatch.parent)})
-    assert "sbatch is not on the PATH here" in said
+    assert "sbatch is not on the PATH of this machine" in said
     sbatch.parent.mkdir()
     sbatch.write_text(
         '#!/bin/bash\n[ -z "$REFUSES" ] || { echo "sbatch: error: $REFUSES" >&2; exit 1; }\necho "12;local"\n'

@@ -78,7 +78,7 @@ def test_what_is_missing_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
 def test_refusals_have_a_way_out(tmp_path: Path) -> None:
     assert "is not a run's folder" in lmtrain("trace", tmp_path / "none", code=66)
     # before anything is read, which takes a while of many ranks
-    assert "is in no folder" in lmtrain("trace", tmp_path / "none", "--out", tmp_path / "no" / "x.json", code=73)
+    assert "not exist. Create it" in lmtrain("trace", tmp_path / "none", "--out", tmp_path / "no" / "x.json", code=73)
     (tmp_path / "config.json").write_text("{}")
     said = lmtrain("trace", tmp_path, code=66)
     assert "has no traces" in said
@@ -87,8 +87,8 @@ def test_refusals_have_a_way_out(tmp_path: Path) -> None:
     Made(layout=Layout(), num_microbatches=2).write(tmp_path)
     said = lmtrain("trace", tmp_path, "--step", 99, code=2)
     assert "--step=99 is not among the steps that start 1 recorded: 10, 11, 12, 13. Choose one" in said
-    assert "--start=3 has left no trace" in lmtrain("trace", tmp_path, "--start", 3, code=2)
-    assert "is in no folder" in lmtrain("trace", tmp_path, "--out", tmp_path / "none" / "x.json", code=73)
+    assert "--start=3 has no trace" in lmtrain("trace", tmp_path, "--start", 3, code=2)
+    assert "does not exist. Create it" in lmtrain("trace", tmp_path, "--out", tmp_path / "none" / "x.json", code=73)
     (tmp_path / "trace" / "rank-00000.spans").write_bytes(b"LMSPANS\n")
     assert "delete it to read the other ranks'" in lmtrain("trace", tmp_path, code=65)
 

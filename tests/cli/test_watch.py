@@ -84,7 +84,7 @@ def test_a_folder_that_is_not_there_or_no_run(tmp_path: Path) -> None:
         "its run.dir.\n"
     )
     assert "is no run's folder (it has no config.json) yet" in lmtrain("watch", tmp_path, "--once", code=66)
-    assert "--every=0 is how often to look" in lmtrain("watch", tmp_path, "--every", 0, code=2)
+    assert "--every=0 must be at least 0.2 seconds" in lmtrain("watch", tmp_path, "--every", 0, code=2)
 
 
 def test_records_that_no_run_writes_are_said(ended: Path, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_records_that_no_run_writes_are_said(ended: Path, tmp_path: Path) -> Non
     copy.mkdir()
     (copy / "config.json").write_bytes((ended / "config.json").read_bytes())
     (copy / "metrics.jsonl").write_text('{"event": "step", "step": 3, "attempt": 1, "loss": {}}\n')
-    assert "holds records that no run writes" in lmtrain("watch", copy, code=65)
+    assert "holds files with content that no run writes" in lmtrain("watch", copy, code=65)
 
 
 class Second:
@@ -151,7 +151,7 @@ def test_a_folder_of_runs_is_no_run_to_wait_for(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text("")
     said = lmtrain("watch", tmp_path, code=2)
-    assert f"is not a run but holds runs: {tmp_path}/a, {tmp_path}/b. Give one" in said
+    assert f"is not a run folder but contains runs: {tmp_path}/a, {tmp_path}/b. Give one" in said
 
 
 def test_ctrl_c_ends_the_watching_alone(toy: Toy, tmp_path: Path) -> None:

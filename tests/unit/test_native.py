@@ -88,7 +88,7 @@ def test_the_build_backend_shows_the_compiler_the_headers(repository: Path) -> N
     assert run(code, repository / "csrc") == "True"
 
 
-# A helper that was compiled from other sources
+# A helper that was compiled for another version
 
 
 def declared() -> str:
@@ -111,7 +111,7 @@ def test_a_helper_of_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch, i
     if interface is not None:
         monkeypatch.setattr(old, "interface", interface, raising=False)
     monkeypatch.setattr(lmtrain, "_native", old, raising=False)
-    with pytest.raises(LmtrainError, match=r"^lmtrain/_native\.so was compiled from other .* Run `make native`"):
+    with pytest.raises(LmtrainError, match=r"^lmtrain/_native\.so was compiled for another .* Run `make native`"):
         native._load()
     monkeypatch.setenv("LMTRAIN_NATIVE", "0")
     assert native._load() is None
@@ -139,4 +139,4 @@ def test_the_command_line_says_so(tmp_path: Path, words: list[str]) -> None:
         assert done.returncode == 0
     else:
         assert done.returncode == 70, done.stderr
-        assert done.stderr.startswith("error: lmtrain/_native.so was compiled from other sources")
+        assert done.stderr.startswith("error: lmtrain/_native.so was compiled for another version")

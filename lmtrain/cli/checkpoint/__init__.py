@@ -1,1 +1,1 @@
-"""`lmtrain reshard` and `verify`: what is done with a checkpoint that is not training."""
+"""`lmtrain reshard` and `verify`: convert and check checkpoints."""

@@ -1,4 +1,5 @@
-"""`lmtrain reshard SOURCE --to ... --output DIR`: convert a checkpoint to another layout or program, or from one."""
+"""`lmtrain reshard SOURCE --to ... --output DIR`: convert a checkpoint to another layout, or to or from other programs.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def reshard(
     source: Annotated[
         Path, typer.Argument(help="A checkpoint, a run's folder for its latest one, or with --from a folder.")
     ],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder that becomes the result.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
     to: Annotated[
         str | None,
         typer.Option(
@@ -37,24 +38,24 @@ def reshard(
         ),
     ] = None,
     from_: Annotated[
-        Literal["hf", "megatron"] | None, typer.Option("--from", help="SOURCE is a folder of this program.")
+        Literal["hf", "megatron"] | None, typer.Option("--from", help="The program that wrote the folder SOURCE.")
     ] = None,
     max_memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Bound of the memory that a change of layout takes.")
+        str, typer.Option(metavar="SIZE", help="Memory that a change of layout may use.")
     ] = "2GiB",
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads. [default: one a processor]")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of threads. [default: one per processor]")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a checkpoint that is already there.")] = False,
     tokenizer: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="With --from: the tokenizer, where SOURCE has none.")
+        Path | None, typer.Option(metavar="PATH", help="With --from: the tokenizer, if SOURCE has none.")
     ] = None,
     dtype: Annotated[
-        Literal["fp32", "bf16", "fp16"], typer.Option(help="With --to hf or megatron: in which numbers.")
+        Literal["fp32", "bf16", "fp16"], typer.Option(help="With --to hf or megatron: number format of the weights.")
     ] = "fp32",
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set", metavar="KEY=VALUE",
-            help="With --from: a setting of the model that SOURCE lacks; of hf, dropout=SHARE alone.",
+            help="With --from: a model setting that SOURCE does not hold; for hf only dropout=SHARE.",
         ),
     ] = None,
     plugin: Plugins = None,
@@ -68,7 +69,10 @@ def reshard(
     folder. Both in one command need disk space for two copies for a while.
     """
     if from_ is None and (set_ or tokenizer):
-        raise UsageError(f"{'--set' if set_ else '--tokenizer'} is read with --from alone. Add --from hf or megatron.")
+        raise UsageError(
+            f"{'--set' if set_ else '--tokenizer'} only has an effect with --from. Add --from hf or --from megatron, "
+            "or leave it out."
+        )
     resumes = to is not None and from_ is None and not _is_program(to)
     what_a_restart_does = "goes on where this one was" if resumes else "begins anew"
     interrupted = f"{output} is not there yet; the same command {what_a_restart_does}."
@@ -103,7 +107,8 @@ def _is_program(to: str) -> bool:
 
 @contextmanager
 def _temporary_folder_for(output: Path) -> Iterator[Path]:
-    """Context manager: yield a temporary folder in the same parent folder, and so on the same disk, as `output`."""
+    """Context manager: yield a temporary folder beside `output`, and so on the same disk, which is removed at the end.
+    """
     with storage_errors(output, "Importing for"):
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = TemporaryDirectory(prefix=f".{output.name}.imported-", dir=output.parent)
@@ -154,7 +159,7 @@ def _export_for_program(source: Path, output: Path, to: str, dtype: str, report:
         from lmtrain.exchange.huggingface.convert import export_hf
 
         if rest:
-            raise UsageError(f"--to {to}: a folder for Hugging Face has no layout. Use --to hf.")
+            raise UsageError(f"--to {to}: a Hugging Face folder has no parallel layout. Use --to hf.")
         return export_hf(source, output, dtype=dtype, report=report)
     pairs = _parse_pairs("--to", rest.split(",") if rest else [], ("tp", "pp"))
     sizes = {key: int(size) for key, size in pairs.items()}
@@ -187,7 +192,7 @@ def _parse_pairs(option: str, words: list[str], allowed_keys: tuple[str, ...] = 
     are_numbers = not allowed_keys or all(value.isdecimal() and int(value) > 0 for value in pairs.values())
     if len(pairs) < len(words) or (allowed_keys and not pairs.keys() <= set(allowed_keys)) or not are_numbers:
         form = f"{' or '.join(allowed_keys)}=NUMBER" if allowed_keys else "KEY=VALUE"
-        raise UsageError(f"{option} {','.join(words)} is wrong. Give {form}, each once.")
+        raise UsageError(f"{option} {','.join(words)} is malformed. Write it as {form}, each key only once.")
     return pairs
 
 

@@ -1,4 +1,4 @@
-"""`lmtrain corpus`: raw text to a clean, deduplicated, split corpus of JSON lines. The work is data_tools'.
+"""`lmtrain corpus`: raw text to a clean, deduplicated, split corpus of JSON lines. The steps are in data_tools.
 
 Every step streams, writes the same bytes with any number of workers, and runs as one task of many with `--part`.
 """
@@ -30,12 +30,12 @@ Output = Annotated[
         metavar="FILE", parser=parse_output_file, help="The .jsonl to write; FILE.report.json goes beside it."
     ),
 ]
-Workers = Annotated[int | None, typer.Option(help="Processes that work. [default: every core]")]
+Workers = Annotated[int | None, typer.Option(help="Number of processes. [default: one per core]")]
 PartText = Annotated[str, typer.Option("--part", metavar="I/N", help="Do task I (from 0) of N, and write its part.")]
 Key = Annotated[str, typer.Option(help="The key of the text.")]
-OnError = Annotated[str, typer.Option(metavar="{stop,skip}", help="What a bad line does; skipped ones are counted.")]
-Seed = Annotated[int, typer.Option(help="Another seed is another choice.")]
-Keep = Annotated[str, typer.Option(metavar="{first,longest}", help="Which of a group of near copies stays.")]
+OnError = Annotated[str, typer.Option(metavar="{stop,skip}", help="At a bad line: stop, or skip and count it.")]
+Seed = Annotated[int, typer.Option(help="Seed of the random choice.")]
+Keep = Annotated[str, typer.Option(metavar="{first,longest}", help="Which document of a group of near copies to keep.")]
 WorkFolder = Annotated[Path, typer.Option("--work", metavar="DIR", help="The folder that the tasks share.")]
 
 
@@ -58,7 +58,7 @@ def get(
     name: Annotated[str, typer.Argument(help="A corpus of `lmtrain corpus list`.")],
     output: Annotated[
         Path,
-        typer.Option(metavar="DIR", help="Gets train.jsonl, valid.jsonl, test.jsonl, or the evaluation texts."),
+        typer.Option(metavar="DIR", help="Folder for train.jsonl, valid.jsonl, test.jsonl, or the evaluation texts."),
     ],
     files: Annotated[
         list[Path] | None,
@@ -85,8 +85,8 @@ def get(
 @app.command()
 def fetch(
     url: Annotated[str, typer.Argument(help="An https address.")],
-    sha256: Annotated[str, typer.Option(help="What the file must hash to.")],
-    output: Annotated[Path, typer.Option(metavar="FILE", parser=parse_output_file, help="Where it goes.")],
+    sha256: Annotated[str, typer.Option(help="The file's SHA-256.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", parser=parse_output_file, help="The file to write.")],
 ) -> None:
     """Download a file and check its SHA-256; an interrupted download is continued."""
     from data_tools.corpora import fetch as fetching
@@ -105,8 +105,8 @@ def clean(
         typer.Option(help="A group (gopher, c4, fineweb), a rule, a rule=limit, c4_lines, or none. [default: gopher, "
                           "lines_ending_in_punctuation]"),
     ] = None,
-    script: Annotated[list[str] | None, typer.Option(help="A welcome script (latin, han, ...). [default: all]")] = None,
-    min_script_share: Annotated[float, typer.Option(help="The least share of letters in welcome scripts.")] = 0.5,
+    script: Annotated[list[str] | None, typer.Option(help="Allowed script (latin, han, ...). [default: all]")] = None,
+    min_script_share: Annotated[float, typer.Option(help="The least share of letters in allowed scripts.")] = 0.5,
     workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
@@ -132,7 +132,7 @@ def rules() -> None:
 def dedupe(
     inputs: TextInputs,
     output: Output,
-    exact_only: Annotated[bool, typer.Option("--exact-only", help="Leave near copies in.")] = False,
+    exact_only: Annotated[bool, typer.Option("--exact-only", help="Drop only exact copies.")] = False,
     threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
     keep: Keep = "first",
     workers: Workers = None, key: Key = "text", on_error: OnError = "stop",
@@ -168,7 +168,7 @@ def sign(
 def match(
     work: WorkFolder,
     threshold: Annotated[float, typer.Option(help="Jaccard similarity that makes two texts copies.")] = 0.8,
-    exact: Annotated[bool, typer.Option("--exact", help="Mark exact copies; comes first, and once.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Mark exact copies; run this first, and once.")] = False,
     part: PartText = "0/1",
 ) -> None:
     """Find near copies by their signatures, or with `--exact` mark exact copies: the second step of deduplication."""
@@ -183,7 +183,7 @@ def match(
 @app.command()
 def join(
     work: WorkFolder,
-    parts: Annotated[int, typer.Option(help="In how many parts `match` ran.")] = 1,
+    parts: Annotated[int, typer.Option(help="Number of parts (--part) in which `match` ran.")] = 1,
     keep: Keep = "first",
 ) -> None:
     """Join the pairs of near copies to groups and mark all documents but one of each as copies: the third step."""
@@ -226,9 +226,9 @@ def decontaminate(
 @app.command()
 def split(
     inputs: TextInputs,
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Gets train.jsonl, valid.jsonl and test.jsonl.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder for train.jsonl, valid.jsonl and test.jsonl.")],
     ratios: Annotated[str, typer.Option(help="Shares of train, valid and test.")] = "0.98,0.01,0.01",
-    by: Annotated[str, typer.Option(metavar="{text,id}", help="What decides; equal ones stay together.")] = "text",
+    by: Annotated[str, typer.Option(metavar="{text,id}", help="What is hashed; equal ones stay together.")] = "text",
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
@@ -245,7 +245,7 @@ def split(
 @app.command()
 def shuffle(
     inputs: TextInputs, output: Output,
-    seed: Seed = 0, memory: Annotated[str, typer.Option(help="How much to hold at once.")] = "256MiB",
+    seed: Seed = 0, memory: Annotated[str, typer.Option(help="Memory to use.")] = "256MiB",
     part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
@@ -262,8 +262,8 @@ def shuffle(
 @app.command()
 def sample(
     inputs: TextInputs, output: Output,
-    fraction: Annotated[float | None, typer.Option(help="This share of the documents, nearly.")] = None,
-    count: Annotated[int | None, typer.Option(help="Exactly so many documents.")] = None,
+    fraction: Annotated[float | None, typer.Option(help="Share of the documents to draw, approximately.")] = None,
+    count: Annotated[int | None, typer.Option(help="Exact number of documents to draw.")] = None,
     seed: Seed = 0, workers: Workers = None, part: PartText = "0/1", key: Key = "text", on_error: OnError = "stop",
     format_: InputFormat = None,
 ) -> None:  # fmt: skip
@@ -321,7 +321,7 @@ def _step_options(
     from data_tools.read.content import OnError
 
     if on_error not in ("stop", "skip"):
-        raise UsageError(f"--on-error={on_error} is not a choice. Use stop or skip.")
+        raise UsageError(f"--on-error={on_error} is neither stop nor skip. Use one of these.")
     cores = num_usable_cpus() if workers is None else workers
     return StepOptions(cores, ReadOptions(key, OnError(on_error), part=TaskPart.parse(part)), report)
 
@@ -339,7 +339,9 @@ def _parse_ratios(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(share) for share in text.split(","))
     except ValueError as error:
-        raise UsageError(f"--ratios={text} are not numbers. Write them as 0.98,0.01,0.01.") from error
+        raise UsageError(
+            f"--ratios={text} is not a list of numbers. Write the shares of train, valid and test as 0.98,0.01,0.01."
+        ) from error
 
 
 def _print(result: Report) -> None:

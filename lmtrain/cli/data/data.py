@@ -1,4 +1,4 @@
-"""`lmtrain data`: look at .bin/.idx datasets, check, join, divide and index them. The work is done by lmtrain.data."""
+"""`lmtrain data`: inspect, verify, join, split and index .bin/.idx datasets, by the functions of lmtrain.data."""
 
 from __future__ import annotations
 
@@ -131,12 +131,12 @@ def show(
     document: Annotated[
         list[int] | None, typer.Option("--document", metavar="NUMBER", help="A document, from 0.")
     ] = None,
-    random: Annotated[int | None, typer.Option(min=1, help="So many documents drawn at random. [default: 3]")] = None,
-    seed: Annotated[int | None, typer.Option(help="With --random: another seed, other documents.")] = None,
+    random: Annotated[int | None, typer.Option(min=1, help="Draw this many documents at random. [default: 3]")] = None,
+    seed: Annotated[int | None, typer.Option(help="With --random: seed of the draw.")] = None,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="With --sample: the run's folder, which knows data and settings.")
+        Path | None, typer.Option(metavar="RUN", help="With --sample: a run's folder, for its data and settings.")
     ] = None,
-    most: Annotated[int | None, typer.Option(min=1, help="Show so many tokens of each. [default: all]")] = None,
+    most: Annotated[int | None, typer.Option(min=1, help="Show at most so many tokens of each. [default: all]")] = None,
     ids: Annotated[bool, typer.Option("--ids", help="Show token ids and not the text.")] = False,
     tokenizer: TokenizerPath = None,
     config_dir: ConfigDir = None,
@@ -152,7 +152,7 @@ def show(
     settings = [word for word in words if "=" in word]
     chosen = [name for name, value in (("sample", sample), ("document", document), ("random", random)) if value]
     if len(chosen) > 1:
-        raise UsageError(f"--{' and --'.join(chosen)} were given. Give one of them.")
+        raise UsageError(f"--{' and --'.join(chosen)} were given together. Give only one of them.")
     for name, value, needs in (
         ("--seed", seed, "random"), ("--run", run, "sample"), ("--config-dir", config_dir, "sample"),
         (settings[0] if settings else "", settings or None, "sample"),
@@ -200,7 +200,7 @@ def decode(
 
 @app.command()
 def stats(prefix: Prefix, as_json: Json = False) -> None:
-    """Count documents by length and draw a histogram."""
+    """Show how many documents a dataset has by length, as a histogram."""
     from lmtrain.data.store import dataset_operations
     from lmtrain.data.store.indexed import IndexedDataset
 
@@ -222,7 +222,9 @@ def stats(prefix: Prefix, as_json: Json = False) -> None:
 
 @app.command()
 def index(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Json = False) -> None:
-    """Build ahead of time the indexes that a run with these settings would build at its start."""
+    """Build the index files that a run with these settings needs, so that the run does not have to build them at its
+    start.
+    """
     from lmtrain.train.before.preflight import load_data
 
     began = perf_counter()
@@ -266,12 +268,14 @@ def _tokenizer_of(dataset: IndexedDataset, given: Path | None) -> Tokenizer:
 
     beside = dataset_file(dataset.prefix, ".tokenizer.json")
     if given is None and not beside.exists():
-        raise UsageError(f"{dataset.prefix} carries no tokenizer. Add --tokenizer PATH, or look at its --ids.")
+        raise UsageError(
+            f"{dataset.prefix} was stored without a tokenizer. Add --tokenizer PATH, or --ids to show token ids."
+        )
     tokenizer = Tokenizer.load(given or beside)
     if dataset.info is not None and dataset.info.tokenizer_fingerprint != tokenizer.fingerprint:
         raise DataError(
             f"{given or beside} has the fingerprint {tokenizer.fingerprint[:12]}, and {dataset.prefix} was written "
-            f"with {dataset.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or look at its --ids."
+            f"with {dataset.info.tokenizer_fingerprint[:12]}. Use that tokenizer, or --ids to show token ids."
         )
     return tokenizer
 

@@ -1,4 +1,4 @@
-"""`lmtrain preprocess`: text files to a dataset. Draws how far it is; data_tools.preprocess does the work."""
+"""`lmtrain preprocess`: tokenize text files to a dataset, by data_tools.preprocess, and show the progress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def preprocess(
             metavar="PREFIX", parser=parse_output_file, help="Makes PREFIX.bin, .idx, .json, .tokenizer.json, .blocks."
         ),
     ],
-    workers: Annotated[int | None, typer.Option(help="How many encode at once. [default: every core]")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of encoding processes. [default: one per core]")] = None,
     key: Annotated[
         list[str] | None,
         typer.Option(help="Key or column of the text; repeat it for one dataset PREFIX_KEY each. [default: text]"),
@@ -65,12 +65,12 @@ def preprocess(
         Literal["stop", "skip", "quarantine"],
         _bad(help="Stop, list them in PREFIX.rejects.jsonl, or keep them there with their content."),
     ] = "stop",
-    max_bad: Annotated[int | None, _bad(min=0, help="Stop after all when there are more than these.")] = None,
+    max_bad: Annotated[int | None, _bad(min=0, help="Stop if there are more bad lines than this.")] = None,
     max_doc_bytes: Annotated[str, _bad(metavar="SIZE", help="A longer line, row or file is bad.")] = "256MiB",
-    min_chars: Annotated[int | None, _filter(min=0, help="Shorter documents.")] = None,
-    max_chars: Annotated[int | None, _filter(min=0, help="Longer documents.")] = None,
-    min_tokens: Annotated[int | None, _filter(min=0, help="Documents of fewer tokens.")] = None,
-    max_tokens: Annotated[int | None, _filter(min=0, help="Documents of more tokens.")] = None,
+    min_chars: Annotated[int | None, _filter(min=0, help="Documents with fewer characters than this.")] = None,
+    max_chars: Annotated[int | None, _filter(min=0, help="Documents with more characters than this.")] = None,
+    min_tokens: Annotated[int | None, _filter(min=0, help="Documents with fewer tokens than this.")] = None,
+    max_tokens: Annotated[int | None, _filter(min=0, help="Documents with more tokens than this.")] = None,
     script: Annotated[
         list[str] | None,
         _filter(
@@ -82,7 +82,7 @@ def preprocess(
         list[str] | None,
         _filter(
             "--filter", metavar="NAME",
-            help="Those that an installed entry point of the group lmtrain.filters says no to.",
+            help="Documents that this installed entry point of the group lmtrain.filters rejects.",
         ),
     ] = None,
 ) -> None:

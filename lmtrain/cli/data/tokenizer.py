@@ -1,4 +1,4 @@
-"""`lmtrain tokenizer`: train one, or look at one. The work is done by lmtrain.tokenizer."""
+"""`lmtrain tokenizer`: train a tokenizer, or show one, by the functions of lmtrain.tokenizer."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def train(
     vocab_size: Annotated[
         int,
         typer.Option(
-            metavar="N", parser=parse_count_option, help="How many pieces to learn, special tokens among them."
+            metavar="N", parser=parse_count_option, help="Size of the vocabulary, including special tokens."
         ),
     ],
     kind: Annotated[
-        Literal["bpe", "wordpiece"], typer.Option(help="bpe as GPT-2 has, wordpiece as BERT has.")
+        Literal["bpe", "wordpiece"], typer.Option(help="bpe as in GPT-2, or wordpiece as in BERT.")
     ] = "bpe",
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Lower-case and strip accents (wordpiece).")] = False,
     key: Annotated[str, typer.Option(help="The key of the text in .jsonl files, or the column.")] = "text",
@@ -58,7 +58,9 @@ def train(
         made = train_bpe(texts, vocab_size) if kind == "bpe" else train_wordpiece(texts, vocab_size, lowercase)
     path = output / "tokenizer.json"
     if path.exists() and not overwrite and path.read_bytes() != made.to_bytes():
-        raise OutputError(f"{path} exists already and is another one. Choose another --output, or add --overwrite.")
+        raise OutputError(
+            f"{path} exists already and is a different tokenizer. Choose another --output, or add --overwrite."
+        )
     made.save(path)
     few = "" if made.vocab_size >= vocab_size else f"; the text has no more of the {vocab_size:,} that were asked for"
     echo(f"{path}: {made.kind}, {made.vocab_size:,} pieces{few}, fingerprint {made.fingerprint[:12]}")
@@ -69,7 +71,9 @@ def _with_text(texts: Iterable[str]) -> Iterable[str]:
     ahead = iter(texts)
     first = next((text for text in ahead if text.strip()), None)
     if first is None:
-        raise DataError("The input holds no text to learn from. Check the files, and --key.")
+        raise DataError(
+            "All input texts are empty, so there is nothing to train a tokenizer on. Check the files and --key."
+        )
     return chain([first], ahead) if ahead is texts else texts
 
 

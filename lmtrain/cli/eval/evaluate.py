@@ -53,20 +53,20 @@ def evaluate(
     layout: Layout = None,
     task: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="What to measure; several need a --data each.", autocompletion=complete_task),
+        typer.Option(metavar="ID", help="Task to evaluate; each needs its own --data.", autocompletion=complete_task),
     ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(metavar="PATH", help="The task's file, a .bin/.idx prefix, or any input of `lmtrain preprocess`."),
     ] = None,
-    key: Annotated[str, typer.Option(help="The key or column of the text, where the task leaves it open.")] = "text",
+    key: Annotated[str, typer.Option(help="Key or column of the text, unless the task fixes it.")] = "text",
     format_: InputFormat = None,
     baseline: Annotated[
         Path | None, typer.Option(metavar="PREFIX", help="A training .bin/.idx prefix: also score by its counts.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows scored together.")] = 8,
     stride: Annotated[
-        int | None, typer.Option(min=1, help="Tokens between windows, where the task leaves it open.")
+        int | None, typer.Option(min=1, help="Tokens between windows, unless the task fixes it.")
     ] = None,
     seq_len: Annotated[
         int | None, typer.Option(min=1, help="Tokens in a window. [default: all that the model sees]")
@@ -88,14 +88,14 @@ def evaluate(
     precision: Precision = "fp32",
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write JSON to this file; a call that was killed goes on."),
+        typer.Option(metavar="FILE", help="Also write JSON to this file; a killed call continues."),
     ] = None,
     samples: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write a row of JSON for every item to this file.")
     ] = None,
     plugin: Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Show all that the JSON says.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show all measures and facts that the JSON has.")] = False,
     list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks with their recipes and stop.")] = False,
     nproc: NumProcesses = None,
     nproc_per_node: NumPerNode = None,
@@ -151,8 +151,8 @@ def evaluate(
             choose_window(task_of_job, source.settings.shape.seq_len, seq_len)
     if env.world_size > 1 and "-" in (data or []):
         raise UsageError(
-            f"--data=- is standard input, which one process alone can read, and here are {env.world_size}. "
-            "Write the text to a file."
+            f"--data=- is standard input, which only one process can read, and the evaluation has {env.world_size} "
+            "processes. Write the text to a file."
         )
     if processes.are_started:
         return launch_evaluation(context.obj, env)
@@ -165,7 +165,9 @@ def evaluate(
 def _check_comparison(
     context: typer.Context, checkpoint: Path | None, compare: tuple[Path, Path] | None, steps: str | None
 ) -> None:
-    """Raise if options were given that --compare or --steps ignore, or if --compare mixes a file and a folder."""
+    """Raise a UsageError if an option was given that --compare or --steps ignores, or if --compare has a file and a
+    folder.
+    """
     subject, unused = "", set[str]()
     if compare is not None:
         subject, unused = "--compare of two checkpoints", {"checkpoint", "steps", "samples", "baseline"}
@@ -185,7 +187,8 @@ def _check_comparison(
 
 
 def _check_outputs(output: Path | None, samples: Path | None) -> None:
-    """Raise if an output file cannot be written, instead of after hours of scoring."""
+    """Raise if the file of --output or --samples cannot be written, or if both are the same, before hours of scoring.
+    """
     for name, path in (("--output", output), ("--samples", samples)):
         if path is None:
             continue
@@ -194,7 +197,7 @@ def _check_outputs(output: Path | None, samples: Path | None) -> None:
             raise OutputError(f"{name}={path} is a folder. Give a file's name.")
         check_output_folder(path.parent, f"The folder of {name}={path}", check_lock=False)
     if output is not None and samples is not None and output.absolute() == samples.absolute():
-        raise UsageError(f"--output and --samples are both {output}. Give them two names.")
+        raise UsageError(f"--output and --samples are both {output}. Give two different files.")
 
 
 def _build_jobs(
@@ -221,7 +224,8 @@ def _build_jobs(
     if baseline is not None and not any(task.compares for task in tasks):
         usable_tasks = ", ".join(name for name, task in all_tasks().items() if task.compares)
         raise UsageError(
-            f"--baseline={baseline} works where whole documents are scored. Leave it out or use {usable_tasks}."
+            f"--baseline={baseline} needs a task that scores whole documents. Leave it out, or use one of these tasks: "
+            f"{usable_tasks}."
         )
     jobs: list[Job] = []
     reads_text = False
@@ -237,7 +241,10 @@ def _build_jobs(
             jobs.append((task, partial(read_texts, find_sources(resolve_text_inputs([source], format_)), key)))
             reads_text = True
     if format_ is not None and not reads_text:
-        raise UsageError(f"--format={format_} is for texts, and no task here reads any. Leave it out.")
+        raise UsageError(
+            f"--format={format_} is the format of text files, and none of the given tasks reads text files. Leave it "
+            "out."
+        )
     return jobs
 
 

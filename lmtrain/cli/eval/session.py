@@ -51,7 +51,7 @@ Pair = tuple[Task, Side, Side]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of the command line that scoring and printing depend on."""
+    """The command-line options on which scoring and printing depend."""
 
     baseline: Path | None
     batch_size: int
@@ -228,7 +228,9 @@ def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
     """
     by_step = {step_from_name(path.name): path for path in list_checkpoints(run / CHECKPOINTS) or list_checkpoints(run)}
     if not by_step:
-        raise MissingInputError(f"{run} holds no checkpoints, which --steps goes through. Give a run's folder.")
+        raise MissingInputError(
+            f"{run} holds no checkpoints, and --steps evaluates those of a run. Give a run's folder."
+        )
     if steps_option == "all":
         return list(by_step.values())
     numbers = [word.strip() for word in steps_option.split(",")]
@@ -238,7 +240,7 @@ def find_step_checkpoints(run: Path, steps_option: str) -> list[Path]:
     if missing := [f"{step}" for step in steps if step not in by_step]:
         raise MissingInputError(
             f"{run} has no checkpoint of step {join_few(missing)}. It has "
-            f"{join_few(map(str, by_step), max_shown=12)}; --steps all is all."
+            f"{join_few(map(str, by_step), max_shown=12)}; --steps all evaluates all of them."
         )
     return [by_step[step] for step in steps]
 
@@ -303,7 +305,7 @@ def compare_files(a: Path, b: Path, options: Options) -> None:
     """
     pairs, unpaired = _pair_results(_read_sides(a), _read_sides(b))
     if not pairs:
-        raise DataError(f"{a} and {b} share no task: {'; '.join(unpaired)}. Evaluate both on the same one.")
+        raise DataError(f"{a} and {b} have no task in common: {'; '.join(unpaired)}. Evaluate both on the same task.")
     document = new_document("lmtrain comparison", a={"file": str(a)}, b={"file": str(b)}, left_out=unpaired)
     comparisons = _compare_pairs(pairs, document)
     if options.output is not None:
@@ -386,8 +388,8 @@ def _read_sides(path: Path) -> list[Side]:
         raise DataError(f"{path} holds no results of `lmtrain eval --output`. Give such a file, or a checkpoint.")
     if "samples" not in document:
         raise UsageError(
-            f"{path} was written without --samples, so that its items are not known. Evaluate with --samples FILE, or "
-            "give the checkpoints themselves."
+            f"{path} was written without --samples, so it has no values per item to compare. Evaluate with --samples "
+            "FILE, or give two checkpoints instead of results files."
         )
     try:
         samples = document["samples"]
@@ -395,12 +397,12 @@ def _read_sides(path: Path) -> list[Side]:
         results = [Result.from_dict(result) for result in document["results"]]
         sides = [Side(str(path), result, columns[number]) for number, result in enumerate(results)]
         if any(len(values) != side.result.num_items for side in sides for values in side.columns.values()):
-            raise ValueError("another number of items")
+            raise ValueError("a number of samples that differs from the number of items")
     except LmtrainError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"{path} or its samples are not as this version writes them ({type(error).__name__}: {error}). "
-            "Evaluate once more."
+            f"{path} or its samples file does not have the form that this version of lmtrain writes "
+            f"({type(error).__name__}: {error}). Run the evaluation again."
         ) from error
     return sides

@@ -1,1 +1,1 @@
-"""`lmtrain inspect`: a view for each kind of thing that can be looked at."""
+"""`lmtrain inspect`: a module for each kind of thing to show: dataset, run, checkpoint."""

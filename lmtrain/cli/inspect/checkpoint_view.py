@@ -113,7 +113,9 @@ def _tensor_tree(tensors: dict[str, dict[str, Any]]) -> Tree:
 
 
 def _group_by_part(names: list[str], depth: int) -> list[tuple[str, list[str]]]:
-    """Group tensor names by their dotted part at this depth; parts that are numbers are sorted as numbers."""
+    """Group tensor names by the part at position `depth` of their dotted names. Return (part, names) for each group,
+    sorted; parts that are numbers are sorted as numbers.
+    """
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault((name.split(".") + [""] * depth)[depth], []).append(name)

@@ -24,7 +24,7 @@ def inspect(
     all_: Annotated[bool, typer.Option("--all", help="Also every setting, checkpoint, file and tensor.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Also check every hash or index entry.")] = False,
     diff: Annotated[
-        Path | None, typer.Option(metavar="OTHER", help="Say what differs from this other checkpoint, and by how much.")
+        Path | None, typer.Option(metavar="OTHER", help="Show what differs from this other checkpoint, by how much.")
     ] = None,
     plugin: Plugins = None,
     as_json: Json = False,

@@ -21,7 +21,7 @@ Completion = tuple[str, str]  # the completed text, and its help
 
 
 def complete_override(ctx: typer.Context, incomplete: str) -> list[Completion]:
-    """Complete an argument of the form KEY=VALUE."""
+    """Return completions of an override KEY=VALUE for typer; `incomplete` is what the user has typed of it."""
     *overrides, word = _rejoin_words([*(ctx.params.get("overrides") or ()), incomplete])
     completer = _Completer(overrides, ctx.params.get("config_dir"))
     # because: bash asks only for the part of the word after `=`
@@ -31,18 +31,18 @@ def complete_override(ctx: typer.Context, incomplete: str) -> list[Completion]:
 
 
 def complete_group(ctx: typer.Context, incomplete: str) -> list[Completion]:
-    """Complete the name of a group of settings."""
+    """Return the names of config groups that begin with `incomplete`, for typer."""
     return _with_prefix(incomplete, _Completer([], ctx.params.get("config_dir")).group_completions())
 
 
 def complete_choice(ctx: typer.Context, incomplete: str) -> list[Completion]:
-    """Complete a choice of the group that was typed before it."""
+    """Return the choices, of the config group typed before, that begin with `incomplete`, for typer."""
     completer = _Completer([], ctx.params.get("config_dir"))
     return _with_prefix(incomplete, completer.choice_completions(str(ctx.params.get("group") or "")))
 
 
 def complete_key(ctx: typer.Context, incomplete: str) -> list[Completion]:
-    """Complete the name of a setting, without a value."""
+    """Return the names of settings (without values) that begin with `incomplete`, for typer."""
     completions = dict(_Completer([], ctx.params.get("config_dir")).name_completions(incomplete))
     # because: some groups, such as experiment, are not sections of the settings
     names = [name for name in completions if "." in name or f"{name[:-1]}." in completions]
@@ -50,7 +50,7 @@ def complete_key(ctx: typer.Context, incomplete: str) -> list[Completion]:
 
 
 def complete_task(incomplete: str) -> list[Completion]:
-    """Complete the id of an evaluation task."""
+    """Return the ids of evaluation tasks that begin with `incomplete`, for typer."""
     from lmtrain.eval.task import all_tasks
 
     return _with_prefix(incomplete, [(name, f"needs {task.data}") for name, task in all_tasks().items()])

@@ -44,7 +44,7 @@ _FALSE, _TRUE = ("false", "0", "no", "none"), ("true", "1", "yes")
 
 @dataclass
 class Translation:
-    """The result of translating options: settings, process count, notes about options without a setting, unknown ones.
+    """Another tool's options in terms of lmtrain: settings, number of processes, notes, and options that are unknown.
     """
 
     settings: dict[str, str] = field(default_factory=dict)

@@ -51,13 +51,13 @@ def calibrate_runs(arguments: Sequence[str], config_dir: Path | None, out: Path 
     folders = [Path(word) for word in arguments if "=" not in word]
     if len(folders) < 2:
         raise UsageError(
-            f"--calibrate was given {len(folders)} runs, and each is judged by what the others say. "
+            f"--calibrate was given {len(folders)} runs, and each run is predicted from a fit to the others. "
             "Name two or more folders of runs, of different widths, lengths or layouts."
         )
     resolved = [folder.resolve() for folder in folders]
     if repeated := next((folders[n] for n, path in enumerate(resolved) if path in resolved[:n]), None):
         raise UsageError(
-            f"--calibrate was given {repeated} twice, and each run is judged by what the others say. Name it once."
+            f"--calibrate was given {repeated} twice, and each run is predicted from a fit to the others. Name it once."
         )
     if not_a_run := next((folder for folder in folders if not (folder / CONFIG).is_file()), None):
         raise MissingInputError(
@@ -123,14 +123,17 @@ def _find_hardware(arguments: Sequence[str], configs: Sequence[RunConfig], confi
     unknown = [word for word in arguments if word not in (*hardware_overrides, *names)]
     if unknown or len(names) > 1:
         problem = unknown[0] if unknown else names[1]
-        raise UsageError(f"{problem} is nothing that --calibrate takes. Give folders of runs, and {_GROUP}=NAME once.")
+        raise UsageError(
+            f"{problem} is not an argument of --calibrate. Give folders of runs, and {_GROUP}=NAME at most once."
+        )
     if arguments:
         return load_hardware(names[0].partition("=")[2] if names else None, hardware_overrides, config_dir)
     machines = {config.hardware.name: config.hardware for config in configs if config.hardware is not None}
     if len(machines) != 1:
         names_text = f"name {' and '.join(sorted(machines))}" if machines else "name none"
         raise UsageError(
-            f"--calibrate fits the figures of one machine, and the runs {names_text}. Add {_GROUP}=NAME to begin with."
+            f"--calibrate fits one machine, and the settings of the runs {names_text}. Add {_GROUP}=NAME, the config "
+            "to start from."
         )
     return next(iter(machines.values()))
 

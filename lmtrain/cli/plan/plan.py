@@ -37,41 +37,41 @@ def plan(
     config_dir: ConfigDir = None,
     config_name: ConfigName = "pretrain",
     layout: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Price one layout, as in tp=8,pp=4; copies fill the rest.")
+        str | None, typer.Option(metavar="LIST", help="Predict one layout, as in tp=8,pp=4; replicas fill the rest.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=1000, help="How many layouts to show.")] = 10,
     every: Annotated[
-        bool, typer.Option("--every", help="Rank every layout, not the best of each pp, tp, zero and shards alone.")
+        bool, typer.Option("--every", help="Rank every layout, not only the best of each pp, tp, zero and dp_shard.")
     ] = False,
-    by: Annotated[Literal["time", "joules"], typer.Option(help="What the best layout has least of.")] = "time",
+    by: Annotated[Literal["time", "joules"], typer.Option(help="The quantity to minimize.")] = "time",
     doublings: Annotated[
-        int, typer.Option(min=0, max=10, help=f"How many doublings to plan besides, to at most {MAX_PROCESSES:,} GPUs.")
+        int, typer.Option(min=0, max=10, help=f"Also plan for so many doublings of the GPUs, up to {MAX_PROCESSES:,}.")
     ] = 1,
     grow_batch: Annotated[
-        bool, typer.Option("--grow-batch", help="With more GPUs the batch grows too; else it stays.")
+        bool, typer.Option("--grow-batch", help="With more GPUs, enlarge the batch too.")
     ] = False,
     margin: Annotated[float, typer.Option(min=0, max=0.9, help="Share of a GPU's memory that stays free.")] = 0.08,
     gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="GPUs of a node, with as much network each.")
+        int | None, typer.Option(min=1, metavar="N", help="GPUs per node; network bandwidth per GPU stays the same.")
     ] = None,
     nodes_per_switch: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Keep GPUs that share weights below one switch of N nodes.")
     ] = None,
     price: Annotated[
-        float | None, typer.Option(min=0, metavar="DOLLARS", help="Of one GPU for an hour: say what the run costs.")
+        float | None, typer.Option(min=0, metavar="DOLLARS", help="Price of a GPU for an hour, to show the run's cost.")
     ] = None,
     html: Annotated[
         Path | None,
         typer.Option(metavar="FILE", parser=parse_output_file, help="Also write a page that needs no other file."),
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Fit the machine's figures to runs, whose folders are named.")
+        bool, typer.Option("--calibrate", help="Fit the machine to measured runs; give their folders.")
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
             "--output", "--out", metavar="FILE", parser=parse_output_file,
-            help="With --calibrate: keep it, as DIR/hardware/NAME.yaml.",
+            help="With --calibrate: write the result to this DIR/hardware/NAME.yaml.",
         ),
     ] = None,
     plugin: Plugins = None,
@@ -89,12 +89,17 @@ def plan(
 
         return calibrate_runs(overrides or [], config_dir, out, as_json)
     if out is not None:
-        raise UsageError(f"--output={out} keeps what --calibrate finds. Add --calibrate and folders of runs.")
+        raise UsageError(
+            f"--output={out} is the file for the result of --calibrate. Add --calibrate and folders of runs, or leave "
+            "it out."
+        )
     if layout is not None:
         unused = {"grow_batch", *["doublings"] * bool(doublings)}
-        refuse_unused_options(context, unused, "--layout, which is of so many GPUs")
+        refuse_unused_options(context, unused, "--layout, which fixes the number of GPUs")
     if grow_batch and not doublings:
-        raise UsageError("--grow-batch is about more GPUs, and --doublings 0 plans for none. Leave one of them out.")
+        raise UsageError(
+            "--grow-batch only affects plans for more GPUs, and --doublings 0 makes none. Leave one of them out."
+        )
     from lmtrain.cli.plan.planning import find_layouts, read_question, with_gpus_per_node
     from lmtrain.cli.plan.view import plan_page, print_plan
     from lmtrain.runtime.files.files import atomic_file
@@ -103,7 +108,10 @@ def plan(
     if price == math.inf:
         raise UsageError(f"--price {price:g} is not a sum of money. Use --price 2.5, or another number of dollars.")
     if price is not None and question.tokens is None:
-        raise UsageError(f"--price {price:g} is paid for a run's tokens, and they are not given. Add tokens=300B.")
+        raise UsageError(
+            f"--price {price:g} gives the cost of a whole run, whose number of tokens is not given. Add tokens=300B, "
+            "or another number."
+        )
     if gpus_per_node is not None:
         question = with_gpus_per_node(question, gpus_per_node)
     gpus_per_switch = (nodes_per_switch or 0) * question.hardware.gpus_per_node

@@ -62,7 +62,7 @@ USUAL_TOKENS = 4 * 2**20  # tokens of a batch if none is given, as is usual for 
 USUAL_VOCAB = {"gpt": 50257, "bert": 30522}  # GPT-2's and BERT's, assumed if the tokenizer is not known
 _OTHER_VOCABS = (32_000, 128_256)
 _LAYOUT_KEYS = [name for name in get_type_hints(ParallelSettings) if name not in ("timeout_s", "auto", "room")]
-Span = tuple[float, float]
+Span = tuple[float, float]  # (lowest, highest)
 _FASTEST_SAVE_S = 1.0  # the shortest interruption of training by a save: less is hard to measure
 _NUM_TOO_LARGE = 3
 
@@ -77,6 +77,8 @@ class Assumption:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
+    """A question to the planner: a run, a machine, a number of GPUs, and the settings that the user has fixed."""
+
     config: RunConfig
     run: PlannedRun
     hardware: Hardware
@@ -93,16 +95,18 @@ def read_question(overrides: Sequence[str], layout: str | None, config_dir: Path
     config.
     """
     plan_words, rest = _split_plan_words(overrides)
-    parse_overrides(
-        rest, group_choices(config_dir)
-    )  # because: the code below looks for single words, so repeated keys are refused first
+    # because: the code below looks for single words, so repeated keys are refused first
+    parse_overrides(rest, group_choices(config_dir))
     gpus = _parse_gpus(plan_words.get("gpus"))
     experiment = _chosen_value(rest, "experiment")
     machine = plan_words.get("hardware") or (experiment and _experiment_choice(experiment, "hardware", config_dir))
     hardware = load_hardware(machine, [word for word in rest if word.startswith("hardware.")], config_dir)
     rest = [word for word in rest if word != "parallel=auto"]  # because: a plan chooses the layout anyway
     if layout_group := next((word for word in rest if word.lstrip("+~").partition("=")[0] == "parallel"), None):
-        raise UsageError(f"{layout_group} chooses a whole layout, which is searched. Give sizes, as in parallel.tp=8.")
+        raise UsageError(
+            f"{layout_group} chooses a whole layout, but a plan searches for layouts. Fix single sizes instead, as in "
+            "parallel.tp=8."
+        )
     sizes = [word for word in rest if word.lstrip("+").startswith("parallel.")]
     fixed: dict[str, Any] = dict(_parse_layout_word(word.lstrip("+").removeprefix("parallel.")) for word in sizes)
     rest = [word for word in rest if word not in sizes and not word.startswith("hardware.")]
@@ -140,10 +144,10 @@ def _split_plan_words(overrides: Sequence[str]) -> tuple[dict[str, str], list[st
         similar = difflib.get_close_matches(key, PLAN_WORDS, n=1, cutoff=0.7)
         if key in PLAN_WORDS and sign and value:
             if key in plan_words:
-                raise UsageError(f"{word} says again what {key}={plan_words[key]} has said. Leave one of them out.")
+                raise UsageError(f"{word} and {key}={plan_words[key]} are both given. Leave one of them out.")
             plan_words[key] = value
         elif similar and "." not in key and key not in group_choices():
-            raise UsageError(f"{word} is not a word of a plan. Did you mean {similar[0]}={value or 'VALUE'}?")
+            raise UsageError(f"{word} is not an argument of a plan. Did you mean {similar[0]}={value or 'VALUE'}?")
         else:
             rest.append(word)
     return plan_words, rest
@@ -154,7 +158,7 @@ def _parse_gpus(text: str | None) -> int:
     range.
     """
     if text is None:
-        raise UsageError("gpus is not given, and a plan is for a number of devices. Add gpus=1024, or another number.")
+        raise UsageError("gpus is not given; a plan needs the number of GPUs. Add gpus=1024, or another number.")
     try:
         count = parse_count(text)
     except ValueError:
@@ -172,14 +176,14 @@ def load_hardware(name: str | None, overrides: Sequence[str], config_dir: Path |
     """
     choices = group_choices(config_dir).get("hardware", [])
     if name is None:
-        raise UsageError(f"hardware is not given, and times are a machine's. Use one of {', '.join(choices)}.")
+        raise UsageError(f"hardware is not given; a plan needs a machine. Use one of {', '.join(choices)}.")
     path = config_file("hardware", name, config_dir)
     if path is None or name not in choices:
         same_family = [choice for choice in choices if choice.partition("_")[0] == name.partition("_")[0]]
         hint = f"Did you mean {' or '.join(same_family)}?" if same_family else spelling_hint(name, choices)
         raise UsageError(
-            f"hardware={name} is not a machine of conf/hardware. {hint} --config-dir DIR finds one of your own in "
-            f"DIR/hardware/{name}.yaml."
+            f"hardware={name} is not a machine of conf/hardware. {hint} To use your own machine, give --config-dir DIR "
+            f"and write DIR/hardware/{name}.yaml."
         )
     values: Any = read_yaml(path).data
     for key, value in (_split_pair(word.removeprefix("hardware.")) for word in overrides):
@@ -295,7 +299,7 @@ def _parse_layout_word(word: str) -> tuple[str, Any]:
     """
     key, text = _split_pair(word)
     if key not in _LAYOUT_KEYS:
-        raise UsageError(f"parallel.{key}={text} is not of a layout. {spelling_hint(key, _LAYOUT_KEYS)}")
+        raise UsageError(f"parallel.{key}={text} is not a size of a layout. {spelling_hint(key, _LAYOUT_KEYS)}")
     checked = build_settings(ParallelSettings, {key: yaml.safe_load(text), "auto": True}, "parallel")
     return key, getattr(checked, key)
 
@@ -304,7 +308,7 @@ def _split_pair(word: str) -> tuple[str, str]:
     """Split a text KEY=VALUE into key and value. Raise a UsageError if the value is missing."""
     key, sign, value = word.partition("=")
     if not sign or not value:
-        raise UsageError(f"{word} gives no value. Use {key}=VALUE, as in tp=8.")
+        raise UsageError(f"{word} has no value. Write {key}=VALUE, as in tp=8.")
     return key, value
 
 
@@ -317,7 +321,7 @@ def _fix_layout(question: Question, layout: str) -> FixedSettings:
         key, text = _split_pair(item.strip().removeprefix("parallel."))
         if key in ("micro_batch", "recompute"):
             word = "train.micro_batch" if key == "micro_batch" else key
-            raise UsageError(f"--layout {item} is not of a layout. Add {word}={text} beside it.")
+            raise UsageError(f"--layout {item} is not part of a layout. Add {word}={text} as an argument of its own.")
         value = _parse_layout_word(f"{key}={text}")[1]
         if fixed.setdefault(key, value) != value:
             raise UsageError(
@@ -329,7 +333,7 @@ def _fix_layout(question: Question, layout: str) -> FixedSettings:
     parallel = build_settings(ParallelSettings, sizes, "parallel")
     if (size := parallel.layout.world_size) != question.gpus:
         raise UsageError(
-            f"--layout {layout} is of {size} devices, and gpus={question.gpus}. "
+            f"--layout {layout} needs {size} devices, and gpus={question.gpus}. "
             f"Use gpus={size}, or sizes that multiply to {question.gpus}."
         )
     settings = {
@@ -388,19 +392,21 @@ def _problems_of_fixed_sizes(question: Question) -> Iterator[Problem]:
         yield from rampup_problems(layout, run.rampup, micro)
 
 
-# ---- the answer ------------------------------------------------------------------------------------------------------
+# ---- the result ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PlanResult:
+    """The answer to a question: the best layouts, some that are too large, and the scaling curve."""
+
     question: Question
     ranked: RankedLayouts
     best: list[LayoutResult]
     too_large: list[LayoutResult]
-    points: list[CurvePoint]
-    cells: dict[tuple[int, int], LayoutResult | float]
+    points: list[CurvePoint]  # the scaling curve, one point for each number of GPUs
+    cells: dict[tuple[int, int], LayoutResult | float]  # (pp, tp) -> its best layout, or the bytes that it needs
     ranges: list[tuple[str, Span | None]]  # assumption -> range of tokens/s with other values
-    by: str = "time"
+    by: str = "time"  # the objective: "time" or "joules"
     dollars_per_gpu_hour: float | None = None  # None if --price is not given
 
     @property

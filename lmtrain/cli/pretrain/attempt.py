@@ -1,4 +1,4 @@
-"""One attempt of a run: what a process still has to do however it ends, for its peers, stop.json and the start count.
+"""One start of a run: what this process must do when it ends, whatever the reason: inform peers, write stop.json.
 
 `run_attempt` surrounds everything that pretrain does, on every rank and in the launcher. The duties grow with progress:
 `accept_settings`, `count_start`, `join_peers` and `record_result` mark the progress, and the end of the block fulfils
@@ -66,7 +66,8 @@ def run_attempt(env: ProcessEnv) -> Iterator[Attempt]:
 
 
 class Attempt:
-    """The progress of one process of a run, a rank or a launcher, and what has to happen when it ends."""
+    """One start of a run in this process, a rank or a launcher: how far it has come, and what must happen when it ends.
+    """
 
     def __init__(self, env: ProcessEnv, stop: StopRequest) -> None:
         self.env, self.stop = env, stop
@@ -96,8 +97,8 @@ class Attempt:
         if self.env.rank == 0 and os.path.lexists(path):
             path.unlink()
             raise StoppedForGood(
-                f"{path} asks this run to stop and was there before it began. It is removed; start the same command "
-                "again to go on."
+                f"{path} asks this run to stop, and existed before this start. The file has been removed; run the same "
+                "command again to go on."
             )
 
     def count_start(self, inputs: Inputs, *, starts_ranks: bool = False) -> None:

@@ -136,5 +136,5 @@ def _check_best_by(config: RunConfig, evaluations: list[PlannedEvaluation]) -> N
     known = [f"eval/{evaluation.name}/{measure}" for evaluation in evaluations for measure in evaluation.measures]
     if config.checkpoint.keep_best and name.startswith("eval/") and name not in known:
         raise SettingsError(
-            [f"checkpoint.best_by={name} is nothing that this run measures. {spelling_hint(name, known)}"]
+            [f"checkpoint.best_by={name} is not a measure of this run's evaluations. {spelling_hint(name, known)}"]
         )

@@ -119,7 +119,10 @@ def compose_run(
     if from_run is None:
         return _launcher_config or compose(RunConfig, overrides, config_dir=config_dir, name=name, report=report)
     if name != "pretrain":
-        raise UsageError(f"--from-run={from_run} takes the place of --config-name={name}. Leave one of them out.")
+        raise UsageError(
+            f"--from-run={from_run} replaces the root config, and --config-name={name} chooses one. Leave one of them "
+            "out."
+        )
     source = SourceRun.find(from_run)
     names_folder = any(text.lstrip("+").startswith("run.dir=") for text in overrides)
     messages = list[str]()

@@ -1,4 +1,4 @@
-"""`lmtrain pretrain`: the top of the staircase. Settings -> preflight -> set-up -> loop, in the order they can fail.
+"""`lmtrain pretrain`: the order of a start: settings, preflight checks, set-up, training loop.
 
 Everything up to preflight runs without torch, so that a wrong run is refused at once.
 """

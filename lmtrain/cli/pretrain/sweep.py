@@ -151,7 +151,9 @@ def plan_runs(overrides: list[str], config_dir: Path | None, config_name: str, f
     folder = Path(jobs[0].config.run.dir).resolve()
     is_source_folder = from_run is not None and folder == SourceRun.find(from_run).run.resolve()
     if is_source_folder and jobs[0].changed:
-        raise UsageError(f"-m makes several runs of --from-run={from_run}, which need a folder. Add run.dir=DIR.")
+        raise UsageError(
+            f"-m makes several runs from --from-run={from_run}, which need a run folder of their own. Add run.dir=DIR."
+        )
     return jobs
 
 

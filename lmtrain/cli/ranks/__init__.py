@@ -1,1 +1,1 @@
-"""Commands that run as several processes: how they are started, refused and imported for."""
+"""Commands that run as several processes: start them, and report errors to those that wait."""

@@ -41,11 +41,11 @@ NumPerNode = Annotated[
 MaxRestarts = Annotated[
     int | None,
     typer.Option(
-        "--max-restarts", min=0, help="Start again, so many times at most, where a process is lost. [default: 0]"
+        "--max-restarts", min=0, help="Restart at most this many times if a process is lost. [default: 0]"
     ),
 ]
 Elastic = Annotated[
-    bool, typer.Option("--elastic", help="Take the nearest layout for the processes there are; same batches.")
+    bool, typer.Option("--elastic", help="Adapt the layout to the number of processes; batches stay the same.")
 ]
 
 # Modules that all ranks need: the server process that forks the ranks of a node imports them once. A module that is
@@ -257,8 +257,8 @@ def choose_layout(config: RunConfig, overrides: Sequence[str], env: ProcessEnv, 
 
 
 def place_on_hardware(config: RunConfig, env: ProcessEnv) -> ProcessEnv:
-    """Return the process environment for checks of a dry run: as many GPUs on each node as the machine in
-    `config.hardware` has.
+    """Return the process environment that a dry run checks. If the run needs more GPUs than one node of the machine in
+    `config.hardware` has, it is `env` spread over such nodes, else `env` unchanged.
 
     Processes beyond the GPUs of one node are placed on other machines.
     """

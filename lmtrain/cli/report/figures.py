@@ -1,6 +1,6 @@
-"""The figures of a report: which numbers of a run's record stand in which, and what happened on their axis.
+"""The figures of a report: curves from the rows of runs, and marks for saves, restarts, stops and faults.
 
-Called by report_page. Long records become few points that keep every extreme; numbers are the record's own.
+Called by report. A long record is thinned out to few points, among them every extreme value; values are not changed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lmtrain.observe.measure.named_measures import row_measures
 from lmtrain.page.chart import Charts, Curve, Figure, Form, Mark, Points
 from lmtrain.units import format_bytes, format_measure, format_seconds
 
-_MAX_LOSS_POINTS = 3000  # of the loss, over all runs; the other figures have fewer
+_MAX_LOSS_POINTS = 3000  # points of the loss, over all runs; the other figures have fewer
 _MAX_POINTS = 1200
 _MIN_POINTS = 200
-_MAX_MARKS = 300  # of each kind
-MAX_EVAL_FIGURES = 12  # figures
+_MAX_MARKS = 300  # marks of each kind
+MAX_EVAL_FIGURES = 12
 
 
-# each of one key of step rows, and of what _BESIDE adds
+# a figure for each of these keys of step rows, with a second curve for the keys in _EXTRA_KEYS
 _STEP_FIGURES = (
     Figure("lr", "Learning rate", "number", smooth=False),
     Figure("grad_norm", "Gradient norm before clipping", "number", log=True),
@@ -47,8 +47,8 @@ _RECIPE_COLUMNS = {
     "protocol": "protocol", "protocol_version": "version", "data": "data", "text_sha256": "sha256 of the text",
     "num_targets": "targets", "seq_len": "sequence", "dtype": "numbers",
 }  # fmt: skip
-_NORMAL_EXIT_CODES = (0, 75, 79)  # exit codes of a run that came to its end, or was asked to stop
-Event = tuple[str, int, str]  # kind, step, words
+_NORMAL_EXIT_CODES = (0, 75, 79)  # exit codes of a run that finished, or stopped on request
+Event = tuple[str, int, str]  # kind of mark, step, text
 
 
 def build_charts(names: Sequence[str], records: Sequence[Record], stops: Sequence[dict[str, Any] | None]) -> Charts:
@@ -75,7 +75,7 @@ def _figures(records: Sequence[Record]) -> Iterator[Figure]:
         curves = [*_step_curves(records, figure.key, name)]
         for key in _EXTRA_KEYS.get(figure.key, ()):
             curves += _step_curves(records, key, _CURVE_NAMES[key])
-        # because: that no step was skipped needs no figure
+        # because: a figure of skipped steps is of no use if no step was skipped
         if figure.key != "skipped" or any(max(curve.points.value) > 0 for curve in curves):
             yield replace(figure, curves=curves)
 
@@ -164,7 +164,7 @@ def _save_events(record: Record) -> Iterator[Event]:
 
 
 def _start_events(record: Record) -> Iterator[Event]:
-    last_steps = dict(sorted(record.rewinds))  # of a step that was lost several times, the furthest that was reached
+    last_steps = dict(sorted(record.rewinds))  # step resumed at -> the last step that an earlier start had reached
     for row in _thin_out(record.rows.get("start", [])[1:]):
         step = row["step"]
         repeated = f", steps up to {last_steps[step]:,} done again" if step in last_steps else ""

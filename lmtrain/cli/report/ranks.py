@@ -1,8 +1,8 @@
-"""What a report shows of every rank: its place in the layout, its memory, a traced step, its kernels.
+"""The sections of a report about ranks: layout, memory, the timeline of a traced step, kernel times.
 
-A square for each rank stands by its place in the layout: down the pipeline, across copies, shards and cuts. Of a traced
-step it says where the time went, how long each rank's own work took, and what ran when; the numbers are
-observe/timeline's, and stand in the page as JSON too, as they are drawn. Called by report.
+Each rank is a square: its row is its pipeline rank, its column its replica, shard and tp rank. The section of a traced
+step shows where the time went, how long each rank's own work took, and what ran when; the numbers come from
+observe/timeline and are also in the page as JSON. Called by report.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from lmtrain.train.layouts.layout_table import layout_words, rank_rows
 from lmtrain.train.layouts.layout_table import merge_rows as merged_rows
 from lmtrain.units import format_bytes, format_count
 
-_MIN_SHADE = 0.06  # how dark the emptiest is
-_MAX_OPACITY = 0.6  # because: the number in it must be readable, in light and in dark
+_MIN_SHADE = 0.06  # share of the darkest colour for the rank with least memory
+_MAX_OPACITY = 0.6  # because: the number in a square must be readable, in light and in dark colours
 _MAX_DRAWN_RANKS = 4096
 _MAX_TABLE_ROWS = 64
 _BYTE_COLUMNS = {
@@ -55,7 +55,7 @@ _BYTE_COLUMNS = {
     "optimizer_bytes": "optimizer",
 }  # fmt: skip
 _READ_ERRORS = (LmtrainError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_NUM_STEPS = 4  # the newest of them make the tables
+_NUM_STEPS = 4  # the tables are means over so many of the newest steps
 _MAX_TIMELINE_RANKS = 24
 _PROFILE_FOLDER = "profile"
 _MAX_KERNEL_TABLES = 4
@@ -191,11 +191,13 @@ def _layout_cells(row: dict[str, Any]) -> dict[str, str]:
 
 
 class Square(NamedTuple):
+    """A square of a drawing that shows a value of each rank, placed by the rank's coordinate in the layout."""
+
     at: Coordinate
-    share: float  # how dark it is, from 0 to 1
-    hot: bool
-    shown: str  # in it, where there is room
-    note: str
+    share: float  # opacity of the colour, from 0 to 1
+    hot: bool  # True: the colour for a slow rank
+    shown: str  # text in the square, if it is large enough
+    note: str  # tooltip
 
 
 def draw_squares(squares: Sequence[Square], label: str) -> str:

@@ -1,4 +1,4 @@
-"""`lmtrain report`: one HTML file of a run, or of several, that is looked at in a browser and sent by mail."""
+"""`lmtrain report`: write one HTML file about one or more runs, to open in a browser or send by mail."""
 
 from __future__ import annotations
 

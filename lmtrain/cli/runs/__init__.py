@@ -1,1 +1,1 @@
-"""`lmtrain runs` and `lmtrain watch`: what lies in the folders of runs."""
+"""`lmtrain runs` and `lmtrain watch`: list, compare, plot and follow runs."""

@@ -55,7 +55,7 @@ app = typer.Typer(cls=_ListByDefault, rich_markup_mode="markdown", epilog=exampl
 def list_runs(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FOLDER", help="Where to look, also inside. [default: runs, or this folder]"),
+        typer.Argument(metavar="FOLDER", help="Folders to search, with subfolders. [default: runs, or this folder]"),
     ] = None,
     state: Annotated[
         list[str] | None,
@@ -75,7 +75,7 @@ def list_runs(
 @app.command()
 def diff(
     a: Annotated[Path, typer.Argument(metavar="A", help="The folder of a run.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The folder of another.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The folder of another run.")],
     as_json: Json = False,
 ) -> None:
     """Compare two runs: the settings and programs that differ, and the first step at which data, loss or gradient norm
@@ -97,10 +97,10 @@ def diff(
 @app.command()
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs, or a sweep's.")],
-    key: Annotated[str, typer.Option(metavar="KEY", help="A number of step rows, as metrics.jsonl calls it.")] = "loss",
-    by: Annotated[str, typer.Option(metavar="AXIS", help="Over step, tokens or seconds.")] = "step",
-    log: Annotated[bool, typer.Option("--log", help="On a logarithmic scale.")] = False,
-    height: Annotated[int, typer.Option(min=4, max=200, help="Lines of the picture.")] = 18,
+    key: Annotated[str, typer.Option(metavar="KEY", help="A number in the step rows of metrics.jsonl.")] = "loss",
+    by: Annotated[str, typer.Option(metavar="AXIS", help="The x axis: step, tokens or seconds.")] = "step",
+    log: Annotated[bool, typer.Option("--log", help="Use a logarithmic y axis.")] = False,
+    height: Annotated[int, typer.Option(min=4, max=200, help="Height of the plot in lines.")] = 18,
 ) -> None:
     """Plot a number that runs recorded, such as loss or tokens_per_s, in the terminal, as wide as the terminal is."""
     from lmtrain.cli.runs.plot import plot_runs
@@ -113,11 +113,11 @@ def select_rows(folders: Sequence[Path], states: Sequence[str], where: Sequence[
     and has all settings KEY=VALUE of `where`.
     """
     if wrong := [state for state in states if state not in _STATES]:
-        raise UsageError(f"--state={wrong[0]} is no state of a run. {spelling_hint(wrong[0], _STATES)}")
+        raise UsageError(f"--state={wrong[0]} is not a state of a run. {spelling_hint(wrong[0], _STATES)}")
     conditions = [text.partition("=") for text in where]
     for text, (key, sign, _) in zip(where, conditions, strict=True):
         if not (key and sign):
-            raise UsageError(f"--where={text} names no value. Write KEY=VALUE, as in --where optim.lr=3e-4.")
+            raise UsageError(f"--where={text} has no value. Write KEY=VALUE, as in --where optim.lr=3e-4.")
     folders = folders or [Path("runs") if Path("runs").is_dir() else Path()]
     if empty := next((run for run in folders if next(find_runs(run), None) is None), None):
         problem = "holds no run" if empty.is_dir() else "is no folder"
@@ -207,7 +207,9 @@ def print_runs(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _shorten_to_end(name: str, width: int) -> str:
-    """Return the end of a name that fits into `width` columns, after an ellipsis if it is cut."""
+    """Cut a name to its end so that it fits into `width` columns, with an ellipsis before it; a name that fits is
+    unchanged.
+    """
     from rich.cells import cell_len
 
     start = 0
@@ -228,7 +230,7 @@ def _table_cells(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _ago_or_empty(time: str | None) -> str:
-    """Format the time since an ISO time; an empty text if there is no valid time."""
+    """Format the time since an ISO time, such as "5m03s ago"; empty if there is no valid time."""
     try:
         return ago(time or "")
     except (TypeError, ValueError):

@@ -35,15 +35,15 @@ _LIVE_STATES = ("running", "out of sight")
 
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, on this machine or a shared disk.")],
-    every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Show how it is now, and end.")] = False,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds between updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show the current state once and exit.")] = False,
 ) -> None:
     """Watch a run's progress from another terminal: a live panel, or one line for each logged step."""
     from lmtrain.observe.screen.verb_progress import is_live
 
     if not every >= _MIN_INTERVAL_S:
         raise UsageError(
-            f"--every={every:g} is how often to look, at least {_MIN_INTERVAL_S:g} seconds. Use --every=2."
+            f"--every={every:g} must be at least {_MIN_INTERVAL_S:g} seconds. Use --every=2."
         )
     console = PlainConsole()
     try:
@@ -61,7 +61,10 @@ def _wait_for_run(run: Path, interval_s: float, console: Console, *, may_wait: b
     if (run / CONFIG).is_file():
         return
     if runs := [str(path) for path in find_runs(run) if path != run]:
-        raise UsageError(f"{run} is not a run but holds runs: {join_few(runs)}. Give one, or type `lmtrain runs`.")
+        raise UsageError(
+            f"{run} is not a run folder but contains runs: {join_few(runs)}. Give one of them, or list them with "
+            "`lmtrain runs`."
+        )
     problem = f"is no run's folder (it has no {CONFIG})" if run.exists() else "does not exist"
     if not may_wait or (run.exists() and not run.is_dir()):
         raise MissingInputError(
@@ -155,7 +158,7 @@ def _describe_row_state(state: dict[str, Any], row: Mapping[str, Any]) -> str:
 
 
 class Redrawer:
-    """Draws a renderable again and again at the same place of a terminal, and sends only the lines that changed."""
+    """Draws a rich renderable again and again at the same place of a terminal; sends only the lines that changed."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

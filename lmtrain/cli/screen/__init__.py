@@ -1,1 +1,1 @@
-"""What a person sees: lines, sentences, tables, lists of facts."""
+"""Printing on the terminal: lines, messages, tables, lists of facts."""

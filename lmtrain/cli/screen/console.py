@@ -57,7 +57,7 @@ def print_facts(title: str, lines: Iterable[tuple[str, str]]) -> None:
 
 
 def print_tree(title: str, values: dict[str, Any]) -> None:
-    """Print nested settings as a tree."""
+    """Print nested dicts, such as settings, as a tree with this title."""
 
     def grow(tree: Tree, values: dict[str, Any]) -> None:
         for key, value in values.items():
@@ -83,7 +83,7 @@ def print_table(rows: Sequence[Cells], *, gap: int = 2, optional_columns: Sequen
 
 
 def build_table(rows: Sequence[Cells], *, gap: int = 2) -> Table:
-    """Return a rich table with a column for each key of the rows.
+    """Return a rich table of the rows (column -> text), with a column for each key of the rows.
 
     A key that begins with `<` marks a column of words, which are left-aligned and may be wrapped; other columns hold
     numbers. HTML tables (page/document.py) use the same rows.

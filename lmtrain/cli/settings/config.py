@@ -38,7 +38,7 @@ _DEFAULT_NOTE = "* what a run has where nothing else is chosen"
 def list_choices(
     group: Annotated[
         str | None,
-        typer.Argument(metavar="GROUP", help="As in model, optim or schedule.", autocompletion=complete_group),
+        typer.Argument(metavar="GROUP", help="A group, such as model or optim.", autocompletion=complete_group),
     ] = None,
     config_dir: ConfigDir = None,
     plugin: Plugins = None,
@@ -65,12 +65,12 @@ def list_choices(
 @app.command()
 def show(
     group: Annotated[
-        str, typer.Argument(metavar="GROUP", help="As in model, or a part as train.", autocompletion=complete_group)
+        str, typer.Argument(metavar="GROUP", help="A group (model) or section (train).", autocompletion=complete_group)
     ],
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help="One of its choices. [default: what a run has]", autocompletion=complete_choice
+            metavar="NAME", help="A choice of the group. [default: that of a run]", autocompletion=complete_choice
         ),
     ] = None,
     config_dir: ConfigDir = None,
@@ -96,13 +96,13 @@ def show(
 def explain(
     key: Annotated[
         str,
-        typer.Argument(metavar="KEY", help="As in optim.lr; or a part as optim, or all.", autocompletion=complete_key),
+        typer.Argument(metavar="KEY", help="A key (optim.lr), a section (optim), or all.", autocompletion=complete_key),
     ],
     overrides: Overrides = None,
     config_dir: ConfigDir = None,
     config_name: ConfigName = "pretrain",
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Say which values it had in this run, and from which step.")
+        Path | None, typer.Option(metavar="RUN", help="Show its values in this run, each with its first step.")
     ] = None,
     plugin: Plugins = None,
     as_json: Json = False,
@@ -115,7 +115,10 @@ def explain(
     from lmtrain.cli.settings.explain import ComposedSettings, history_rows, key_facts, value_rows
 
     if run is not None and overrides:
-        raise UsageError(f"--run={run} asks about a run that was, {overrides[0]} about one that may be. Leave one out.")
+        raise UsageError(
+            f"--run={run} asks for the values of an earlier run, which {overrides[0]} cannot change. Leave one of them "
+            "out."
+        )
     keys = all_keys()
     parts = {name[:end] for name in keys for end, character in enumerate(name) if character == "."} | {"all"}
     if key not in keys and key not in parts:
@@ -170,7 +173,9 @@ def print_file(file: Path, text: str) -> None:
 
 
 def _wrap_comment(line: str, width: int) -> list[str]:
-    """Wrap the comment of a line to `width` columns, indented below its start; return the lines."""
+    """Return a line of YAML with its comment wrapped to `width` columns: further lines of the comment begin below its
+    start.
+    """
     before, mark, words = line.partition("# ")
     if len(line) <= width or not mark or width - len(before) < _MIN_COMMENT_WIDTH:
         return [line]
@@ -179,7 +184,7 @@ def _wrap_comment(line: str, width: int) -> list[str]:
 
 
 def print_groups(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table with each config group, its default and its choices."""
+    """Print a table with each config group, its default choice and its other choices."""
     print_table([
         {"<group": row["group"], "<default": row["default"] or "", "<choices": ", ".join(row["choices"])}
         for row in rows
@@ -188,14 +193,16 @@ def print_groups(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def print_choices(group: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table of a group's choices with their descriptions."""
+    """Print a table of the choices of a config group with their descriptions; `rows` are those that `list_choices`
+    built.
+    """
     print_table([{"<choice": _choice_label(group, row), "<what it is": row["about"]} for row in rows])
     if any(row["default"] for row in rows):
         echo(_DEFAULT_NOTE, dim=True)
 
 
 def print_models(rows: Sequence[dict[str, Any]]) -> None:
-    """Print a table of the models with their sizes, sorted by kind and size."""
+    """Print a table of the models with their sizes, sorted by kind and size; `rows` hold the entries of `model_row`."""
     sizes = {"layers": "num_layers", "width": "width", "heads": "num_heads", "length": "seq_len"}
     print_table([
         {"<choice": _choice_label("model", row)}

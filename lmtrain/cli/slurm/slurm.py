@@ -61,17 +61,17 @@ class SlurmOptions:
     from_run: FromRun = None
     plugin: Plugins = None
     gpus_per_node: Annotated[
-        int | None, typer.Option(min=1, help="GPUs to use of each node, a process for each.")
+        int | None, typer.Option(min=1, help="GPUs to use on each node, with one process for each.")
     ] = None
     tasks_per_node: Annotated[
         int | None, typer.Option(min=1, help="Processes on each node, where there are no GPUs.")
     ] = None
     tasks: Annotated[
         Literal["node", "rank"],
-        typer.Option("--tasks", help="What srun starts: a task on each node, which starts the ranks, or each rank."),
+        typer.Option("--tasks", help="What srun starts: a task per node, which starts its ranks, or a task per rank."),
     ] = "node"
     spare_nodes: Annotated[
-        int, typer.Option(min=0, help="Ask for so many nodes more; a node that loses a process is then left out.")
+        int, typer.Option(min=0, help="Extra nodes to request; a node that loses a process is then left out.")
     ] = 0
     time: Annotated[
         str | None, typer.Option(metavar="LIMIT", help="Slurm's time limit, as in 4:00:00 or 2-12.")
@@ -88,7 +88,7 @@ class SlurmOptions:
     ] = None
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Set this for all processes. It stands in the file. Repeatable."),
+        typer.Option(metavar="NAME=VALUE", help="Set this in all processes; it is written to the file. Repeatable."),
     ] = None
     setup: Annotated[
         list[str] | None,
@@ -100,7 +100,7 @@ class SlurmOptions:
     ] = None
     container_command: Annotated[
         str | None,
-        typer.Option(metavar="COMMAND", help="Run behind this command: 'apptainer exec --nv image.sif'."),
+        typer.Option(metavar="COMMAND", help="Command to put before ours, as in 'apptainer exec --nv image.sif'."),
     ] = None
     array: Annotated[
         bool, typer.Option("--array", help="An array of jobs, one for each combination of a=1,2 b=range(3).")
@@ -110,8 +110,8 @@ class SlurmOptions:
         """Raise a UsageError on options that are missing, malformed, or contradict each other."""
         if (self.gpus_per_node is None) == (self.tasks_per_node is None):
             raise UsageError(
-                "The number of processes of a node must be given once. Give --gpus-per-node N, or --tasks-per-node N "
-                "if there are no GPUs."
+                "The number of processes on each node must be given, by exactly one option. Give --gpus-per-node N, "
+                "or --tasks-per-node N if there are no GPUs."
             )
         if self.container_image and self.container_command:
             raise UsageError(
@@ -129,7 +129,8 @@ class SlurmOptions:
         for variable in self.env or ():
             if not re.fullmatch(r"[A-Za-z_]\w*=.*", variable, re.ASCII | re.DOTALL):
                 raise UsageError(
-                    f"--env={variable} is not NAME=VALUE, where a name has letters, digits and _. Write it so."
+                    f"--env={variable} is not of the form NAME=VALUE, with letters, digits and _ in the name. Write it "
+                    "as in --env=OMP_NUM_THREADS=8."
                 )
 
     @property
@@ -153,8 +154,8 @@ class SlurmOptions:
         if num_processes % per_node:
             divisor = max(size for size in divisors(num_processes) if size <= per_node)
             raise LayoutError(
-                f"{option}={per_node} does not divide the {num_processes} processes of {layout}, and nodes are "
-                f"all alike. Use {option}={divisor} on {num_processes // divisor} nodes, or another layout."
+                f"{option}={per_node} does not divide the {num_processes} processes of {layout}, and all nodes get the "
+                f"same number. Use {option}={divisor} on {num_processes // divisor} nodes, or another layout."
             )
         return num_processes // per_node, per_node
 
@@ -186,7 +187,7 @@ def render(
     options: SlurmOptions,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", parser=parse_output_file, help="Write it there. [default: print it]"),
+        typer.Option(metavar="FILE", parser=parse_output_file, help="File to write. [default: print it]"),
     ] = None,
 ) -> None:
     """Print the sbatch file of a run. The job starts all processes, restarts them after a loss, and requeues itself."""
@@ -212,12 +213,14 @@ def submit(
         result = subprocess.run(["sbatch", "--parsable", str(job.file)], capture_output=True, text=True)
     except FileNotFoundError:
         raise MissingInputError(
-            "sbatch is not on the PATH here, so nothing can be submitted. Type this on a machine that submits jobs, or "
+            "sbatch is not on the PATH of this machine, so nothing can be submitted. Run this on a login node, or "
             f"start {job.file} there."
         ) from None
     if result.returncode != 0:
         reason = " ".join(result.stderr.split()).removeprefix("sbatch: error: ")
-        raise UsageError(f"sbatch refuses {job.file}: {reason}. Change the options, or ask who runs this Slurm.")
+        raise UsageError(
+            f"sbatch refused {job.file}: {reason}. Change the options, or ask the administrators of this cluster."
+        )
     number = result.stdout.strip().partition(";")[0]
     echo(number)
     log = job.log.replace("%j", number).replace("%A_%a", f"{number}_*")
@@ -233,7 +236,7 @@ def _check_extra_option(option: str, word: str) -> None:
         raise UsageError(f"{option}={word} is not an option of {option[2:]}. Write it as in {option}=--mem=0.")
     if name[0] in _RESERVED_OPTIONS:
         raise UsageError(
-            f"{option}={word} would undo what the file says itself: nodes and processes follow from the layout, and "
+            f"{option}={word} would contradict the sbatch file: nodes and processes follow from the layout, and "
             "restarts from exit codes. Leave it out, or change parallel.*, --gpus-per-node or --spare-nodes."
         )
 
@@ -247,13 +250,13 @@ def _build_job(options: SlurmOptions) -> SbatchJob:
     sizes = {config.parallel.layout.world_size for config, _ in runs}
     if len(sizes) > 1:
         raise LayoutError(
-            f"The runs of this array take {min(sizes)} to {max(sizes)} processes, and an array's tasks are all alike. "
-            "Make an array for each layout."
+            f"The runs of this array take {min(sizes)} to {max(sizes)} processes, but all tasks of an array get the "
+            "same resources. Submit one array for each layout."
         )
     if any(config.parallel.auto for config, _ in runs):
         raise LayoutError(
-            "parallel.auto=true chooses a layout for the processes that there are, and the file has to say how many to "
-            "start. Choose it before: `lmtrain plan` prints the settings of the best."
+            "parallel.auto=true chooses a layout when the run starts, but the sbatch file needs the number of "
+            "processes to start. Give a layout: `lmtrain plan` prints the settings of the best one."
         )
     layout = layout_words(runs[0][0].parallel)
     nodes, ranks_per_node = options.nodes(sizes.pop(), layout)
@@ -301,7 +304,10 @@ def _compose_runs(options: SlurmOptions) -> tuple[Path, list[tuple[RunConfig, li
         runs, folder = [(config, words)], Path(config.run.dir).absolute()
     for path in (folder, Path.cwd()):
         if not str(path).isprintable():
-            raise UsageError(f"{str(path)!r} cannot stand in an sbatch file. Choose a run.dir of plain characters.")
+            raise UsageError(
+                f"{str(path)!r} has characters that an sbatch file cannot hold. Choose a run.dir of printable "
+                "characters."
+            )
     return folder, runs
 
 
@@ -358,8 +364,8 @@ def _check_per_task_option(option: str, word: str, num_ranks: int) -> None:
     name = re.split(r"[=\s]", word, maxsplit=1)[0]
     if (name in _PER_TASK_OPTIONS and not _NO_BINDING.fullmatch(word)) or _BINDS_EACH_TASK.match(word):
         raise UsageError(
-            f"{option}={word} is about a task, and one task starts all {num_ranks} ranks of its node. Leave it out, or "
-            "add --tasks rank, which makes each rank a task."
+            f"{option}={word} applies to each Slurm task, and one task starts all {num_ranks} ranks of its node. Leave "
+            "it out, or add --tasks rank, which makes each rank a task."
         )
 
 
@@ -372,7 +378,7 @@ def _parse_cpus(option: str, words: Sequence[str]) -> int | None:
         if match := _CPUS_PER_TASK.fullmatch(word):
             if not re.fullmatch(r"[1-9][0-9]{0,5}", match[1], re.ASCII):
                 raise UsageError(
-                    f"{option}={word} is not a number of CPUs. Write how many each rank is to have, as in "
+                    f"{option}={word} is not a number of CPUs. Give the number for each rank, as in "
                     f"{option}=--cpus-per-task=8."
                 )
             cpus = int(match[1])

@@ -1,4 +1,4 @@
-"""`lmtrain trace RUN`: what every rank of a run did when, on one clock, and where a step's time went."""
+"""`lmtrain trace RUN`: show and export what every rank of a run did when, and where a step's time went."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def trace(
         Path | None,
         typer.Option(
             "--output", "--out", metavar="FILE", parser=parse_output_file,
-            help="Where the trace goes that ui.perfetto.dev opens; with a name that ends in .gz it is compressed. "
+            help="File for the trace that ui.perfetto.dev opens; compressed if its name ends in .gz. "
             "[default: RUN/trace/trace.json; with --json none]",
         ),
     ] = None,
     start: Annotated[
-        int | None, typer.Option(metavar="N", help="The tables of this start of the run, from 1. [default: the newest]")
+        int | None, typer.Option(metavar="N", help="Show this start of the run, from 1. [default: the newest]")
     ] = None,
     step: Annotated[
         int | None,
-        typer.Option(metavar="N", help="The critical path and the picture of this step. [default: the median one]"),
+        typer.Option(metavar="N", help="Show the critical path and timeline of this step. [default: the median one]"),
     ] = None,
     plugin: Plugins = None,
     as_json: Json = False,

@@ -1,4 +1,4 @@
-"""What `lmtrain trace` says: facts as plain data, and on a screen.
+"""The output of `lmtrain trace`: facts as plain data for --json, and text for the terminal.
 
 The step's picture, its table, the replay beside it, the critical path, who is hot, the clocks.
 """
@@ -48,8 +48,8 @@ _MAX_WIDTH = 120
 
 def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tuple[Facts, list[TimelineRow]]:
     """Return the trace's facts as plain data (step times by class and rank, critical path, clocks), and the timeline
-    rows of one step. `start` and `step` choose what is shown: by default the newest start with a whole step, and its
-    median step.
+    rows of one step. `start` and `step` are the numbers to show; None chooses the newest start with a whole step, and
+    its median step.
     """
     segment = _choose_segment(timeline, start)
     facts: Facts = {
@@ -64,7 +64,10 @@ def trace_facts(timeline: Timeline, start: int | None, step: int | None) -> tupl
     }
     if not segment.steps:
         if step is not None:
-            raise UsageError(f"--step={step} is not there: no step of start {segment.start} was recorded to its end.")
+            raise UsageError(
+                f"--step={step} cannot be shown: start {segment.start} has no completely recorded step. Leave --step "
+                "out, or choose another --start."
+            )
         facts["notes"].append(f"start {segment.start}: no step was recorded to its end, so there are no tables")
         return facts | {"start": segment.start, "steps": []}, []
     if step is not None and step not in segment.steps:
@@ -113,7 +116,7 @@ def _choose_segment(timeline: Timeline, start: int | None) -> Segment:
     if (segment := next((segment for segment in timeline.segments if segment.start == start), None)) is not None:
         return segment
     raise UsageError(
-        f"--start={start} has left no trace in {timeline.folder}. Choose one of these: "
+        f"--start={start} has no trace in {timeline.folder}. Choose one of these starts: "
         f"{join_few((str(segment.start) for segment in timeline.segments), max_shown=12)}."
     )
 
@@ -238,8 +241,8 @@ def _format_s(seconds: float | None) -> str:
 
 
 def _timeline_lines(rows: Sequence[TimelineRow], step: int, width: int, plain: bool) -> Iterator[str]:
-    """Yield a text drawing of a step, `width` characters wide: a line for each rank, a character for the kind of work
-    that took most of that time.
+    """Yield a text drawing of a step, `width` characters wide: a line for each rank, in which each character stands for
+    the kind of work that took most of its share of the time. With `plain`, only ASCII characters are used.
     """
     ranks = sorted({row.rank for row in rows})
     end = max((bar.end_s for row in rows for bar in row.bars), default=0.0)
