@@ -69,7 +69,7 @@ class Journal:
 
     def read(self, identity: str | None) -> list[dict[str, Any]] | None:
         """Return the entries of the journal, without its first line, up to the first damaged line. Return None if there
-        is no journal or its first line is not that of the run `identity`.
+        is no journal, or if its first line does not have `identity`, the hash that identifies the run.
         """
         try:
             lines = files.read_bytes(self._path, _MAX_BYTES, follow_links=False).split(b"\n")[:-1]
@@ -92,6 +92,7 @@ class Journal:
 
     def start(self, identity: str | None, lines: list[dict[str, Any]]) -> None:
         """Rewrite the journal with the entries `lines`, which still match the output files, and open it for appending.
+        `identity`, the hash that identifies the run, goes to the first line.
         """
         with files.storage_errors(self._path, "Writing"):
             temporary = self._path.with_suffix(".new")
@@ -102,7 +103,9 @@ class Journal:
             self._file = open_without_links(self._path, "ab")
 
     def append(self, entry: dict[str, Any]) -> None:
-        """Append an entry to the journal and flush it to the operating system."""
+        """Append an entry, a JSON object with the state of the run's output files, and flush it to the operating
+        system.
+        """
         assert self._file is not None, "start comes first"
         with files.storage_errors(self._path, "Writing"):
             fault_point("data.journal")
@@ -142,14 +145,14 @@ class Totals:
     lengths: list[int] = field(default_factory=lambda: [0] * _NUM_BINS)  # histogram of the first key's document lengths
 
     @classmethod
-    def from_dict(cls, entry: dict[str, Any]) -> Totals:
-        """Build from the JSON object `totals` of a journal entry."""
-        entry = dict(entry)
+    def from_dict(cls, totals: dict[str, Any]) -> Totals:
+        """Build the totals of a run from the JSON object that a journal entry has for them."""
+        totals = dict(totals)
         return cls(
-            place=ReadPosition(*entry.pop("place")),
-            bad=Counter(entry.pop("bad")),
-            filtered=Counter(entry.pop("filtered")),
-            **entry,
+            place=ReadPosition(*totals.pop("place")),
+            bad=Counter(totals.pop("bad")),
+            filtered=Counter(totals.pop("filtered")),
+            **totals,
         )
 
     def count(self, batches: list[SequenceBatch]) -> None:
@@ -331,8 +334,8 @@ class Outputs:
     # ---- resuming
 
     def _open(self, lines: list[dict[str, Any]]) -> None:
-        """Open the output files as the journal entries `lines` say, to resume a killed run; if they match none of the
-        files on disk, empty the folder and start over.
+        """Open the output files in the state that the journal entries `lines` record, to resume a killed run. If the
+        files on disk match none of the entries, empty the working folder and start over.
         """
         if lines and "publish" in lines[-1]:
             self.finished = self.resumed = True
@@ -373,7 +376,7 @@ class Outputs:
 
     def _is_shard_intact(self, shard: int, hashes: list[str]) -> bool:
         """Return True if all files of a finished shard are complete and undamaged, whether they have their final names
-        already or not. `hashes` are those of its sidecars, one per key.
+        already or not. `hashes` are the hashes in its .json sidecars, one per key.
         """
         try:
             for key, sidecar_hash in enumerate(hashes):
@@ -382,7 +385,7 @@ class Outputs:
                 def path_of(suffix: str, name: str = name, final: Path = final) -> Path:
                     path = self._folder / f"{name}{suffix}"
                     if path.is_symlink():
-                        raise DataError(f"{path} is a link, and nothing here was written as one. Remove it.")
+                        raise DataError(f"{path} is a link, but preprocessing writes no links. Remove it.")
                     return path if os.path.lexists(path) else dataset_file(final, suffix)
 
                 check_finished_files(path_of, sidecar_hash, self._tokenizer.to_bytes())
@@ -459,8 +462,8 @@ class Outputs:
         self.totals.shard_text_bytes = [0] * len(self.names.keys)
 
     def _finish_shard(self) -> list[str | None]:
-        """Complete the files of the current shard and sync them to disk. Return the hashes of its sidecars, one per
-        key.
+        """Complete the files of the current shard and sync them to disk. Return the hashes of its .json sidecars, one
+        per key.
         """
         facts = {
             "tokenizer_fingerprint": self._tokenizer.fingerprint,

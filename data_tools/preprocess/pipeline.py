@@ -183,7 +183,7 @@ class TokenizeWorker:
 
     def _filter_lengths(self, content: Content, batches: list[SequenceBatch], rejected: set[int]) -> Counter[str]:
         """Remove documents with too few or too many tokens of the first key from all batches, in place; return the
-        number removed by each limit. `rejected` are the item numbers of documents that are not in the batches.
+        number removed by each limit. `rejected` are the numbers in `content` of documents that are not in the batches.
         """
         lengths = batches[0].document_lengths()
         verdict = self._options.filters.classify_lengths(lengths - (lengths > 0) * self._has_eod)
@@ -272,7 +272,7 @@ def preprocess(
         raise UsageError(f"--prepend-bos {reason}. Leave it out.")
     sources = find_sources(inputs)
     if len(options.keys) > 1 and (texts := [source.path for source in sources if source.kind == "text"]):
-        raise UsageError(f"{texts[0]} is one text without keys, and --key names {len(options.keys)}. Name one.")
+        raise UsageError(f"{texts[0]} is plain text without keys, but --key names {len(options.keys)}. Name one.")
     names = OutputNames(output, options.keys, dtype_for(tokenizer.vocab_size), options.shard_tokens, options.overwrite)
     tokenizer_bytes = tokenizer.to_bytes()
     with Outputs(names, _run_identity(sources, tokenizer_bytes, options), tokenizer) as outputs:
@@ -314,9 +314,9 @@ def _tokenize_portions(
     report: Callable[[Progress], None] | None,
     notify: Callable[[str], None] | None,
 ) -> None:
-    """Tokenize the sources, from where `outputs` ends, and add the results to `outputs` in input order.
-    `tokenizer_bytes` is the tokenizer for worker processes; `report` receives the progress and `notify` notices for the
-    user.
+    """Tokenize the sources, from the position that `outputs` has reached, and add the results to `outputs` in input
+    order. `tokenizer_bytes` is the tokenizer for worker processes; `report` receives the progress and `notify` notices
+    for the user.
     """
     eod_id = tokenizer.eod_id if options.append_eod else None
     total = sum(source.num_bytes for source in sources) if STDIN not in {s.path for s in sources} else 0

@@ -164,9 +164,7 @@ def _ends_sentence(
 
 
 def _word_before(text: str, stop: int) -> str | None:
-    """Return the word that ends at the offset `stop`, which may be empty; None if it has more than _LONGEST_WORD
-    characters.
-    """
+    """Return the word that ends at the offset `stop`, which may be empty; None if it is longer than 24 characters."""
     begin = stop
     while begin > 0 and _WORD.fullmatch(text, begin - 1, begin):
         begin -= 1

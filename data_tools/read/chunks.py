@@ -82,7 +82,7 @@ class TaskPart:
         """Parse the value of --part, `i/n` for task i of n. Raise UsageError unless 0 <= i < n."""
         match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if match is None or int(match[1]) >= int(match[2]):
-            raise UsageError(f"--part={text} is not a part. Give i/n with i from 0 to n-1, such as 0/16.")
+            raise UsageError(f"--part={text} is not a part. Give i/n, task i of n, with i from 0 to n-1, as in 0/16.")
         return cls(int(match[1]), int(match[2]))
 
     @property
@@ -154,7 +154,7 @@ class Portion:
 
     def fits(self, chunk: Chunk, limits: SizeLimits) -> bool:
         """Return True if the chunk can be added to this portion: it has the same kind, and the portion stays within a
-        slice's bytes and the number of files. An empty portion takes any chunk.
+        slice's bytes and the allowed number of chunks. An empty portion takes any chunk.
         """
         return not self.chunks or (
             chunk.kind == self.chunks[0].kind
@@ -168,9 +168,8 @@ def cut_portions(
     part: TaskPart = WHOLE_PART,
 ) -> Iterator[Portion]:  # fmt: skip
     """Cut the sources from `position` on into portions of work and yield them in order; with `part`, only those of one
-    task. Bytes are acquired from the memory budget before they are held or yielded.
-
-    `keys` are the columns to read of .parquet files.
+    task. Bytes are acquired from the memory budget before they are held or yielded. `keys` are the columns to read of
+    .parquet files.
     """
     portion = Portion([])
     spans = list(part.spans([source.num_bytes for source in sources]))
@@ -191,8 +190,8 @@ def _cut_source(
     source_number: int, source: Source, start: int, span: PartRange, limits: SizeLimits, keys: Sequence[str],
     budget: MemoryBudget,
 ) -> Iterator[Chunk]:  # fmt: skip
-    """Yield the chunks of one source from `start` (a byte offset or row) on, within `span`, the range that the task
-    reads. `keys` are the columns to read of a .parquet file.
+    """Yield the chunks of source number `source_number` from `start` (a byte offset or row) on, within `span`, the
+    range that the task reads. `keys` are the columns to read of a .parquet file.
     """
     if source.kind == "jsonl" and not source.streamed:
         for begin in range(max(start, span.start), span.stop, limits.slice_bytes):
@@ -409,8 +408,8 @@ class MemoryBudget:
         self._changed = Condition()
 
     def acquire(self, num_bytes: int) -> None:
-        """Reserve num_bytes of memory, waiting until they are free or the consumer holds nothing. Raise StoppedError
-        after `stop`.
+        """Take num_bytes from the memory budget, waiting until they are free or the consumer holds nothing. Raise
+        StoppedError after `stop`.
         """
         with self._changed:
             while not self._stopped and self._in_flight and self._acquired + num_bytes > self._num_bytes:
@@ -420,7 +419,8 @@ class MemoryBudget:
             self._acquired += num_bytes
 
     def release(self, num_bytes: int) -> None:
-        """Free num_bytes that the reader acquired and has not handed on to the consumer."""
+        """Give num_bytes, which the reader acquired and has not handed on to the consumer, back to the memory budget.
+        """
         with self._changed:
             self._acquired -= num_bytes
             self._changed.notify()
@@ -431,13 +431,13 @@ class MemoryBudget:
             self._in_flight += num_bytes
 
     def release_in_flight(self, num_bytes: int) -> None:
-        """Free num_bytes that the consumer held."""
+        """Give num_bytes, which the reader had handed on to the consumer, back to the memory budget."""
         with self._changed:
             self._in_flight -= num_bytes
             self.release(num_bytes)
 
     def stop(self) -> None:
-        """Make all calls of `acquire`, waiting or later, raise StoppedError."""
+        """Make every call of `acquire`, those that wait and all later ones, raise StoppedError."""
         with self._changed:
             self._stopped = True
             self._changed.notify()

@@ -118,7 +118,8 @@ class LineList:
         return (start for start, _ in split_lines(bytes(self._data)))
 
     def drop(self, items: Iterable[int]) -> None:
-        """Overwrite the lines at these offsets with spaces, so that they are no documents any more."""
+        """Overwrite the lines at the offsets `items` of the buffer with spaces, so that they are no documents any more.
+        """
         for item in items:
             if not isinstance(self._data, bytearray):
                 self._data = bytearray(self._data)
@@ -137,7 +138,7 @@ class LineList:
         return [BadLine(int(i), self._start + int(starts[i]), limits.too_long_cause) for i in long]
 
     def without(self, items: Iterable[int]) -> LineList:
-        """Return a copy without the lines at these offsets."""
+        """Return a copy without the lines at the offsets `items` of the buffer."""
         copy = LineList(bytearray(self._data), self._start)
         copy.drop(items)
         return copy
@@ -246,8 +247,8 @@ ChunkBadLines = tuple[list[BadLine], int]  # the bad lines of a chunk, and its n
 def read_content(
     chunk: Chunk, limits: SizeLimits, before_long_read: Callable[[], object]
 ) -> tuple[Content, list[BadLine]]:
-    """Return (the documents of a chunk, bad lines: those that are too long, or the chunk's problem). `before_long_read`
-    is called before a line of several slices is read.
+    """Return (the documents of a chunk, its bad lines). Bad are lines that are too long, and a chunk that could not be
+    read. `before_long_read` is called before a line of several slices is read.
     """
     if chunk.problem:
         empty: Content = TextList([]) if chunk.kind == "text" else LineList(b"", chunk.start)
@@ -298,7 +299,7 @@ def collect_bad_lines(chunk: Chunk, content: Content, bad_lines: list[BadLine]) 
     if len(bad_lines) > MAX_BAD_LINES:
         raise DataError(
             f"{chunk.path}, near byte {chunk.start}: more than {MAX_BAD_LINES} bad lines in one slice. "
-            f"It is not a {chunk.kind} file."
+            f"The file is not {chunk.kind}; leave it out or give its --format."
         )
     return sorted(bad_lines, key=lambda line: line.line), 0 if chunk.plain else content.num_lines + bool(chunk.problem)
 
@@ -353,7 +354,10 @@ class BadLines:
         if self.max_bad is not None and total > self.max_bad:
             causes = ", ".join(f"{number} {cause}" for cause, number in self.counts.most_common())
             lines = "bad lines are" if total > 1 else "bad line is"
-            raise DataError(f"{total} {lines} more than --max-bad {self.max_bad} ({causes}); the last is {location}.")
+            raise DataError(
+                f"{total} {lines} more than --max-bad {self.max_bad} ({causes}); the last is {location}. "
+                "Repair the lines, or allow more with --max-bad."
+            )
 
 
 class _LineCounter:

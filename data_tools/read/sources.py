@@ -148,15 +148,15 @@ def _has_known_suffix(path: Path) -> bool:
 
 
 def _expand(path: Path | Source) -> Sequence[Path | Source]:
-    """Return the files of an input: itself if it is a file, or those of known kind in a folder or glob. Raise if there
-    are none.
+    """Return the files of an input: itself if it is a file, or those in a folder or glob whose suffix is known. Raise
+    if there are none.
     """
     if isinstance(path, Source) or path == STDIN:
         return [path]
     if path.is_dir():
         files = sorted(path for path in _walk(path) if _has_known_suffix(path) and not path.is_dir())
         if not files:
-            raise MissingInputError(f"{path} holds no file of a kind that is read: {READABLE}. Check the folder.")
+            raise MissingInputError(f"{path} has no file with a suffix that is read: {READABLE}. Check the folder.")
         return files
     if not os.path.lexists(path):
         matches = _refuse_repeated(Path(name) for name in glob.iglob(str(path), recursive=True))
@@ -169,7 +169,7 @@ def _expand(path: Path | Source) -> Sequence[Path | Source]:
         way_out = "Add its format, as in --format txt, or convert it."
         if path.suffix == ".json":
             way_out = f"`jq -c '.[]' {path} > {path}l` makes lines of an array; if it has lines, add --format jsonl."
-        raise UsageError(f"{path} is of no kind that is read: {READABLE}. {way_out}")
+        raise UsageError(f"{path} has no suffix that is read: {READABLE}. {way_out}")
     return [path]
 
 

@@ -293,8 +293,8 @@ def _tar_members(stream: io.BufferedReader, is_wanted: MemberFilter, path: Path)
 
 
 def _open_member(file: IO[bytes], compressed_bytes: int, path: Path) -> IO[bytes]:
-    """Return a member of the archive `path` as a file that raises DataError if damage is found while it is read.
-    `compressed_bytes` is the size of the member in the archive, a limit on how far it may expand.
+    """Return `file`, a member of the archive `path`, as a file that raises DataError if damage is found while it is
+    read. `compressed_bytes` is its size in the archive, which limits how far it may expand.
     """
 
     def stream() -> Iterator[bytes]:

@@ -44,10 +44,10 @@ def process_portions(
     use_processes: bool,
 ) -> Iterator[Iterator[tuple[Portion, R]]]:  # fmt: skip
     """Process portions in a pool of `workers` threads or processes while the `with` block runs. Yield an iterator over
-    (portion, result), in input order.
+    (portion, result), in input order. `build_worker` returns the worker: it is called once for all threads or, with
+    `use_processes`, pickled and called in each process.
 
-    `build_worker` returns the worker: it is called once for all threads or, with `use_processes`, pickled and called in
-    each process. `budget` must be the one that the iterator `portions` acquires bytes from.
+    `budget` must be the one that the iterator `portions` acquires bytes from.
     """
     with _start_pool(build_worker, workers, use_processes) as (pool, run):
         queue: SimpleQueue[Item[R] | BaseException | None] = SimpleQueue()
@@ -119,7 +119,9 @@ def _start_pool(
     try:
         yield pool, _run_in_process
     except BrokenProcessPool as error:
-        raise OutOfMemoryError("A worker process was killed, most likely for memory. Use fewer --workers.") from error
+        raise OutOfMemoryError(
+            "A worker process was killed, most likely because memory ran out. Use fewer --workers."
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -62,7 +62,7 @@ class DataChoice(Choice):
             "Use data.split=[0.98,0.02,0].",
         )  # fmt: skip
         yield from self.checked(
-            self.at_least(0, "prefetch_steps", "Use 2, or 0 to read in turn."),
+            self.at_least(0, "prefetch_steps", "Use 2, or 0 to read each step only when it is needed."),
             (self.packing == "best_fit" and not self.document_mask, "packing",
              "puts unrelated documents into one sample",
              "Add data.document_mask=true."),
@@ -72,7 +72,7 @@ class DataChoice(Choice):
             (self.order == "own" and self.megatron_samples is not None, "megatron_samples",
              "has no meaning with data.order=own", "Leave it out, or add data.order=megatron."),
             self.at_least(1, "megatron_samples", "Use null."),
-            self.at_least(0, "first_sample", "Use 0 for the front."),
+            self.at_least(0, "first_sample", "Use 0 to begin with the first sample."),
         )  # fmt: skip
         for name, path in self.valid_paths.items():
             yield from self.checked(
@@ -89,7 +89,7 @@ class DataChoice(Choice):
         """
         yield from self.problem_if(
             bool(self.valid_paths) and bool(getattr(self, kind_key)), "valid_paths",
-            f"and data.{kind_key} both name what to validate on", "Give one of them; a domain may have any name.",
+            f"and data.{kind_key} are both set and both name validation data", "Give only one of them.",
         )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ class BlendSettings(DataChoice):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from problem_if(
-            len(self.datasets) == 0, "datasets", "[]", "blends nothing",
+            len(self.datasets) == 0, "datasets", "[]", "names no dataset to blend",
             "Give a list such as data.datasets=[{path: data/a, weight: 2}, {path: data/b, weight: 1}].",
         )  # fmt: skip
         for key in ("datasets", "valid_datasets"):

@@ -94,7 +94,7 @@ class TrainingData:
 
     @property
     def content_sha256(self) -> str | None:
-        """Content hash of the only training dataset, or a hash over the hashes of all of them; None if any has no
+        """Content hash of the only training dataset, or a hash over the hashes of all of them; None if any has no .json
         sidecar.
         """
         hashes = [part.indexed.info.content_sha256 for part in self.parts if part.indexed.info]
@@ -239,8 +239,8 @@ class _DatasetBuilder:
         return IndexCache(self.index_folder(indexed))
 
     def split_ranges(self, indexed: IndexedDataset) -> Sequence[range]:
-        """Return the document ranges of a dataset for training, validation and, unless left out, the test share, which
-        is unused. For Megatron-LM's concatenated text the ranges are of sequences.
+        """Return the document ranges of a dataset for training, for validation and, in some cases, a third one that is
+        not used. For Megatron-LM's concatenated text the ranges are of sequences.
         """
         if self.megatron:
             return split_sequences(len(self.full_range(indexed)), self.split)
@@ -279,10 +279,10 @@ class _DatasetBuilder:
         self, indexed: IndexedDataset, documents: range, num_samples: int | None, tokens: range | None = None
     ) -> Dataset:
         """Return the samples of these documents of a dataset, of the kind that the data settings choose: masked,
-        Megatron-LM's, concatenated or packed.
+        Megatron-LM's, concatenated or packed. `num_samples` is for Megatron-LM's order only (None: one epoch); `tokens`
+        restricts concatenated samples to a range of the dataset's tokens.
 
-        `num_samples` is used with Megatron-LM's order only; None means one epoch. `tokens` restricts concatenated
-        samples to this token range, for documents that are split between training and validation.
+        A token range is given for documents that are split between training and validation.
         """
         settings, seq_len, vocab_size = self.settings, self.requirements.seq_len, self.requirements.vocab_size
         mask, cache = settings.document_mask, self.cache(indexed)
@@ -505,7 +505,7 @@ def _raise_file_limit(num_files: int) -> None:
     if num_files + _OTHER_FILES > limit:
         fewer = " or merge some of the datasets" if num_files > 2 * _FILES_EACH else ""
         raise StorageError(
-            f"The limit on open files is {hard} here, and this data needs {num_files} besides some {_OTHER_FILES} "
-            f"others. Raise the limit (`ulimit -Hn`, or LimitNOFILE of a service){fewer}."
+            f"The limit on open files is {hard} here, but this data needs {num_files} and the rest of the run about "
+            f"{_OTHER_FILES}. Raise the limit (`ulimit -Hn`, or LimitNOFILE of a service){fewer}."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit, soft), hard))

@@ -123,7 +123,7 @@ def test_documents_without_sentences_are_refused(sentences: Toy, toy: Toy, tmp_p
     data = tmp_path / "whole"
     lmtrain("preprocess", sentences.text, "--tokenizer", sentences.tokenizer, "--output", data)
     told = lmtrain("pretrain", *settings(replace(sentences, data=data), tmp_path / "run"), code=65)
-    assert "one sequence a document" in told
+    assert "one sequence per document" in told
     assert "--split-sentences" in told
     told = lmtrain("pretrain", *settings(toy, tmp_path / "run"), code=65)
     assert "The tokenizer has no [CLS], [SEP], [MASK], [PAD]" in told

@@ -44,7 +44,10 @@ def check_ids(ids: NDArray[Any], vocab_size: int, prefix: Path) -> None:
     high, low = int(ids.max()), 0 if ids.dtype.kind == "u" else int(ids.min())
     if low < 0 or high >= vocab_size:
         found = f"{low}; ids begin at 0" if low < 0 else f"{high}; the vocabulary ends at {vocab_size - 1}"
-        raise DataError(f"{prefix}.bin holds the id {found}. It is damaged or of another tokenizer.")
+        raise DataError(
+            f"{prefix}.bin holds the id {found}. The file is damaged or was made with another tokenizer. "
+            "Make the dataset again with the tokenizer of the model."
+        )
 
 
 def read_rows(tokens: NDArray[Any], sample_ids: Int64s, seq_len: int, vocab_size: int) -> tuple[Int64s, Int64s, bool]:
@@ -156,8 +159,8 @@ class SampleIndex:
         return rows[new], columns[new]
 
     def document_spans(self, sample_id: int) -> list[tuple[int, int, int]]:
-        """Return (document, start, stop) of each document that a sample and its last label overlap; `start` and `stop`
-        are token offsets within the document.
+        """Return (document, start, stop) of each document of which tokens are in a sample, its last label included;
+        `start` and `stop` are token offsets within the document.
         """
         first = sample_id * self.seq_len + self.first_token
         last, spans = first + self.seq_len + 1, []

@@ -53,7 +53,9 @@ class MaskVocabulary:
 
     @classmethod
     def of(cls, tokenizer: MaskingTokenizer) -> MaskVocabulary:
-        """Build from a tokenizer's vocabulary. Raise DataError if it lacks [CLS], [SEP], [MASK] or [PAD]."""
+        """Read from a tokenizer which ids begin a word, continue a word or are special. Raise DataError if it lacks
+        [CLS], [SEP], [MASK] or [PAD].
+        """
         missing = [role for role in ("cls", "sep", "mask", "pad") if role not in tokenizer.special]
         if missing:
             names = ", ".join(f"[{role.upper()}]" for role in missing)
@@ -83,7 +85,7 @@ class MaskedDataset:
     ) -> None:
         if seq_len < _MIN_SEQ_LEN:
             raise SettingsError([
-                f"Samples of {seq_len} tokens have no room for two segments and their marks. "
+                f"A sequence length of {seq_len} tokens has no room for two segments with [CLS] and [SEP]. "
                 f"Use {_MIN_SEQ_LEN} or more."
             ])
         DocumentMap.of(indexed, cache)  # to check every entry of the .idx
@@ -122,8 +124,8 @@ class MaskedDataset:
         )
 
     def _call_sampler(self, method: Any, sample_ids: Int64s) -> Any:
-        """Call `method`, a method of the sampler that takes sample ids, and return its list of arrays without the last
-        one: the token runs that were read, whose checksums are compared here.
+        """Call `method` of the sampler, which returns several arrays for these sample ids, the last of which lists the
+        token runs that were read. Compare these runs with their block checksums and return the other arrays.
 
         Raise DataError if an id in the file is outside the vocabulary.
         """
@@ -135,7 +137,8 @@ class MaskedDataset:
         except IndexError as error:  # because: without this check such an id would crash later without naming the file
             self._indexed.check(*self._sampler.runs(ids))
             raise DataError(
-                f"{self.prefix}.bin holds {error}, outside the vocabulary. It is damaged or of another tokenizer."
+                f"{self.prefix}.bin holds {error}, outside the vocabulary. The file is damaged or was made with "
+                "another tokenizer. Make the dataset again with the tokenizer of the model."
             ) from error
 
     @property
@@ -144,16 +147,16 @@ class MaskedDataset:
         return self.seq_len - (2 if self.settings.pairs == "none" and self.settings.order == "own" else 3)
 
     def _require_sentences(self, indexed: IndexedDataset) -> None:
-        """Raise DataError if every document is one sequence, and so was not split into sentences. Allowed only without
-        sentence pairs and if every document fits one sample.
+        """Raise DataError if every document is one sequence, and so was not split into sentences. Such documents are
+        allowed only if samples are not pairs and each document fits one sample.
         """
         counts = np.diff(self._bounds)
         if len(counts) > 0 and counts.max() == 1:
             longest = int(indexed.lengths[int(self._bounds[0]) : int(self._bounds[-1])].max())
             if self.settings.pairs != "none" or longest > self._max_text_tokens:
                 raise DataError(
-                    f"{self.prefix} has one sequence a document (the longest of {longest} tokens), so that there are "
-                    "no sentences to make samples of. Preprocess the text again with --split-sentences."
+                    f"{self.prefix} has only one sequence per document (the longest has {longest} tokens), but samples "
+                    "are built from sentences. Preprocess the text again with --split-sentences."
                 )
 
     def _get_sample_map(
@@ -193,8 +196,8 @@ class MaskedDataset:
         is_single_document = rows[-1, 0] < self._bounds[np.searchsorted(self._bounds, rows[0, 0], side="right")]
         if self.settings.pairs == "next_sentence" and is_single_document:
             raise DataError(
-                f"data.pairs=next_sentence takes sentences of another document, and only one of data.split in "
-                f"{self.prefix} has samples. Use more data or data.pairs=sentence_order."
+                f"data.pairs=next_sentence needs sentences of two documents, but only one document of {self.prefix} in "
+                "this part of data.split has samples. Use more data or data.pairs=sentence_order."
             )
         return rows
 
@@ -229,8 +232,8 @@ def build_sampler(
 
 
 def _in_range(index: Index, bounds: NDArray[Any], max_tokens: int) -> bool:
-    """Return True if every row of a cached sample map is valid: its sentences are within the documents, whose bounds in
-    sentences are `bounds`, and its target number of tokens is 2 to max_tokens.
+    """Return True if every row of a cached sample map is valid: its sentences are within the documents, and its target
+    number of tokens is 2 to max_tokens. `bounds` are the first sentence of each document, and the end.
     """
     rows = index.arrays["rows"].reshape(-1, 3)
     parts = (rows[i : i + _CHUNK] for i in range(0, len(rows), _CHUNK))

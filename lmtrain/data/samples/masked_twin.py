@@ -224,10 +224,9 @@ class MaskedSamplerTwin(Sentences):
         return int(self.pointers[first]) // self.tokens.itemsize, int(self.lengths[first:end].sum())
 
     def _other_document_run(self, own_sentence: int, max_tokens: int, draws: Draws) -> Run:
-        """Draw consecutive sentences of another document and return their token run (first token, number of tokens).
-        Sentences are added until the run has at least `max_tokens` tokens or the document ends.
-
-        `own_sentence` is a sentence of the document that is not drawn from.
+        """Draw consecutive sentences of a document other than that of the sentence `own_sentence`; return their token
+        run (first token, number of tokens). Sentences are added until the run has at least `max_tokens` tokens or the
+        document ends.
         """
         d = bisect_right(self.bounds, own_sentence)
         low, high = np.searchsorted(self.rows[:, 0], self.bounds[d - 1 : d + 1]).tolist()

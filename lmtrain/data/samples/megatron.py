@@ -78,8 +78,8 @@ def build_index(
     build: IndexBuild, lengths: NDArray[Any], sequences: range, seq_len: int, num_samples: int, seed: int
 ) -> dict[str, Any]:
     """Build Megatron-LM's document, sample and shuffle index as arrays of `build`, with random draws in Megatron-LM's
-    order. `lengths` is the number of tokens per sequence. Return the number of epochs and whether the last epoch is
-    shuffled separately, for the index's facts.
+    order. `lengths` is the number of tokens per sequence. Return a dict to store with the index: the number of epochs,
+    and whether the last epoch is shuffled separately.
     """
     tokens = sum(
         int(lengths[i : min(i + _CHUNK, sequences.stop)].sum(dtype=np.int64))

@@ -45,7 +45,7 @@ class Packing:
         cls, dataset: IndexedDataset, documents: range, seq_len: int, kind: str, cache: IndexCache | None
     ) -> Packing:
         """Return the packing of these documents into rows of seq_len positions, from the cache or computed. `kind` is
-        "document" (one stretch per row) or "best_fit" (several).
+        "document" (no two documents share a row) or "best_fit".
         """
         map_ = DocumentMap.of(dataset, cache)
         inputs = {"documents": [documents.start, documents.stop], "seq_len": seq_len, "window": WINDOW}
@@ -76,8 +76,8 @@ class Packing:
 
 
 def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
-    """Return True if every entry of a cached packing is valid: stretches are within the dataset's tokens, and rows have
-    at most seq_len positions.
+    """Return True if every entry of a cached packing is valid: the stretches of text are within the dataset's tokens,
+    and rows have at most seq_len positions.
     """
     starts, sizes, bounds, filled = (index.arrays[name] for name in ("starts", "sizes", "bounds", "filled"))
     ends = (starts[i : i + WINDOW] + sizes[i : i + WINDOW] for i in range(0, len(starts), WINDOW))
@@ -95,8 +95,9 @@ def _in_range(index: Index, num_tokens: int, seq_len: int) -> bool:
 
 
 def _pack(build: IndexBuild, map_: DocumentMap, documents: range, seq_len: int, kind: str) -> dict[str, Any]:
-    """Pack documents into rows of seq_len positions, WINDOW documents at a time, and append the packing's arrays to
-    `build`. `kind` is "document" (one stretch per row) or "best_fit". Return {}: the index has no facts.
+    """Pack documents into rows of seq_len positions, WINDOW documents at a time, and append the arrays of a Packing to
+    `build`. `kind` is "document" (no two documents share a row) or "best_fit". Return {}: nothing else is stored with
+    the index.
     """
     num_stretches = 0
     build.append("bounds", "<i8", np.zeros(1, np.int64))
@@ -137,8 +138,8 @@ def best_fit(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
 
 
 def best_fit_twin(sizes: NDArray[np.int32], seq_len: int) -> Int64s:
-    """Compute `best_fit` in Python: pack stretches of sizes[i] positions into rows of seq_len, largest first, each into
-    the fullest row that has room for it. Return the row of each stretch.
+    """Compute `best_fit` in Python: pack pieces of text of sizes[i] positions into rows of seq_len, largest first, each
+    into the fullest row that has room for it. Return the row of each piece.
 
     A sorted list holds the free sizes that occur, and a stack the rows of each free size.
     """

@@ -87,9 +87,11 @@ def build_megatron_map(
     seed: int,
     num_samples: int | None = None,
 ) -> Ints:
-    """Return Megatron-LM's sample map, an array [samples, 3] of (first sentence, one past the last, target number of
-    tokens). Whole epochs are added until there are `num_samples` samples; None means one epoch. A target is
-    `max_tokens` or, with the probability `short_share`, smaller.
+    """Return the samples that Megatron-LM cuts documents into, an array [samples, 3] of (first sentence, one past the
+    last, target number of tokens). Whole epochs are added until there are `num_samples` samples (None: one epoch). A
+    target is `max_tokens` or, with the probability `short_share`, smaller.
+
+    The other arguments are as in `build_map`.
     """
     ratio = int(1 / short_share + 0.5) if short_share > 0 else 0
     epochs, max_samples = (1, _ALL_SAMPLES) if num_samples is None else (_MANY_EPOCHS, num_samples)
@@ -101,8 +103,8 @@ def build_map_twin(
     lengths: Ints, bounds: Ints, max_tokens: int, short_threshold: int, min_sentences: int, seed: int
 ) -> Ints:
     """Compute `build_map` in Python: return an array [samples, 3] of (first sentence, one past the last, target number
-    of tokens). `lengths` are tokens per sentence and `bounds` the documents' bounds in sentences; `short_threshold` is
-    the share of targets below max_tokens, times 2**32.
+    of tokens). `lengths` are tokens per sentence, `bounds` the first sentence of each document and the end;
+    `short_threshold` is the share of targets below max_tokens, times 2**32.
     """
     def target_of(first: int) -> int:
         draws = Draws(stream_key(seed, first))

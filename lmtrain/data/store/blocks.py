@@ -107,7 +107,7 @@ def _raise_read_errors() -> None:
     for number, path in list(_PATHS.items()):
         if native.lib.map_failed(number):
             raise StorageError(
-                f"Reading {path} failed while it was in use: its disk has a fault, or somebody cut it short. "
+                f"Reading {path} failed while it was in use: the disk has a fault, or the file was truncated. "
                 "Check the system log, restore the file and start the command again."
             )
 
@@ -121,7 +121,7 @@ class BlockSums:
         self._crc = self._filled = 0
 
     def add(self, data: memoryview) -> None:
-        """Add the next bytes of the file to the block checksums."""
+        """Update the block checksums with the next bytes of the file."""
         view = np.frombuffer(data, np.uint8)
         complete, self._crc, self._filled = block_sums(view, self._block_bytes, self._crc, self._filled)
         if len(complete):
@@ -139,26 +139,28 @@ def build_block_file(sums: Checksums, num_bytes: int, index_crc: int) -> bytes:
 
 
 def read_block_file(path: Path, sha256: str, num_bytes: int) -> tuple[Checksums, int]:
-    """Read P.blocks: return (the checksum of each block of the .bin, CRC-32C of the .idx). Raise DataError if the
-    SHA-256 of the file is not `sha256`, the one in the sidecar, or if it is not for a .bin of `num_bytes` bytes.
+    """Read a dataset's .blocks file: return (the checksum of each block of the .bin, CRC-32C of the .idx). Raise
+    DataError if its SHA-256 is not `sha256`, which the dataset's .json states, or if it is not for a .bin of
+    `num_bytes` bytes.
     """
     num_blocks = -(-num_bytes // BLOCK_BYTES)
     way_out = "Copy it from where the dataset was made, make the dataset again, or read it unchecked: data.verify=none."
     if not path.exists():
-        raise DataError(f"{path} is missing, and the sidecar beside it has its hash. {way_out}")
+        raise DataError(f"{path} is missing, although the sidecar beside it lists it. {way_out}")
     data = files.read_bytes(path, _HEADER.size + 4 * num_blocks)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DataError(f"{path} does not have the hash in its sidecar, so one of them is damaged. {way_out}")
     if len(data) != _HEADER.size + 4 * num_blocks:
         raise DataError(
-            f"{path} has {len(data)} bytes, and the checksums of a .bin of {num_bytes} take "
-            f"{_HEADER.size + 4 * num_blocks}. {way_out}"
+            f"{path} has {len(data)} bytes, but the checksums of a .bin of {num_bytes} bytes take "
+            f"{_HEADER.size + 4 * num_blocks} bytes. {way_out}"
         )
     magic, version, block_bytes, num_covered, index_crc, _ = _HEADER.unpack_from(data)
     if (magic, version, block_bytes, num_covered) != (_MAGIC, _VERSION, BLOCK_BYTES, num_bytes):
         raise DataError(
-            f"{path} has version {version}, blocks of {block_bytes} and {num_covered} bytes in its header; this "
-            f"lmtrain reads version {_VERSION}, blocks of {BLOCK_BYTES}, and the .bin has {num_bytes}. {way_out}"
+            f"The header of {path} states version {version}, blocks of {block_bytes} bytes and a .bin of {num_covered} "
+            f"bytes. This lmtrain reads version {_VERSION} and blocks of {BLOCK_BYTES} bytes, and the .bin has "
+            f"{num_bytes} bytes. {way_out}"
         )
     return np.frombuffer(data, "<u4", num_blocks, _HEADER.size), index_crc
 
@@ -219,7 +221,7 @@ class TokenBlocks:
         prefix = self.tokens.path.with_suffix("")
         return DataError(
             f"{self.tokens.path}, bytes {start} to {stop - 1} (block {block}): this is not what {origin} (CRC-32C "
-            f"{crc:08x} in place of {expected:08x}). `lmtrain data verify {prefix}` checks the whole file; restore the "
+            f"{crc:08x} instead of {expected:08x}). `lmtrain data verify {prefix}` checks the whole file; restore the "
             f"file or make the dataset again{replaced}. data.verify=none reads it without checks."
         )
 

@@ -45,7 +45,7 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
             at = int(np.argmax((tokens < 0) | (tokens > (highest if limit is None else limit - 1)))) + first
             raise DataError(
                 f"{bin_path}, offset {at * dataset.dtype.itemsize}: the id {dataset.tokens[at]} is outside the "
-                "vocabulary. The file is damaged or of another tokenizer."
+                "vocabulary. The file is damaged or was made with another tokenizer. Make the dataset again."
             )
     with open(dataset_file(dataset.prefix, ".idx"), "rb") as file:
         while data := file.read(_COPIED_TOKENS):
@@ -69,7 +69,7 @@ def verify(dataset: IndexedDataset) -> dict[str, Any]:
 
 def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) -> None:
     """Write the documents of all datasets, in order, to a new dataset with the prefix `output`; if the first has a
-    sidecar, so does the new one. Raise DataError if dtypes or tokenizers differ.
+    .json sidecar, so does the new one. Raise DataError if dtypes or tokenizers differ.
     """
     datasets = [IndexedDataset.open(prefix) for prefix in prefixes]
     first, *rest = datasets
@@ -88,20 +88,20 @@ def merge(prefixes: Sequence[Path], output: Path, *, overwrite: bool = False) ->
 def split(
     prefix: Path, shares: Sequence[float], outputs: Sequence[Path], *, overwrite: bool = False, seed: int | None = None
 ) -> None:
-    """Divide the documents of a dataset among two or three new datasets, in proportion to `shares`: consecutive
-    documents, or randomly chosen ones if a seed is given.
+    """Divide the documents of a dataset among new datasets with the prefixes `outputs` (two or three), in proportion to
+    `shares`: consecutive documents, or randomly chosen ones if a seed is given.
 
     Randomly chosen documents keep their order, so that a dataset larger than memory is read sequentially.
     """
     if len(shares) != len(outputs) or not 2 <= len(shares) <= 3:
         raise UsageError(
-            f"There are {len(shares)} of --shares and {len(outputs)} of --output. Give two or three shares, and "
-            f"--output once for each, as in --output {outputs[0]}_train --output {outputs[0]}_valid."
+            f"--shares has {len(shares)} entries, and --output was given {len(outputs)} times. Give two or three "
+            f"shares, and --output once for each, as in --output {outputs[0]}_train --output {outputs[0]}_valid."
         )
     if any(not 0 < share < float("inf") for share in shares):
         raise UsageError(f"The shares {list(shares)} are not all above 0. Use shares such as 98,2.")
     if len({output.absolute() for output in outputs}) < len(outputs):
-        raise UsageError("Two outputs have the same name. Give each part one of its own.")
+        raise UsageError("Two values of --output are the same path. Give each share an output of its own.")
     dataset = IndexedDataset.open(prefix)
     parts = dict(zip(outputs, split_documents(dataset.num_documents, shares), strict=False))
     if empty := next((output for output, places in parts.items() if not places), None):
@@ -120,8 +120,8 @@ def split(
 
 
 def _verify_source(dataset: IndexedDataset) -> None:
-    """Verify a dataset that is about to be copied if it has a sidecar but no block checksums. If earlier runs recorded
-    checksums of its blocks, tokens are compared with them as they are copied.
+    """Verify a dataset that is about to be copied if it has a .json sidecar but no block checksums. If earlier runs
+    recorded checksums of its blocks, tokens are compared with them as they are copied.
 
     Otherwise damage would be copied and the copy would get valid checksums.
     """
@@ -179,7 +179,7 @@ def _document_runs(map_: DocumentMap, documents: range) -> Iterator[tuple[int, i
 
 
 def _describe_copy(writer: DatasetWriter, dataset: IndexedDataset, info: DatasetInfo, num_bytes: int) -> None:
-    """Set the facts that the new dataset's sidecar takes from the source dataset, whose sidecar is `info`: tokenizer,
+    """Set what the .json sidecar of the new dataset takes from that of the source dataset, `info`: tokenizer,
     vocabulary size and eod_id. `num_bytes` is the number of bytes of text, or UNKNOWN.
     """
     writer.describe(

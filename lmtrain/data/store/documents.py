@@ -142,7 +142,7 @@ def record_path(dataset: IndexedDataset, folder: Path) -> Path:
 
 def use_recorded_checksums(dataset: IndexedDataset) -> None:
     """Compare tokens, when they are read from now on, with the block checksums that earlier runs recorded. Has no
-    effect if the dataset has a P.blocks or nothing was recorded.
+    effect if the dataset has a .blocks file or nothing was recorded.
     """
     record = record_path(dataset, index_folder(dataset))
     if dataset.blocks is None and record.exists():
@@ -178,8 +178,8 @@ def _in_range(index: Index, count: int, num_tokens: int) -> bool:
 
 def _check_index(dataset: IndexedDataset, stride: int, sampled_starts: Int64s) -> dict[str, Any]:
     """Check every entry of the .idx on two threads, and store the first token of every stride-th document in
-    `sampled_starts`. Return the facts of the cached index: `one_each` is True if every document is one sequence. Raise
-    DataError at a wrong entry.
+    `sampled_starts`. Return a dict to store with the cached index: `one_each` is True if every document is one
+    sequence. Raise DataError at a wrong entry.
     """
     num = dataset.num_documents
     step = max(_CHUNK // stride, 1) * stride
@@ -239,8 +239,8 @@ def classify_bounds(bounds: NDArray[Any]) -> int:
 
 
 def classify_bounds_twin(bounds: NDArray[Any]) -> int:
-    """Compute `classify_bounds` in numpy: return 0 if the bounds decrease anywhere, 2 if each is one more than the
-    previous, else 1.
+    """Compute `classify_bounds` in numpy: return 0 if the entries of a document index decrease anywhere, 2 if each is
+    one more than the previous, else 1.
     """
     lower, upper = bounds[:-1], bounds[1:]
     if not (upper >= lower).all():

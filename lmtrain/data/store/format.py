@@ -69,7 +69,9 @@ class DatasetInfo:
 
     @classmethod
     def read(cls, path: Path) -> DatasetInfo:
-        """Read a dataset's sidecar. Raise DataError if it is damaged or of an unknown version."""
+        """Read the .json sidecar of a dataset, which describes it. Raise DataError if it is damaged or of an unknown
+        version.
+        """
         tree = files.read_json(path)
         if not isinstance(tree, dict) or tree.get("format") != cls.format:
             raise DataError(f"{path} is not a sidecar of a dataset. Move it away if another tool wrote the dataset.")
@@ -80,7 +82,7 @@ class DatasetInfo:
             value = tree.get(field.name)
             nullable = str(field.type).endswith("None") and value is None
             if not nullable and (type(value) not in kinds or (isinstance(value, int) and not -1 <= value < 2**63)):
-                raise DataError(f"{path}: {field.name}={value!r} is not {kinds[0].__name__}. The sidecar is damaged.")
+                raise DataError(f"{path}: {field.name}={value!r} is not {kinds[0].__name__}. Restore the damaged file.")
         _check_hash(path, tree)
         values: dict[str, Any] = {field.name: tree.get(field.name) for field in dataclasses.fields(cls)}
         info = cls(**values)
@@ -100,8 +102,8 @@ def hash_without(tree: dict[str, Any], hash_key: str = _HASH_KEY) -> str:
 
 
 def _check_hash(path: Path, tree: dict[str, Any]) -> None:
-    """Raise DataError if a sidecar does not have the hash that its key `sidecar_sha256` states. `tree` is its JSON
-    object and `path` its file, for the message.
+    """Raise DataError if the .json sidecar of a dataset does not have the hash that its key `sidecar_sha256` states.
+    `tree` is its JSON object and `path` its file, for the message.
 
     A sidecar without a hash is accepted only if it is an old one: all old keys and no newer ones.
     """

@@ -143,11 +143,9 @@ class IndexCache:
         self, kind: str, describe_inputs: Callable[[], dict[str, Any]], build: Callable[[IndexBuild], dict[str, Any]],
         check: EntryCheck = lambda index: True,
     ) -> Index:  # fmt: skip
-        """Return the index of this kind, such as "documents", for exactly these inputs. Build it if it is not in the
-        cache.
-
-        `describe_inputs` returns all that the index depends on; `build` fills its arrays and returns facts to store;
-        `check` returns True if every entry of a cached index is in range.
+        """Return the index of this kind, such as "documents", for exactly the inputs that `describe_inputs` returns;
+        build it if it is not in the cache. `build` fills its arrays and returns a dict to store with them; `check`
+        returns True if all entries of a cached index are in range.
         """
         if self.folder is None:
             return _build_in_memory(build)
@@ -176,7 +174,7 @@ class _UnwritableFolder(Exception):
 
 
 def _build_in_memory(build: Callable[[IndexBuild], dict[str, Any]]) -> Index:
-    """Return an index in memory: `build` fills the arrays and returns the index's facts."""
+    """Return an index in memory: `build` fills its arrays and returns a dict of facts to keep with them."""
     arrays = IndexBuild(None)
     facts = build(arrays)
     arrays.finish({})
@@ -187,8 +185,8 @@ def _build_on_disk(
     path: Path, header: dict[str, Any], build: Callable[[IndexBuild], dict[str, Any]], check: EntryCheck, has_lock: bool
 ) -> Index:
     """Build an index under a temporary name, rename it to `path`, read it back and return it. `build` fills its arrays
-    and returns its facts, `header` identifies its inputs, `check` returns True if its entries are in range, and
-    `has_lock` is True if this process holds the lock on building it.
+    and returns a dict to store with them, `header` identifies its inputs, `check` returns True if its entries are in
+    range, and `has_lock` is True if this process holds the lock on building it.
     """
     if has_lock:  # because: this process holds the lock, so these are left over from killed processes
         for leftover in path.parent.glob(f".{path.name}.*"):
@@ -218,7 +216,7 @@ def _build_on_disk(
 @contextmanager
 def _build_lock(folder: Path, name: str) -> Iterator[bool]:
     """Hold the lock on building the index `name` of a folder, after waiting for other processes that build it. Yield
-    True, or False if the file system has no locks.
+    whether the lock is held; it is not if the file system has no locks.
 
     Raise _UnwritableFolder if the folder is not writable.
     """

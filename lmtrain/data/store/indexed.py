@@ -57,7 +57,9 @@ class IndexedDataset:
 
     @classmethod
     def open(cls, prefix: Path | str) -> IndexedDataset:
-        """Open a dataset by its prefix, with or without .bin or .idx. Raise if a file is missing or inconsistent."""
+        """Open the dataset whose files are PREFIX.bin, PREFIX.idx, ...; `prefix` may end in .bin or .idx. Raise if a
+        file is missing or inconsistent.
+        """
         prefix = Path(prefix)
         if prefix.suffix in (".bin", ".idx"):
             prefix = prefix.with_suffix("")
@@ -66,7 +68,9 @@ class IndexedDataset:
         dtype, num, num_bounds = _read_header(idx_path, num_idx_bytes)
         index = MappedFile(idx_path, num_idx_bytes)
         if num_bin_bytes % dtype.itemsize:
-            raise DataError(f"{bin_path} has {num_bin_bytes} bytes, no whole number of {dtype} ids. It is cut short.")
+            raise DataError(
+                f"{bin_path} has {num_bin_bytes} bytes, no whole number of {dtype} ids. It was truncated: restore it."
+            )
         dataset = cls(prefix, index, MappedFile(bin_path, num_bin_bytes), dtype, num, num_bounds)
         dataset._check_ends(idx_path, bin_path, num_bin_bytes)
         if dataset_file(prefix, ".json").exists():
@@ -90,7 +94,7 @@ class IndexedDataset:
 
     @cached_property
     def blocks(self) -> TokenBlocks | None:
-        """Block checksums that tokens are compared with when they are read: from P.blocks, or set by
+        """Block checksums that tokens are compared with when they are read: from the dataset's .blocks file, or set by
         `set_verification`. None if tokens are not compared.
         """
         if self.info is None or self.info.blocks_sha256 is None:
@@ -100,14 +104,14 @@ class IndexedDataset:
         )
         if index_crc != self.index_crc:
             raise DataError(
-                f"{dataset_file(self.prefix, '.idx')} is not what was written there (CRC-32C {self.index_crc:08x} in "
-                f"place of {index_crc:08x}). Restore the file or make the dataset again."
+                f"{dataset_file(self.prefix, '.idx')} is not what was written there (CRC-32C {self.index_crc:08x} "
+                f"instead of {index_crc:08x}). Restore the file or make the dataset again."
             )
         return TokenBlocks.from_sums(self.token_bytes, self.dtype.itemsize, sums)
 
     def set_verification(self, verify: str, record: Path, notify: Callable[[str], None]) -> None:
         """Choose how tokens are checked when they are read: not at all if `verify` is none, by block checksums if it is
-        read or full. Without P.blocks, the checksum of a block at its first read is kept in the file `record`.
+        read or full. Without a .blocks file, the checksum of a block at its first read is kept in the file `record`.
 
         `notify` receives warnings about damage of that file. Raise DataError if the .idx differs from the one that was
         recorded.
@@ -202,11 +206,12 @@ class IndexedDataset:
         if num_described != num_bin_bytes:
             raise DataError(
                 f"{bin_path} has {num_bin_bytes} bytes, but {num_described} according to {idx_path} (offset "
-                f"{at_documents - 8}). One of them is cut short or of another dataset."
+                f"{at_documents - 8}). One of them is truncated or belongs to another dataset."
             )
 
     def _read_info(self, path: Path) -> DatasetInfo:
-        """Read the sidecar at `path`. Raise DataError if its counts or dtype are not those of the .idx."""
+        """Read the dataset's .json sidecar at `path`. Raise DataError if its counts or dtype are not those of the .idx.
+        """
         info = DatasetInfo.read(path)
         for name, stated, actual in (
             ("num_documents", info.num_documents, self.num_documents),
@@ -215,7 +220,7 @@ class IndexedDataset:
         ):
             if stated != actual:
                 raise DataError(
-                    f"{path}: {name}={stated}, but the .idx has {actual}. One of them is of another dataset."
+                    f"{path}: {name}={stated}, but the .idx has {actual}. One of the files belongs to another dataset."
                 )
         return info
 
@@ -234,7 +239,7 @@ def _file_size(path: Path, companion: Path) -> int:
 
 def _suggest_dataset(prefix: Path) -> str:
     """Return a hint for a prefix that names no dataset: the command that preprocesses it if it is a file, else a
-    similar dataset in its folder, else to give a prefix.
+    dataset in its folder with a similar name, else what a prefix is.
     """
     if prefix.is_file():
         output = prefix.with_name(prefix.name.partition(".")[0] or "NAME")
@@ -259,7 +264,9 @@ def _read_header(path: Path, num_bytes: int) -> tuple[np.dtype[Any], int, int]:
     with files.read_errors(path), files.open_fd(path) as (fd, _):
         header = files.read_range(fd, 0, HEADER.size)
     if len(header) < HEADER.size:
-        raise DataError(f"{path} has {num_bytes} bytes, fewer than the {HEADER.size} of its header. It is cut short.")
+        raise DataError(
+            f"{path} has {num_bytes} bytes, fewer than the {HEADER.size} of its header. It was truncated: restore it."
+        )
     magic, version, code, num_sequences, num_bounds = HEADER.unpack(header)
     if magic != MAGIC:
         raise _damage_error(path, 0, "it does not begin with MMIDIDX")
@@ -282,4 +289,4 @@ def _raise_at_first(bad: NDArray[np.bool_], path: Path, base: int, width: int, p
 
 
 def _damage_error(path: Path, offset: int, problem: str) -> DataError:
-    return DataError(f"{path}, offset {offset}: {problem}. It is damaged or no file of this format.")
+    return DataError(f"{path}, offset {offset}: {problem}. The file is damaged or is not a .idx of Megatron-LM.")

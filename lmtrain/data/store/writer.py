@@ -126,8 +126,8 @@ class DatasetSpool:
         self.num_documents += len(num_sequences)
 
     def record_state(self) -> SpoolState:
-        """Flush all data to the operating system, so that a kill cannot lose it, and return the state of the spool: its
-        counts, and the size and hash of each file.
+        """Flush all data to the operating system, so that a kill cannot lose it, and return the state of the dataset
+        under construction: its counts, and the size and hash of each file.
         """
         with files.storage_errors(self.prefix, "Writing"):
             for file in self._files:
@@ -137,8 +137,9 @@ class DatasetSpool:
         return SpoolState(**counts, sizes=tuple(file.num_bytes for file in self._files), hashes=hashes)
 
     def rewind(self, states: Sequence[SpoolState]) -> int:
-        """Truncate the spool's files to the last of these recorded states, given oldest first, that the files on disk
-        match; to nothing if they match none. Return how many states match: each state and all before it must match.
+        """Truncate the files of the dataset under construction to the last of these recorded states, given oldest
+        first, that they match; to nothing if they match none. Return how many states match: each state and all before
+        it must match.
         """
         num_matching = 0
         with files.storage_errors(self.prefix, "Reading"):
@@ -156,8 +157,8 @@ class DatasetSpool:
 
     def finish(self, facts: dict[str, Any] | None = None, tokenizer: bytes | None = None) -> None:
         """Write the .idx and close the files. If `facts` and `tokenizer` (a tokenizer file's bytes) are given, also
-        write the tokenizer, block checksums and sidecar; `facts` are the fields of the sidecar that the spool cannot
-        count itself.
+        write the tokenizer, the block checksums and the .json sidecar; `facts` are its fields that cannot be counted
+        here.
 
         `sync` puts the files on disk.
         """
@@ -211,8 +212,8 @@ class DatasetSpool:
         return opened
 
     def _truncate_to(self, state: SpoolState | None, digests: list[Any]) -> None:
-        """Truncate the files to a recorded state and take over its counts; to nothing if `state` is None. `digests` are
-        the running SHA-256 hashes of the files at that state.
+        """Truncate the files of the dataset under construction to a recorded state and take over its counts; to nothing
+        if `state` is None. `digests` are the running SHA-256 hashes of the files at that state.
         """
         for i, file in enumerate(self._files):
             file.num_bytes = state.sizes[i] if state else 0
@@ -334,7 +335,7 @@ class DatasetWriter:
     def describe(
         self, *, tokenizer: bytes, fingerprint: str, vocab_size: int, eod_id: int | None, num_bytes: int
     ) -> None:
-        """Set what the sidecar records and the writer cannot count: the tokenizer (file content, fingerprint,
+        """Set what the .json sidecar records and the writer cannot count: the tokenizer (file content, fingerprint,
         vocabulary size, end-of-document id) and the number of bytes of text. Without this call the dataset gets no
         sidecar.
         """
@@ -345,9 +346,9 @@ class DatasetWriter:
 
 
 def check_finished_files(path_of: Callable[[str], Path], sidecar_sha256: str, tokenizer: bytes) -> None:
-    """Raise DataError unless the files of a finished dataset are undamaged, its sidecar has the hash `sidecar_sha256`,
-    and its tokenizer file has the content `tokenizer`. `path_of` returns the path of the file with a suffix such as
-    ".bin".
+    """Raise DataError unless the files of a finished dataset are undamaged, its .json sidecar has the hash
+    `sidecar_sha256`, and its tokenizer file has the content `tokenizer`. `path_of` returns the path of the file with a
+    suffix such as .bin.
     """
     info = DatasetInfo.read(path_of(".json"))
     if info.sidecar_sha256 != sidecar_sha256 or info.blocks_sha256 is None:

@@ -29,7 +29,7 @@ def test_the_config_asks_for_the_path(repository: Path) -> None:
 
 def test_the_blend_config_asks_for_datasets(repository: Path) -> None:
     tree = shipped(repository, "blend")
-    with pytest.raises(SettingsError, match=r"data\.datasets=\[\] blends nothing"):
+    with pytest.raises(SettingsError, match=r"data\.datasets=\[\] names no dataset to blend"):
         build_settings(DataChoice, tree, "data")
     parts = [{"path": "a", "tokens": "2B"}, {"path": "b", "epochs": 1.5}]
     made = build_settings(DataChoice, tree | {"datasets": parts}, "data")
@@ -109,8 +109,8 @@ def test_a_domain_has_a_plain_name(name: str) -> None:
 def test_a_domain_has_a_dataset() -> None:
     with pytest.raises(SettingsError, match="names no dataset for wiki"):
         DataSettings(path="x", valid_paths={"wiki": " "})
-    with pytest.raises(SettingsError, match=r"and data.valid_path both name what to validate on"):
+    with pytest.raises(SettingsError, match=r"and data.valid_path are both set"):
         DataSettings(path="x", valid_path="z", valid_paths={"wiki": "y"})
     parts = (BlendPart(path="x", weight=1.0),)
-    with pytest.raises(SettingsError, match=r"and data.valid_datasets both name what to validate on"):
+    with pytest.raises(SettingsError, match=r"and data.valid_datasets are both set"):
         BlendSettings(datasets=parts, valid_datasets=parts, valid_paths={"wiki": "y"})

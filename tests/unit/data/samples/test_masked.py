@@ -294,7 +294,7 @@ def test_a_dataset_of_whole_documents(tmp_path: Path) -> None:
     both: tuple[Literal["sentence_order", "none"], ...] = ("sentence_order", "none")
     for pairs in both:
         settings = MaskedSettings(path="a", pairs=pairs)
-        with pytest.raises(DataError, match=r"one sequence a document \(the longest of 70 tokens\).*--split-sentences"):
+        with pytest.raises(DataError, match=r"per document \(the longest has 70 tokens\).*--split-sentences"):
             MaskedDataset(whole, range(3), 64, VOCABULARY, settings, 0)
     settings = MaskedSettings(path="a", pairs="none", min_sentences=1)
     assert MaskedDataset(whole, range(3), 72, VOCABULARY, settings, 0).num_samples == 2  # short texts, no sentence lost
@@ -311,7 +311,7 @@ def test_too_little_data(indexed: IndexedDataset, tmp_path: Path) -> None:
         add_document(writer, [np.arange(4, 9)])
         add_document(writer, [np.arange(4, 30)] * 9)
     one = IndexedDataset.open(tmp_path / "one")
-    with pytest.raises(DataError, match="takes sentences of another document, and only one"):
+    with pytest.raises(DataError, match="needs sentences of two documents, but only one"):
         MaskedDataset(one, range(2), 64, VOCABULARY, MaskedSettings(path="a", pairs="next_sentence"), 0)
 
 

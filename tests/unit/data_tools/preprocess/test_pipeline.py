@@ -178,7 +178,7 @@ def test_several_keys_stay_side_by_side(tmp_path: Path) -> None:
     assert summary.num_documents == 4
     assert summary.rejects == {"the value of 'title' is not text": 1, "no key 'text'": 1}
     (tmp_path / "b.txt").write_text("x")
-    with pytest.raises(UsageError, match="one text without keys"):
+    with pytest.raises(UsageError, match="plain text without keys"):
         run(tmp_path / "b.txt", tmp_path / "out2", keys=("text", "title"))
     with pytest.raises(UsageError, match="once"):
         Options(keys=("a", "a"))

@@ -42,10 +42,10 @@ def test_folders_files_and_globs(folder: Path, inputs: list[str], found: list[st
     ("inputs", "error", "said"),
     [
         (["a.txt", "*.txt"], UsageError, "more than once"),
-        (["b/5.md"], UsageError, r"is of no kind that is read: \.txt"),
+        (["b/5.md"], UsageError, r"has no suffix that is read: \.txt"),
         ([], UsageError, "No input"),
         (["c*.txt"], MissingInputError, "does not exist"),
-        (["empty"], MissingInputError, "holds no file of a kind"),
+        (["empty"], MissingInputError, "has no file with a suffix that is read"),
     ],
 )
 def test_what_is_refused(folder: Path, inputs: list[str], error: type[Exception], said: str) -> None:
