@@ -299,7 +299,7 @@ def collect_bad_lines(chunk: Chunk, content: Content, bad_lines: list[BadLine]) 
     if len(bad_lines) > MAX_BAD_LINES:
         raise DataError(
             f"{chunk.path}, near byte {chunk.start}: more than {MAX_BAD_LINES} bad lines in one slice. "
-            f"The file is not {chunk.kind}; leave it out or give its --format."
+            f"It is not a {chunk.kind} file. Leave it out."
         )
     return sorted(bad_lines, key=lambda line: line.line), 0 if chunk.plain else content.num_lines + bool(chunk.problem)
 

@@ -305,7 +305,7 @@ def test_too_little_data(indexed: IndexedDataset, tmp_path: Path) -> None:
         MaskedDataset(indexed, range(5, 5), 64, VOCABULARY, MaskedSettings(path="a"), 0)
     with pytest.raises(DataError, match="has 50 sentences"):
         made(indexed, min_sentences=50)
-    with pytest.raises(SettingsError, match="Samples of 7 tokens have no room"):
+    with pytest.raises(SettingsError, match="A sequence length of 7 tokens has no room"):
         made(indexed, seq_len=7)
     with DatasetWriter(tmp_path / "one", np.uint16) as writer:
         add_document(writer, [np.arange(4, 9)])

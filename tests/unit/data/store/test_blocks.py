@@ -155,7 +155,7 @@ def test_a_damaged_file_of_checksums(tmp_path: Path, damage: str, says: str) -> 
 def test_checksums_of_another_dataset_are_refused(tmp_path: Path) -> None:
     size = write(tmp_path / "a").token_bytes.num_bytes
     data = (tmp_path / "a.blocks").read_bytes()
-    with pytest.raises(DataError, match=r"has version 1, blocks of 65536 and 200000 bytes"):
+    with pytest.raises(DataError, match=r"states version 1, blocks of 65536 bytes and a \.bin of 200000 bytes"):
         blocks.read_block_file(tmp_path / "a.blocks", hashlib.sha256(data).hexdigest(), size + 2)
 
 
@@ -164,7 +164,7 @@ def test_a_short_file_with_a_matching_sidecar_is_refused(tmp_path: Path, kept: i
     size = write(tmp_path / "a").token_bytes.num_bytes
     data = (tmp_path / "a.blocks").read_bytes()[:kept]
     (tmp_path / "a.blocks").write_bytes(data)
-    with pytest.raises(DataError, match=rf"has {len(data)} bytes, and the checksums of a \.bin of {size} take"):
+    with pytest.raises(DataError, match=rf"has {len(data)} bytes, but the checksums of a \.bin of {size} bytes take"):
         blocks.read_block_file(tmp_path / "a.blocks", hashlib.sha256(data).hexdigest(), size)
 
 

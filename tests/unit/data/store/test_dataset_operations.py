@@ -104,7 +104,7 @@ def test_a_dataset_is_replaced_only_with_overwrite(tmp_path: Path) -> None:
     [
         ((1.0,), ["x"], "two or three shares"),
         ((1, 1), ["x"], "--shares has 2 entries, and --output was given 1 times"),
-        ((1, 1), ["x", "x"], "same name"),
+        ((1, 1), ["x", "x"], "the same path"),
         ((1, 0), ["x", "y"], "above 0"),
         ((1, float("nan")), ["x", "y"], "above 0"),
         ((1000, 1), ["x", "y"], "y would get no document: .*a has"),
