@@ -78,7 +78,7 @@ class Contents:
         if not box.is_inside(entry.shape):
             raise CheckpointError(
                 f"{name} has shape {list(entry.shape)} in {self.path} and the part at {list(box.offset)} of shape "
-                f"{list(box.shape)} is not inside it. Ask for a part that is."
+                f"{list(box.shape)} is not inside it. Choose a part that is."
             )
         # because: once files are known to hold every piece, their sizes bound the memory that is allocated
         parts = [
@@ -140,8 +140,8 @@ class Contents:
         return file, stored
 
     def _open(self, name: str) -> tuple[HashedFile, dict[str, StoredPiece]]:
-        """Return a tensor file and the pieces that its header lists, by key. Both are read once, and the file's list of
-        block hashes is verified.
+        """Return the tensor file `name` and the pieces that its header lists, by key. Both are read once, and the
+        file's list of block hashes is verified.
         """
         if name not in self._files:
             path, listing = self.path / name, blocks_file(name)
@@ -161,12 +161,12 @@ def _decode_blocks(data: bytes, where: Path) -> list[bytes]:
             raise ValueError(f"blocks of {listing['block_bytes']} bytes")
         return [bytes.fromhex(digest) for digest in listing["blocks"]]
     except (KeyError, TypeError, ValueError, DataError) as error:
-        raise CheckpointError(f"{where} is not a list of blocks ({error}). Restore it from a copy.") from error
+        raise CheckpointError(f"{where} is not a list of block hashes ({error}). Restore it from a copy.") from error
 
 
 @contextmanager
 def _collect_errors(problems: list[str]) -> Iterator[None]:
-    """Append the message of a CheckpointError that the block raises to `problems`, instead of raising it."""
+    """Append the message of a CheckpointError that the `with` block raises to `problems`, instead of raising it."""
     try:
         yield
     except CheckpointError as error:
@@ -186,11 +186,11 @@ def model_of(state: Mapping[str, Any], where: object) -> ModelSettings:
     """
     settings = state.get("model")
     if isinstance(settings, dict) and len(settings) > _MAX_MODEL_SETTINGS:
-        raise CheckpointError(f"{where} gives its model {len(settings)} settings; no model has so many. Restore it.")
+        raise CheckpointError(f"{where} has {len(settings)} model settings, and no model has so many. Restore a copy.")
     try:
         return build_settings(ModelSettings, settings, "model")  # type: ignore[type-abstract]
     except LmtrainError as error:
-        raise CheckpointError(f"{where} does not say what model it is of: {str(error)[:_MAX_ERROR_CHARS]}") from error
+        raise CheckpointError(f"{where} has invalid model settings: {str(error)[:_MAX_ERROR_CHARS]}") from error
 
 
 def layout_of(state: Mapping[str, Any]) -> ParallelSettings | None:

@@ -131,9 +131,9 @@ def raise_problems(reports: Iterable[dict[str, Any]]) -> None:
         run = path.parent.parent
         fallback_command = f"`lmtrain pretrain --from-run {run} checkpoint.fallback=true`"
         if intact and intact[-1] == max(report["checkpoint"] for report in reports):
-            problems.append(f"The newest, {intact[-1]}, is whole: the run goes on from there as it is.")
+            problems.append(f"The newest, {intact[-1]}, is intact: the run resumes from it.")
         elif intact:
-            problems.append(f"The newest that is whole is {intact[-1]}; {fallback_command} goes on from there.")
+            problems.append(f"The newest intact checkpoint is {intact[-1]}; {fallback_command} resumes from it.")
         elif len(reports) == 1 and len(list_checkpoints(path.parent)) > 1:
-            problems.append(f"`lmtrain verify {run}` looks at all of its run.")
+            problems.append(f"`lmtrain verify {run}` verifies all checkpoints of the run.")
     raise CheckpointError("\n".join(problems))

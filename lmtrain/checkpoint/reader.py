@@ -53,7 +53,7 @@ class CheckpointReader:
         return _as_tensor(self._contents.read_bits(name, Box(begin, extent)), self.dtype(name))
 
     def load_into(self, pieces: Iterable[Piece], *, allow_rounding: bool = False) -> None:
-        """Fill the blocks of the pieces, which are tensors or arrays, with the checkpoint's values. Raise
+        """Fill the data of the pieces (`Piece.block`, a tensor or array) with the checkpoint's values. Raise
         CheckpointError if a name, shape or type differs; with `allow_rounding` a floating-point type may differ.
 
         After an error about damage some blocks are filled and some not: do not use them.
@@ -78,8 +78,8 @@ class CheckpointReader:
         return checked_model(self._contents)
 
     def _directly_readable(self, piece: Piece) -> Array | None:
-        """Return the memory of a piece's block as an integer array if the checkpoint's bytes can be read straight into
-        it: a contiguous CPU tensor of the same type. Else return None.
+        """Return the memory of a piece's data as an integer array if the checkpoint's bytes can be read straight into
+        it, because it is a contiguous CPU tensor of the same type. Else return None.
         """
         block = piece.block
         if not isinstance(block, Tensor) or dtype_code(block) != self.manifest.tensors[piece.name].dtype:
@@ -130,7 +130,7 @@ class CheckpointReader:
 
 @torch.no_grad()
 def _fill(block: Any, tensor: Tensor) -> None:
-    """Copy the values of a tensor into `block`, which is a numpy array or another tensor."""
+    """Copy the values of a tensor into `block`, the data of a piece, which is a numpy array or another tensor."""
     if isinstance(block, np.ndarray):
         block[...] = tensor.numpy()
     else:
@@ -138,8 +138,8 @@ def _fill(block: Any, tensor: Tensor) -> None:
 
 
 def _split_rows(box: Box, block: Any) -> Iterator[tuple[Box, Any]]:
-    """Split a piece of a tensor into parts of a few rows. Yield the box of each part in the tensor, and the part of
-    `block` that holds its values. `box` and `block` are those of the whole piece.
+    """Split a piece of a tensor into parts of a few rows. Yield (place of the part in the tensor, its part of `block`).
+    `box` is the place of the whole piece in the tensor, `block` is the piece's data.
 
     because: converted values are in memory twice, as read and as converted
     """

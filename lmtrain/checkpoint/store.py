@@ -167,7 +167,7 @@ def _read_manifest(path: Path) -> Manifest:
             raise MissingInputError(f"{path} does not exist. Give a checkpoint's folder.") from error
         raise CheckpointError(f"{error} Without it the checkpoint cannot be used.") from error
     if step_from_name(path.name) not in (None, manifest.step):
-        raise CheckpointError(f"{path} holds step {manifest.step}. Give the folder its own name back.")
+        raise CheckpointError(f"{path} holds step {manifest.step}. Give the folder its original name.")
     return manifest
 
 
@@ -262,7 +262,7 @@ def clear_leftovers(folder: Path) -> list[str]:
     if not folder.is_dir():
         return []
     cleared = []
-    with storage_errors(folder, "Sweeping"):
+    with storage_errors(folder, "Cleaning up"):
         for path in sorted(folder.iterdir()):
             match = _LEFTOVER.fullmatch(path.name)
             if match is None or path.is_symlink():

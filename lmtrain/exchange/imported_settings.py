@@ -1,4 +1,5 @@
-"""Settings of a model from the values that another program's files have for them, written as a user would. Torch-free.
+"""Build a model's settings from the values that another program's files have for them, written as a user would.
+Torch-free.
 
 Called by the imports, whose formats spell out what ours leave to defaults.
 """
@@ -17,7 +18,9 @@ from lmtrain.models.model_settings import ModelSettings
 
 
 def build_imported_settings(values: Mapping[str, Any], where: object, way_out: str) -> ModelSettings:
-    """Return the model that settings describe; raise with `where` and `way_out` if there is no such model."""
+    """Build the settings of an imported model from `values`, which are by setting key. Raise CheckpointError if no
+    model has such settings; its message begins with `where`, the imported file, and ends with `way_out`.
+    """
     try:
         # because: mypy asks for a concrete class where build_settings takes the base of a choice
         return drop_default_sizes(build_settings(ModelSettings, values, "model"))  # type: ignore[type-abstract]
@@ -26,7 +29,9 @@ def build_imported_settings(values: Mapping[str, Any], where: object, way_out: s
 
 
 def drop_default_sizes(settings: ModelSettings) -> ModelSettings:
-    """Return the same model with null for each size that equals its default, as people write configs."""
+    """Return settings of the same model with None for ffn_width and head_width if they equal their defaults, as people
+    write configs.
+    """
     assert isinstance(settings, (GPTSettings, BertSettings))
     without_ffn = replace(settings, ffn_width=None)
     settings = without_ffn if without_ffn.ffn == settings.ffn else settings

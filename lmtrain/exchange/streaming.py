@@ -1,4 +1,4 @@
-"""Tensors from one format into another without ever holding a model, and into a checkpoint of ours.
+"""Write tensors part by part, so that no model is ever in memory as a whole, and save imported weights as a checkpoint.
 
 Called by the exchanges with Hugging Face and Megatron-LM. A checkpoint made of another program's weights can be
 evaluated, generated from, resharded and exported, and a new run can begin from it. It says where they come from and has
@@ -34,7 +34,9 @@ def parse_dtype(word: str) -> tuple[torch.dtype, str]:
 
 
 def row_ranges(num_rows: int, row_bytes: int) -> Iterator[range]:
-    """Yield all rows in order, as many at a time as fit into a part."""
+    """Yield ranges of row numbers that together are the `num_rows` rows of a tensor, in order. A range has as many rows
+    of `row_bytes` bytes as fit into PART_BYTES.
+    """
     step = max(1, PART_BYTES // max(1, row_bytes))
     for start in range(0, num_rows, step):
         yield range(start, min(start + step, num_rows))
@@ -49,7 +51,8 @@ def tensor_spec(name: str, code: str, shape: tuple[int, ...]) -> PieceSpec:
 
 
 def write_tensors(path: Path, specs: list[PieceSpec], parts: Iterable[memoryview]) -> None:
-    """Write a safetensors file of tensors, whose bytes come in this order."""
+    """Write a new safetensors file. `specs` describe its tensors, and `parts` are the tensors' bytes in the same order.
+    """
     with open(path, "xb") as file:
         file.write(encode_header(specs))
         file.writelines(parts)
@@ -58,7 +61,9 @@ def write_tensors(path: Path, specs: list[PieceSpec], parts: Iterable[memoryview
 def report_progress(
     parts: Iterable[memoryview], total: int, report: Report | None, done: int = 0
 ) -> Iterator[memoryview]:
-    """Yield the parts unchanged, and report how many bytes have passed."""
+    """Yield the parts unchanged. After each part call `report` with the number of bytes that were yielded, in addition
+    to `done`, and with `total`.
+    """
     for part in parts:
         yield part
         done += len(part)
@@ -83,7 +88,10 @@ def save_imported(
     step: int = 0,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Write the weights; `read_parts` returns a tensor's rows in order, by its name in settings.weights()."""
+    """Save an imported model as a checkpoint in the folder `output`. `read_parts` returns a weight in parts of some
+    rows, by its name in settings.weights(). `origin` says where the weights come from. Return the facts that the
+    command prints: the checkpoint's path, its numbers of parameters and bytes, and `origin`.
+    """
     vocab_size = settings.shape.vocab_size
     if tokenizer.vocab_size > vocab_size:
         raise CheckpointError(

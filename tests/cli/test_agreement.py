@@ -115,7 +115,7 @@ def test_where_one_rank_is_refused_the_other_says_why(world: World, launcher: st
     code, output = begin(replace(world, ways={"gone": gone}), launcher, 2, {refused: ["gone"]})
     assert code == (66 if launcher == "nproc" else 1), output
     assert output.count("gone.idx does not exist") == 2
-    said = [line for line in output.splitlines() if "No process begins, because rank" in line]
+    said = [line for line in output.splitlines() if "No process starts, because rank" in line]
     assert len(said) == 1, output
     assert f"because rank {refused} on " in said[0]
     assert "gone.idx does not exist" in said[0]

@@ -49,7 +49,7 @@ def test_a_terabyte_that_was_never_written_is_not_read(toy: Toy, here: Path, nam
     ):
         said = lmtrain(*command, code=65)
         assert f"{name} has 1.0 TiB, of which " in said
-        assert "were ever written: the rest is a hole. Copy the file again" in said
+        assert "were ever written: the rest is missing. Copy the file again" in said
     assert time.process_time() - began < 5
 
 

@@ -125,7 +125,7 @@ def test_a_launcher_within_a_launcher_is_refused(toy: Toy, tmp_path: Path) -> No
     env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     for option in ("--nproc", "--nproc-per-node"):
         output = lmtrain("pretrain", *toy.settings(tmp_path / "run", **TWO), option, 2, code=2, env=env)
-        assert f"{option}=2 would start processes of processes that torchrun has started" in output
+        assert f"{option}=2 would start 2 processes from each process that torchrun has started" in output
 
 
 def test_the_number_of_processes_is_said_once(toy: Toy, tmp_path: Path) -> None:

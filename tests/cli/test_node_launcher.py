@@ -84,7 +84,7 @@ def leave_with_peer(config: RunConfig, meanwhile: Callable[[], None]) -> None:
         this.count_start(inputs)
         this.stop.defer()
         meanwhile()
-        raise StoppedEarly("No process begins, because rank 2 on n2 was asked to stop: SIGTERM")
+        raise StoppedEarly("No process starts, because rank 2 on n2 was asked to stop: SIGTERM")
 
 
 @pytest.mark.parametrize("end", [stop_in_start, leave_with_peer])

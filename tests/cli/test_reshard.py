@@ -239,7 +239,7 @@ def test_refusals(run: Path, tmp_path: Path, arguments: tuple[str, ...], code: i
 
 def test_outputs_that_are_refused(run: Path, other: Path, tmp_path: Path) -> None:
     assert "exists" in lmtrain("reshard", run, "--to", "pp=2", "--output", other, code=73)
-    assert "stays as it is" in lmtrain(
+    assert "must not change" in lmtrain(
         "reshard", run, "--to", "pp=2", "--output", run / CHECKPOINT, "--overwrite", code=2
     )
     assert "does not exist" in lmtrain(

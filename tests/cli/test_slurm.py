@@ -104,7 +104,7 @@ def test_a_node_that_lacks_the_data_says_so_once_and_the_other_does_not_wait(toy
     said = [line for line in output.splitlines() if "gone.idx does not exist" in line]
     assert len(said) == 2, output
     assert any(line.startswith("error: node n2: ") for line in said)
-    assert any(line.startswith("error: No process begins, because node n2 is refused: ") for line in said)
+    assert any(line.startswith("error: No process starts, because node n2 cannot start: ") for line in said)
     assert "waited" not in output
 
 

@@ -39,7 +39,7 @@ class Box:
         return tuple(o + n for o, n in zip(self.offset, self.shape, strict=True))
 
     def is_inside(self, shape: Sequence[int]) -> bool:
-        """Return whether the box has no negative sizes and lies inside a tensor of the shape `shape`."""
+        """Return whether the box has no negative numbers and lies inside a tensor of the shape `shape`."""
         return (
             len(self.offset) == len(self.shape) == len(shape)
             and all(o >= 0 and n >= 0 for o, n in zip(self.offset, self.shape, strict=True))
@@ -64,7 +64,7 @@ def full_box(shape: Sequence[int]) -> Box:
 
 
 def intersect(a: Box, b: Box) -> Box | None:
-    """Return the box of the elements that two boxes of a tensor share, or None if they share none."""
+    """Return the intersection of two boxes, which are rectangular parts of a tensor, or None if it is empty."""
     offset = tuple(map(max, a.offset, b.offset))
     shape = tuple(min(p, q) - o for p, q, o in zip(a.stop, b.stop, offset, strict=True))
     return Box(offset, shape) if all(n > 0 for n in shape) else None
@@ -77,8 +77,8 @@ def is_contiguous(box: Box, shape: Sequence[int]) -> bool:
 
 
 def contiguous_runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]:
-    """Split a box into parts that are contiguous in a tensor of the shape `shape`. Yield each part as (index of its
-    first element in the flattened tensor, its box).
+    """Split a box into parts that are contiguous in memory in its tensor, which has the shape `shape`. Yield each part
+    as (index of its first element in the flattened tensor, its box).
     """
     if is_contiguous(box, shape):
         yield sum(o * math.prod(shape[i + 1 :]) for i, o in enumerate(box.offset)), box
@@ -90,15 +90,15 @@ def contiguous_runs(box: Box, shape: Sequence[int]) -> Iterator[tuple[int, Box]]
 
 
 def first_and_last_offset(box: Box, shape: Sequence[int]) -> tuple[int, int]:
-    """Return the indices of a box's first and last element in the flattened tensor, which has the shape `shape`."""
+    """Return the indices of a box's first and last element in its flattened tensor, which has the shape `shape`."""
     steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     first = sum(o * step for o, step in zip(box.offset, steps, strict=True))
     return first, first + sum((n - 1) * step for n, step in zip(box.shape, steps, strict=True))
 
 
 def split_box(box: Box, max_elements: int) -> Iterator[Box]:
-    """Split a box into smaller boxes of at most `max_elements` elements, along the first axis if possible, and yield
-    them in order.
+    """Split a box, a rectangular part of a tensor, into boxes of at most `max_elements` elements, along the first axis
+    if possible; yield them in order.
 
     Parts consist of whole rows where these fit, so that each is contiguous in the stored tensor.
     """
@@ -115,8 +115,8 @@ def split_box(box: Box, max_elements: int) -> Iterator[Box]:
 
 
 def cover_problem(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
-    """Return why the boxes do not cover each element of a tensor of the shape `shape` exactly once, as text for a
-    message; None if they do.
+    """Return why the boxes, rectangular parts of a tensor of the shape `shape`, do not cover each of its elements
+    exactly once, as text for a message; None if they do.
     """
     for box in boxes:
         if not box.is_inside(shape):
@@ -150,7 +150,8 @@ def _fills_exactly(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
 
 
 def _find_overlap(boxes: list[Box]) -> tuple[Box, Box] | None:
-    """Return two boxes that overlap, or None if there are none or if _MAX_COMPARISONS comparisons have found none.
+    """Return two of the boxes, rectangular parts of a tensor, that overlap. Return None if none do, or if
+    _MAX_COMPARISONS comparisons have found none.
 
     Sweeps along the axis with the most distinct offsets, on which the fewest boxes are compared with each other.
     """

@@ -26,7 +26,7 @@ from lmtrain.runtime.files.files import MAX_JSON_BYTES, is_safe_name, json_size_
 FORMAT = "lmtrain checkpoint"
 VERSION = 1
 MANIFEST = "manifest.json"
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 4 << 20  # of a hash block: each block of a file has a SHA-256 of its own
 MAX_MANIFEST_BYTES = 256 << 20
 MAX_PIECES = 1_000_000  # because: the manifest lists them all, with about 250 bytes each
 _DATA_PER_BYTE = 64  # a manifest beyond MAX_JSON_BYTES may have a byte for so many bytes of tensors
@@ -45,7 +45,7 @@ ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U16": 2, "U8": 1, "BOOL": 1,
 }  # fmt: skip
 FEWER_PIECES = (
-    "Cut them less finely: a smaller parallel.dp_shard, with dp_replicate beside it, or parallel.tp saves fewer pieces."
+    "Save fewer pieces: use a smaller parallel.tp, or a smaller parallel.dp_shard with a larger parallel.dp_replicate."
 )
 _CODES = {name: code for code, name in DTYPES.items()}
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -166,7 +166,7 @@ def check_num_pieces(num_pieces: int) -> None:
     """
     if num_pieces > MAX_PIECES:
         raise CheckpointError(
-            f"{num_pieces:,} pieces of tensors are more than a checkpoint's {MAX_PIECES:,}. {FEWER_PIECES}"
+            f"{num_pieces:,} pieces of tensors are more than the {MAX_PIECES:,} of a checkpoint. {FEWER_PIECES}"
         )
 
 

@@ -113,7 +113,7 @@ def write_hashed(
     path: Path, parts: Iterable[bytes | memoryview], point: str | None = None
 ) -> tuple[FileEntry, list[bytes]]:
     """Write the parts one after the other into a new file. Return the file's entry for the manifest and the SHA-256
-    digests of its blocks. `point` is a fault point that is passed after each part.
+    digests of its blocks. `point` is a fault point (see faults.py) that tests use, passed after each part.
     """
     with HashedWriter(path) as file:
         for part in parts:

@@ -105,9 +105,9 @@ def encode_header(specs: Sequence[PieceSpec]) -> bytes:
 
 
 def merge_pieces(pieces_by_rank: Sequence[Sequence[tuple[PieceSpec, PieceEntry]]]) -> dict[str, TensorEntry]:
-    """Combine the pieces of all ranks to the manifest's entries of their tensors, by name. `pieces_by_rank` holds each
-    piece with its own entry. Raise CheckpointError unless a tensor's pieces agree on its type and shape and cover it
-    exactly once.
+    """Return the manifest's entry of each tensor, by name, made from the pieces that all ranks save. `pieces_by_rank`
+    holds each piece with its own entry. Raise CheckpointError unless a tensor's pieces agree on its type and shape and
+    cover it exactly once.
     """
     specs: dict[str, PieceSpec] = {}
     pieces: dict[str, list[PieceEntry]] = {}

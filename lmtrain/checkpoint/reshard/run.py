@@ -62,8 +62,9 @@ class Journal:
         self.path, self._first = path, {"format": "lmtrain reshard journal", "version": 2, "key": key}
 
     def read(self, num_blocks: Mapping[str, int]) -> DoneBlocks | None:
-        """Return the digests of the hash blocks that the journal records as written to disk. Return None if it is
-        damaged or belongs to other work. `num_blocks` is the expected number of hash blocks of each file.
+        """Return the digests of the hash blocks (4 MiB of a new file) that the journal records as written to disk.
+        Return None if it is damaged or belongs to other work. `num_blocks` is the expected number of blocks of each
+        file.
         """
         done: DoneBlocks = {}
         try:
@@ -287,7 +288,7 @@ class Attempt:
 
 
 def work_key(manifest: Manifest, files: FileSpecs) -> str:
-    """Return a digest that identifies the work of a reshard: the source checkpoint, the pieces of each new file and the
+    """Return a digest that identifies the work of `reshard`: the source checkpoint, the pieces of each new file and the
     segment size.
     """
     layout = {
@@ -373,14 +374,16 @@ def check_output(source: Path, output: Path, step: int) -> None:
     output_path, source_path = output.resolve(), source.resolve()
     if output_path == source_path or source_path in output_path.parents or output_path in source_path.parents:
         raise UsageError(
-            f"--output {output} is, holds or lies in {source}, which stays as it is. Choose another folder."
+            f"--output {output} is, holds or lies in {source}, which must not change. Choose another folder."
         )
     if step_from_name(output.name) not in (None, step):
-        raise UsageError(f"--output {output} is the name of another step than {step}. Choose another name.")
+        raise UsageError(f"--output {output} is named after another step than {step}. Choose another name.")
 
 
 def _is_finished_output(output: Path, key: str) -> bool:
-    """Return whether `output` is the finished result of an earlier attempt at the same work, which `key` identifies."""
+    """Return whether `output` is the complete checkpoint that an earlier attempt at the same work has made. `key`
+    identifies the work (see `work_key`).
+    """
     if not (output / MANIFEST).is_file():
         return False
     try:

@@ -191,8 +191,8 @@ class Target:
 
 
 def _touched_blocks(position: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Split the `size` bytes of a file from byte `position` on at the borders of hash blocks. Yield (index of the hash
-    block, first byte, end) of each part.
+    """Split the `size` bytes of a file from byte `position` on at the borders of hash blocks (4 MiB each). Yield (index
+    of the hash block, first byte, end) of each part.
     """
     stop = position + size
     for index in range(position // BLOCK_BYTES, -(-stop // BLOCK_BYTES)):

@@ -114,8 +114,8 @@ def save_checkpoint(
 
 
 def collect_part_manifests(attempt: Path, ranks: Sequence[int]) -> list[RankRecord]:
-    """Read the part manifests of these ranks from the temporary folder `attempt` and remove their files. Return what
-    they say: the files and pieces that each rank has written.
+    """Read the part manifests, in which ranks list the files and pieces that they have written, from the temporary
+    folder `attempt`. Remove these manifests and return their contents, in the order of `ranks`.
     """
     records = []
     for rank in ranks:
@@ -165,7 +165,7 @@ def verify_on_disk(attempt: Path, record: RankRecord) -> None:
         try:
             verify_file(attempt / name, entry)
         except CheckpointError as error:
-            raise StorageError(f"What was just written does not read back: {error} Check the disk.") from error
+            raise StorageError(f"A new file differs when it is read back: {error} Check the disk.") from error
 
 
 def commit_checkpoint(
@@ -212,7 +212,9 @@ def encode_part_manifest(record: RankRecord) -> bytes:
 
 
 def read_part_manifest(path: Path) -> RankRecord:
-    """Read the part manifest of a rank of this run, and return the files and pieces that the rank has written."""
+    """Read a part manifest, in which a rank of this run lists the files and pieces that it has written. Raise
+    CheckpointError if it is malformed.
+    """
     value: Any = parse_json(read_bytes(path, MAX_FILE_BYTES, follow_links=False), path)
     try:
         files = {name: FileEntry(size, root) for name, (size, root) in value["files"].items()}

@@ -39,8 +39,8 @@ class HostMemory:
         self._chunks: list[Tensor] = []
 
     def reserve(self, pieces: Sequence[Piece]) -> None:
-        """Allocate host memory for a copy of the pieces' blocks and touch its pages. It is pinned if a block is on a
-        GPU.
+        """Allocate host memory for a copy of the pieces' data and touch its pages. It is pinned if the data of a piece
+        is on a GPU.
         """
         num_bytes, pin = sum(p.block.nbytes for p in pieces), bool(_devices(pieces))
         while len(self._chunks) * self._chunk_bytes < num_bytes:
@@ -49,7 +49,7 @@ class HostMemory:
             self._chunks.append(chunk)
 
     def capture(self, pieces: Sequence[Piece]) -> RankData:
-        """Copy the pieces' blocks to host memory and return the copy as the data of this rank's tensor file. When this
+        """Copy the data of the pieces to host memory and return it as the content of this rank's tensor file. When this
         returns, the run may change its tensors.
         """
         self.reserve(pieces)

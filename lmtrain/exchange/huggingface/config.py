@@ -1,11 +1,11 @@
-"""Our settings as a Hugging Face config.json and back, our weights' names in theirs, our tokenizer as their files.
+"""Convert between our model settings and Hugging Face's config.json, between weight names, and write tokenizer files.
 
-Called by export and import alike; torch-free. Nothing is nearly equal: a model that none of their architectures
+Called by export and import alike; torch-free. Nothing is nearly equal: a model that no Hugging Face architecture
 computes, or a config.json that asks for what our models lack, is refused with every setting that stands in the way.
 
-Our weights are fused and [out, in]; theirs may come in parts (query, key, value; gate, up) and, in GPT-2, as [in, out].
-The ids of a text are those of our tokenizer; what is added is what their users expect around it: an encoder's [CLS] and
-[SEP], the names of special tokens, the longest text.
+Our weights are fused and [out, in]; Hugging Face's may come in parts (query, key, value; gate, up) and, in GPT-2, as
+[in, out]. The ids of a text are those of our tokenizer; what is added is what users of transformers expect around it:
+an encoder's [CLS] and [SEP], the names of special tokens, the longest text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ARCHITECTURES = {
 }  # fmt: skip
 _GELUS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 _OUR_GELUS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh"}
-# What a config.json means by a key that it leaves out.
+# The values that transformers takes for keys that a config.json leaves out.
 _GPT2 = {
     "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_layer": 12, "n_head": 12, "n_inner": None,
     "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "resid_pdrop": 0.1,
@@ -70,13 +70,15 @@ _DROPOUTS = {
     "mistral": ("attention_dropout",), "bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
     "megatron-bert": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
 }  # fmt: skip
-# Which of our roles is which of theirs. A decoder's end of document also begins one.
+# Hugging Face's special tokens and the roles of ours. A decoder's end-of-document token also begins a document.
 _DECODER = {"bos_token": "eod", "eos_token": "eod", "unk_token": "unk", "pad_token": "pad"}
 _ENCODER = {"cls_token": "cls", "sep_token": "sep", "mask_token": "mask", "unk_token": "unk", "pad_token": "pad"}
 
 
 def hf_family(settings: ModelSettings) -> str:
-    """Return the Hugging Face family that computes the same model; raise with what no family has."""
+    """Return the Hugging Face family (model_type), such as "llama", that computes the same model as these settings.
+    Raise CheckpointError with the settings that stand in the way if there is none.
+    """
     if isinstance(settings, BertSettings):
         family = "bert" if settings.norm_order == "post" else "megatron-bert"
         head, body = settings.head_activation, settings.activation
@@ -96,7 +98,9 @@ def hf_family(settings: ModelSettings) -> str:
 
 
 def _gpt2_rules(s: GPTSettings) -> list[tuple[bool, str]]:
-    """Return what has to hold, and what is said where it does not."""
+    """Return the conditions under which Hugging Face's GPT-2 computes this model, each as (whether it holds, the
+    message if it does not).
+    """
     return [
         (s.norm == "layernorm", f"model.norm={s.norm} would have to be layernorm"),
         (s.activation in _GELUS, f"model.activation={s.activation} would have to be gelu or gelu_tanh"),
@@ -119,7 +123,9 @@ def _llama_rules(s: GPTSettings) -> list[tuple[bool, str]]:
 
 
 def hf_config(settings: ModelSettings, special: Mapping[str, int], dtype: str) -> Config:
-    """config.json. `special` are the tokenizer's ids by their role, `dtype` the torch name of the weights' type."""
+    """Return the entries of a config.json for a model. `special` maps the roles of its tokenizer's special tokens, such
+    as "eod", to their ids; `dtype` is torch's name for the type of the weights, such as "bfloat16".
+    """
     family = hf_family(settings)
     architecture = ARCHITECTURES[family]
     if isinstance(settings, BertSettings):
@@ -170,21 +176,22 @@ def _bert_config(s: BertSettings) -> Config:
 def settings_from_config(
     config: Any, where: object, *, pair_head: bool, dropout: object = None
 ) -> tuple[str, ModelSettings]:
-    """Return the family and our settings of a parsed config.json; the weights tell whether BERT has a pair head.
-
-    `dropout` is the user's choice where theirs cannot be ours.
+    """Return the Hugging Face family and lmtrain's settings of the model that `config`, a parsed config.json,
+    describes. `where` is its path; `pair_head` tells whether the weights of a BERT have a sentence-pair head;
+    `dropout`, if given, overrides config.json. Raise CheckpointError for a model that lmtrain does not compute.
     """
     family = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(family, str) or family not in _DEFAULTS:
         raise CheckpointError(
-            f"{where} is of model_type {show(None) if family is None else shorten(family)} and lmtrain imports "
-            f"{', '.join(_DEFAULTS)} alone. Choose a model of one of these; weights of another shape have no place "
-            "here."
+            f"{where} has model_type {show(None) if family is None else shorten(family)}, which lmtrain cannot import. "
+            f"Choose a model of one of these types: {', '.join(_DEFAULTS)}."
         )
     completed = _DEFAULTS[family] | config
     too_long = [key for key in _DEFAULTS[family].keys() & config.keys() if len(str(config[key])) > _LONGEST_VALUE]
     if too_long:
-        raise CheckpointError(f"{where} has a {min(too_long)} that is longer than any such value. Get the file again.")
+        raise CheckpointError(
+            f"{where} has a {min(too_long)} of more than {_LONGEST_VALUE} characters. Get the file again."
+        )
     problems: list[str] = []
     convert = {"gpt2": _from_gpt2, "llama": _from_llama, "mistral": _from_llama}.get(family, _from_bert)
     values = convert(completed, problems)
@@ -193,8 +200,8 @@ def settings_from_config(
     values["dropout"] = _dropout(completed, family, problems) if dropout is None else dropout
     if problems:
         raise CheckpointError(
-            f"{where} describes what lmtrain's models do not compute: {'; '.join(problems)}. "
-            "Only models that come out the same are imported."
+            f"{where} describes a model that lmtrain does not compute: {'; '.join(problems)}. "
+            "Choose a model with such settings: an import must compute exactly the same."
         )
     return family, build_imported_settings(values, where, "Check the file.")
 
@@ -248,7 +255,9 @@ def _from_bert(c: Config, problems: list[str]) -> Config:
 
 
 def _dropout(c: Config, family: str, problems: list[str]) -> Any:
-    """Ours is one share for attention, embeddings and what blocks add."""
+    """Return the dropout probability in a config.json. Add a message to `problems` if it has several that differ, or if
+    dropout is for attention alone: lmtrain has one probability for attention, embeddings and residuals.
+    """
     shares = {key: c[key] for key in _DROPOUTS[family]}
     first, *others = shares.values()
     shares_text = ", ".join(f"{key}={show(share)}" for key, share in shares.items())
@@ -311,12 +320,14 @@ def json_bytes(value: object) -> bytes:
 
 @dataclass(frozen=True)
 class WeightMapping:
-    """One of our weights: their tensors under each other, or one tensor turned on its side."""
+    """One of our weights and the Hugging Face tensors that hold it: several that are its rows one below the other, or a
+    single tensor, which may be transposed.
+    """
 
     name: str
-    shape: Shape  # of ours, true rows only
-    hf_tensors: tuple[tuple[str, int], ...]  # names, and how many of our rows each has
-    transposed: bool
+    shape: Shape  # of our weight, without rows of padding
+    hf_tensors: tuple[tuple[str, int], ...]  # (name, number of our rows) of each
+    transposed: bool  # whether Hugging Face stores it as [in, out]
 
     def hf_shape(self, rows: int) -> Shape:
         return self.shape[::-1] if self.transposed else (rows, *self.shape[1:])
@@ -324,12 +335,12 @@ class WeightMapping:
 
 @dataclass(frozen=True)
 class FamilyNames:
-    """How a family calls the parts of a model."""
+    """The names of a family's weights in Hugging Face's files."""
 
-    blocks: str  # what stands before a block's number
-    block_parts: dict[str, tuple[str, ...]]
-    other_parts: dict[str, tuple[str, ...]]
-    transposed: tuple[str, ...] = ()  # matrices stored [in, out]
+    blocks: str  # the prefix before a block's number
+    block_parts: dict[str, tuple[str, ...]]  # our name of a part of a block -> Hugging Face's names
+    other_parts: dict[str, tuple[str, ...]]  # the same for parts outside of blocks
+    transposed: tuple[str, ...] = ()  # our names of the matrices that are stored as [in, out]
 
 
 GPT2 = FamilyNames(
@@ -372,7 +383,7 @@ BERT = FamilyNames(
         "pair.scores": ("cls.seq_relationship",),
     },
 )  # fmt: skip
-# Megatron's BERT is BERT with its norms before what they were behind.
+# Megatron's BERT has its norms before attention and MLP, the original BERT behind them.
 MEGATRON_BERT = FamilyNames(
     BERT.blocks, BERT.block_parts | {"attention_norm": ("attention.ln",), "mlp_norm": ("ln",)}, BERT.other_parts
 )

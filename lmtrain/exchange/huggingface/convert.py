@@ -1,7 +1,8 @@
-"""A checkpoint as a folder that transformers loads without remote code, and such a folder as a checkpoint of ours.
+"""Export a checkpoint as a folder that transformers loads without remote code, and import such a folder as a
+checkpoint.
 
 Called by `lmtrain reshard --to hf` and `--from hf`. Weights stream from one to the other in parts. Before an exported
-folder takes its name its own scores on random tokens are compared with the source's; what is imported has fp32 weights.
+folder takes its name, its model's scores of random tokens are compared with the source's. Imported weights are fp32.
 """
 
 from __future__ import annotations
@@ -51,16 +52,16 @@ from lmtrain.tokenizer.base import Tokenizer
 SHARD_BYTES = 5_000_000_000  # because: what transformers calls 5GB, where a download that breaks is not all lost
 # because: kernels add in other orders; of the largest score this is some eight times fp32's rounding in a long sum
 TOLERANCE = 1e-5
-_LENGTH, _LONGEST = 64, 512  # of the random rows that are compared
+_LENGTH, _LONGEST = 64, 512  # tokens in a random row whose scores are compared
 
 
 @dataclass(frozen=True)
 class HFTensor:
-    """One tensor of theirs: rows of one of ours, or all of it turned."""
+    """A tensor of an exported folder: some rows of one of our weights, or a whole weight transposed."""
 
     name: str
     shape: tuple[int, ...]
-    match: WeightMapping
+    mapping: WeightMapping
     first_row: int
 
     def num_bytes(self, code: str) -> int:
@@ -76,12 +77,15 @@ def export_hf(
     report: Report | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> dict[str, Any]:
-    """Write the folder; returns what it is and the largest difference of its scores from the source's."""
+    """Export the checkpoint `source` as the Hugging Face folder `output`. `dtype` is fp32, bf16 or fp16. With `check`
+    the logits of both models are compared. `report` is called with bytes done and in all. `shard_bytes` limits the size
+    of a file with several tensors. Return the facts that the command prints, such as the largest difference.
+    """
     reader = CheckpointReader(resolve_checkpoint(source))
     settings, (torch_type, code) = reader.checked_model(), parse_dtype(dtype)
     family, tokenizer = hf_family(settings), reader.read_file("tokenizer.json")
     special = Tokenizer.from_bytes(tokenizer).special
-    targets = [target for match in weight_mappings(settings, family) for target in _hf_tensors(match)]
+    targets = [target for mapping in weight_mappings(settings, family) for target in _hf_tensors(mapping)]
     files = tokenizer_files(tokenizer, settings.shape.seq_len, causal=settings.shape.causal)
     files["config.json"] = json_bytes(hf_config(settings, special, str(torch_type).removeprefix("torch.")))
     if settings.shape.causal:
@@ -98,10 +102,10 @@ def export_hf(
     return facts
 
 
-def _hf_tensors(match: WeightMapping) -> Iterator[HFTensor]:
+def _hf_tensors(mapping: WeightMapping) -> Iterator[HFTensor]:
     row = 0
-    for name, rows in match.hf_tensors:
-        yield HFTensor(name, match.hf_shape(rows), match, row)
+    for name, rows in mapping.hf_tensors:
+        yield HFTensor(name, mapping.hf_shape(rows), mapping, row)
         row += rows
 
 
@@ -109,7 +113,9 @@ def _write_weights(
     folder: Path, reader: CheckpointReader, targets: Sequence[HFTensor], dtype: torch.dtype, code: str,
     shard_bytes: int, report: Report | None,
 ) -> int:  # fmt: skip
-    """Write one file, or several and an index of which tensor is where; returns how many."""
+    """Write the tensors `targets` of a checkpoint into one safetensors file, or into several and an index if they
+    exceed `shard_bytes`. `dtype` is their new type and `code` its safetensors name. Return the number of files.
+    """
     shards: list[list[HFTensor]] = [[]]
     for target in targets:
         size = sum(t.num_bytes(code) for t in shards[-1])
@@ -133,10 +139,10 @@ def _write_weights(
 
 
 def _read_parts(reader: CheckpointReader, target: HFTensor) -> Iterator[Tensor]:
-    """Yield the rows of a Hugging Face tensor in order, a bounded part at a time."""
-    name, shape = f"model.{target.match.name}", target.shape
+    """Yield the rows of an exported tensor in order, as parts of bounded size."""
+    name, shape = f"model.{target.mapping.name}", target.shape
     for rows in row_ranges(shape[0], 4 * math.prod(shape[1:])):
-        if target.match.transposed:
+        if target.mapping.transposed:
             yield reader.read(name, (0, rows.start), (shape[1], len(rows))).T
         else:
             yield reader.read(name, (target.first_row + rows.start, *(0 for _ in shape[1:])), (len(rows), *shape[1:]))
@@ -145,13 +151,17 @@ def _read_parts(reader: CheckpointReader, target: HFTensor) -> Iterator[Tensor]:
 def compare_scores(
     folder: Path, settings: ModelSettings, source: Callable[[str], Tensor], *, exact: bool
 ) -> dict[str, Any]:
-    """Scores of source and folder on the same random tokens: by our model, and by transformers if it is installed."""
+    """Compare the logits of random tokens: of lmtrain's model with the weights that `source` returns by name, of
+    lmtrain's model with the exported folder's, and of transformers' model, if it is installed and memory suffices.
+    Raise CheckpointError if they differ by more than rounding, or with `exact` if the first two differ. Return the
+    facts that the command prints.
+    """
     batch = random_batch(settings)
     expected = model_scores(settings, source, batch)
     exported = model_scores(settings, HFFolder(folder).weight_reader(settings), batch)
     rounding = largest_difference(expected, exported)
     if exact and rounding:
-        raise CheckpointError(f"{folder} does not hold the source's weights: scores differ by {rounding:g}. Try again.")
+        raise CheckpointError(f"{folder} does not hold the source's weights: logits differ by {rounding:g}. Try again.")
     facts: dict[str, Any] = {"tokens_compared": batch.tokens_BT.numel(), "largest_difference": rounding}
     # transformers loads models whole: this one has to have room in half of the memory
     fits = 4 * settings.num_parameters < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -163,8 +173,8 @@ def compare_scores(
     allowed = TOLERANCE * max(1.0, *(float(value.abs().max()) for value in exported))
     if not difference <= allowed:
         raise CheckpointError(
-            f"transformers {version} scores random tokens {difference:g} off, and at most {allowed:g} is rounding. "
-            "The export is not kept; please report this with the model's settings."
+            f"transformers {version} computes logits that differ by {difference:g}, and at most {allowed:g} is "
+            "rounding. The export is not kept; please report this with the model's settings."
         )
     return facts | {
         "compared_with": f"transformers {version}", "largest_difference": largest_difference(expected, scores)
@@ -172,7 +182,9 @@ def compare_scores(
 
 
 def random_batch(settings: ModelSettings) -> Batch:
-    """Two rows, longer than a sliding window if possible; an encoder's are pairs, and the second is padded."""
+    """Return a batch of two rows of random tokens, longer than the model's sliding window if possible. For an encoder
+    the rows are sentence pairs, and the second is padded.
+    """
     shape = settings.shape
     length = min(shape.seq_len, max(_LENGTH, min(2 * (shape.window or 0), _LONGEST)))
     tokens = torch.randint(shape.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
@@ -185,7 +197,9 @@ def random_batch(settings: ModelSettings) -> Batch:
 
 @torch.no_grad()
 def model_scores(settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch) -> list[Tensor]:
-    """fp32 scores of every real token over the true vocabulary, and those of a pair head. `weight` reads true rows."""
+    """Return the fp32 logits of lmtrain's model: [tokens without padding, vocabulary], and those of a pair head if it
+    has one. `weight` returns a weight, without rows of padding, by its name; one block at a time is in memory.
+    """
     with torch.device("meta"):
         model = cast(Stack, settings.build()).eval()
     first = {tie.second: tie.first for tie in settings.ties()}
@@ -216,7 +230,9 @@ def largest_difference(left: list[Tensor], right: list[Tensor]) -> float:
 
 @torch.no_grad()
 def transformers_scores(folder: Path, settings: ModelSettings, batch: Batch) -> tuple[str, list[Tensor]] | None:
-    """Return the version of transformers and the scores of its own model of a folder; None if it is not installed."""
+    """Return (version of transformers, logits of the model that it loads from the folder), with logits as
+    `model_scores` returns them. Return None if transformers is not installed.
+    """
     try:
         import transformers  # because: optional
     except ImportError:
@@ -249,28 +265,32 @@ def transformers_scores(folder: Path, settings: ModelSettings, batch: Batch) -> 
 class HFWeights:
     def __init__(self, path: Path) -> None:
         self._folder = HFFolder(path)
-        self._matches = {f"model.{match.name}": match for match in self._folder.check_weights()}
+        self._mappings = {f"model.{mapping.name}": mapping for mapping in self._folder.check_weights()}
         self.settings = self._folder.settings
 
     @torch.no_grad()
     def load_into(self, pieces: list[Piece]) -> None:
-        """Fill the pieces' blocks, rounded to the type that they have."""
+        """Fill the data of the pieces (`Piece.block`, tensors) with the folder's weights, converted to the pieces'
+        types.
+        """
         for piece in pieces:
-            match = self._matches[piece.name]
-            for first, index, rows in _row_places(match, range(piece.offset[0], piece.offset[0] + len(piece.block))):
-                part = self._folder.read_part(match, index, rows)
+            mapping = self._mappings[piece.name]
+            for first, index, rows in _row_places(mapping, range(piece.offset[0], piece.offset[0] + len(piece.block))):
+                part = self._folder.read_part(mapping, index, rows)
                 if part.ndim > 1:
                     part = part[:, piece.offset[1] : piece.offset[1] + piece.block.shape[1]]
                 at = first - piece.offset[0]
                 piece.block[at : at + len(rows)].copy_(part)
 
 
-def _row_places(match: WeightMapping, rows: range) -> list[tuple[int, int, range]]:
-    """Return where our rows lie, in bounded parts: our first row, the number of the foreign tensor, and its rows."""
+def _row_places(mapping: WeightMapping, rows: range) -> list[tuple[int, int, range]]:
+    """Return where `rows` of an lmtrain weight lie in Hugging Face tensors, in parts of bounded size: (first row of the
+    part in the weight, index of the tensor in `mapping.hf_tensors`, rows within that tensor).
+    """
     places, first_row = [], 0
-    for index, (_, num_rows) in enumerate(match.hf_tensors):
+    for index, (_, num_rows) in enumerate(mapping.hf_tensors):
         start, stop = max(rows.start - first_row, 0), min(rows.stop - first_row, num_rows)
-        for part in row_ranges(max(stop - start, 0), 4 * math.prod(match.shape[1:])):
+        for part in row_ranges(max(stop - start, 0), 4 * math.prod(mapping.shape[1:])):
             places.append((first_row + start + part.start, index, range(start + part.start, start + part.stop)))
         first_row += num_rows
     return places
@@ -284,19 +304,24 @@ def import_hf(
     overrides: Mapping[str, object] | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Write output/step_00000000; returns what it is. Of a model's settings `overrides` may name its dropout."""
+    """Import the Hugging Face folder `folder` as the checkpoint step_00000000 in `output`. `tokenizer` is a path, by
+    default that of the folder. `overrides` are settings; only dropout can be set. `report` is called with bytes done
+    and in all. Return the facts that the command prints.
+    """
     unknown_overrides = (overrides or {}).keys() - {"dropout"}
     if unknown_overrides:
         raise UsageError(
-            f"--set {min(unknown_overrides)}: config.json says it already. With --from hf only dropout can be set."
+            f"--set {min(unknown_overrides)}: config.json sets it already. With --from hf only dropout can be set."
         )
     source = HFFolder(folder, (overrides or {}).get("dropout"))
     loaded_tokenizer = load_tokenizer(tokenizer or folder)
-    mappings = {match.name: match for match in source.check_weights()}
+    mappings = {mapping.name: mapping for mapping in source.check_weights()}
 
     def parts(name: str) -> Iterator[Tensor]:
-        match = mappings[name]
-        return (source.read_part(match, index, rows) for _, index, rows in _row_places(match, range(match.shape[0])))
+        mapping = mappings[name]
+        return (
+            source.read_part(mapping, index, rows) for _, index, rows in _row_places(mapping, range(mapping.shape[0]))
+        )
 
     origin = {"format": "huggingface", "model_type": source.family}
     return save_imported(output, source.settings, parts, loaded_tokenizer, origin, report=report)

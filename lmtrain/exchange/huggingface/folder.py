@@ -1,4 +1,4 @@
-"""A folder of Hugging Face's as data: config.json and safetensors files, by one name for each tensor.
+"""Read a Hugging Face folder as data: config.json and safetensors files, with one name for each tensor.
 
 Called by import and by export's own check. Nothing in the folder runs: pickled weights and remote code are never
 opened. Names of files are plain names in this folder; links are followed only as the hub's own cache lays them.
@@ -24,9 +24,9 @@ from lmtrain.runtime.files.files import is_safe_name, open_fd, read_json, read_r
 _INDEX = "model.safetensors.index.json"
 _PREFIXES = {"gpt2": "transformer.", "llama": "model.", "mistral": "model.", "bert": "bert.", "megatron-bert": "bert."}
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".inv_freq", ".position_ids")  # tables that can be computed
-_SECOND_NAMES = ("lm_head.weight", "cls.predictions.decoder.weight")  # of the embedding, where the two are tied
+_SECOND_NAMES = ("lm_head.weight", "cls.predictions.decoder.weight")  # of an embedding that is tied to the output
 _COMPARED_AT_ONCE = 1 << 20  # numbers that are compared
-_OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # BERT's first ones
+_OTHER_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # in the first BERT files
 _TYPES = ("F32", "F16", "BF16")
 _MAX_HEADER_BYTES = 32 << 20
 _REOPEN_BYTES = 128 << 20  # because: what was read of an open file counts as our memory
@@ -42,10 +42,12 @@ class _TensorPlace(NamedTuple):
 
 
 class HFFolder:
-    """An opened folder. `family` and `settings` say what it is, `rows` reads."""
+    """An opened Hugging Face folder. `family` and `settings` describe its model; `read_part` and `weight_reader` read
+    weights.
+    """
 
     def __init__(self, path: Path, dropout: object = None) -> None:
-        """`dropout`: what the user chooses instead of what config.json says."""
+        """Open a folder; `dropout`, if given, overrides the dropout of config.json."""
         self.path = path
         if not path.is_dir():
             raise MissingInputError(f"{path} is not a folder. Give one with config.json and model.safetensors.")
@@ -61,24 +63,27 @@ class HFFolder:
         if layers > len(self._places):
             # because: the weights of a model are listed by name before they are looked for
             raise CheckpointError(
-                f"{where} tells of {layers} layers and the files hold {len(self._places)} tensors. "
+                f"{where} has {layers} layers and the files hold {len(self._places)} tensors. "
                 "Get the whole model again."
             )
 
     def check_weights(self) -> list[WeightMapping]:
-        """Return all of the model's weights; raise unless each is there in its shape and no other weight is."""
+        """Return the mappings of all weights of the model. Raise CheckpointError unless the folder holds each of their
+        tensors in its shape, tied tensors are equal, and there are no other tensors except for tables that can be
+        computed.
+        """
         mappings = list(weight_mappings(self.settings, self.family))
-        expected = {name: match.hf_shape(rows) for match in mappings for name, rows in match.hf_tensors}
+        expected = {name: mapping.hf_shape(rows) for mapping in mappings for name, rows in mapping.hf_tensors}
         problems = [text for name, shape in expected.items() for text in self._mismatch(name, shape)]
         tied = {name for name in _SECOND_NAMES if name in self._places} if self.settings.ties() else set()
         unknown = sorted(self._places.keys() - expected.keys() - tied)
-        problems += [f"{shorten(name)} has no place in this model" for name in unknown if not name.endswith(_UNUSED)]
+        problems += [f"{shorten(name)} is not a weight of this model" for name in unknown if not name.endswith(_UNUSED)]
         if problems:
             raise CheckpointError(
                 f"{self.path} does not hold the model of its config.json: {join_few(problems, '; ')}. "
                 "Give the folder of a pretraining model of this architecture."
             )
-        first = next(match.hf_tensors[0][0] for match in mappings if match.name == "embedding.token.weight")
+        first = next(mapping.hf_tensors[0][0] for mapping in mappings if mapping.name == "embedding.token.weight")
         for name in sorted(tied):
             if not self._are_equal(first, name):
                 raise CheckpointError(
@@ -88,7 +93,7 @@ class HFFolder:
         return mappings
 
     def _are_equal(self, first: str, second: str) -> bool:
-        """Return whether two tensors are equal, bit for bit."""
+        """Return whether two tensors of the folder, given by their names, have the same shape, type and bits."""
         a, b = self._places[first], self._places[second]
         if (a.shape, a.kind) != (b.shape, b.kind):
             return False
@@ -99,18 +104,22 @@ class HFFolder:
         )
 
     def weight_reader(self, settings: ModelSettings) -> Callable[[str], Tensor]:
-        """Our weights by our names, made of theirs."""
-        mappings = {match.name: match for match in weight_mappings(settings, self.family)}
+        """Return a function that reads a weight of lmtrain's model by its name, joined from the folder's tensors."""
+        mappings = {mapping.name: mapping for mapping in weight_mappings(settings, self.family)}
 
         def weight(name: str) -> Tensor:
-            match = mappings[name]
-            return torch.cat([self.read_part(match, i, range(rows)) for i, (_, rows) in enumerate(match.hf_tensors)])
+            mapping = mappings[name]
+            return torch.cat([
+                self.read_part(mapping, index, range(rows)) for index, (_, rows) in enumerate(mapping.hf_tensors)
+            ])
 
         return weight
 
-    def read_part(self, match: WeightMapping, index: int, rows: range) -> Tensor:
-        """Return some of our rows that a foreign tensor holds."""
-        return self._read_rows(self._places[match.hf_tensors[index][0]], rows, transposed=match.transposed)
+    def read_part(self, mapping: WeightMapping, index: int, rows: range) -> Tensor:
+        """Return rows of an lmtrain weight from the Hugging Face tensor at `index` of its mapping. `rows` are counted
+        within that tensor.
+        """
+        return self._read_rows(self._places[mapping.hf_tensors[index][0]], rows, transposed=mapping.transposed)
 
     def _read_rows(self, place: _TensorPlace, rows: range, *, transposed: bool = False) -> Tensor:
         with _load_errors(self.path / place.file):
@@ -120,7 +129,9 @@ class HFFolder:
             return part
 
     def _find_tensors(self, family: object) -> dict[str, _TensorPlace]:
-        """Return where each tensor is, by its name in the pretraining model of transformers."""
+        """Return where each tensor of the folder lies, by the tensor's name in transformers' pretraining model of the
+        family `family` (the model_type in config.json).
+        """
         prefix, result = _PREFIXES.get(str(family), ""), dict[str, _TensorPlace]()
         for file in self._weight_files():
             with _load_errors(self.path / file):
@@ -164,7 +175,9 @@ class HFFolder:
         raise MissingInputError(f"{self.path} has no model.safetensors. Give the folder of a whole model.")
 
     def _file(self, name: str) -> Path:
-        """Return the path of a file in this folder; a link must stay in it, or lead to the blobs of the hub's cache."""
+        """Return the path of the file `name` in this folder. Raise DataError for a link that leads out of the folder,
+        unless it leads to the blobs of the hub's cache.
+        """
         path = self.path / name
         if path.is_symlink():
             real, home = Path(os.path.realpath(path)), self.path.resolve()
@@ -182,7 +195,9 @@ class HFFolder:
         return [] if place.kind in _TYPES else [f"{name} is {place.kind}, which is none of {', '.join(_TYPES)}"]
 
     def _open_weights(self, name: str) -> Any:
-        """Open a file of tensors, kept open for the next part; raise if its header claims an impossible length."""
+        """Return an opened safetensors file of the folder, which is kept open for the next call. Raise CheckpointError
+        if it claims an impossible length of its header.
+        """
         if self._open_tensors is not None and self._open_tensors[0] == name and self._bytes_left > 0:
             return self._open_tensors[1]
         path = self._file(name)

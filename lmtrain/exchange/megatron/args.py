@@ -1,7 +1,7 @@
-"""Megatron-LM's arguments as our settings and back. Torch-free; called by the Megatron import and export.
+"""Convert between Megatron-LM's arguments and our model settings. Torch-free; called by the Megatron import and export.
 
-Sizes are read off the weights where these tell them; arguments say the rest. A model that ours do not compute, or
-theirs do not, is refused with everything that stands in the way.
+Sizes are taken from the weights where these show them; the arguments give the rest. A model that lmtrain does not
+compute, or that Megatron-LM does not, is refused with everything that stands in the way.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings, round_up
 
-GetArgument = Callable[..., Any]  # an argument by its name, or the default
+GetArgument = Callable[..., Any]  # (name, default=None) -> the value of Megatron-LM's argument
 DIVISIBLE_BY = 128
-# Arguments that change what is computed, and the one value (or its absence) that ours compute.
+# Arguments that change what is computed, and the values with which (as without the argument) our models compute it.
 _REQUIRED_ARGUMENTS: dict[str, tuple[object, ...]] = {
     "apply_residual_connection_post_layernorm": (False,), "apply_layernorm_1p": (False,), "qk_layernorm": (False,),
     "layernorm_zero_centered_gamma": (False,), "num_experts": (None, 0), "multi_latent_attention": (False,),
@@ -34,21 +34,22 @@ _REQUIRED_ARGUMENTS: dict[str, tuple[object, ...]] = {
 
 @dataclass(frozen=True)
 class WeightFacts:
-    """What the weights themselves tell."""
+    """The facts about a model that its weights themselves show."""
 
     num_layers: int
     width: int
     ffn_width: int
-    num_positions: int | None
+    num_positions: int | None  # None if no position embedding is learned
     is_encoder: bool
-    has_bias: bool
+    has_bias: bool  # whether linear layers have biases
     norm_has_bias: bool
-    has_output: bool
-    has_pair: bool
+    has_output: bool  # whether it has an output matrix besides the embedding
+    has_pair: bool  # whether it has a sentence-pair head
 
 
 def argument_getter(args: CallRecord) -> GetArgument:
-    """Arguments as numbers, short texts and pairs of them; of all else a word, which is none of the values needed.
+    """Return a function that returns a Megatron-LM argument by its name, or a default. Its results are numbers,
+    booleans, short texts, None and pairs of these; any other value becomes a text such as "<dict>".
 
     because: what a pickle nests may take forever to compare or to write into a message
     """
@@ -72,9 +73,12 @@ def settings_from_arguments(
     get_argument: GetArgument | None, facts: WeightFacts, vocab_size: int, overrides: Mapping[str, object],
     where: object,
 ) -> ModelSettings:
-    """`get_argument` reads the arguments; a folder of 2019 has none. `overrides` are settings that the user gives."""
+    """Return lmtrain's settings of a Megatron-LM model. `get_argument` returns its arguments by name, and is None if a
+    checkpoint (of 2019) has none. `facts` come from its weights, `overrides` are settings that the user gives, `where`
+    is the folder. Raise CheckpointError for a model that lmtrain does not compute.
+    """
     argument: GetArgument = get_argument or (lambda name, default=None: default)
-    wrong = [
+    problems = [
         f"--{name.replace('_', '-')} {show(value)} would have to be {show(allowed[0])}"
         for name, allowed in _REQUIRED_ARGUMENTS.items()
         if (value := argument(name, allowed[0])) not in allowed
@@ -92,7 +96,7 @@ def settings_from_arguments(
         values |= {"kind": "bert", "norm_order": "pre", "pair_head": facts.has_pair}
         # because: its head computes the exact gelu even where the fused kernel of its blocks does not
         values |= {"activation": "gelu_tanh" if argument("bias_gelu_fusion") else "gelu", "head_activation": "gelu"}
-        wrong += [
+        problems += [
             f"--{name} would have to be left out"
             for name in ("swiglu", "openai-gelu")
             if argument(name.replace("-", "_"))
@@ -101,10 +105,10 @@ def settings_from_arguments(
         window, rotary = argument("window_size"), facts.num_positions is None
         is_pair = isinstance(window, (list, tuple)) and len(window) == 2 and all(type(n) is int for n in window)
         if window is not None and not (is_pair and window[1] in (0, -1)):
-            wrong.append("--window-size would have to be (tokens back, 0)")
+            problems.append("--window-size would have to be (tokens back, 0)")
             window = None
         if not facts.has_bias and argument("add_qkv_bias", False):
-            wrong.append("--add-qkv-bias would have to go with biases in all linears")
+            problems.append("--add-qkv-bias would have to go with biases in all linears")
         is_layernorm = facts.norm_has_bias or str(argument("normalization", "LayerNorm")) == "LayerNorm"
         values |= {
             "kind": "gpt", "head_width": argument("kv_channels"), "positions": "rotary" if rotary else "learned",
@@ -119,24 +123,24 @@ def settings_from_arguments(
         values |= {"rotary_base": argument("rotary_base", 10000)} if rotary else {}
     hidden, attention = values["dropout"], argument("attention_dropout", values["dropout"])
     if hidden != attention and "dropout" not in overrides:
-        wrong.append(
+        problems.append(
             f"--attention-dropout {show(attention)} would have to be --hidden-dropout {show(hidden)}, as lmtrain has "
-            "one for both; choose it with --set dropout=SHARE"
+            "one dropout for both; choose it with --set dropout=SHARE"
         )
-    if wrong:
+    if problems:
         raise CheckpointError(
-            f"{where} holds a model that lmtrain's do not compute: {'; '.join(wrong)}. "
-            "Only models that come out the same are imported."
+            f"{where} holds a model that lmtrain does not compute: {'; '.join(problems)}. "
+            "Choose a model with such arguments: an import must compute exactly the same."
         )
     values |= overrides
     if values["num_heads"] is None:
         raise CheckpointError(
-            f"{where} does not tell the number of heads, as files of 2019 do not. Give it: --set num_heads=16."
+            f"{where} does not give the number of heads, as files of 2019 do not. Set it: --set num_heads=16."
         )
     if facts.is_encoder and argument("bias_gelu_fusion") is None and "activation" not in overrides:
         raise CheckpointError(
-            f"{where} does not tell which gelu it has, as files before --bias-gelu-fusion do not. "
-            "Give it: --set activation=gelu or --set activation=gelu_tanh."
+            f"{where} does not give its kind of gelu, as files before --bias-gelu-fusion do not. "
+            "Set it: --set activation=gelu or --set activation=gelu_tanh."
         )
     return build_imported_settings(values, where, "Check the file, or --set.")
 
@@ -146,7 +150,9 @@ def padded_rows(vocab_size: int, tp: int) -> int:
 
 
 def megatron_arguments(settings: ModelSettings, tp: int, pp: int, dtype: str) -> dict[str, Any]:
-    """Return the arguments that Megatron-LM's --use-checkpoint-args and its check of arguments read."""
+    """Return the arguments, by name, that Megatron-LM reads from a checkpoint, for a model at `tp` x `pp` ranks with
+    weights of the type `dtype` (fp32, bf16 or fp16). Raise CheckpointError if Megatron-LM does not compute the model.
+    """
     assert isinstance(settings, (GPTSettings, BertSettings))
     _check_exportable(settings, tp, pp)
     shape, causal = settings.shape, settings.shape.causal
@@ -206,6 +212,6 @@ def _check_exportable(settings: GPTSettings | BertSettings, tp: int, pp: int) ->
     problems = [text for holds, text in rules if not holds]
     if problems:
         raise CheckpointError(
-            f"This model cannot be Megatron-LM's: {'; '.join(problems)}. Choose a layout that divides it, or keep it "
-            "here."
+            f"Megatron-LM does not compute this model: {'; '.join(problems)}. Choose a tp and pp that divide it, or "
+            "another model."
         )

@@ -1,9 +1,10 @@
-"""A checkpoint as Megatron-LM's, and one of Megatron-LM as ours. One tensor is in memory at a time.
+"""Export a checkpoint in Megatron-LM's format, and import a Megatron-LM checkpoint. One tensor is in memory at a time.
 
-Called by `lmtrain reshard --to megatron` and `--from megatron`. What is written has a file for each tensor- and
-pipeline-parallel rank, in core's names and layout: weights only, as a `release`, from which Megatron-LM starts without
-an optimizer. What is read tells its settings by its arguments and weights; of its optimizer only the fp32 weights are
-read, where a distributed checkpoint names them: with its moments alone no run of ours could go on.
+Called by `lmtrain reshard --to megatron` and `--from megatron`. An export has a file for each tensor- and
+pipeline-parallel rank, in Megatron Core's names and layout: weights only, as a `release`, from which Megatron-LM starts
+without an optimizer. An import takes its settings from the arguments and weights of the checkpoint. Of its optimizer
+only the fp32 weights are read, where a distributed checkpoint names them: with its moments alone no run of ours could
+go on.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ def export_megatron(
     transformer_engine: bool = True,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Write the folder; returns what it is. Names are those of Megatron-LM with Transformer Engine, or without."""
+    """Export the checkpoint `source` as the Megatron-LM folder `output` for `tp` x `pp` ranks. `dtype` is fp32, bf16 or
+    fp16. Weights have the names that Megatron-LM gives them with Transformer Engine, or without it if
+    `transformer_engine` is False. `report` is called with bytes done and in all. Return the facts that the command
+    prints.
+    """
     if min(tp, pp) < 1:
         raise UsageError(f"tp={tp}, pp={pp} is not a layout. Use numbers from 1.")
     reader = CheckpointReader(resolve_checkpoint(source))
@@ -80,7 +85,9 @@ def export_megatron(
 
 
 class _Export:
-    """Each rank holds what it would hold in a run of ours at this layout, with the vocabulary padded as theirs is."""
+    """An export that is being written. Each rank gets what it would hold in a run of ours at this layout, with the
+    vocabulary padded as Megatron-LM pads it.
+    """
 
     def __init__(
         self, reader: CheckpointReader, settings: ModelSettings, parallel: ParallelSettings, dtype: torch.dtype,
@@ -115,7 +122,7 @@ class _Export:
 
     def _tensor_to_write(self, place: Place) -> TensorToWrite:
         def parts() -> Iterator[memoryview]:
-            part = self._part(place)
+            part = self._read_part(place)
             yield tensor_bytes(part)
             self.done += part.numel() * ITEM_BYTES[self.code]
             if self.report is not None:
@@ -123,8 +130,10 @@ class _Export:
 
         return TensorToWrite(self.code, place.part_shape, parts)
 
-    def _part(self, place: Place) -> Tensor:
-        """Return a tensor-parallel rank's part of a weight, in Megatron's order."""
+    def _read_part(self, place: Place) -> Tensor:
+        """Return a tensor-parallel rank's part of a weight, with the rows in Megatron-LM's order. `place` says which
+        weight it is and which rows and columns the rank holds.
+        """
         part = torch.zeros(place.part_shape, dtype=self.dtype)
         for region in place.regions:
             part[region.local] = self.reader.read(f"model.{place.name}", region.offset, region.shape)
@@ -142,7 +151,10 @@ def import_megatron(
     overrides: Mapping[str, object] | None = None,
     report: Report | None = None,
 ) -> dict[str, Any]:
-    """Write output/step_XXXXXXXX of the same iteration; `overrides` are settings that the folder does not tell."""
+    """Import the Megatron-LM folder `folder` as a checkpoint of the same step in `output`. `tokenizer` is a path, by
+    default the folder's tokenizer.json. `overrides` are settings that the folder does not contain. `report` is called
+    with bytes done and in all. Return the facts that the command prints.
+    """
     if tokenizer is None and not (folder / "tokenizer.json").is_file():
         raise UsageError(f"{folder} holds no tokenizer.json. Give the model's tokenizer with --tokenizer PATH.")
     loaded_tokenizer = load_tokenizer(tokenizer or folder / "tokenizer.json")
@@ -155,8 +167,9 @@ def import_megatron(
     if settings.shape.num_layers != facts.num_layers or settings.num_parameters > source.num_bytes:
         # because: the weights of a model are listed by name before they are looked for
         raise CheckpointError(
-            f"{source.path} has {facts.num_layers} layers in {source.num_bytes} bytes, and its model would have "
-            f"{settings.shape.num_layers} and {settings.num_parameters} numbers. Get the folder again, or check --set."
+            f"{source.path} has {facts.num_layers} layers in {source.num_bytes} bytes, and its settings describe a "
+            f"model of {settings.shape.num_layers} layers and {settings.num_parameters} parameters. Get the folder "
+            "again, or check --set."
         )
     weights = {name: parts for name, parts in source.weights.items() if name != "head.weight" or not settings.ties()}
     _check_weights(source, settings, weights)
@@ -200,17 +213,21 @@ def _matrix_parts(source: MegatronCheckpoint, name: str) -> list[WeightPart]:
 def _check_weights(
     source: MegatronCheckpoint, settings: ModelSettings, weights: Mapping[str, list[WeightPart]]
 ) -> None:
-    """Raise unless all weights of the model are there, in shapes that join to the model's, and no others."""
+    """Raise CheckpointError unless `weights`, by lmtrain's names, are all weights of the model and no others, in parts
+    whose shapes join to the shapes in its settings.
+    """
     problems, shapes, cuts = [], unpadded_shapes(settings), settings.cuts()
     for name, shape in shapes.items():
         parts = weights.get(name)
         if parts is None:
             problems.append(f"{name} is missing")
         elif not _has_joined_shape(parts, shape, cuts[name], by_half=name in source.halves):
-            problems.append(f"{name} has shape {list(parts[0].shape)} on each of {len(parts)} and not {list(shape)}")
+            problems.append(
+                f"{name} has {len(parts)} parts of shape {list(parts[0].shape)}, which do not join to {list(shape)}"
+            )
         elif len(cuts[name].sections) > 1 and not _holds_whole_sections(name, parts, settings, source):
-            problems.append(f"{name} does not divide into what version {source.version:g} has of each rank")
-    problems += [f"{name} has no place in it" for name in weights.keys() - shapes.keys()]
+            problems.append(f"{name} cannot be split as version {source.version:g} orders the rows of each rank")
+    problems += [f"{name} is not a weight of the model" for name in weights.keys() - shapes.keys()]
     if problems:
         raise CheckpointError(
             f"{source.path} does not hold the model of its arguments: {join_few(sorted(problems), '; ')}. "
@@ -233,7 +250,9 @@ def _has_joined_shape(parts: list[WeightPart], shape: Shape, placement: Cut, *, 
 def _holds_whole_sections(
     name: str, parts: list[WeightPart], settings: ModelSettings, source: MegatronCheckpoint
 ) -> bool:
-    """Return whether the rows of each rank hold whole sections."""
+    """Return whether every rank's rows of the fused weight `name` can be split into queries, keys and values, or into
+    gate and up projection.
+    """
     rows, shape = parts[0].shape[0], settings.shape
     if ".attention.qkv." not in name:
         return name in source.halves or rows % 2 == 0
@@ -241,7 +260,10 @@ def _holds_whole_sections(
 
 
 def _join_parts(name: str, parts: list[WeightPart], by_half: bool, settings: ModelSettings, version: float) -> Tensor:
-    """Join the parts of all ranks to a whole weight."""
+    """Return a whole weight, joined from its parts, with the rows in lmtrain's order. The parts are those of the ranks,
+    or with `by_half` the gate and the up projection. `version` is the checkpoint's version, which decides the order of
+    its rows.
+    """
     placement, shape = settings.cuts()[name], settings.shape
     if placement.split is Split.NONE:
         return parts[0].read()
@@ -262,7 +284,9 @@ def _join_parts(name: str, parts: list[WeightPart], by_half: bool, settings: Mod
 
 
 def _complete_masters(source: MegatronCheckpoint, settings: ModelSettings) -> dict[str, list[WeightPart]]:
-    """Return the optimizer's fp32 weights, or nothing unless all of them are there."""
+    """Return the fp32 weights that the checkpoint's optimizer holds, by name, or an empty dict unless all weights of
+    the model are among them.
+    """
     shapes, cuts = unpadded_shapes(settings), settings.cuts()
     is_complete = all(
         (parts := source.masters.get(name)) is not None

@@ -1,4 +1,4 @@
-"""A Megatron-LM checkpoint as data: its arguments, and its weights by our names, still in the order of its ranks.
+"""Read a Megatron-LM checkpoint as data: its arguments, and its weights by our names, still in the order of its ranks.
 
 Called by the Megatron import. Two formats: a file a rank (`torch`), cut by tensor and pipeline parallelism, and the
 distributed one (`torch_dist`), whose tensors are whole and lie in pieces. Nothing in them is run.
@@ -48,20 +48,21 @@ _VERSIONS = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class WeightPart:
-    """What one tensor-parallel rank, or one half of a gated input, has of a weight."""
+    """A part of a weight: that of one tensor-parallel rank, or the gate or up projection of a gated MLP's input."""
 
     shape: tuple[int, ...]
     read: Callable[[], Tensor]
 
 
-PartsByHalf = dict[int | None, WeightPart]  # by its number, or None for what is no half
+PartsByHalf = dict[int | None, WeightPart]  # 0: gate projection, 1: up projection, None: a weight that is not halved
 
 
 @dataclass(frozen=True)
 class MegatronCheckpoint:
-    """`weights` has each one's parts by rank, but of those in `halves` gate and up; `masters` are the optimizer's.
+    """An opened Megatron-LM checkpoint. `weights` are by our names: a weight's parts by rank, or if its name is in
+    `halves` its gate and up projection. `masters` are the optimizer's fp32 weights in the same form.
 
-    `num_bytes` is the size of the files that hold them.
+    `num_bytes` is the size of the files that hold the weights.
     """
 
     path: Path
@@ -76,7 +77,9 @@ class MegatronCheckpoint:
 
 
 def open_megatron(path: Path) -> MegatronCheckpoint:
-    """Open a Megatron-LM checkpoint, or the newest in a folder of them."""
+    """Open the Megatron-LM checkpoint at `path`, or the newest if `path` is a folder of checkpoints. Raise
+    MissingInputError or CheckpointError if it is incomplete or of another format.
+    """
     folder = _checkpoint_folder(path)
     if (folder / ".metadata").is_file():
         return _open_distributed(folder)
@@ -86,7 +89,9 @@ def open_megatron(path: Path) -> MegatronCheckpoint:
             f"{folder} holds neither {RANK_FILE} under mp_rank_XX nor .metadata. Give a checkpoint of Megatron-LM."
         )
     if any(match[3] for match, _ in rank_folders):
-        raise CheckpointError(f"{folder} is of a model with experts, which lmtrain's models do not have. Give another.")
+        raise CheckpointError(
+            f"{folder} is of a model with experts, which lmtrain's models do not have. Choose another checkpoint."
+        )
     ranks = {(int(match[1]), int(match[2] or 0)): child / RANK_FILE for match, child in rank_folders}
     if len(ranks) < len(rank_folders):
         raise CheckpointError(f"{folder} holds two folders for one rank. Leave those of one checkpoint in it.")
@@ -95,7 +100,7 @@ def open_megatron(path: Path) -> MegatronCheckpoint:
         # because: a name can claim a grid of billions, so that only as many places are looked at as there are files
         missing = next((tp, pp) for tp in range(tp_size) for pp in range(pp_size) if (tp, pp) not in ranks)
         count = tp_size * pp_size - len(ranks)
-        raise CheckpointError(f"{folder} lacks the files of {count} ranks, as of tp, pp={missing}. Get all.")
+        raise CheckpointError(f"{folder} lacks the files of {count} ranks, such as tp, pp={missing}. Get all files.")
     return _open_ranks(folder, {rank: TorchFile(path) for rank, path in ranks.items()})
 
 
@@ -137,7 +142,7 @@ def _open_ranks(folder: Path, files: Mapping[tuple[int, int], TorchFile]) -> Meg
 
 def _state_dict(file: TorchFile) -> dict[str, Any]:
     if not isinstance(file.value, dict):
-        raise CheckpointError(f"{file.path} holds no state of a model. Check the path.")
+        raise CheckpointError(f"{file.path} does not hold a dict, as a checkpoint does. Check the path.")
     return file.value
 
 
@@ -150,7 +155,7 @@ def _version(state: dict[str, Any], folder: Path) -> float:
     version = state.get("checkpoint_version", 0)
     if not isinstance(version, (int, float)) or version not in _VERSIONS:
         raise CheckpointError(
-            f"{folder} has checkpoint_version {_number_text(version)}, and its tensors are laid out by one of "
+            f"{folder} has checkpoint_version {_number_text(version)}, and Megatron-LM has only the versions "
             f"{', '.join(map(str, _VERSIONS))}. It is damaged: get the folder again."
         )
     return float(version)
@@ -174,7 +179,9 @@ def _iteration(state: dict[str, Any], folder: Path) -> int:
 
 
 def _flatten(file: TorchFile, key: str) -> dict[str, StoredTensor]:
-    """Tensors by their path; the first layouts nest a dict for each module."""
+    """Return the tensors under `key` of a rank's file by their path in it, with dots between names. The first layouts
+    nest a dict for each module.
+    """
     result: dict[str, StoredTensor] = {}
     pending, count = [("", _state_dict(file).get(key, {}), 0)], 0
     while pending:
@@ -195,7 +202,10 @@ def _flatten(file: TorchFile, key: str) -> dict[str, StoredTensor]:
 def _add_chunk(
     chunk: list[dict[str, StoredTensor]], first_layer: int, weights: dict[str, list[WeightPart]], folder: Path
 ) -> int:
-    """Add the weights of one stage's ranks, whose layers count from 0; returns how many layers it has."""
+    """Add the weights of a pipeline stage (or a chunk of a virtual stage) to `weights`, by lmtrain's names. `chunk`
+    holds the tensors of each tensor-parallel rank; its layer 0 is layer `first_layer` of the model. Return the number
+    of its layers.
+    """
     layers, names = set[int](), set[str]()
     for megatron_name in chunk[0]:
         translated = _translate_name(megatron_name, folder)
@@ -241,7 +251,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class DistributedTensor:
-    """A tensor of a distributed checkpoint, in chunks."""
+    """A tensor of a distributed checkpoint, which lies in chunks in one or more files."""
 
     code: str
     shape: tuple[int, ...]
@@ -288,7 +298,9 @@ def _open_distributed(folder: Path) -> MegatronCheckpoint:
 
 
 def _order_parts(parts_by_half: Mapping[str, PartsByHalf]) -> dict[str, list[WeightPart]]:
-    """Return of each weight the one part, or its halves in their order."""
+    """Return weight name -> its parts as a list: the only part, or the gate and then the up projection. `parts_by_half`
+    has them by 0 (gate), 1 (up) or None.
+    """
     return {
         name: [parts[None]] if None in parts else [parts[half] for half in (0, 1) if half in parts]
         for name, parts in parts_by_half.items()
@@ -296,7 +308,9 @@ def _order_parts(parts_by_half: Mapping[str, PartsByHalf]) -> dict[str, list[Wei
 
 
 def _split_layers(name: str, tensor: DistributedTensor) -> Iterator[tuple[str, WeightPart]]:
-    """Yield a tensor for each layer if the first axis counts layers, else the tensor itself."""
+    """Yield (name, part) of each layer if the tensor stacks all layers along its first axis, else (name, part) of the
+    whole tensor. `name` has a placeholder for the layer's number in the first case.
+    """
     if LAYER_PLACEHOLDER not in name:
         box = Box((0,) * len(tensor.shape), tensor.shape)
         yield name, WeightPart(tensor.shape, lambda: tensor.read(box))
@@ -308,7 +322,9 @@ def _split_layers(name: str, tensor: DistributedTensor) -> Iterator[tuple[str, W
 
 
 def _read_metadata(folder: Path) -> dict[str, DistributedTensor]:
-    """.metadata is a pickle of torch's: read as data, and judged like a manifest."""
+    """Read .metadata, torch's pickled list of the tensors of a distributed checkpoint, as data. Return tensor name ->
+    where its chunks lie; raise CheckpointError if the list is malformed.
+    """
     path = folder / ".metadata"
     value = read_pickle(io.BytesIO(read_bytes(path, MAX_PICKLE_BYTES)), path)
     try:
@@ -332,18 +348,18 @@ def _parse_tensor(name: str, entry: CallRecord, places: Mapping[Any, CallRecord]
     dtype = properties.state[0] if isinstance(properties.state, tuple) else properties.get("dtype")
     code = _CODES.get(dtype.path if isinstance(dtype, Global) else "", "")
     if code not in ITEM_BYTES:
-        raise ValueError(f"{name} has no type that is read")
+        raise ValueError(f"{name} has a type that lmtrain does not read")
     if LAYER_PLACEHOLDER in name or (shape and max(shape) > 1 << 40):
-        raise ValueError("a name or a shape that no model has")
+        raise ValueError(f"{shorten(name)} has a name or a shape that no model has")
     chunks = []
     for chunk in entry.get("chunks"):
         box = Box(_parse_sizes(chunk.get("offsets")), _parse_sizes(chunk.get("sizes")))
         info = places[name, box.offset]
         file, start, num_bytes = info.get("relative_path"), info.get("offset"), info.get("length")
         if not is_safe_name(file) or info.get("transform_descriptors"):
-            raise ValueError(f"{name} lies in a file that is not read")
+            raise ValueError(f"{name} lies in a file that is transformed or has an unsafe name")
         if not all(type(n) is int and n >= 0 for n in (start, num_bytes)):
-            raise ValueError(f"{name} lies nowhere")
+            raise ValueError(f"{name} has no valid place in its file")
         if box.volume * ITEM_BYTES[code] > num_bytes:
             raise ValueError(f"{name} has {num_bytes} bytes for {box.volume} items")
         chunks.append(Chunk(box, folder / file, start, num_bytes))
@@ -357,5 +373,5 @@ def _parse_tensor(name: str, entry: CallRecord, places: Mapping[Any, CallRecord]
 def _parse_sizes(value: Any) -> tuple[int, ...]:
     is_short = isinstance(value, (tuple, list)) and len(value) <= _MAX_AXES
     if not is_short or not all(type(n) is int and 0 <= n < 1 << 48 for n in value):
-        raise ValueError("a shape that is none")
+        raise ValueError("a shape that is not a list of sizes")
     return tuple(value)

@@ -1,15 +1,16 @@
-"""How Megatron-LM's weights are called and laid out, in all the layouts it has had, and which of ours each is.
+"""How Megatron-LM names its weights and orders their rows, in all the layouts it has had, and which of our weights each
+is.
 
 Called by the Megatron import and export.
 
-    GPT-2 345M (2019)   language_model.transformer.layers.0.attention.query_key_value.weight
-    later               language_model.encoder.layers.0.self_attention.query_key_value.weight
-    core                decoder.layers.0.self_attention.linear_qkv.weight          (BERT: encoder.layers...)
+GPT-2 345M (2019) language_model.transformer.layers.0.attention.query_key_value.weight later
+language_model.encoder.layers.0.self_attention.query_key_value.weight core
+decoder.layers.0.self_attention.linear_qkv.weight (BERT: encoder.layers...)
 
 Its query-key-value rows are, on each tensor-parallel rank,
-    checkpoint version 0    [3, heads, head width]                all queries, then all keys, then all values
-    version 1               [heads, head width, 3]
-    version 2 and later     [groups, queries a group + 2, head width]     each group: its queries, its key, its value
+
+checkpoint version 0 [3, heads, head width] all queries, then all keys, then all values version 1 [heads, head width, 3]
+version 2 and later [groups, queries a group + 2, head width] each group: its queries, its key, its value
 """
 
 from __future__ import annotations
@@ -77,9 +78,9 @@ LAYER_PLACEHOLDER = "*"  # stands for a layer's number in names of stacked tenso
 
 
 def lmtrain_name(name: str) -> tuple[str, int | None] | None:
-    """Our name, and which half it is of a gated input that is stored in two; None for what is not a weight.
-
-    A name that we do not know is a KeyError: the model has something that ours lack.
+    """Return (lmtrain's name of the Megatron-LM weight `name`, half), where half is 0 or 1 for a tensor that is only
+    the gate or the up projection of that weight, else None. Return None for a tensor that is not a weight; raise
+    KeyError for a weight that lmtrain's models do not have.
     """
     if _UNUSED.fullmatch(name):
         return None
@@ -99,7 +100,9 @@ def lmtrain_name(name: str) -> tuple[str, int | None] | None:
 
 
 def megatron_core_name(name: str, first_layer: int, *, causal: bool, engine: bool) -> str:
-    """Core's name of one of our weights on a stage that begins at this layer, with Transformer Engine or without."""
+    """Return Megatron Core's name of the lmtrain weight `name` on a pipeline stage that begins at layer `first_layer`.
+    `causal` is True for a GPT and False for a BERT; `engine` chooses the names with Transformer Engine.
+    """
     stack = "decoder" if causal else "encoder"
     if name.startswith("norm."):
         return f"{stack}.final_{name.replace('norm.', 'layernorm.', 1)}"
@@ -112,9 +115,8 @@ def megatron_core_name(name: str, first_layer: int, *, causal: bool, engine: boo
 
 
 def split_qkv(rows: Tensor, version: float, queries_per_group: int, head_width: int) -> tuple[Tensor, ...]:
-    """Split a rank's fused rows into rows of queries, keys and values.
-
-    `queries_per_group` query heads share a key head.
+    """Split the fused rows of a rank into the rows of its queries, keys and values. `version` is the checkpoint's
+    version, which decides their order; `queries_per_group` query heads share a key head; a head has `head_width` rows.
     """
     rest = rows.shape[1:]
     if version < 1:
@@ -127,7 +129,9 @@ def split_qkv(rows: Tensor, version: float, queries_per_group: int, head_width: 
 
 
 def fuse_qkv(sections: Sequence[Tensor], queries_per_group: int, head_width: int) -> Tensor:
-    """Rows of queries, keys and values in today's layout."""
+    """Fuse the rows of queries, keys and values (`sections`) in the order of the newest checkpoint version.
+    `queries_per_group` query heads share a key head; a head has `head_width` rows.
+    """
     rest = sections[0].shape[1:]
     groups = [x.view(-1, n, head_width, *rest) for x, n in zip(sections, (queries_per_group, 1, 1), strict=True)]
     return torch.cat(groups, 1).reshape(-1, *rest)

@@ -33,7 +33,7 @@ class ReadableFile(Protocol):
 
 
 class BoundedFile:
-    """A file whose next pickle ends within bounds, whatever lengths the pickle claims."""
+    """A file from which at most MAX_PICKLE_BYTES are read, whatever lengths a pickle in it claims."""
 
     def __init__(self, file: ReadableFile) -> None:
         self._file, self._bytes_left = file, MAX_PICKLE_BYTES
@@ -52,7 +52,9 @@ class BoundedFile:
 
 
 def require_text(value: Any, what: str) -> str:
-    """Return a text; raise for any other value, since writing out nested data may never end."""
+    """Return `value` if it is a text. Raise ValueError for any other value, which the message calls `what` and does not
+    show: to write out nested data may never end.
+    """
     if not isinstance(value, str):
         raise ValueError(f"{what} is a {type(value).__name__} and not a text")
     return value
@@ -71,7 +73,9 @@ class Global(NamedTuple):
 
 @dataclass(eq=False)
 class CallRecord:
-    """What the pickle would have made by calling `of`: its arguments, and the state and items it was given then."""
+    """A call that a pickle asks for, recorded instead of carried out: the function or class and its arguments, and the
+    state, dict items and list entries that the pickle gives to the result.
+    """
 
     callee: Any
     args: Any = ()
@@ -84,14 +88,16 @@ class CallRecord:
         return self.callee.path if isinstance(self.callee, Global) else ""
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return an attribute from the state of an object: a dict, or a dict and another one for slots."""
+        """Return the attribute `name` of the recorded object from its state, or `default`. A state is a dict, or a
+        tuple of dicts for a class with slots.
+        """
         states = self.state if isinstance(self.state, tuple) else (self.state,)
         values = [state[name] for state in states if isinstance(state, dict) and name in state]
         return values[0] if values else default
 
 
 class PersistentId(NamedTuple):
-    """What the pickle says lies elsewhere."""
+    """A reference in a pickle to an object that is stored outside of it, such as the storage of a tensor."""
 
     key: Any
 
@@ -107,7 +113,7 @@ _EMPTY_CONTAINERS: dict[str, Callable[[], Any]] = {
     "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict, "EMPTY_SET": list
 }  # fmt: skip
 _IGNORED_OPCODES = {"PROTO", "FRAME"}
-# What an instruction, and what it makes, takes of memory, roughly.
+# Roughly the bytes of memory that an instruction, and the object that it makes, take.
 _STEP, _CONTAINER, _PER_ITEM, _RECORD, _MEMO_ENTRY = 48, 64, 16, 300, 100
 _COSTS = {
     **dict.fromkeys(
@@ -125,9 +131,11 @@ _CONTAINER_CALLS = {
 
 
 def read_pickle(file: Any, where: object) -> Any:
-    """Read the next pickle of a file; the next read begins behind it.
+    """Read the next pickle of `file`, without running it, and return its value. Calls in it become a CallRecord, and
+    names of classes and functions a Global; the rest is plain data. Raise DataError, which names `where`, if it is
+    damaged.
 
-    The file gives no more than is there and fits into memory, as `BoundedFile` does.
+    The next read begins behind it. The file gives no more than is there and fits into memory, as `BoundedFile` does.
     """
     machine = _Machine()
     try:
@@ -167,13 +175,15 @@ class _Machine:
             self._run_data_instruction(name, argument)
 
     def _charge(self, num_bytes: int) -> None:
-        """Count bytes before an instruction makes them; raise once they are more than a pickle may make."""
+        """Count the bytes of memory that an instruction is about to take. Raise ValueError once all instructions
+        together take more than MAX_OBJECT_BYTES.
+        """
         self._bytes_left -= num_bytes
         if self._bytes_left < 0:
             raise ValueError(f"it makes more than {MAX_OBJECT_BYTES >> 20} MiB of data, which no list of tensors does")
 
     def _pop_to_mark(self) -> list[Any]:
-        """Everything down to the last mark, which goes too."""
+        """Remove the values above the topmost mark, and the mark, from the stack; return the values in their order."""
         at = next((at for at in reversed(range(len(self._stack))) if self._stack[at] is _MARK), None)
         if at is None:
             raise ValueError("no mark")
@@ -189,7 +199,9 @@ class _Machine:
         return value
 
     def _run_data_instruction(self, name: str, argument: Any) -> None:
-        """Follow an instruction that moves, remembers or fills what is there."""
+        """Carry out a pickle instruction that only moves data between stack and memo, or makes or fills a container.
+        Pass any other instruction to `_record_code_instruction`.
+        """
         push = self._stack.append
         match name:
             case "MARK":
@@ -231,7 +243,9 @@ class _Machine:
                 self._record_code_instruction(name, argument)
 
     def _record_code_instruction(self, name: str, argument: Any) -> None:
-        """Record what would be code: a name, a call, the state of what was called for."""
+        """Push a record of what a pickle instruction would import or call; nothing is imported or called. Raise
+        ValueError for an instruction that data do not need.
+        """
         push = self._stack.append
         match name:
             case "GLOBAL":
@@ -260,22 +274,24 @@ class _Machine:
             case "BINPERSID":
                 push(PersistentId(self.pop()))
             case _:
-                raise ValueError(f"the instruction {name}, which data does not need")
+                raise ValueError(f"the instruction {name}, which plain data do not need")
 
     def _fill_dict(self, result: dict[Any, Any], values: list[Any]) -> dict[Any, Any]:
-        """Fill a dict with alternating keys and values."""
+        """Add alternating keys and values to the dict `result` and return it."""
         self._charge(_MEMO_ENTRY * len(values))
         result.update((_check_key(key), value) for key, value in zip(values[::2], values[1::2], strict=True))
         return result
 
     def _record_call(self, callee: Any, args: Any) -> Any:
-        """Return a record of a call, or the data itself for the few containers that pickles make by a call."""
+        """Return a record of the call of `callee` with `args`; for OrderedDict, set and a few other containers that
+        pickles make by a call, return the plain dict, list or tuple instead.
+        """
         path = callee.path if isinstance(callee, Global) else ""
         if path not in _CONTAINER_CALLS:
             return CallRecord(callee, args)
         items = args[0] if args else ()
         if not isinstance(items, (list, tuple, dict)):
-            raise ValueError(f"a {path} of what is no list")
+            raise ValueError(f"a {path} that is not made from a list")
         self._charge(_MEMO_ENTRY * len(items))
         if path == "collections.OrderedDict":
             return dict(items) if isinstance(items, dict) else {_check_key(key): value for key, value in items}
@@ -288,7 +304,9 @@ def _parse_global(argument: Any) -> Global:
 
 
 def _check_key(value: Any) -> Any:
-    """Return a dict key; raise for one that may take forever to hash, such as deeply shared tuples."""
+    """Return a dict key unchanged. Raise ValueError for a key that may take forever to hash, such as deeply shared
+    tuples.
+    """
     parts = value if type(value) is tuple else (value,)
     if len(parts) > MAX_KEY_PARTS:
         raise ValueError(f"a key of {len(parts)} parts")
@@ -302,11 +320,11 @@ def _check_key(value: Any) -> Any:
 
 def _list_of(value: Any) -> list[Any]:
     if not isinstance(value, (list, CallRecord)):
-        raise ValueError("entries for what is not a list")
+        raise ValueError("list entries for a value that is not a list")
     return value if isinstance(value, list) else value.entries
 
 
 def _dict_of(value: Any) -> dict[Any, Any]:
     if not isinstance(value, (dict, CallRecord)):
-        raise ValueError("items for what is not a dict")
+        raise ValueError("dict items for a value that is not a dict")
     return value if isinstance(value, dict) else value.items

@@ -1,8 +1,8 @@
-"""What torch.save wrote, without torch.load: values as plain data, tensors as places in the file, read when asked for.
+"""Read files of torch.save without torch.load: values as plain data, tensors as places in the file, read when needed.
 
-Called by the imports. Both of torch's formats: a zip archive, and the row of pickles and storages from before
-torch 1.6. Every size is compared with the file's before anything of that size is made, and an archive's bytes with its
-own sums of them.
+Called by the imports. Both of torch's formats: a zip archive, and the row of pickles and storages from before torch
+1.6. Every size is compared with the file's before anything of that size is made, and an archive's bytes with its own
+sums of them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Storage:
 
 
 class _StoragePlace(NamedTuple):
-    """Where a storage lies; `crc` is what the archive says of its bytes, 0 where it says nothing."""
+    """The place of a storage in the file, in bytes; `crc` is the CRC-32 of its bytes in the archive's directory, 0 if
+    there is none.
+    """
 
     start: int
     size: int
@@ -68,7 +70,7 @@ class _StoragePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor that still lies in its file."""
+    """A tensor that still lies in its file; `read` loads it."""
 
     file: TorchFile
     key: str
@@ -82,7 +84,9 @@ class StoredTensor:
 
 
 class TorchFile:
-    """A file of torch.save, or one that lies within another at `start`. `value` is what was saved."""
+    """A file of torch.save, or a part of another file from byte `start` on. `value` is what was saved, with tensors as
+    StoredTensor.
+    """
 
     def __init__(self, path: Path, start: int = 0, size: int | None = None) -> None:
         self.path = path
@@ -104,7 +108,8 @@ class TorchFile:
         # because: a stride of 0 would make much of little, and no saved weight has one
         if (not empty and (last_item + 1) * item_bytes > size) or math.prod(tensor.shape) * item_bytes > size:
             raise CheckpointError(
-                f"{self.path} claims a tensor of shape {list(tensor.shape)} that it has no bytes for."
+                f"{self.path} claims a tensor of shape {list(tensor.shape)} and has too few bytes for it. "
+                "Get the file again."
             )
         count = 0 if empty else (last_item + 1 - tensor.offset) * item_bytes
         with read_errors(self.path), open_fd(self.path) as (fd, _):
@@ -120,7 +125,9 @@ class TorchFile:
         return torch.from_numpy(np.array(view, order="C")).view(getattr(torch, DTYPES[tensor.code]))
 
     def _check_crc(self, key: str, parts: Iterable[bytes], crc: int) -> None:
-        """because: several tensors may lie in one storage, which has one sum"""
+        """Raise CheckpointError unless the CRC-32 of a storage's bytes, which come in parts, is `crc`; `key` is the
+        storage's name. It is then not checked again: several tensors may lie in the same storage.
+        """
         actual = 0
         for part in parts:
             actual = zlib.crc32(part, actual)
@@ -132,11 +139,14 @@ class TorchFile:
         self._checked_keys.add(key)
 
     def _resolve(self, value: Any, resolved: dict[int, Any], depth: int = 0) -> Any:
-        """Return a value with its tensors resolved and torch's wrappers removed."""
+        """Return a value of the pickle with StoredTensor for each recorded tensor, and without torch's parameter
+        wrappers. `resolved` holds results by the id of the value, since pickles share values; `depth` is how deep the
+        value is nested.
+        """
         if id(value) in resolved:
             return resolved[id(value)]
         if depth > MAX_DEPTH:
-            raise CheckpointError(f"{self.path} nests deeper than any state of a run. Get the file again.")
+            raise CheckpointError(f"{self.path} nests values deeper than {MAX_DEPTH} levels. Get the file again.")
         if isinstance(value, dict):
             result = resolved[id(value)] = {}
             result.update({key: self._resolve(v, resolved, depth + 1) for key, v in value.items()})
@@ -173,7 +183,7 @@ class TorchFile:
                 raise ValueError(f"it has {len(shape)} axes and {len(strides)} strides")
             code = _DTYPE_CODES[args[6].path] if has_dtype else storage.code
             if not all(type(n) is int and 0 <= n < 1 << 48 for n in (offset, *shape, *strides)):
-                raise ValueError("its shape is none")
+                raise ValueError("its shape or strides are not sizes")
             size = self._places[storage.key].size
             if storage.num_items * ITEM_BYTES[storage.code] != size:
                 raise ValueError(f"{storage.num_items} items in {size} bytes")
@@ -190,18 +200,22 @@ def _read_parts(fd: int, start: int, size: int) -> Iterator[bytes]:
 
 
 def _parse_storage(value: Any) -> Storage:
-    """('storage', class, key, device, number of items), which torch puts in a tensor's place."""
+    """Return the storage that a persistent id refers to. torch writes ('storage', class, key, device, number of items)
+    in a tensor's place. Raise ValueError if it is malformed.
+    """
     kind, storage_class, key, _, num_items, *views = value.key
     name = require_text(storage_class.name, "a class").removesuffix("Storage")
     if kind != "storage" or name not in _STORAGES or type(num_items) is not int:
         raise ValueError(f"a storage of the class {shorten(storage_class.path)}")
     if any(view is not None for view in views):
-        raise ValueError("a storage that is a part of another")
+        raise ValueError("a storage that is a part of another storage")
     return Storage(_STORAGES[name], require_text(key, "a storage's key"), num_items)
 
 
 def _read_archive(file: _BoundedReader, path: Path) -> tuple[dict[str, _StoragePlace], Any]:
-    """Return where each storage of an archive lies, and its pickle."""
+    """Read the zip archive that torch.save writes since torch 1.6. Return the place of each storage by its key, and the
+    value of the pickle.
+    """
     try:
         file.max_read_bytes = _MAX_DIRECTORY_BYTES
         infos = zipfile.ZipFile(file).infolist()
@@ -216,7 +230,7 @@ def _read_archive(file: _BoundedReader, path: Path) -> tuple[dict[str, _StorageP
             name: _StoragePlace(_data_start(file, info), info.file_size, info.CRC) for name, info in entries.items()
         }
         if "byteorder" in places and _read_entry(file, places["byteorder"], "byteorder") != b"little":
-            raise ValueError("its numbers have their bytes the other way round")
+            raise ValueError("its numbers are big-endian, and only little-endian files are read")
         pickle = _read_entry(file, places["data.pkl"], "data.pkl")
     except (
         zipfile.BadZipFile, ValueError, OSError, RuntimeError, struct.error, EOFError, OverflowError, LookupError
@@ -235,7 +249,9 @@ def _read_entry(file: _BoundedReader, place: _StoragePlace, name: str) -> bytes:
 
 
 def _data_start(file: _BoundedReader, info: zipfile.ZipInfo) -> int:
-    """Behind the entry's own header, whose lengths need not be those of the directory."""
+    """Return where the bytes of an archive's entry begin in the file: behind the entry's own header, whose lengths can
+    differ from those in the archive's directory. Raise ValueError if the file ends before they do.
+    """
     file.seek(info.header_offset)
     mark, *_, name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     start = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
@@ -245,13 +261,17 @@ def _data_start(file: _BoundedReader, info: zipfile.ZipInfo) -> int:
 
 
 def _read_legacy(file: _BoundedReader, path: Path) -> tuple[dict[str, _StoragePlace], Any]:
-    """Read the older format: magic number, version, machine, value, keys, then each storage behind its length."""
+    """Read the format of torch before 1.6: pickles of magic number, version, machine, value and keys, then each storage
+    behind its length. Return the place of each storage by its key, and the value.
+    """
     if (file.size > 1 and file.peek(1)[:1] != b"\x80") or read_pickle(BoundedFile(file), path) != _MAGIC:
         raise CheckpointError(f"{path} is not a file of torch.save. Check the path.")
     read_pickle(BoundedFile(file), path)
     machine = read_pickle(BoundedFile(file), path)
     if not isinstance(machine, dict) or machine.get("little_endian") is not True:
-        raise CheckpointError(f"{path} has its numbers' bytes the other way round. Save it on another machine.")
+        raise CheckpointError(
+            f"{path} has big-endian numbers, and only little-endian files are read. Save it on another machine."
+        )
     value = read_pickle(BoundedFile(file), path)
     storages: dict[str, Storage] = {}
     _collect_storages(value, storages)
@@ -289,7 +309,7 @@ def _collect_storages(value: Any, storages: dict[str, Storage]) -> None:
 
 
 class _BoundedReader(io.BufferedReader):
-    """A part of a plain file as a file of its own."""
+    """A part of a plain file, opened as a file of its own."""
 
     def __init__(self, path: Path, start: int, size: int | None) -> None:
         with read_errors(path):
@@ -302,7 +322,9 @@ class _BoundedReader(io.BufferedReader):
         super().__init__(_RawPart(fd, start, size))
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read at most `most_bytes` at once, since an archive itself claims how long its parts are."""
+        """Return up to `size` bytes, by default all that are left. Raise ValueError for more than `max_read_bytes`: an
+        archive itself claims how long its parts are.
+        """
         size = self.size - self.tell() if size is None or size < 0 else size
         if size > self.max_read_bytes:
             raise ValueError(f"a part of {size} bytes, where {self.max_read_bytes} are the most")

@@ -1,4 +1,4 @@
-"""Files that torch.load reads, tensors and all, written tensor by tensor. Called by the exports.
+"""Write files that torch.load reads, tensors and all, one tensor at a time. Called by the exports.
 
 The archive that torch.save writes: a pickle of plain values in which tensors are named, and each one's bytes beside it.
 The few instructions that such a pickle needs are spelled out here, so that nothing of ours ever pickles an object.
@@ -22,7 +22,7 @@ _ARCHIVE_ROOT = "archive"
 
 @dataclass(frozen=True)
 class TensorToWrite:
-    """A tensor to write; `parts` returns its bytes when its turn comes."""
+    """A tensor to write; `parts` is called when its bytes are needed, and returns them in parts."""
 
     code: str
     shape: tuple[int, ...]
@@ -39,13 +39,15 @@ class TensorToWrite:
 
 @dataclass(frozen=True)
 class Namespace:
-    """Becomes argparse's, the class of Megatron-LM's arguments."""
+    """Arguments that are written as an argparse.Namespace, as Megatron-LM saves them."""
 
     values: Mapping[str, Any]
 
 
 def write_torch_file(path: Path, value: Any) -> None:
-    """Dicts, lists, tuples, texts, numbers, None, `Namespace` and `TensorToWrite`."""
+    """Write a new file that torch.load reads. `value` consists of dicts, lists, tuples, texts, numbers, None,
+    `Namespace` and `TensorToWrite`; tensors are written one at a time.
+    """
     tensors: list[TensorToWrite] = []
     pickle = b"\x80\x02" + _encode_value(value, tensors) + b"."
     with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as archive:
@@ -58,7 +60,9 @@ def write_torch_file(path: Path, value: Any) -> None:
 
 
 def _encode_value(value: Any, tensors: list[TensorToWrite]) -> bytes:
-    """Instructions of pickle protocol 2 that put a value on the stack."""
+    """Return the instructions of pickle protocol 2 that put a value on the stack; the tensors in it are appended to
+    `tensors`.
+    """
     match value:
         case None:
             return b"N"

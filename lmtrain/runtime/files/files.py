@@ -59,7 +59,7 @@ def free_bytes(path: Path) -> int:
 
 @contextmanager
 def storage_errors(path: Path, action: str, need_bytes: int = 0) -> Iterator[None]:
-    """Turn an OSError of the block, which writes `path`, into OutputError if another path would help, else into
+    """Turn an OSError of the `with` block, which writes `path`, into OutputError if another path would help, else into
     StorageError. `action` begins the message, such as "Writing". `need_bytes`, if given, is the size of the whole
     operation, which the message names if the disk is full.
     """
@@ -109,8 +109,8 @@ def _not_plain_error(path: Path) -> OutputError:
 
 @contextmanager
 def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Yield a new temporary file, opened with `mode` as in open(). After the block it is synced and renamed to `path`;
-    if the block raises, it is removed and `path` stays as it was.
+    """Yield a new temporary file, opened with `mode` as in open(). After the `with` block it is synced and renamed to
+    `path`; if the block raises, it is removed and `path` stays as it was.
     """
     with storage_errors(path, "Writing"):
         refuse_special_file(path)
@@ -132,8 +132,8 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`. After the block its files are synced and it is renamed to `path`; if the
-    block raises, it is removed. Raise OutputError if `path` exists and is not an empty folder.
+    """Yield a temporary folder beside `path`. After the `with` block its files are synced and it is renamed to `path`;
+    if the block raises, it is removed. Raise OutputError if `path` exists and is not an empty folder.
     """
     with storage_errors(path, "Writing"):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -239,8 +239,8 @@ def json_memory(data: bytes | str) -> int:
 
 
 def size_problem(num_bytes: int, memory_bytes: int, max_bytes: int) -> str | None:
-    """Return which limit a JSON text of `num_bytes` exceeds, or its parsed values of `memory_bytes`, as the end of a
-    message; None if neither does. The text may have `max_bytes`; the limit of the memory is proportional to that.
+    """Return why a JSON text of `num_bytes`, whose parsed values take `memory_bytes`, is too large to parse, as the end
+    of a message; None if it is not. The text may have `max_bytes`; the limit of the memory is proportional to that.
     """
     if num_bytes > max_bytes:
         return f"it is larger than {format_bytes(max_bytes)}"
@@ -251,7 +251,7 @@ def size_problem(num_bytes: int, memory_bytes: int, max_bytes: int) -> str | Non
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
     if len(result) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return result
 
 
@@ -272,8 +272,8 @@ def is_nested_deeper(value: Any, max_depth: int) -> bool:
 
 @contextmanager
 def read_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block, which reads `path`, into MissingInputError (missing or not readable), DataError (a
-    symbolic link that must not be followed) or StorageError (any other failure).
+    """Turn an OSError of the `with` block, which reads `path`, into MissingInputError (missing or not readable),
+    DataError (a symbolic link that must not be followed) or StorageError (any other failure).
     """
     try:
         yield
@@ -310,8 +310,8 @@ def open_regular(path: Path, *, follow_links: bool) -> tuple[int, int]:
 
 @contextmanager
 def open_fd(path: Path, *, follow_links: bool = True) -> Iterator[tuple[int, int]]:
-    """Yield (file descriptor, size in bytes) of a plain file opened for reading, and close it after the block. Raise
-    OSError for a symbolic link if `follow_links` is False.
+    """Yield (file descriptor, size in bytes) of a plain file opened for reading, and close it after the `with` block.
+    Raise OSError for a symbolic link if `follow_links` is False.
     """
     fd, size = open_regular(path, follow_links=follow_links)
     try:
@@ -327,7 +327,8 @@ def read_bytes(path: Path, limit_bytes: int, *, follow_links: bool = True) -> by
     with read_errors(path), open_fd(path, follow_links=follow_links) as (fd, size):
         if size > limit_bytes:
             raise DataError(
-                f"{path} is larger than {format_bytes(limit_bytes)}, which none of our files of its kind is."
+                f"{path} is larger than {format_bytes(limit_bytes)}, the most that a file of its kind may have. "
+                "Check the path."
             )
         return read_range(fd, 0, size)
 
@@ -378,7 +379,7 @@ def check_output_folder(folder: Path, label: str, *, check_lock: bool) -> None:
     if not is_folder:
         raise OutputError(f"{label} cannot be a folder, since {existing} is a file. Choose another one.")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(f"{label} cannot be written, since {existing} is closed to you. Choose another one.")
+        raise OutputError(f"{label} cannot be written, since you may not write to {existing}. Choose another one.")
     # because: this check holds a shared lock for an instant, in which a run that takes the lock itself is refused
     if check_lock and _exists(folder / ".lock"):
         with storage_errors(folder / ".lock", "Opening"):
@@ -410,8 +411,8 @@ def _take_lock(fd: int, folder: Path, kind: int) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the exclusive lock of an output folder for the block; the folder is created if needed. Raise OutputError if
-    another run holds the lock.
+    """Hold the exclusive lock of an output folder during the `with` block; the folder is created if needed. Raise
+    OutputError if another run holds the lock.
 
     The system releases the lock when the process ends, however it ends.
     """
@@ -449,6 +450,6 @@ def refuse_sparse_file(path: Path) -> None:
                     return  # the file system cannot report holes
     if written_bytes < size // 2:
         raise DataError(
-            f"{path} has {format_bytes(size)}, of which {format_bytes(written_bytes)} were ever written: the rest is a "
-            "hole. Copy the file again from where it is whole."
+            f"{path} has {format_bytes(size)}, of which {format_bytes(written_bytes)} were ever written: the rest is "
+            "missing. Copy the file again from where it is complete."
         )

@@ -15,9 +15,9 @@ from lmtrain.units import format_bytes
 
 
 def limit_reached(error: OSError, path: Path, need_bytes: int = 0) -> str | None:
-    """Return the end of a message ("PATH failed: ..."): which limit of disk space, inodes, quota, file size or open
-    files an OSError of `path` is about, and the way out; None for other errors. `need_bytes` is the size of the whole
-    operation, named if the disk is full; 0 if unknown.
+    """Return which limit of the system an OSError of `path` reports (disk space, inodes, quota, file size, open files)
+    and the way out, as the end of a message "PATH failed: ..."; None for other errors. `need_bytes` is the size of the
+    whole operation, 0 if unknown; it is named if the disk is full.
     """
     if error.errno == errno.ENOSPC:
         disk = _disk(path)

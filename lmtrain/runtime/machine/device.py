@@ -74,7 +74,7 @@ def memory_stats(device: torch.device) -> MemoryStats:
 
 @contextmanager
 def memory_errors(way_out: str) -> Iterator[None]:
-    """Turn torch's out-of-memory errors of the block, on host or GPU, into OutOfMemoryError. `way_out` ends the
+    """Turn torch's out-of-memory errors of the `with` block, on host or GPU, into OutOfMemoryError. `way_out` ends the
     message: what the user can change.
     """
     try:

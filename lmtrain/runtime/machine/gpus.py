@@ -56,8 +56,8 @@ def device_problem(name: str, gpus: Gpus, process: ProcessEnv) -> LmtrainError |
     last = max(process.local_world_size - 1, process.local_rank)
     if last >= gpus.count != process.num_own_gpus:
         return SettingsError([
-            f"local rank {last} has no GPU of its own, since this node shows {gpus.count}. Start at most {gpus.count} "
-            "processes per node."
+            f"local rank {last} has no GPU of its own, since the number of visible GPUs is {gpus.count}. Start at most "
+            f"{gpus.count} processes per node."
         ])  # fmt: skip
     return None
 

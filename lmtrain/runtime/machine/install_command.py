@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlparse
 
 
 def install_command(extra: str) -> str:
-    """Return the pip command that installs lmtrain's optional dependencies `extra`, from the source that lmtrain itself
-    was installed from: a checkout, a file, a URL or the package index.
+    """Return the pip command that installs the optional dependencies `extra` of lmtrain. It names the source from which
+    lmtrain itself was installed: a checkout, a file, a URL or the package index.
     """
     try:
         direct_url_text = Distribution.from_name("lmtrain").read_text("direct_url.json")

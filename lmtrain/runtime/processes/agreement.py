@@ -62,9 +62,9 @@ class Agreement:
 
 @contextmanager
 def collective_phase(peers: Peers, num_numbers: int = 0) -> Iterator[Agreement]:
-    """Run a block that succeeds on every rank or raises on every rank. Yield an `Agreement`: a rank sets its
-    `own_numbers`, `num_numbers` integers, in the block, and finds those of every rank in its `all_numbers` after the
-    block.
+    """Run a `with` block that succeeds on every rank or raises on every rank, and exchange `num_numbers` integers of
+    each rank at its end. In the block a rank sets `own_numbers` of the yielded Agreement; after the block `all_numbers`
+    holds those of all ranks.
 
     Collective at the end of the block. A rank whose block fails raises its own error; the others raise the error of the
     first failed rank, with its exit code.

@@ -68,8 +68,8 @@ def arm(*faults: Fault | None) -> None:
 
 
 def arm_from_env() -> None:
-    """Set the faults that the variable LMTRAIN_FAULT requests for this rank and this restart. Raise UsageError if it is
-    malformed, or if faults are not allowed.
+    """Set which faults tests inject into this process, from the variable LMTRAIN_FAULT and for this rank and restart.
+    Raise UsageError if it is malformed, or if faults are not allowed.
 
     Called at the start of a run, so that a wrong variable fails before step 0.
     """
@@ -89,7 +89,8 @@ def arm_from_env() -> None:
 
 
 def parse_fault(text: str) -> Fault:
-    """Parse a fault of LMTRAIN_FAULT, such as "kill:point=step:count=2"; raise UsageError if it is malformed."""
+    """Parse a fault to inject, such as "kill:point=step:count=2" in LMTRAIN_FAULT; raise UsageError if it is malformed.
+    """
     action, *conditions = text.split(":")
     if action not in ACTIONS:
         raise UsageError(f"LMTRAIN_FAULT={text} has no known action {action!r}. {spelling_hint(action, ACTIONS)}")
@@ -113,8 +114,9 @@ def parse_fault(text: str) -> Fault:
 
 
 def _count_pass(name: str, step: int | None) -> bool:
-    """Count that the process passes the fault point `name`, and trigger a fault whose count is reached. `step` is the
-    training step of the point, None for the current step. Return True if the caller must skip its next action.
+    """Count that this process reaches the fault point `name` (see POINTS), and inject a fault whose count this reaches.
+    `step` is the training step of the point, None for the current step. Return True if the caller must skip its next
+    action.
     """
     global _current_step
     if not _is_env_read:
@@ -133,8 +135,8 @@ def _count_pass(name: str, step: int | None) -> bool:
 
 
 def _trigger(action: str, name: str) -> bool:
-    """Carry out the fault action `action`, one of ACTIONS, at the fault point `name`. Return True for `skip`, and False
-    after a signal that this process survives; the other actions raise or never return.
+    """Inject a fault: carry out `action`, one of ACTIONS, at the fault point `name`. Return True for the action `skip`,
+    and False after a signal that this process survives; the other actions raise or never return.
     """
     os.write(2, f"fault: {action} at {name}\n".encode())  # because: buffered output would be lost with the process
     if action in _SIGNALS:

@@ -68,8 +68,9 @@ def main() -> None:
 
 
 def main_of_fork(control: socket.socket, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Run the fork server in a fork of a launcher that has imported everything already; never returns. `control` is the
-    socket to the launcher, `arguments` are the program's, and `environment` holds the variables to set.
+    """Run the fork server, which forks the ranks, in a fork of a launcher that has imported everything already.
+    `control` is the socket to the launcher, `arguments` are the program's, `environment` holds the variables to set.
+    Never returns.
 
     Descriptors, signal handlers and variables of the launcher are replaced by those of a newly started process.
     """
@@ -248,8 +249,8 @@ def fork_for_launcher() -> tuple[int, int]:
 
 def run_request(request: Request, fds: Sequence[int]) -> None:
     """Run the requested module's `main` in this forked process, with streams, variables and arguments as in a new
-    process. `fds` are the descriptors that came with the request: the gate, the three standard streams, and that of
-    `keep`.
+    process. `fds` came with the request: the gate (a pipe on which it waits), the standard streams, and that of
+    `request.keep`.
     """
     gate_fd, stream_fds, extra_fds = fds[0], fds[1:4], fds[4:]
     if not os.read(gate_fd, 1):
@@ -369,8 +370,8 @@ def show_title(title: str, name: str) -> None:
 
 
 def show_environment(variables: Mapping[str, str]) -> None:
-    """Make /proc/PID/environ show these variables, by overwriting the memory of the placeholder variable that this
-    process has inherited. If there is none, or it is too small, nothing is shown.
+    """Make /proc/PID/environ show these variables. They overwrite a placeholder variable in the memory that this
+    process has inherited; if there is none, or it is too small, nothing is shown.
 
     os.environ, which the process itself reads, is not changed, except that the placeholder is removed. A fork of a fork
     shows the variables of its parent, too.

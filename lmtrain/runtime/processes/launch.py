@@ -69,7 +69,7 @@ class RankOutputs:
         """
         lines = [line for line in self._last_lines[rank] if line.strip()]
         errors = [line.partition("error: ")[2] for line in lines if "error: " in line]
-        return (errors or lines or ["it said nothing"])[-1]
+        return (errors or lines or ["it printed nothing"])[-1]
 
     def _copy_lines(self, rank: int, output: IO[str]) -> None:
         with output:
@@ -159,7 +159,8 @@ def _wait_for_parent_end() -> None:
 
 
 def _is_in_state(state: int, pid: int) -> bool:
-    """Return whether a child of this process is in the state os.WEXITED (it has ended) or os.WSTOPPED (by SIGSTOP).
+    """Return whether the child process `pid` is in `state`: os.WEXITED (it has ended) or os.WSTOPPED (SIGSTOP stopped
+    it).
 
     A child that has ended is not reaped: its exit code can still be read.
     """
@@ -238,8 +239,8 @@ class _Job:
     ended: queue.SimpleQueue[int] = field(default_factory=queue.SimpleQueue)  # local ranks, in the order of their ends
 
     def run(self, num_restarts: int) -> Outcome:
-        """Start all ranks, wait until they have ended or were killed, and return how the job ended. `num_restarts`
-        counts the earlier starts of the job.
+        """Start all ranks, wait until they have ended or were killed, and return how the job ended. `num_restarts` is
+        how often the job has been restarted so far.
         """
         self.outputs = RankOutputs(range(self.ranks.first, self.ranks.first + self.ranks.count))
         parent_pipe, alive_fd = os.pipe()
@@ -280,8 +281,8 @@ class _Job:
             os.kill(pid, number)
 
     def _start(self, parent_pipe: int, num_restarts: int) -> None:
-        """Start all ranks of this node. `parent_pipe` is a descriptor that reads as closed once the launcher has ended;
-        it becomes their standard input. `num_restarts` counts the earlier starts of the job.
+        """Start all ranks of this node. Their standard input is `parent_pipe`, a pipe that closes when the launcher
+        ends. `num_restarts` is how often the job has been restarted so far.
 
         The store's socket listens before any rank runs, so that its port cannot be taken.
         """
@@ -364,8 +365,8 @@ class _Job:
 
     def _wait_for_ranks(self) -> tuple[list[int], set[int]]:
         """Wait until all ranks have ended. Return the local ranks that failed, in the order of their ends, and the
-        local ranks that were killed: `grace_s` after the first failure, or after SIGSTOP stopped all that had not
-        ended.
+        local ranks that had to be killed. Ranks are killed `grace_s` seconds after the first failure, or after SIGSTOP
+        has stopped all that are left.
         """
         alive, failed, killed = set(range(self.ranks.count)), list[int](), set[int]()
         deadline: float | None = None
@@ -420,7 +421,7 @@ class _Job:
         if killed and not own_failures:
             when = "while the others waited" if failed else "when the others had ended"
             names = self.ranks.name([first + rank for rank in killed])
-            cause_hung = f"{names} stood still {when}, and had to be killed."
+            cause_hung = f"{names} hung {when}, and had to be killed."
             return Outcome(PeerLostError.exit_code, first + killed[0], cause_hung)
         if not failed:
             return Outcome(max(codes.values()))

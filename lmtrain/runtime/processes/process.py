@@ -73,9 +73,9 @@ class ProcessEnv:
     num_ranks: int = 1  # ranks that this process represents: all of its node if it is the node's launcher
 
     def as_launcher(self, num_processes: int, flag: str = "--nproc") -> ProcessEnv:
-        """Return this environment as that of a launcher: with the rank of the first of `num_processes` ranks that it
-        starts on its node. `flag` is the command-line flag that gives this number. Raise UsageError if this process was
-        itself started as a rank among several.
+        """Return the environment of this process as a launcher that starts `num_processes` ranks on its node: its rank
+        is that of the first of them. `flag` is the command-line flag that gave the number. Raise UsageError if this
+        process was itself started as a rank among several.
         """
         if self.launcher == "slurm" and flag == "--nproc-per-node" and not self.is_child:
             return self._as_node_launcher(num_processes)
@@ -85,7 +85,9 @@ class ProcessEnv:
                 started, way_out = "that lmtrain has started", f"Leave out {flag}."
             elif self.launcher == "slurm":
                 way_out = f"Leave out {flag}, or give --nproc-per-node where srun starts one task on each node."
-            raise UsageError(f"{flag}={num_processes} would start processes of processes {started}. {way_out}")
+            raise UsageError(
+                f"{flag}={num_processes} would start {num_processes} processes from each process {started}. {way_out}"
+            )
         if num_processes == 1:
             return self
         return replace(
@@ -93,8 +95,8 @@ class ProcessEnv:
         )
 
     def _as_node_launcher(self, num_processes: int) -> ProcessEnv:
-        """Return the environment of the only srun task of a node as a launcher, with the rank of the first of
-        `num_processes` ranks that it starts there. Raise UsageError if srun has started several tasks on the node.
+        """Return the environment of this srun task as the launcher of `num_processes` ranks on its node: its rank is
+        that of the first of them. Raise UsageError if srun has started several tasks on the node.
         """
         if self.local_world_size > 1:
             raise UsageError(
@@ -199,8 +201,8 @@ class Rendezvous:
 
     @classmethod
     def _from_srun_step(cls, env: Mapping[str, str]) -> Rendezvous:
-        """Return a rendezvous on the first node of the srun step. All tasks derive the same port from the ids of job
-        and step; MASTER_ADDR and MASTER_PORT override host and port.
+        """Return the address at which the tasks of an srun step meet: the step's first node, and a port that all tasks
+        derive from the ids of job and step. MASTER_ADDR and MASTER_PORT override host and port.
         """
         job, step = _read_number(env, "SLURM_JOB_ID"), _read_number(env, "SLURM_STEP_ID")
         nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "localhost"
@@ -278,8 +280,8 @@ class NodeRanks:
         return f"{ranks_text(ranks)} {f'on {self.host}' if self.launcher == 'slurm' else f'of {self.num_all}'}"
 
     def shared_environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the variables that all ranks of this node get: those of `environ` (default os.environ), with defaults
-        for thread counts and for gloo's network interface.
+        """Return the environment variables that all ranks of this node get: those of `environ` (default os.environ),
+        with defaults for thread counts and for gloo's network interface.
         """
         env = dict(os.environ if environ is None else environ)
         env.setdefault("OMP_NUM_THREADS", str(max(1, num_usable_cpus() // self.count)))
@@ -292,8 +294,8 @@ class NodeRanks:
         return env
 
     def rank_environment(self, local_rank: int, port: int, token: str, *, num_restarts: int = 0) -> dict[str, str]:
-        """Return the variables of a single rank: its rank, local rank and the world sizes. If lmtrain starts all ranks
-        of the run, also the rendezvous `port`, the run's `token` and the number of restarts.
+        """Return the environment variables of a single rank: its rank, local rank and the world sizes. If lmtrain
+        starts all ranks of the run, also the rendezvous `port`, the run's `token` and the number of restarts.
         """
         env = {"RANK": str(self.first + local_rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(self.num_all)}
         env |= {"LOCAL_WORLD_SIZE": str(self.count), _LAUNCHER_VARIABLE: self.launcher}
@@ -318,8 +320,8 @@ def take_companion() -> tuple[int, int] | None:
 
 
 def _read_number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return the variable `name` as a whole number, or `default` if it is not set. Raise UsageError if it is not a
-    number, or if it is not set and there is no default.
+    """Return the environment variable `name` as a whole number, or `default` if it is not set. Raise UsageError if it
+    is not a number, or if it is not set and there is no default.
     """
     text = env.get(name, None if default is None else str(default))
     if text is None or not re.fullmatch(r"[0-9]{1,9}", text):
@@ -340,8 +342,8 @@ def _read_port(env: Mapping[str, str], default: int | None = None) -> int:
 
 
 def _read_token(env: Mapping[str, str]) -> str | None:
-    """Return the run's token from its variable, or None if it is not set; raise UsageError if it is not 32 hexadecimal
-    digits.
+    """Return the run's token from its environment variable, or None if it is not set. Raise UsageError if it is not 32
+    hexadecimal digits.
     """
     token = env.get(_RUN_ID_VARIABLE) or None
     if token is not None and not RUN_TOKEN.fullmatch(token):
@@ -373,8 +375,8 @@ class SlurmJob:
 
 
 def command_start_s(own_s: float) -> float:
-    """Return when the command began, in seconds of the monotonic clock: when its launcher began if a variable says so,
-    else `own_s`, the start of this process.
+    """Return when the command began, in seconds of the monotonic clock: the start of its launcher if an environment
+    variable gives it, else `own_s`, the start of this process.
     """
     with suppress(ValueError):
         return min(float(os.environ.get(START_TIME_VARIABLE, own_s)), own_s)

@@ -46,9 +46,9 @@ class RunGroup:
 
 @contextmanager
 def open_process_group(process: ProcessEnv, device: torch.device, timeout_s: float) -> Iterator[RunGroup]:
-    """Join the run's other ranks, hold torch's default process group for the block, and yield the hosts and the store
-    of the run; a single process opens no group. Collective. Raise PeerLostError if a rank does not join within
-    `timeout_s` or is lost.
+    """Join the run's other ranks, hold torch's default process group during the `with` block, and yield the hosts and
+    the store of the run; a single process opens no group. Collective. Raise PeerLostError if a rank does not join
+    within `timeout_s` or is lost.
     """
     fault_point("start.rendezvous")
     if process.world_size == 1:
@@ -162,8 +162,8 @@ def wait_for_rank0_exit() -> None:
 
 @contextmanager
 def peer_errors(process: ProcessEnv, timeout_s: float) -> Iterator[None]:
-    """Turn a collective's error in the block, because a peer is lost or hangs, into PeerLostError, which names this
-    rank and the collective in which it waited. `timeout_s` is the run's timeout, for the message.
+    """Turn the error of a collective in the `with` block whose peer is lost or hangs into PeerLostError, which names
+    this rank and the collective. `timeout_s` is the run's timeout, for the message.
     """
     try:
         yield

@@ -155,10 +155,12 @@ class RankStarter:
         self._num_lost_servers += 1
         server = f"The server of node {self._host}, which forks the ranks, {end_text}"
         if self._num_lost_servers < _MAX_LOST_SERVERS:
-            self._report(f"{server}. Another one starts where it is needed.")
+            self._report(f"{server}. A new server starts when it is needed.")
         else:
             self._no_server_reason = f"{self._num_lost_servers} servers were lost"
-            self._report(f"{server}, as {self._num_lost_servers - 1} did before it. Ranks are started without one.")
+            self._report(
+                f"{server}, as {self._num_lost_servers - 1} servers did before. Ranks are started without a server."
+            )
 
     def _drop_server(self) -> None:
         if self._server is not None:
@@ -247,7 +249,7 @@ class _Server:
             stopped = os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
         self._stopped_at = (self._stopped_at or time.monotonic()) if stopped is not None else None
         if self._stopped_at is not None and time.monotonic() - self._stopped_at > _MAX_STOPPED_S:
-            raise ServerLostError(f"was stopped by a signal and stood still for {_MAX_STOPPED_S:.0f} s")
+            raise ServerLostError(f"was stopped by a signal for {_MAX_STOPPED_S:.0f} s")
 
     def close(self) -> None:
         self._control.close()

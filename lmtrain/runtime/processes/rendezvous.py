@@ -45,8 +45,8 @@ _open_stores_lock = threading.Lock()
 def open_run_store(process: ProcessEnv, timeout_s: float, *, raises_on_stop: bool = True, as_rank: bool = True) -> Any:
     """Return the torch store of this run, which rank 0 hosts and the other ranks connect to; in it they exchange their
     addresses. Raise PeerLostError if there is none within `timeout_s`, and UsageError for another run's store or a
-    second process of this rank. `raises_on_stop`: raise Stopped on a stop signal. `as_rank=False`: do not count this
-    process as a rank.
+    second process of the same rank. `raises_on_stop`: raise Stopped on a stop signal. `as_rank=False`: do not count
+    this process as a rank.
 
     A process that is not counted only reports why it does not start; it may be a launcher whose ranks have been here.
     """
@@ -64,13 +64,13 @@ def open_run_store(process: ProcessEnv, timeout_s: float, *, raises_on_stop: boo
     except (TimeoutError, dist.DistStoreError, dist.DistNetworkError) as error:
         raise PeerLostError(
             f"{process.label} found no store of its run at {rendezvous.address} within "
-            f"parallel.timeout_s={timeout_s:g}: rank 0 has not come, or another program listens there and does not "
-            "answer. Look at the output of rank 0, or set MASTER_PORT to a free port."
+            f"parallel.timeout_s={timeout_s:g}: rank 0 has not opened it, or another program listens there and does "
+            "not answer. Look at the output of rank 0, or set MASTER_PORT to a free port."
         ) from error
     _open_stores.pop((rendezvous.host, rendezvous.port), None)  # because: from now on the prefix store holds it
     if is_second:
         raise UsageError(
-            f"{process.label} met a second rank {process.rank} at {rendezvous.address}. Give each process of a run a "
+            f"{process.label} found a second rank {process.rank} at {rendezvous.address}. Give each process of a run a "
             "RANK of its own, and each run a MASTER_PORT of its own."
         )
     return run_store
@@ -96,10 +96,10 @@ def wait_for_all_ranks(process: ProcessEnv, store: Any, timeout_s: float) -> Non
     _confirm_verdict(process, store, _REFUSAL_WAIT_S if process.rank == 0 else 0.0)
     if (refusal := _REFUSAL.fullmatch(verdict)) is None:
         raise UsageError(
-            f"{process.label} read a verdict that no process of this run has written. Keep other programs away from "
+            f"{process.label} read an entry that no process of this run has written. Keep other programs away from "
             "the port at which the processes meet, or set MASTER_PORT to another one."
         )
-    raise error_from_peer(int(refusal[1]), f"No process begins, because {refusal[2]}")
+    raise error_from_peer(int(refusal[1]), f"No process starts, because {refusal[2]}")
 
 
 def _missing_ranks_text(process: ProcessEnv, store: _TimedStore) -> str:
@@ -110,9 +110,9 @@ def _missing_ranks_text(process: ProcessEnv, store: _TimedStore) -> str:
         store.timeout_s = _MISSING_CHECK_S
         missing = [rank for rank in range(process.world_size) if not store.check([f"rank {rank}"])]
     except (TimeoutError, RuntimeError):
-        return f"not all {process.world_size} processes of the run came, or who holds their store is gone again,"
+        return f"not all {process.world_size} processes have joined the run, or the process with their store has ended,"
     have = "has" if len(missing) == 1 else "have"
-    return f"{ranks_text(missing)} of {process.world_size} {have} not come" if missing else "no verdict came"
+    return f"{ranks_text(missing)} of {process.world_size} {have} not joined" if missing else "no decision was made"
 
 
 def report_refusal(process: ProcessEnv, error: LmtrainError, *, peers_fail_too: bool = False) -> None:
@@ -125,13 +125,13 @@ def report_refusal(process: ProcessEnv, error: LmtrainError, *, peers_fail_too: 
     with suppress(LmtrainError, TimeoutError, dist.DistError):
         limit_s = _SHORT_REFUSAL_WAIT_S if peers_fail_too else _REFUSAL_WAIT_S
         store = _TimedStore(open_run_store(process, limit_s, raises_on_stop=False, as_rank=False), limit_s)
-        reason = "was asked to stop" if isinstance(error, StoppedEarly) else "is refused"
+        reason = "was asked to stop" if isinstance(error, StoppedEarly) else "cannot start"
         store.compare_set(_VERDICT, "", f"{error.exit_code} {process.label} {reason}: {error}"[:_MAX_REASON_CHARS])
         _confirm_verdict(process, store, limit_s)
 
 
 def _confirm_verdict(process: ProcessEnv, store: _TimedStore, wait_s: float) -> None:
-    """Record in the store that this process has read the verdict, which is that all ranks start or the error of a
+    """Record in the store that this process has read the verdict there: either that all ranks start, or the error of a
     process that does not. Wait up to `wait_s` until all processes have read it.
 
     because: the store ends with rank 0, and a launcher ends its other ranks once one has ended

@@ -102,8 +102,8 @@ class StopRequest:
 
     @contextmanager
     def report_stop(self, send: Callable[[str], None]) -> Iterator[None]:
-        """End the deferral of stops. If `Stopped` is raised here or in the block, call `send` with the signal's name,
-        so that the peers stop too; `send` must not wait for them.
+        """End the deferral of stops. If `Stopped` is raised here or in the `with` block, call `send` with the signal's
+        name, so that the peers stop too; `send` must not wait for them.
         """
         try:
             self._is_deferred = False
@@ -124,8 +124,8 @@ class StopRequest:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
 
     def wait_for_stop(self, wait_s: float) -> bool:
-        """Return whether this process must end at once. If not, wait up to `wait_s` for a peer's message that it was
-        stopped: a peer that seems lost may have been.
+        """Return whether this process must end at once because of a stop signal. If not, first wait up to `wait_s` for
+        the message of a peer that got such a signal. Called when a peer seems to be lost.
         """
         if not self.ends_at_once:
             self._stop_event.wait(wait_s)
@@ -172,8 +172,8 @@ def install_stop_handlers() -> None:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Handle this process's stop signals for the block, which is a whole run. Yield the StopRequest, which also holds a
-    signal that came since `install_stop_handlers`.
+    """Handle this process's stop signals during the `with` block, which is a whole run. Yield the StopRequest that
+    records them, and that holds a signal which came since `install_stop_handlers`.
     """
     global _active_request
     early, stop = _active_request is not None, _active_request or StopRequest().__enter__()
@@ -213,7 +213,7 @@ def ignore_stops() -> None:
 
 @contextmanager
 def blocked_stops() -> Iterator[None]:
-    """Block stop signals during the block. A process that is started in it keeps them blocked until it calls
+    """Block stop signals during the `with` block. A process that is started in it keeps them blocked until it calls
     `unblock_stops`, and then receives those that came meanwhile.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)

@@ -74,5 +74,5 @@ def test_a_vocabulary_is_not_padded_beyond_what_the_weights_are(manifest: Manife
 def test_a_checkpoint_of_no_model_or_of_an_unknown_one(manifest: Manifest, state: dict[str, Any]) -> None:
     contents = Contents.__new__(Contents)
     contents.path, contents.manifest = Path("there"), replace(manifest, state=state)
-    with pytest.raises(CheckpointError, match="there does not say what model it is of"):
+    with pytest.raises(CheckpointError, match="there has invalid model settings"):
         checked_model(contents)

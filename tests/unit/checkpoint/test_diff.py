@@ -79,10 +79,10 @@ def test_beside_what_is_damaged_stands_how_to_go_on(monkeypatch: pytest.MonkeyPa
     with pytest.raises(CheckpointError, match=r"whole is r/checkpoints/step_2; `lmtrain pretrain --from-run r checkp"):
         diff.raise_problems(found)
     older = {"checkpoint": "r/checkpoints/step_0", "problems": ["it is damaged."]}
-    with pytest.raises(CheckpointError, match=r"The newest, r/checkpoints/step_2, is whole: the run goes on"):
+    with pytest.raises(CheckpointError, match=r"The newest, r/checkpoints/step_2, is intact: the run resumes"):
         diff.raise_problems([older, *found[:2]])
     with pytest.raises(CheckpointError, match=r"it is damaged\.$"):
         diff.raise_problems(found[2:])
     monkeypatch.setattr(diff, "list_checkpoints", lambda folder: [folder / "step_1", folder / "step_3"])
-    with pytest.raises(CheckpointError, match=r"it is damaged\.\n`lmtrain verify r` looks at all of its run\."):
+    with pytest.raises(CheckpointError, match=r"it is damaged\.\n`lmtrain verify r` verifies all checkpoints of"):
         diff.raise_problems(found[2:])

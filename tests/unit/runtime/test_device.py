@@ -55,7 +55,7 @@ def test_unknown_and_absent_devices_are_refused(monkeypatch: pytest.MonkeyPatch)
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(SettingsError, match="local rank 2 has no GPU of its own, since this node shows 2"):
+    with pytest.raises(SettingsError, match="local rank 2 has no GPU of its own, since the number of visible GPUs"):
         pick_device("cuda", ProcessEnv(local_rank=2))
 
 

@@ -201,7 +201,7 @@ def test_json_round_trip(folder: Path, value: object) -> None:
         (b"\xff", "decode"),
         (b'{"a": NaN}', "NaN is not a JSON number"),
         (b"-Infinity", "-Infinity is not a JSON number"),
-        (b'{"a": 1, "a": 1}', "a key stands twice"),
+        (b'{"a": 1, "a": 1}', "a key occurs twice"),
         (b"[" * 200_000, "recursion|Expecting"),
         (b"[" * 100 + b"]" * 100, f"deeper than {MAX_JSON_DEPTH} levels"),
         (b"1" * 5000, "digits"),

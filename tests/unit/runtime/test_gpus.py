@@ -25,7 +25,7 @@ def test_what_is_found_is_what_torch_finds() -> None:
         ("cuda", Gpus(None, None), 0, None), ("cuda", Gpus("13.0", 1), 0, None),
         ("cuda", Gpus(None, 0, "2.13"), 0, "torch 2.13 sees no GPU (it is built without CUDA). Use compute.device=cpu"),
         ("cuda", Gpus("13.0", 0, "2.13"), 0, "sees no GPU (it is built for CUDA 13.0)"),
-        ("auto", Gpus("13.0", 2), 2, "local rank 2 has no GPU of its own, since this node shows 2. Start at most 2"),
+        ("auto", Gpus("13.0", 2), 2, "local rank 2 has no GPU of its own, since the number of visible GPUs is 2."),
     ],
 )  # fmt: skip
 def test_a_device_that_a_process_cannot_have(name: str, gpus: Gpus, last: int, said: str | None) -> None:

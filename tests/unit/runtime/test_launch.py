@@ -91,7 +91,7 @@ def test_those_that_stood_still_are_named_and_not_those_that_waited() -> None:
     body = "if rank in (2, 4):\n    wait()\nos.close(0)\nsys.exit(76)"
     outcome = launcher.launch(child(body), NodeRanks(3, 2, 5, "slurm", "n2"), grace_s=0.0)
     assert outcome == Outcome(
-        76, 2, "ranks 2 and 4 on n2 stood still while the others waited, and had to be killed."
+        76, 2, "ranks 2 and 4 on n2 hung while the others waited, and had to be killed."
     )  # fmt: skip
 
 
@@ -257,7 +257,7 @@ def test_a_child_that_stands_still_when_the_others_have_ended_is_killed(
 ) -> None:
     body = f"{READY}if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
     outcome = launch(child(body), 2, grace_s=0.0)
-    assert outcome == Outcome(76, 1, "rank 1 of 2 stood still when the others had ended, and had to be killed.")
+    assert outcome == Outcome(76, 1, "rank 1 of 2 hung when the others had ended, and had to be killed.")
 
 
 def test_a_child_that_has_just_ended_does_not_stand_still() -> None:

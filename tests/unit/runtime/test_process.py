@@ -223,7 +223,7 @@ def test_a_launcher_on_each_node_of_a_slurm_step() -> None:
     several = task | {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
     with pytest.raises(UsageError, match=r"srun has started 2 tasks on .* Use srun --ntasks-per-node=1"):
         ProcessEnv.detect(several).as_launcher(8, "--nproc-per-node")
-    with pytest.raises(UsageError, match="--nproc-per-node=2 would start processes of processes that lmtrain has"):
+    with pytest.raises(UsageError, match="--nproc-per-node=2 would start 2 processes from each process that"):
         rank.as_launcher(2, "--nproc-per-node")
 
 

@@ -19,7 +19,7 @@ from lmtrain.runtime.processes.rank_starter import OrphanAdoption, RankStarter, 
 from tests.marks import wide
 from tests.unit.runtime.starting import MODULE, Place
 
-ANOTHER = "Another one starts where it is needed."
+ANOTHER = "A new server starts when it is needed."
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_server_that_stands_still_is_replaced(place: Place, monkeypatch: pytes
         os.kill(server_of(starter), signal.SIGSTOP)
         assert place.run(starter) == (0, "done\n", "")
     assert place.said == [
-        f"The server of node here, which forks the ranks, was stopped by a signal and stood still for 0 s. {ANOTHER}"
+        f"The server of node here, which forks the ranks, was stopped by a signal for 0 s. {ANOTHER}"
     ]
 
 
@@ -127,7 +127,7 @@ def test_after_three_lost_servers_processes_are_started_by_themselves(place: Pla
         assert place.run(starter) == (0, "False\n", "")
     lost = "The server of node here, which forks the ranks, was ended by SIGKILL"
     assert place.said == [
-        *[f"{lost}. {ANOTHER}"] * 2, f"{lost}, as 2 did before it. Ranks are started without one."
+        *[f"{lost}. {ANOTHER}"] * 2, f"{lost}, as 2 servers did before. Ranks are started without a server."
     ]  # fmt: skip
 
 

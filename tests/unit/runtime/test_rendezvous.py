@@ -58,7 +58,7 @@ def test_a_silent_listener_is_given_no_longer_than_was_asked(monkeypatch: pytest
 
 
 def test_a_rank_0_that_does_not_come(store: Any) -> None:
-    with pytest.raises(PeerLostError, match="rank 0 has not come"):
+    with pytest.raises(PeerLostError, match="rank 0 has not opened it"):
         open_run_store(rank(1), 0.2)
 
 
@@ -120,7 +120,7 @@ def test_what_a_stranger_wrote_is_no_token(store: Any, written: str | bytes) -> 
 def test_a_rank_that_comes_twice_is_refused(store: Any) -> None:
     open_run_store(rank(0), 20.0)
     open_run_store(rank(1, 3), 20.0)
-    with pytest.raises(UsageError, match=r"rank 1 on here met a second rank 1 at .*MASTER_PORT of its own"):
+    with pytest.raises(UsageError, match=r"rank 1 on here found a second rank 1 at .*MASTER_PORT of its own"):
         open_run_store(rank(1, 3), 20.0)
 
 
@@ -167,7 +167,7 @@ def test_where_one_is_refused_all_hear_why(store: Any, monkeypatch: pytest.Monke
         error = said[other]
         assert isinstance(error, LmtrainError)
         assert error.exit_code == 66
-        assert str(error).startswith(f"No process begins, because rank {who} on here is refused: data.bin does not")
+        assert str(error).startswith(f"No process starts, because rank {who} on here cannot start: data.bin does not")
     assert time.monotonic() - began < 15  # seconds before anything would have timed out
 
 
@@ -193,7 +193,7 @@ def test_a_launcher_that_is_refused_speaks_for_its_ranks(store: Any, who: int) -
     for thread in threads:
         thread.join(timeout=60)
     for one in others:
-        assert str(said[one.rank]).startswith("No process begins, because node n2 is refused: data.bin does not")
+        assert str(said[one.rank]).startswith("No process starts, because node n2 cannot start: data.bin does not")
     assert time.monotonic() - began < 15  # seconds before anything would have timed out
 
 
@@ -205,7 +205,7 @@ def test_a_refusal_that_nobody_can_hear_is_none_of_its_own(monkeypatch: pytest.M
 
 
 def test_ranks_that_do_not_come_are_waited_for_in_time(store: Any) -> None:
-    with pytest.raises(PeerLostError, match=r"waited for its peers: rank 1 of 2 has not come within .*_s=0\.2\."):
+    with pytest.raises(PeerLostError, match=r"waited for its peers: rank 1 of 2 has not joined within .*_s=0\.2\."):
         wait_for_all_ranks(rank(0), open_run_store(rank(0), 20.0), 0.2)
 
 
@@ -237,7 +237,7 @@ def test_a_store_that_stops_answering_is_not_waited_for_without_end(
         monkeypatch.setenv("MASTER_PORT", str(port))
         found = open_run_store(rank(0), 20.0)
         stands_still.set()
-        with pytest.raises(PeerLostError, match=r"not all 2 processes of the run came, or who holds their store is"):
+        with pytest.raises(PeerLostError, match=r"not all 2 processes have joined the run, or the process with their"):
             wait_for_all_ranks(rank(0), found, 0.2)
 
 
@@ -246,7 +246,7 @@ def test_what_a_stranger_wrote_is_no_verdict(store: Any, written: str | bytes) -
     mine = open_run_store(rank(0), 20.0)
     mine.set("verdict", written)
     mine.add("num heard", 1)  # because: rank 1 is not here to hear it
-    with pytest.raises(UsageError, match="rank 0 on here read a verdict that no process of this run has written"):
+    with pytest.raises(UsageError, match="rank 0 on here read an entry that no process of this run has written"):
         wait_for_all_ranks(rank(0), mine, 20.0)
 
 

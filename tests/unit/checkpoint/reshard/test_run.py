@@ -345,7 +345,7 @@ def test_a_damaged_source_is_named_and_nothing_is_left(source: Path, tmp_path: P
 
 def test_outputs_that_are_refused(source: Path, tmp_path: Path) -> None:
     for wrong in (source, source / "inside", tmp_path / "run"):
-        with pytest.raises(UsageError, match="stays as it is"):
+        with pytest.raises(UsageError, match="must not change"):
             reshard_to(source, wrong, "pp=2", overwrite=True)
     with pytest.raises(UsageError, match="another step than 7"):
         reshard_to(source, tmp_path / "step_00000008", "pp=2")

@@ -142,7 +142,7 @@ def test_missing_ranks_and_foreign_weights_are_named(tmp_path: Path) -> None:
     weights, words = random_weights(settings), tokenizer_file(tmp_path, settings)
     state = {"args": arguments(settings), "checkpoint_version": 3.0, "model": old_state(weights, settings, 3, 1, 2)}
     write_rank(tmp_path / "old", "mp_rank_01", state)
-    with pytest.raises(CheckpointError, match=r"lacks the files of 1 ranks, as of tp, pp=\(0, 0\)"):
+    with pytest.raises(CheckpointError, match=r"lacks the files of 1 ranks, such as tp, pp=\(0, 0\)"):
         import_megatron(tmp_path / "old", tmp_path / "out", tokenizer=words)
     write_rank(
         tmp_path / "other", "mp_rank_00", state | {"model": {"decoder.layers.0.mlp.router.weight": torch.ones(2)}}
