@@ -29,7 +29,7 @@ from lmtrain.checkpoint.disk.format import (
     TensorEntry,
     blocks_file,
 )
-from lmtrain.checkpoint.disk.hashed import BlockCache, HashedFile, read_hashed
+from lmtrain.checkpoint.disk.hashed_file import BlockCache, HashedFile, read_hashed
 from lmtrain.checkpoint.disk.tensor_file import Array, StoredPiece, read_box, read_header
 from lmtrain.checkpoint.store import load_manifest
 from lmtrain.config.build import build_settings

@@ -29,6 +29,7 @@ _CARRIERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class CheckpointReader:
+    """Reads tensors of a checkpoint, whole or in parts, and its extra files."""
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._contents = Contents(self.path, _CACHED_BLOCKS)

@@ -24,7 +24,7 @@ from lmtrain import __version__
 from lmtrain.cli.screen.terminal import echo, print_error
 from lmtrain.cli.verbs import VerbGroup
 from lmtrain.errors import LmtrainError, MissingInputError, OutputError, StorageError, UsageError, spelling_hint
-from lmtrain.runtime.files.limits import limit_reached
+from lmtrain.runtime.files.system_limits import limit_reached
 
 # because: depending on its version, typer bundles click under a name of its own or imports the package
 ClickError: type[Exception] = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")

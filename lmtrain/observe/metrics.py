@@ -23,7 +23,7 @@ from lmtrain.observe.safe_text import warn
 from lmtrain.runfolder.rows import read_metrics as read_metrics
 from lmtrain.runfolder.rows import to_json_data
 from lmtrain.runtime.files.files import json_bytes, open_output, storage_errors
-from lmtrain.runtime.files.limits import limit_reached
+from lmtrain.runtime.files.system_limits import limit_reached
 
 _TAIL_BYTES = 1 << 16
 EVENTS = ("start", "step", "valid", "eval", "save", "forecast", "memory", "stop")

@@ -86,13 +86,16 @@ def overhead_bytes(num_pieces: int, num_key_chars: int, data_bytes: int, num_ran
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
+    """The manifest's entry of a file."""
     size: int
     root: str  # SHA-256 of the digests of the file's blocks
 
 
 @dataclass(frozen=True, slots=True)
 class PieceEntry:
-    """The place of a piece: its file, its key in the file, and its box in the tensor."""
+    """The manifest's entry of a piece, a rectangular part of a tensor: its file, its key in the file and its box in the
+    tensor.
+    """
 
     file: str
     key: str
@@ -101,6 +104,7 @@ class PieceEntry:
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
+    """The manifest's entry of a tensor."""
     dtype: str
     shape: tuple[int, ...]
     pieces: tuple[PieceEntry, ...]

@@ -25,7 +25,7 @@ from lmtrain.checkpoint.disk.format import (
     TensorEntry,
     dtype_code,
 )
-from lmtrain.checkpoint.disk.hashed import HashedFile
+from lmtrain.checkpoint.disk.hashed_file import HashedFile
 from lmtrain.errors import CheckpointError, DataError
 from lmtrain.layout import Piece
 from lmtrain.runtime.files.files import MAX_JSON_BYTES, parse_json
@@ -36,7 +36,9 @@ MAX_HEADER_BYTES = MAX_JSON_BYTES  # because: larger ones are not read; the offi
 
 @dataclass(frozen=True)
 class PieceSpec:
-    """A piece of a tensor without its data: the tensor's name, type and shape, and the piece's box in it."""
+    """The description of a piece, a rectangular part of a tensor: the tensor's name, type and shape, and the piece's
+    box in it.
+    """
 
     name: str
     dtype: str
@@ -56,7 +58,8 @@ class PieceSpec:
 
 @dataclass(frozen=True)
 class RankData:
-    """The data that one rank saves: the pieces in the order of the file, and their concatenated bytes in parts."""
+    """The data that one rank saves: its pieces in the order of its file, and all their bytes in this order, in parts.
+    """
 
     specs: Sequence[PieceSpec]
     parts: Iterable[memoryview]

@@ -31,9 +31,9 @@ from lmtrain.checkpoint.disk.format import (
     blocks_file,
     encode_manifest,
 )
-from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
+from lmtrain.checkpoint.disk.hashed_file import encode_blocks, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, merge_pieces
-from lmtrain.checkpoint.reshard.targets import SLACK_BYTES, Limits, Report, Target, WorkFolder, place_pieces
+from lmtrain.checkpoint.reshard.targets import SLACK_BYTES, Limits, Report, TargetFile, WorkFolder, place_pieces
 from lmtrain.checkpoint.store import check_free_space
 from lmtrain.errors import CheckpointError, DataError, LmtrainError, OutputError, UsageError
 from lmtrain.runfolder.names import step_from_name
@@ -57,6 +57,7 @@ FileSpecs = Mapping[str, Sequence[PieceSpec]]  # file name -> its pieces in orde
 
 
 class Journal:
+    """The file in which an attempt at a reshard records the hash blocks that it has written."""
     def __init__(self, path: Path, key: str) -> None:
         """`key` identifies the work (see `work_key`); the journal of other work is not read."""
         self.path, self._first = path, {"format": "lmtrain reshard journal", "version": 2, "key": key}
@@ -113,7 +114,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class ReshardResult:
-    """What `reshard` has written."""
+    """The checkpoint that `reshard` has written."""
 
     path: Path
     num_files: int  # tensor files
@@ -126,7 +127,7 @@ class Attempt:
     """One attempt at a reshard, in a locked work folder; continues an earlier attempt if its journal is there."""
 
     def __init__(
-        self, contents: Contents, work: WorkFolder, targets: Mapping[str, Target], key: str, limits: Limits,
+        self, contents: Contents, work: WorkFolder, targets: Mapping[str, TargetFile], key: str, limits: Limits,
         report: Report,
     ) -> None:  # fmt: skip
         self.contents, self.work, self.targets, self.limits = contents, work, targets, limits
@@ -298,7 +299,7 @@ def work_key(manifest: Manifest, files: FileSpecs) -> str:
     return hashlib.sha256(json.dumps([manifest.digest, SEGMENT_BYTES, BLOCK_BYTES, layout]).encode()).hexdigest()
 
 
-def total_bytes(targets: Mapping[str, Target]) -> int:
+def total_bytes(targets: Mapping[str, TargetFile]) -> int:
     return sum(target.size for target in targets.values())
 
 
@@ -339,7 +340,7 @@ def reshard(
     check_output(contents.path, output, manifest.step)
     key, work = work_key(manifest, files), WorkFolder(output)
     state = {**state, "resharded": {"from": manifest.digest, "key": key}}
-    targets = {name: Target(work.files / name, specs) for name, specs in files.items()}
+    targets = {name: TargetFile(work.files / name, specs) for name, specs in files.items()}
     # because: a gap, or a manifest that is too large, must be found before hours of work
     tensors = merge_pieces([target.pieces for target in targets.values()])
     entries = {name: FileEntry(target.size, "0" * 64) for name, target in targets.items()}

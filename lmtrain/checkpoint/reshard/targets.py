@@ -31,7 +31,7 @@ from lmtrain.checkpoint.disk.format import (
     TensorEntry,
     rank_file,
 )
-from lmtrain.checkpoint.disk.hashed import root_hash
+from lmtrain.checkpoint.disk.hashed_file import root_hash
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, encode_header
 from lmtrain.errors import OutputError, UsageError
 from lmtrain.models.model_settings import ModelSettings
@@ -84,7 +84,7 @@ def _worker_bytes(part_bytes: int) -> int:
     return 2 * part_bytes + 2 * BLOCK_BYTES
 
 
-class Target:
+class TargetFile:
     """A tensor file that is written in any order; counts the missing bytes of each hash block.
 
     Keeps no descriptor open: a layout may have thousands of files.
@@ -199,11 +199,11 @@ def _touched_blocks(position: int, size: int) -> Iterator[tuple[int, int, int]]:
         yield index, max(position, index * BLOCK_BYTES), min(stop, (index + 1) * BLOCK_BYTES)
 
 
-def place_pieces(targets: Mapping[str, Target]) -> dict[str, list[tuple[Target, Box, int]]]:
+def place_pieces(targets: Mapping[str, TargetFile]) -> dict[str, list[tuple[TargetFile, Box, int]]]:
     """Return tensor name -> its pieces in the new files, each as (file, the piece's box in the tensor, the piece's
     first byte in the file).
     """
-    places: dict[str, list[tuple[Target, Box, int]]] = {}
+    places: dict[str, list[tuple[TargetFile, Box, int]]] = {}
     for target in targets.values():
         for spec, start in zip(target.specs, target.starts, strict=False):
             places.setdefault(spec.name, []).append((target, spec.box, start))

@@ -31,7 +31,7 @@ from lmtrain.checkpoint.disk.format import (
     overhead_bytes,
     rank_file,
 )
-from lmtrain.checkpoint.disk.hashed import encode_blocks, verify_file, write_hashed
+from lmtrain.checkpoint.disk.hashed_file import encode_blocks, verify_file, write_hashed
 from lmtrain.checkpoint.disk.tensor_file import PieceSpec, RankData, encode_header, merge_pieces
 from lmtrain.checkpoint.store import (
     check_free_space,
@@ -195,7 +195,7 @@ def commit_checkpoint(
 
 @dataclass(frozen=True)
 class RankRecord:
-    """The files and pieces that one rank has written."""
+    """The files and the pieces in them that one rank has written, with their entries for the manifest."""
 
     files: Mapping[str, FileEntry]
     pieces: Sequence[tuple[PieceSpec, PieceEntry]]

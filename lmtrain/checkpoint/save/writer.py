@@ -88,7 +88,7 @@ def _as_bytes(block: Tensor | Array) -> Tensor:
 
 @dataclass(frozen=True)
 class SaveFacts:
-    """The last finished save and what it cost, for the log."""
+    """The step, size and times of the last finished save, for the log."""
 
     step: int
     path: Path

@@ -263,6 +263,7 @@ def transformers_scores(folder: Path, settings: ModelSettings, batch: Batch) -> 
 
 
 class HFWeights:
+    """The weights of a Hugging Face folder, read like those of a checkpoint for an evaluation."""
     def __init__(self, path: Path) -> None:
         self._folder = HFFolder(path)
         self._mappings = {f"model.{mapping.name}": mapping for mapping in self._folder.check_weights()}

@@ -33,7 +33,7 @@ _REOPEN_BYTES = 128 << 20  # because: what was read of an open file counts as ou
 
 
 class _TensorPlace(NamedTuple):
-    """A tensor of the folder: its file, its name there, its shape and its type."""
+    """The place of a tensor in a folder: its file and its name there, with its shape and type."""
 
     file: str
     name: str

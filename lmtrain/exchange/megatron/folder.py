@@ -243,6 +243,7 @@ def _translate_name(megatron_name: str, folder: Path) -> tuple[str, int | None] 
 
 @dataclass(frozen=True)
 class Chunk:
+    """A rectangular part of a distributed tensor, and the bytes of a file that hold it."""
     box: Box
     path: Path
     start: int

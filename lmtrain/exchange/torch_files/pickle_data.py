@@ -25,7 +25,7 @@ _MAX_LINE_BYTES = 1 << 20
 
 
 class ReadableFile(Protocol):
-    """What pickletools asks of a file."""
+    """The methods of a file that pickletools calls."""
 
     def read(self, size: int, /) -> bytes: ...
 
@@ -149,6 +149,7 @@ def read_pickle(file: Any, where: object) -> Any:
 
 
 class _Machine:
+    """The stack machine that pickle instructions run on, without imports and calls."""
     def __init__(self) -> None:
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}

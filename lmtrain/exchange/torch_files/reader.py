@@ -53,6 +53,8 @@ _DTYPE_CODES = {f"torch.{name}": code for code, name in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Storage:
+    """A torch storage, the flat array that tensors are views of: its type, its key in the file and its number of items.
+    """
     code: str
     key: str
     num_items: int
@@ -332,6 +334,7 @@ class _BoundedReader(io.BufferedReader):
 
 
 class _RawPart(io.RawIOBase):
+    """The unbuffered file below _BoundedReader: `size` bytes of a descriptor from byte `start` on."""
     def __init__(self, fd: int, start: int, size: int) -> None:
         self._fd, self._start, self._size, self._position = fd, start, size, 0
 

@@ -18,7 +18,9 @@ _MESSAGE_FORMAT = "<128q"  # an error message of at most 1 KiB, packed into inte
 
 
 class Peers(Protocol):
-    """The ranks of a run, as one of them sees them."""
+    """The ranks of a run, as one rank sees them: its number, their count, and how it exchanges numbers with all of
+    them.
+    """
 
     @property
     def rank(self) -> int: ...

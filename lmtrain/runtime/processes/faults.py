@@ -36,7 +36,7 @@ SKIPPABLE_POINTS = ("collective", "pipeline.message")  # the points at which the
 
 @dataclass
 class Fault:
-    """A fault that strikes once: the `count`-th time that its point is passed and its conditions hold."""
+    """A fault that a test injects once: at the `count`-th time that its point is reached and its conditions hold."""
 
     action: str
     point: str

@@ -193,7 +193,9 @@ def _stopped_outcome(outcome: Outcome, stops: _StopForwarder, when: str) -> Outc
 
 
 class _StopForwarder:
-    """Receives the launcher's stop signals, from the first start to the last end, and forwards them to the ranks."""
+    """Receives the launcher's stop signals, from the first start of the ranks to their last end, and sends them to the
+    ranks.
+    """
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -224,7 +226,7 @@ class _StopForwarder:
 
 @dataclass
 class _Job:
-    """One start of all ranks of this launcher."""
+    """A single start of all ranks of this launcher; a restart is another job."""
 
     program: Program
     ranks: NodeRanks

@@ -58,7 +58,7 @@ def git_commit(root: Path) -> str | None:
 
 @dataclass(frozen=True)
 class ProcessEnv:
-    """One process of a run, as its launcher started it."""
+    """The place of this process in its run (rank, sizes, host), as its launcher has set it."""
 
     rank: int = 0
     world_size: int = 1

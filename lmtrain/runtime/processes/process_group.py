@@ -38,7 +38,7 @@ _HOST_NAME_BYTES = 64  # because: a host name has at most 63
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The ranks of a run that have opened the process group."""
+    """The opened process group of a run."""
 
     hosts: tuple[str, ...]  # host names by rank, on rank 0; empty on other ranks
     store: Any = None  # this run's own store, for messages outside of collectives; None for a single process

@@ -38,7 +38,9 @@ _MAX_LOST_SERVERS = 3  # after so many, ranks are started without a server
 
 @dataclass(frozen=True)
 class Program:
-    """The command that all ranks of a job run, `python -m MODULE ARGUMENTS`, and what the server does once for all."""
+    """The command that all ranks of a job run, `python -m MODULE ARGUMENTS`, and what a fork server does before it
+    forks them.
+    """
 
     arguments: Sequence[str]
     module: str = "lmtrain.__main__"  # its `main` is called in a fork
@@ -180,7 +182,7 @@ class OrphanAdoption:
 
 
 class _Server:
-    """A fork server that runs, as the launcher sees it."""
+    """A running fork server, and the launcher's end of the socket to it."""
 
     def __init__(self, program: Program, environment: Mapping[str, str]) -> None:
         self._control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

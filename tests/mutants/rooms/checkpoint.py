@@ -39,7 +39,7 @@ MUTANTS = [
     ),
     Mutant(
         name="rest_of_a_short_write_goes_to_the_beginning",
-        file="lmtrain/checkpoint/disk/hashed.py",
+        file="lmtrain/checkpoint/disk/hashed_file.py",
         function="HashedWriter._hash_and_write",
         old="os.pwrite(fd, unwritten, start + len(block) - len(unwritten))",
         new="os.pwrite(fd, unwritten, start)",
@@ -48,7 +48,7 @@ MUTANTS = [
     ),
     Mutant(
         name="a_last_block_of_no_bytes",
-        file="lmtrain/checkpoint/disk/hashed.py",
+        file="lmtrain/checkpoint/disk/hashed_file.py",
         function="HashedWriter.__exit__",
         old=(
             "                if rest := self._size % BLOCK_BYTES:\n"

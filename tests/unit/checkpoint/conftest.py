@@ -11,7 +11,7 @@ import pytest
 
 from lmtrain.checkpoint import contents
 from lmtrain.checkpoint.disk import format as format_module
-from lmtrain.checkpoint.disk import hashed, tensor_file
+from lmtrain.checkpoint.disk import hashed_file, tensor_file
 from lmtrain.checkpoint.reshard import run, targets
 from lmtrain.checkpoint.save.commit import commit_checkpoint, write_rank
 from lmtrain.layout import Piece
@@ -46,7 +46,7 @@ def arrays() -> Arrays:
 def small_blocks() -> Iterator[None]:
     """Blocks of 4 KiB, so that small files have many."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hashed, tensor_file, contents, format_module, targets, run):
+        for module in (hashed_file, tensor_file, contents, format_module, targets, run):
             patch.setattr(module, "BLOCK_BYTES", 4096)
         yield
 

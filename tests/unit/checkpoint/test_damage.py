@@ -16,7 +16,7 @@ import pytest
 
 from lmtrain.checkpoint.contents import Contents, checked_model
 from lmtrain.checkpoint.disk.format import FileEntry, blocks_file, digest_of
-from lmtrain.checkpoint.disk.hashed import encode_blocks, write_hashed
+from lmtrain.checkpoint.disk.hashed_file import encode_blocks, write_hashed
 from lmtrain.errors import LmtrainError
 from lmtrain.models.gpt_settings import GPTSettings
 from tests.unit.checkpoint.layouts import MODELS, draw, reshard_to, write

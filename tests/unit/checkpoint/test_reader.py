@@ -14,7 +14,7 @@ from lmtrain.checkpoint import contents
 from lmtrain.checkpoint import reader as reader_module
 from lmtrain.checkpoint.contents import Contents
 from lmtrain.checkpoint.disk import format as format_module
-from lmtrain.checkpoint.disk import hashed, tensor_file
+from lmtrain.checkpoint.disk import hashed_file, tensor_file
 from lmtrain.checkpoint.disk.boxes import Box
 from lmtrain.checkpoint.disk.format import DTYPES
 from lmtrain.checkpoint.reader import CheckpointReader
@@ -130,7 +130,7 @@ def test_any_layout_loads_at_any_other(tmp_path_factory: pytest.TempPathFactory,
     array = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
     folder = tmp_path_factory.mktemp("layouts")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (hashed, tensor_file, contents, format_module):
+        for module in (hashed_file, tensor_file, contents, format_module):
             patch.setattr(module, "BLOCK_BYTES", 64)
         ranks: list[list[Piece]] = [[] for _ in range(data.draw(st.integers(1, 3)))]
         for box in data.draw(cuts(shape)):

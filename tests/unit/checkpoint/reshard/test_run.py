@@ -191,12 +191,12 @@ _KILLED = """
 import os, sys
 from pathlib import Path
 from lmtrain.checkpoint import contents
-from lmtrain.checkpoint.disk import hashed, tensor_file
+from lmtrain.checkpoint.disk import hashed_file, tensor_file
 from lmtrain.checkpoint.reshard import run, targets
 from lmtrain.checkpoint.reshard.targets import Limits
 from lmtrain.runtime.processes.faults import parse_fault, arm
 from tests.unit.checkpoint.layouts import reshard_to
-for module in (hashed, tensor_file, contents, targets, run):
+for module in (hashed_file, tensor_file, contents, targets, run):
     module.BLOCK_BYTES = 4096
 run.SEGMENT_BYTES, targets.PART_BYTES, targets.MIN_PART_BYTES = 64 << 10, 10 << 10, 10 << 10
 for fault in sys.argv[3:]:

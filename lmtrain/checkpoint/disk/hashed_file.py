@@ -159,7 +159,7 @@ def _check_root(path: Path, entry: FileEntry, blocks: Iterable[bytes]) -> None:
 
 
 class BlockCache:
-    """An LRU cache of verified blocks of any files that were used only in part: the next read mostly needs the rest."""
+    """An LRU cache of verified hash blocks of which only a part was used: the next read mostly needs the rest."""
 
     def __init__(self, num_blocks: int = 1) -> None:
         self._max_blocks = num_blocks
