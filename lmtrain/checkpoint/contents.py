@@ -209,7 +209,7 @@ def layout_of(state: Mapping[str, Any]) -> ParallelSettings | None:
 
 def checked_model(contents: Contents) -> ModelSettings:
     """Return a checkpoint's model settings. Raise CheckpointError if they are invalid, if the checkpoint's tensors do
-    not fit them, or if a file is missing or has the wrong size.
+    not fit them, or if a tensor file is missing or has the wrong size.
     """
     model = model_of(contents.manifest.state, contents.path)
     if problems := fit_problems(contents.manifest, model):

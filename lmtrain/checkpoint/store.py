@@ -91,14 +91,14 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def previous_checkpoint(path: Path) -> Path | None:
-    """Return the newest readable checkpoint beside the checkpoint `path` that is older than it, or None."""
+    """Return the newest readable checkpoint in the same folder that is older than the checkpoint `path`, or None."""
     step = step_from_name(path.name)
     older = [] if step is None else [p for p in _step_folders(path.parent) if (step_from_name(p.name) or 0) < step]
     return next((folder for folder in reversed(older) if manifest_problem(folder) is None), None)
 
 
 def newer_checkpoints(path: Path) -> list[Path]:
-    """Return the checkpoints beside the checkpoint `path` that are newer than it, oldest first."""
+    """Return the checkpoints in the same folder that are newer than the checkpoint `path`, oldest first."""
     step = step_from_name(path.name)
     folders = _step_folders(path.parent)
     return [] if step is None else [folder for folder in folders if (step_from_name(folder.name) or 0) > step]

@@ -29,8 +29,8 @@ def build_imported_settings(values: Mapping[str, Any], where: object, way_out: s
 
 
 def drop_default_sizes(settings: ModelSettings) -> ModelSettings:
-    """Return settings of the same model with None for ffn_width and head_width if they equal their defaults, as people
-    write configs.
+    """Return settings of the same model with None for ffn_width and head_width if these equal their defaults, as users
+    leave them out.
     """
     assert isinstance(settings, (GPTSettings, BertSettings))
     without_ffn = replace(settings, ffn_width=None)

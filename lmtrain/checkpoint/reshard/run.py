@@ -154,8 +154,8 @@ class Attempt:
         return ReshardResult(self.work.output, len(self.targets), num_bytes, self._earlier_bytes)
 
     def _resume_or_start(self) -> None:
-        """Keep the intact hash blocks of an earlier attempt, or start with an empty folder; then create all tensor
-        files.
+        """Keep the intact hash blocks (4 MiB each) that an earlier attempt has written, or start with an empty folder.
+        Then create all tensor files.
         """
         folder = self.work.files
         done = self.journal.read({name: target.num_blocks for name, target in self.targets.items()})
@@ -175,8 +175,8 @@ class Attempt:
             self.journal.begin()
 
     def _keep_intact_blocks(self, done: DoneBlocks) -> None:
-        """Read the hash blocks that the journal lists, `done`, from the disk, and keep those whose digest is still
-        right.
+        """Read from the disk the hash blocks that the journal lists, `done`, and keep those that still have the digest
+        listed there.
         """
         blocks = [(self.targets[file], *block) for file, by_index in done.items() for block in by_index.items()]
         with ThreadPoolExecutor(self.limits.workers, "reshard") as pool:
@@ -227,8 +227,8 @@ class Attempt:
                 raise
 
     def _copy_parts(self, parts: Sequence[CopyJob]) -> DoneBlocks:
-        """Do the copy jobs `parts`. Return the digests of the hash blocks that this has completed, by file and block
-        index.
+        """Do the copy jobs `parts`, each (tensor name, box). Return the digests of the hash blocks (4 MiB of a new
+        file) that this has completed, by file and block index.
         """
         completed: DoneBlocks = {}
         for name, box in parts:
@@ -240,8 +240,8 @@ class Attempt:
         return completed
 
     def _copy_box(self, name: str, box: Box, completed: DoneBlocks) -> None:
-        """Copy a box of the tensor `name` into all files that hold a part of it. Add the digests of the hash blocks
-        that this completes to `completed`.
+        """Copy the part `box` of the tensor `name` into all new files that hold some of it. Add the digests of the hash
+        blocks that this completes to `completed`, by file and block index.
         """
         bits = self.contents.read_bits(name, box)
         for target, piece_box, start in self.places[name]:

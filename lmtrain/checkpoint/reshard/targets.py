@@ -118,7 +118,7 @@ class TargetFile:
         return stat.S_ISREG(status.st_mode) and (status.st_nlink, status.st_size) == (1, self.size)
 
     def matches_disk(self, index: int, digest: bytes) -> bool:
-        """Return whether the hash block with this index has the SHA-256 `digest` on disk."""
+        """Return whether the hash block with this index (4 MiB of the file) has the SHA-256 `digest` on disk."""
         at = index * BLOCK_BYTES
         with self._open(os.O_RDONLY) as fd:
             return hashlib.sha256(read_range(fd, at, min(BLOCK_BYTES, self.size - at))).digest() == digest
@@ -139,8 +139,8 @@ class TargetFile:
         self.digests |= self.write(0, memoryview(self._header))
 
     def write(self, position: int, data: memoryview) -> Digests:
-        """Write `data` at byte `position` of the file, except into kept hash blocks. Return the digests of the hash
-        blocks that this completes, by index.
+        """Write `data` at byte `position` of the file, except into hash blocks that are kept from an earlier attempt.
+        Return the digests of the hash blocks (4 MiB each) that this completes, by index.
         """
         digests: Digests = {}
         parts = [(position, position + len(data))]
@@ -164,8 +164,8 @@ class TargetFile:
             os.close(fd)
 
     def _completed_blocks(self, fd: int, position: int, data: memoryview) -> Iterator[tuple[int, bytes]]:
-        """Count `data`, which was written at byte `position`, as present. Yield (index, digest) of each hash block that
-        this completes.
+        """Count `data`, which was written at byte `position`, as present. Yield (index, SHA-256 digest) of each hash
+        block, 4 MiB of the file, that this completes.
         """
         for index, start, stop in _touched_blocks(position, len(data)):
             with self._lock:
@@ -211,8 +211,8 @@ def place_pieces(targets: Mapping[str, TargetFile]) -> dict[str, list[tuple[Targ
 
 
 def files_of_layout(manifest: Manifest, model: ModelSettings, parallel: ParallelSettings) -> dict[str, list[PieceSpec]]:
-    """Return the tensor files of a checkpoint at new parallel settings, as file name -> pieces. `manifest` and `model`
-    are those of the existing checkpoint.
+    """Return the tensor files of a checkpoint that is split for the new parallel settings `parallel`, as file name ->
+    pieces. `manifest` and `model` are those of the existing checkpoint.
 
     A piece that several ranks hold goes to a shared file. Tensors that belong to no parameter are held by every rank.
     """
@@ -261,8 +261,9 @@ def _ranks_of_boxes(
 def _boxes_of_tensor(
     name: str, tensor: TensorEntry, holders: Mapping[str, tuple[tuple[int, ...], dict[Box, Ranks]]]
 ) -> dict[Box, Ranks] | None:
-    """Return box -> ranks that hold it, for a tensor of a checkpoint. It is split like the parameter with which its
-    name ends; return None if there is no such parameter of the same shape. `holders` is what `_ranks_of_boxes` returns.
+    """Return box -> ranks that hold it, for the tensor `name` of a checkpoint. The tensor is split like the parameter
+    with which its name ends; return None if there is no such parameter of its shape. `holders` is what
+    `_ranks_of_boxes` returns.
 
     So `optim.exp_avg.norm.weight` is split like `norm.weight`.
     """

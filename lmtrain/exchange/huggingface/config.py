@@ -255,8 +255,9 @@ def _from_bert(c: Config, problems: list[str]) -> Config:
 
 
 def _dropout(c: Config, family: str, problems: list[str]) -> Any:
-    """Return the dropout probability in a config.json. Add a message to `problems` if it has several that differ, or if
-    dropout is for attention alone: lmtrain has one probability for attention, embeddings and residuals.
+    """Return the dropout probability in the config.json `c` of a model of the Hugging Face family `family`. Add a
+    message to `problems` if it has several that differ, or only one for attention: lmtrain has one for attention,
+    embeddings and residuals together.
     """
     shares = {key: c[key] for key in _DROPOUTS[family]}
     first, *others = shares.values()

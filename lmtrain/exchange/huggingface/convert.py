@@ -198,7 +198,7 @@ def random_batch(settings: ModelSettings) -> Batch:
 @torch.no_grad()
 def model_scores(settings: ModelSettings, weight: Callable[[str], Tensor], batch: Batch) -> list[Tensor]:
     """Return the fp32 logits of lmtrain's model: [tokens without padding, vocabulary], and those of a pair head if it
-    has one. `weight` returns a weight, without rows of padding, by its name; one block at a time is in memory.
+    has one. `weight` returns a weight, without rows of padding, by its name; one layer at a time is in memory.
     """
     with torch.device("meta"):
         model = cast(Stack, settings.build()).eval()

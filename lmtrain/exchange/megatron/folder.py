@@ -179,8 +179,8 @@ def _iteration(state: dict[str, Any], folder: Path) -> int:
 
 
 def _flatten(file: TorchFile, key: str) -> dict[str, StoredTensor]:
-    """Return the tensors under `key` of a rank's file by their path in it, with dots between names. The first layouts
-    nest a dict for each module.
+    """Return the tensors under `key`, such as "model", in a rank's file by their path, with dots between names. The
+    first layouts nest a dict for each module.
     """
     result: dict[str, StoredTensor] = {}
     pending, count = [("", _state_dict(file).get(key, {}), 0)], 0

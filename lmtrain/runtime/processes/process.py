@@ -74,8 +74,8 @@ class ProcessEnv:
 
     def as_launcher(self, num_processes: int, flag: str = "--nproc") -> ProcessEnv:
         """Return the environment of this process as a launcher that starts `num_processes` ranks on its node: its rank
-        is that of the first of them. `flag` is the command-line flag that gave the number. Raise UsageError if this
-        process was itself started as a rank among several.
+        is that of the first of them. `flag` is the command-line flag that gave the number. Raise UsageError if another
+        launcher has started this process, unless it is the only srun task of its node.
         """
         if self.launcher == "slurm" and flag == "--nproc-per-node" and not self.is_child:
             return self._as_node_launcher(num_processes)
@@ -281,7 +281,7 @@ class NodeRanks:
 
     def shared_environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment variables that all ranks of this node get: those of `environ` (default os.environ),
-        with defaults for thread counts and for gloo's network interface.
+        and defaults for thread counts and for gloo's network interface.
         """
         env = dict(os.environ if environ is None else environ)
         env.setdefault("OMP_NUM_THREADS", str(max(1, num_usable_cpus() // self.count)))

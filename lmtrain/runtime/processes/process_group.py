@@ -188,8 +188,8 @@ def is_peer_error(error: BaseException) -> bool:
 
 
 def wait_place(error: BaseException) -> str:
-    """Return the collective in which an error was raised, and who called it, for a message: "all_reduce of train_step >
-    gradient_norm (optim/grads.py:31)".
+    """Return which collective raised an error and where it was called, as text for a message: "all_reduce of train_step
+    > gradient_norm (optim/grads.py:31)".
     """
     frames = traceback.extract_tb(error.__traceback__)
     torch_calls = [f.name for f in frames if f.filename.endswith("distributed_c10d.py") and not f.name.startswith("_")]

@@ -134,7 +134,7 @@ class RankStarter:
         return process.pid
 
     def check_server(self) -> None:
-        """Drop the fork server if it has ended or hangs, and report that to the user; the next `start` replaces it."""
+        """Check the fork server, if one runs: if it has ended or hangs, drop it and report that to the user."""
         if self._server is not None:
             try:
                 self._server.check()
@@ -222,9 +222,9 @@ class _Server:
     def fork(
         self, request: Request, fds: Sequence[int], is_cancelled: Callable[[], bool], announce: Callable[[int], None]
     ) -> int:
-        """Make the server fork a process and return its process id. `fds` are the descriptors that go with the request
-        after the gate. The process runs nothing until `announce` has got its id. Raise StartCancelledError once
-        `is_cancelled` returns True.
+        """Make the server fork a process and return its process id. `fds` are the descriptors that the process gets:
+        its standard streams, and perhaps one to keep. It runs nothing until `announce` was called with its id. Raise
+        StartCancelledError once `is_cancelled` returns True.
         """
         gate_read_fd, gate_write_fd = os.pipe()
         try:

@@ -37,9 +37,9 @@ def test_what_can_be_told(words: list[str]) -> None:
         ([TASK, "checkpoint.best_by=eval/pros/x"], "is nothing that this run measures. Use eval/prose/MEASURE."),
         ([TASK, "checkpoint.best_by=eval/prose/x"], "with eval.interval_steps=0. Add eval.interval_steps=50"),
         (["train.valid_interval_steps=999"], "interval_steps=50 none of them is saved before the end at 1000"),
-        (["checkpoint.interval_steps=null"], "checkpoint.keep_best=1 finds nothing to choose from"),
+        (["checkpoint.interval_steps=null"], "checkpoint.keep_best=1 has no checkpoints to choose from"),
         (["checkpoint.keep_best=-1"], "checkpoint.keep_best=-1 must be at least 0"),
-        (["checkpoint.keep_best=0", "checkpoint.best_by=valid/ppl"], "chooses nothing with keep_best=0"),
+        (["checkpoint.keep_best=0", "checkpoint.best_by=valid/ppl"], "has no effect with keep_best=0"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_told(words: list[str], said: str) -> None:
