@@ -27,7 +27,9 @@ Check = tuple[bool, str, str, str]  # True if the value is wrong, the key, the r
 
 @dataclass(frozen=True)
 class Problem:
-    """A wrong setting in four parts: the key, its value, the rule, a way out."""
+    """A wrong setting: its key, its value, the rule that the value breaks, and advice on how to correct it
+    (`way_out`).
+    """
 
     key: str
     value: object
@@ -36,7 +38,9 @@ class Problem:
     of_layout: bool = False  # True if each key is right by itself, but together they make an impossible layout
 
     def text(self, prefix: str = "") -> str:
-        """Return the message. `prefix` is the path of the group that holds the key."""
+        """Return the error message "KEY=VALUE RULE. WAY_OUT". `prefix` is the dotted path of the group that holds the
+        key, put before it.
+        """
         key = f"{prefix}.{self.key}" if prefix else self.key
         message = f"{key}={show(self.value)} {self.rule}. {self.way_out}"
         return LayoutProblem(message) if self.of_layout else message
@@ -44,7 +48,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class AdjustedDefault:
-    """A default that was changed because it conflicts with settings typed on the command line."""
+    """A default that was changed because it conflicts with settings typed on the command line; `cause` names them as
+    `key=value`.
+    """
 
     key: str
     value: object
@@ -52,12 +58,12 @@ class AdjustedDefault:
     cause: str
 
     def text(self) -> str:
-        """Return the message that reports the change."""
+        """Return the message that tells the user about the change."""
         return f"{self.key}={show(self.value)} instead of {show(self.previous)}, to fit {self.cause}."
 
 
 def show(value: object) -> str:
-    """Return a value as a user would type it in an override."""
+    """Return a value as a user would type it in an override: None -> "null", True -> "true", [1, 2] -> "[1,2]"."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -81,12 +87,15 @@ class Settings:
         return iter(())
 
     def problem_if(self, wrong: bool, key: str, rule: str, way_out: str) -> Iterator[Problem]:
-        """Yield a Problem about this field's own value if `wrong`."""
+        """Yield a Problem about the field `key` if `wrong` is true. `rule` says what is wrong with its value, `way_out`
+        how to correct it.
+        """
         value = getattr(self, key)
         return problem_if(wrong, key, list(value) if isinstance(value, tuple) else value, rule, way_out)
 
     def checked(self, *checks: Check) -> Iterator[Problem]:
-        """Yield a Problem for each failed check, given as (wrong, key, rule, way out).
+        """Yield a Problem for each failed check. A check is a tuple (True if the field is wrong, field name, what is
+        wrong, how to correct it).
 
         Usage: `yield from self.checked((self.x == "", "x", "is empty", "Use y."), ...)`.
         """
@@ -94,12 +103,16 @@ class Settings:
             yield from self.problem_if(wrong, key, rule, way_out)
 
     def at_least(self, minimum: int, key: str, way_out: str) -> Check:
-        """Build a check, for `checked`, that the field is `minimum` or more. A null value passes."""
+        """Return a check, to pass to `checked`, that the field `key` is `minimum` or more; None passes. `way_out` says
+        how to correct the value.
+        """
         value = getattr(self, key)
         return value is not None and value < minimum, key, f"must be at least {minimum}", way_out
 
     def at_most(self, maximum: int, key: str, way_out: str = "") -> Check:
-        """Build a check, for `checked`, that the field is `maximum` or less. A null value passes."""
+        """Return a check, to pass to `checked`, that the field `key` is `maximum` or less; None passes. `way_out` says
+        how to correct the value.
+        """
         value = getattr(self, key)
         return (
             value is not None and value > maximum,
@@ -109,28 +122,34 @@ class Settings:
         )
 
     def above_0(self, key: str, way_out: str) -> Check:
-        """Build a check, for `checked`, that the field is above 0. A null value passes."""
+        """Return a check, to pass to `checked`, that the field `key` is above 0; None passes. `way_out` says how to
+        correct the value.
+        """
         value = getattr(self, key)
         return value is not None and value <= 0, key, "must be above 0", way_out
 
     @classmethod
     def problems_across(cls, parts: Mapping[str, Any]) -> Iterator[Problem]:
-        """Yield the problems between several settings, each valid by itself.
+        """Yield the problems between several settings, each valid by itself. `parts` maps the name of each valid field
+        to its value.
 
-        `parts` holds only the valid settings, so that this check runs even if other settings are missing or wrong.
+        Missing and wrong settings are not in `parts`, so that this check also runs without them.
         """
         return iter(())
 
     @classmethod
-    def adjust_defaults(cls, tree: dict[str, Any], typed: Mapping[str, str]) -> list[AdjustedDefault]:
-        """Change defaults in `tree` in place that conflict with settings typed on the command line. Return the changes.
+    def adjust_defaults(cls, tree: dict[str, Any], typed_values: Mapping[str, str]) -> list[AdjustedDefault]:
+        """Change defaults in `tree`, in place, that conflict with settings typed on the command line, and return the
+        changes.
 
-        `tree` is the composed plain data; `typed` maps each key on the command line to its text.
+        `tree` has all settings as nested dicts; `typed_values` maps each typed key to its text.
         """
         return []
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data that composes back to the same settings, `kind` included."""
+        """Return the settings as nested dicts and lists, which `build_settings` turns into equal settings. The `kind`
+        of a choice is included.
+        """
         result: dict[str, Any] = {"kind": self.kind} if isinstance(self, Choice) else {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -146,9 +165,9 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(Settings):
-    """Base of settings that come in kinds.
+    """Base of settings with alternatives, such as optimizers; each subclass has a `kind`, the name that a config gives.
 
-    `package` is the package to search for kinds; its files whose names end with `file_ending` are imported.
+    `package` is the package to search for subclasses; its files whose names end with `file_ending` are imported.
     """
 
     package: ClassVar[str]
@@ -165,7 +184,8 @@ plugins: dict[str, list[ModuleType]] = {}  # package named by --plugin -> the pa
 
 
 def add_plugin(name: str) -> None:
-    """Import a plugin package and its PLUGIN_FILES, so that `kinds` finds the classes in them.
+    """Import the package that --plugin names and its torch-free files (names ending with an entry of PLUGIN_FILES), so
+    that `kinds` finds the classes in them.
 
     Raise UsageError if the import fails. Only the command line names plugins: a config file must not decide which code
     runs.
@@ -181,7 +201,9 @@ def add_plugin(name: str) -> None:
 
 
 def load_modules(package: str, ending: str = "") -> Iterator[ModuleType]:
-    """Import and yield the modules of a package whose names end with `ending`, then the modules of all plugins."""
+    """Import and yield the modules of `package` whose names end with `ending`, then the modules of all packages that
+    --plugin named.
+    """
     yield from _package_modules(package, ending)
     for files in plugins.values():
         yield from files
@@ -195,7 +217,8 @@ def _package_modules(package: str, ending: str) -> list[ModuleType]:
 
 
 def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
-    """Return kind -> class for all subclasses of a choice in the package's files or in a plugin, sorted by kind.
+    """Return kind -> class for all alternatives of the choice `base`, sorted by kind: its subclasses in its own package
+    and in plugins.
 
     Raise SettingsError if two classes have the same kind.
     """
@@ -214,6 +237,8 @@ def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
 
 
 def problem_if(wrong: bool, key: str, value: object, rule: str, way_out: str) -> Iterator[Problem]:
-    """Yield a Problem if `wrong`. For checks across settings, or for a value to be shown in another form."""
+    """Yield a Problem about `key` if `wrong` is true. Used for checks across several settings, or if the message shows
+    another value than the field's.
+    """
     if wrong:
         yield Problem(key, value, rule, way_out)

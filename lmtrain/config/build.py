@@ -45,10 +45,11 @@ S = TypeVar("S", bound=Settings)
 
 
 def build_settings(cls: type[S], data: Any, prefix: str = "", *, names: SettingNames | None = None) -> S:
-    """Build settings of this class or raise one error that lists all problems.
+    """Build an instance of the settings class `cls` from nested dicts, `data`, converting and checking each value.
+    Raise one error that lists all problems.
 
-    `names` adds suggestions for unknown keys from other groups and tools; without it, only keys of the same level are
-    suggested.
+    `prefix` is put before the keys in messages, if `data` is only a group of the config. `names` adds suggestions for
+    unknown keys from other groups and tools; without it, only keys of the same level are suggested.
     """
     builder = _Builder(names)
     result = builder.build_group(cls, data, prefix)
@@ -59,13 +60,17 @@ def build_settings(cls: type[S], data: Any, prefix: str = "", *, names: SettingN
 
 
 class _Builder:
-    """Converts plain data to settings. Methods return _INVALID after recording a problem; `path` is a dotted key."""
+    """Converts plain data to settings. Methods return _INVALID after recording a problem. `path` is a dotted key, and
+    `hint` the type hint of the settings field.
+    """
 
     def __init__(self, names: SettingNames | None) -> None:
         self.names, self.problems = names, list[str]()
 
     def build_group(self, cls: type[Settings], data: Any, path: str) -> Any:
-        """Build settings of this class from a mapping of its keys."""
+        """Build an instance of the settings class `cls` from `data`, a mapping of its keys. Return _INVALID after
+        recording the problems. `path` is the dotted key of the group, "" for the whole config.
+        """
         if not isinstance(data, dict):
             return self._record(
                 f"{path}={show(data)} is not a group of settings. "
@@ -101,7 +106,9 @@ class _Builder:
         return _INVALID
 
     def _report_unknown_key(self, path: str, value: Any, known_keys: Mapping[str, Any]) -> None:
-        """Record a problem for an unknown key. For an unknown group, record one problem per key typed under it."""
+        """Record the problem that the key `path` is not a setting, with a suggestion from `known_keys`, the valid keys
+        of its group. If the user typed keys below `path`, record one for each of them.
+        """
         if self.names is None:
             hint = spelling_hint(path.rpartition(".")[2], known_keys)
             self.problems.append(f"{path}={show(value)} is not a setting. {hint}")
@@ -111,7 +118,9 @@ class _Builder:
             self.problems.append(f"{key}={text} is not a setting. {self.names.way_out(key, text, known_keys)}")
 
     def _choose_class(self, base: type[Choice], kind: Any, path: str) -> type[Choice] | None:
-        """Return the class of a choice that `kind` names, or None after recording a problem."""
+        """Return the subclass of the choice `base` that `kind` names; if `kind` is unknown, record a problem for the
+        group `path` and return None.
+        """
         if base.kind:
             classes = {base.kind: base}
             kind = kind or base.kind
@@ -124,7 +133,9 @@ class _Builder:
         return classes[kind]
 
     def _build_field(self, field: dataclasses.Field[Any], hint: Any, value: Any, path: str) -> Any:
-        """Convert the value of a dataclass field, parsing human sizes if the field has a unit."""
+        """Convert `value` to the type hint of a settings field. A text such as "300B" or "4h" is parsed first if the
+        field's metadata names a unit. Return _INVALID after recording a problem.
+        """
         if isinstance(value, str) and (unit := field.metadata.get("unit")):
             try:
                 value = _PARSERS[unit](value)
@@ -135,7 +146,9 @@ class _Builder:
         return self._build_value(hint, value, path, show(default) if has_example else "")
 
     def _build_value(self, hint: Any, value: Any, path: str, example: str = "") -> Any:
-        """Convert a value to the type `hint`. `example` is a valid value for the message if the value is wrong."""
+        """Convert `value` to the type hint `hint`, or record a problem and return _INVALID. `path` is the dotted key;
+        `example` is a valid value to show in the message.
+        """
         origin = get_origin(hint)
         if origin in (Union, types.UnionType):
             if value is None and type(None) in get_args(hint):
@@ -184,7 +197,9 @@ class _Builder:
         return scalar
 
     def _build_tuple(self, hint: Any, value: Any, path: str, example: str) -> Any:
-        """Convert a list to tuple[X, ...]; `hint` is that type."""
+        """Convert a list to the type hint `hint`, a tuple[X, ...], or record a problem and return _INVALID. `example`
+        is a valid value to show in the message.
+        """
         inner = get_args(hint)[0]
         if not isinstance(value, (list, tuple)):
             return self._refuse_type(_type_words(hint), value, path, example or "[]")
@@ -197,7 +212,9 @@ class _Builder:
         return items
 
     def _refuse_type(self, type_words: str, value: Any, path: str, example: str) -> Any:
-        """Record that the value is of another type; `type_words` describes the expected one."""
+        """Record that the value at `path` has the wrong type, and return _INVALID. `type_words` describes the expected
+        type, `example` is a valid value.
+        """
         return self._record(f"{path}={show(value)} is not {type_words}. Write {path}={example}.")
 
     def _record(self, problem: str) -> Any:
@@ -212,7 +229,9 @@ class _Builder:
 
 
 def _to_scalar(hint: Any, value: Any) -> bool | int | float | str | None:
-    """Return the value converted to this scalar type, or None if it is of another type."""
+    """Convert `value` to the type `hint`: bool, int, float or str. Return None if it is of another type that is not
+    converted.
+    """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is bool and isinstance(value, bool):
         return value
@@ -226,7 +245,7 @@ def _to_scalar(hint: Any, value: Any) -> bool | int | float | str | None:
 
 
 def _type_words(hint: Any) -> str:
-    """Return a type in words for a message, such as "a list of whole numbers"."""
+    """Describe a type hint in words for an error message, such as "a list of whole numbers"."""
     if get_origin(hint) is tuple:
         return f"a list of {_PLURAL_WORDS.get(get_args(hint)[0], 'groups of settings')}"
     if get_origin(hint) is dict:

@@ -37,9 +37,10 @@ def compose(
     cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
     report: Callable[[str], None] | None = None,
 ) -> S:  # fmt: skip
-    """Build the settings of a class from conf/NAME.yaml, the user's config folder and the overrides.
+    """Build an instance of the settings class `cls` from conf/NAME.yaml, the user's config folder and the command
+    line's overrides. Raise one error with all problems.
 
-    Raise one error with all problems. Pass to `report` a message on each default that was changed to fit the overrides.
+    `report` receives a message on each default that was changed to fit the overrides.
     """
     try:
         tree = compose_plain(overrides, config_dir=config_dir, name=name)
@@ -53,14 +54,16 @@ def compose(
 
 
 def typed_words(overrides: Sequence[str]) -> dict[str, str]:
-    """Return key -> value, both as typed on the command line."""
+    """Return key -> value text for overrides as typed on the command line."""
     return {override_key(word): word.partition("=")[2] for word in overrides}
 
 
 def _remaining_problems(
     cls: type[Settings], error: RefusedOverrides, config_dir: Path | None, name: str
 ) -> Iterator[str]:
-    """Yield the problems of the remaining overrides that do not result from leaving out the refused ones."""
+    """Compose again without the overrides that `error` refused and yield the problems of the others, so that the user
+    sees all at once. Problems that only arise because the refused overrides are missing are left out.
+    """
     if not error.refused or not all("=" in word for word in error.refused):
         return  # because: the key that an override without `=` was meant for is unknown
     keys = [override_key(word) for word in error.refused]
@@ -77,7 +80,8 @@ def _remaining_problems(
 def compose_plain(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
 ) -> dict[str, Any]:
-    """Return the composed tree as plain data, references resolved, types not yet checked.
+    """Return all settings as nested dicts, composed from conf/NAME.yaml, the chosen files and the overrides. References
+    such as `${optim.lr}` are replaced; types are not checked yet.
 
     Raise SettingsError on wrong overrides, on unresolved references and on keys such as `_target_`.
     """
@@ -99,7 +103,8 @@ def compose_plain(
 def prepare_composition(
     overrides: Sequence[str], *, config_dir: Path | None, name: str
 ) -> tuple[list[Path], CompositionRequest, list[str], list[Any]]:
-    """Return the folders to search, the composition request, the overrides that choose files and those that set values.
+    """Parse and check the overrides. Return (folders to search, request for Hydra, override words that choose files
+    such as `model=gpt2_small`, Hydra's Override objects for those that set single values).
 
     Raise RefusedOverrides if any override is malformed or names an unknown choice.
     """
@@ -137,9 +142,10 @@ def prepare_composition(
 
 
 def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[list[str]]:
-    """Return every combination that `a=1,2 b=range(3)` names, as lists of plain overrides, in order.
+    """Return the overrides of each run of a sweep: `a=1,2 b=3,4` -> [["a=1", "b=3"], ["a=1", "b=4"], ["a=2", "b=3"],
+    ["a=2", "b=4"]].
 
-    Raise SettingsError if a sweep is empty or unbounded, or if there are more than MAX_RUNS combinations.
+    Raise SettingsError if a sweep is empty or unbounded, or if there are more than MAX_RUNS runs.
     """
     # because: hydra is slow to import
     from hydra.core.override_parser.types import Glob
@@ -168,7 +174,9 @@ def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) ->
 
 
 def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
-    """Return every group of conf/ and its choices: `model` -> [gpt2_large, ...]. Used by docs, tests and completion."""
+    """Return the names of the config files in each folder of conf/ and of `config_dir`, the user's: group -> choices,
+    such as `model` -> [gpt2_large, ...].
+    """
     choices: dict[str, set[str]] = {}
     for root in _config_folders(config_dir):
         for file in root.glob("*/**/*.yaml"):
@@ -177,7 +185,9 @@ def group_choices(config_dir: Path | None = None) -> dict[str, list[str]]:
 
 
 def _config_folders(config_dir: Path | None) -> list[Path]:
-    """Return the folders to search for configs, the user's before conf/; raise if the user's does not exist."""
+    """Return the folders to search for config files: `config_dir`, the user's, if given, then conf/. Raise
+    MissingInputError if `config_dir` does not exist.
+    """
     if config_dir is None:
         return [conf_dir()]
     if not config_dir.is_dir():
@@ -185,17 +195,21 @@ def _config_folders(config_dir: Path | None) -> list[Path]:
     return [config_dir.resolve(), conf_dir()]
 
 
-def _existing_config_name(name: str, existing: Sequence[str], folders: Sequence[Path]) -> str:
-    """Return the name of an existing root config without `.yaml`; raise SettingsError if there is none."""
-    if name.removesuffix(".yaml") in existing:
+def _existing_config_name(name: str, config_names: Sequence[str], folders: Sequence[Path]) -> str:
+    """Return `name`, from --config-name, without `.yaml`. Raise SettingsError if it is not in `config_names`, the files
+    at the top of `folders`.
+    """
+    if name.removesuffix(".yaml") in config_names:
         return name.removesuffix(".yaml")
     misnamed = next((folder / f"{name}.yml" for folder in folders if (folder / f"{name}.yml").exists()), None)
-    way_out = f"Rename {misnamed} to {name}.yaml." if misnamed else spelling_hint(name, existing)
+    way_out = f"Rename {misnamed} to {name}.yaml." if misnamed else spelling_hint(name, config_names)
     raise SettingsError([f"--config-name={name} is not in {folders[0]}. {way_out}"])
 
 
-def _choice_problems(group: str, value: Any, existing: Sequence[str]) -> list[str]:
-    """Return a message for each chosen name that is not a file of the group; `value` is a name, null or a list."""
+def _choice_problems(group: str, value: Any, choices: Sequence[str]) -> list[str]:
+    """Return an error message for each name in `value` that is not one of the group's `choices`. `value` comes from an
+    override such as `model=gpt2_small`: a name, None or a list of names.
+    """
     chosen = value if isinstance(value, list) else [value]
-    wrong = [name for name in chosen if name is not None and str(name) not in existing]
-    return [f"{group}={name} is not in conf/{group}/. {suggest_value(str(name), existing)}" for name in wrong]
+    wrong = [name for name in chosen if name is not None and str(name) not in choices]
+    return [f"{group}={name} is not in conf/{group}/. {suggest_value(str(name), choices)}" for name in wrong]

@@ -44,7 +44,9 @@ _joined_trees: dict[
 
 @dataclass(frozen=True)
 class CompositionRequest:
-    """A composition request: the root config, the existing groups and choices, and the choices of the command line."""
+    """Input of a composition with Hydra: the root config, the existing groups and their choices, and the choices of the
+    command line.
+    """
 
     name: str
     roots: Sequence[str]  # names of the existing root configs
@@ -54,7 +56,7 @@ class CompositionRequest:
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of a defaults list."""
+    """A line of a defaults list, the list of files that a config file includes."""
 
     location: str
     text: str
@@ -65,9 +67,10 @@ class Entry:
 
 
 def compose_files(folders: Sequence[Path], request: CompositionRequest, choices: Sequence[str]) -> dict[str, Any]:
-    """Return the root config joined with every chosen file; references are not resolved.
+    """Let Hydra merge the root config with every file that defaults lists and `choices`, overrides such as
+    `model=gpt2_small`, include. Return nested dicts in which references such as `${optim.lr}` are not resolved yet.
 
-    The joined tree is cached until a config file changes: joining takes nearly all of the time of composition, and the
+    The merged tree is cached until a config file changes: merging takes nearly all of the time of composition, and the
     runs of a sweep mostly choose the same files.
     """
     key = request.name, tuple(request.chosen.items()), tuple(choices), tuple(_file_states(folders))
@@ -83,7 +86,9 @@ def compose_files(folders: Sequence[Path], request: CompositionRequest, choices:
 
 
 def _file_states(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yield each config file's path, inode, size, mtime and ctime (ns), which change when the file is rewritten."""
+    """Yield path, inode, size, mtime and ctime (ns) of each config file in the folders. The values change when a file
+    is rewritten, and are the key of a cache.
+    """
     for folder in folders:
         for path in sorted(folder.rglob("*.yaml")):
             with suppress(OSError):  # because: the code that reads the file reports the error
@@ -94,7 +99,9 @@ def _file_states(folders: Sequence[Path]) -> Iterator[tuple[str, int, int, int, 
 def merged_files(
     folders: Sequence[Path], request: CompositionRequest, choices: Sequence[str]
 ) -> list[tuple[YamlFile, str]]:
-    """Return the joined files in order, each with the path in the tree where its keys go ("" for the top)."""
+    """Return the config files that Hydra merges, in order, each with the dotted key under which its content goes (""
+    for the top). `choices` are overrides such as `model=gpt2_small`.
+    """
     with _open_loader(folders, request) as loader:
         merged = loader.compute_defaults_list(request.name, list(choices), RunMode.RUN).defaults
     places = [(entry.config_path, (entry.package or "").removeprefix("_global_").lstrip(".")) for entry in merged]
@@ -103,7 +110,9 @@ def merged_files(
 
 @contextmanager
 def _open_loader(folders: Sequence[Path], request: CompositionRequest) -> Iterator[ConfigLoader]:
-    """Open Hydra's config loader over these folders with our reader; raise its errors as SettingsError."""
+    """Yield Hydra's config loader, set up to search these folders and to read files with YamlSource. Hydra's errors in
+    the `with` block are raised as SettingsError.
+    """
     Plugins.instance().register(YamlSource)
     YamlSource.request, YamlSource.files_read, YamlSource.cached_files = request, {}, {}
     # because: Hydra requires a config folder here; it is searched last
@@ -120,7 +129,9 @@ def _open_loader(folders: Sequence[Path], request: CompositionRequest) -> Iterat
 
 
 def _check_num_files(folders: Sequence[Path], request: CompositionRequest) -> None:
-    """Raise SettingsError if defaults lists name more than MAX_FILES files in total, with repetitions counted."""
+    """Raise SettingsError if the root config and the chosen files include, through their defaults lists, more than
+    MAX_FILES files in total; a file that is included twice counts twice.
+    """
     counts: dict[str, int] = {}
 
     def count(name: str, depth: int) -> int:
@@ -144,14 +155,16 @@ def _check_num_files(folders: Sequence[Path], request: CompositionRequest) -> No
 
 
 def _read_cached(path: Path) -> YamlFile:
-    """Read a file, or return it from the cache of this composition."""
+    """Read a YAML file, or return it from the cache of this composition."""
     if path not in YamlSource.cached_files:
         YamlSource.cached_files[path] = read_yaml(path)
     return YamlSource.cached_files[path]
 
 
 class YamlSource(ConfigSource):
-    """A folder of configs, as a Hydra config source. Hydra makes and copies an instance for each folder it searches."""
+    """A folder of config files as Hydra sees it, read with our strict YAML reader. Hydra makes and copies an instance
+    for each folder it searches.
+    """
 
     request: ClassVar[CompositionRequest]
     files_read: ClassVar[dict[str, YamlFile]]  # config path -> the file, for all files that Hydra has read so far
@@ -191,7 +204,9 @@ class YamlSource(ConfigSource):
 
 
 def _package_header(file: YamlFile) -> tuple[str | None, list[str]]:
-    """Return where the keys of a file go, from its line `# @package NAME` (None without one), and any problems."""
+    """Parse a config file's line `# @package NAME`, which says under which key its content goes. Return (NAME, or None
+    without such a line; error messages).
+    """
     for line in _HEADER.findall(file.header):
         words = line.split()
         if len(words) == 2 and words[0] == "package":
@@ -202,9 +217,12 @@ def _package_header(file: YamlFile) -> tuple[str | None, list[str]]:
 
 
 def _file_problems(
-    config_path: str, package: str | None, file: YamlFile, request: CompositionRequest, root: YamlFile | None
+    config_path: str, package: str | None, file: YamlFile, request: CompositionRequest, root_file: YamlFile | None
 ) -> Iterator[str]:
-    """Yield the problems of a config file: its header, its defaults list and its references."""
+    """Yield error messages on a config file: its `# @package` line, passed as `package`, its defaults list and its
+    references. `config_path` is its path without `.yaml` within conf/; `root_file` is the root config, None if not read
+    yet.
+    """
     group = config_path.rpartition("/")[0]
     if "hydra" in file.data:
         yield f"{file.location('hydra')} sets Hydra itself, which only composes settings here. Take `hydra` out."
@@ -215,7 +233,8 @@ def _file_problems(
         )
     entries, problems = read_entries(config_path, file)
     yield from problems
-    root_groups = {entry.group for entry in (read_entries(request.name, root)[0] if root else ()) if not entry.override}
+    root_entries = read_entries(request.name, root_file)[0] if root_file else ()
+    root_groups = {entry.group for entry in root_entries if not entry.override}
     seen_override = ""
     for entry in entries:
         if entry.override:
@@ -229,7 +248,9 @@ def _file_problems(
 
 
 def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[str]]:
-    """Return the entries of a file's defaults list, and the problems of its malformed lines."""
+    """Parse the defaults list of a config file and return (its valid entries, error messages on the others).
+    `config_path` is the file's path without `.yaml` within conf/.
+    """
     raw, problems, entries = file.data.get("defaults", []), list[str](), list[Entry]()
     if not isinstance(raw, list):
         return [], [
@@ -268,9 +289,10 @@ def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[st
 
 
 def _entry_problems(entry: Entry, is_root: bool, request: CompositionRequest, root_groups: set[str]) -> Iterator[str]:
-    """Yield the problems of an entry in a defaults list.
+    """Yield an error message if an entry of a defaults list names an unknown file or group, or chooses a group again
+    without `override`. `is_root` is True if the root config has the entry.
 
-    `is_root`: the list is the root config's own; `root_groups` are the groups that the root config chooses.
+    `root_groups` are the groups that the root config's own defaults list chooses.
     """
     group, last = entry.group, entry.group.rpartition("/")[2]
     if not group:
@@ -300,7 +322,9 @@ def _entry_problems(entry: Entry, is_root: bool, request: CompositionRequest, ro
 
 
 def _explain_failure(error: Exception, request: CompositionRequest, files_read: Mapping[str, YamlFile]) -> list[str]:
-    """Return messages for the errors that only show across several files, after Hydra failed with `error`."""
+    """Return error messages for `error`, Hydra's or a RecursionError: entries and overrides that contradict other
+    files, or else a general message. `files_read` maps the config path of each file that was read to the file.
+    """
     lists = [read_entries(name, file)[0] for name, file in files_read.items()]
     chosen = [entry for entries in lists for entry in entries if not entry.override and entry.group]
     groups = {entry.group for entry in chosen}

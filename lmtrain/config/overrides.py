@@ -34,9 +34,9 @@ _HYDRA_WAYS_OUT = {
 
 
 class RefusedOverrides(SettingsError):
-    """Overrides that are refused before values are checked.
+    """Error on overrides that are malformed or unknown, raised before any value is checked.
 
-    `refused` lists the refused overrides, `remaining` the rest, whose values are not checked yet.
+    `refused` lists these overrides, `remaining` the others, whose values are not checked yet.
     """
 
     def __init__(self, problems: Sequence[str], refused: Sequence[str], overrides: Sequence[str]) -> None:
@@ -50,7 +50,8 @@ def override_key(override: str) -> str:
 
 
 def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[Any]:
-    """Return Hydra's override objects for these command-line words; `groups` maps each group to its choices.
+    """Parse command-line words such as `optim.lr=1e-3` and return Hydra's Override objects. `groups` maps each config
+    group, such as `model`, to the names of its files.
 
     Raise RefusedOverrides with the problems of all malformed words.
     """
@@ -61,7 +62,7 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
     parser, parsed, problems, text_by_key = OverridesParser.create(), list[Any](), list[str](), dict[str, str]()
     refused = list[str]()
     for index, text in enumerate(words):
-        if (problem := _limit_problem(text) or _pair_problem(words, index, groups)) is not None:
+        if (problem := _limit_problem(text) or _form_problem(words, index, groups)) is not None:
             problems += [problem] if problem else []
             refused.append(text)
             continue
@@ -100,7 +101,7 @@ def parse_overrides(words: Sequence[str], groups: Mapping[str, Sequence[str]]) -
 
 
 def sweep_refusal(override: Any) -> str:
-    """Return the message for a sweep such as `a=1,2` where a single run is expected."""
+    """Return the error message for an Override with several values, such as `a=1,2`, where a single run is expected."""
     text = str(override.input_line)
     key, _, value = text.partition("=")
     hint = blend_hint(key, value)
@@ -112,7 +113,9 @@ def sweep_refusal(override: Any) -> str:
 
 
 def blend_hint(key: str, value: str) -> str:
-    """Return a hint, to append to a message, how to mix the datasets if a list was given for one path; else ""."""
+    """Return a sentence on how to mix datasets, if a list was given for a key that takes one path, such as
+    `data.path=a,b`; else "". It is appended to an error message.
+    """
     names = [name.strip() for name in value.removeprefix("[").removesuffix("]").split(",")]
     if key not in _BLEND_KEYS or len(names) == 1 or set(_SPECIAL_CHARACTERS) & set("".join(names)):
         return ""
@@ -121,7 +124,9 @@ def blend_hint(key: str, value: str) -> str:
 
 
 def apply_override(tree: dict[str, Any], override: Any) -> str | None:
-    """Set, add or remove one key of `tree` in place. Return a message if that is impossible, else None."""
+    """Set, add or remove a key of `tree`, nested dicts of settings, in place, as Hydra's `override` says. Return an
+    error message if that is impossible, else None.
+    """
     key, text = str(override.key_or_group), override.input_line
     *path, last = key.split(".")
     node: Any = tree
@@ -152,7 +157,7 @@ def apply_override(tree: dict[str, Any], override: Any) -> str | None:
 
 
 def hydra_quoted(text: str) -> str:
-    """Return a text quoted so that Hydra's grammar reads it as one string."""
+    """Put a text in quotes so that Hydra's override grammar reads it as one string."""
     # because: hydra is slow to import
     from hydra.core.override_parser.types import Quote, QuotedString
 
@@ -160,21 +165,23 @@ def hydra_quoted(text: str) -> str:
 
 
 def shell_quoted(word: str) -> str:
-    """Return a word quoted for a shell, if it needs quotes."""
+    """Put a word in quotes for a shell, if it needs any."""
     if re.fullmatch(r"[\w@%+=:,./-]+", word):
         return word
     return shlex.quote(word) if re.search(r'["$`\\!]', word) else f'"{word}"'
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """Return `new`, merged recursively into `old` if both are mappings."""
+    """Return `new`; if both are dicts, return `old` updated with `new`, recursively."""
     if isinstance(old, dict) and isinstance(new, dict):
         return old | {key: _merged(old.get(key), value) for key, value in new.items()}
     return new
 
 
 def _limit_problem(text: str) -> str | None:
-    """Return the message for an override that is too long, nests too deeply or sets Hydra; else None."""
+    """Return an error message if an override is too long, nests too deeply, has a number with too many digits or sets
+    Hydra's own settings; else None.
+    """
     key = text.partition("=")[0]
     depths = accumulate((sign in "[{(") - (sign in "]})") for sign in text)
     if len(text) > MAX_CHARACTERS or max(depths, default=0) > MAX_DEPTH:
@@ -190,10 +197,11 @@ def _limit_problem(text: str) -> str | None:
     return None
 
 
-def _pair_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequence[str]]) -> str | None:
-    """Return the message if `words[index]` has no key or no value; None if the word is fine.
+def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequence[str]]) -> str | None:
+    """Return an error message if the word at `index` does not have the form `key=value`, `group=choice` or `~key`, else
+    None. `groups` maps each config group to its choices, for suggestions.
 
-    Return "" if the message about the previous word covers this one.
+    Return "" if the message about the previous word covers this one, as in `a = 1`.
     """
     text, before, after = words[index], words[index - 1] if index else "", words[index + 1 : index + 3]
     key, sign, value = text.partition("=")
@@ -231,7 +239,9 @@ def _pair_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
 
 
 def _syntax_problem(text: str) -> str:
-    """Return the message for an override that Hydra's grammar does not accept."""
+    """Return the error message for an override that Hydra's grammar rejects: it names the unmatched quote or bracket,
+    and suggests quotes.
+    """
     key, _, value = text.partition("=")
     if value.startswith("="):
         return f"{text!r} is not an override, since it has = twice. Write {shell_quoted(key + value)}."
@@ -255,7 +265,7 @@ def _syntax_problem(text: str) -> str:
 
 
 def _first_unmatched(value: str) -> str:
-    """Return the first unmatched bracket or quote, or ""."""
+    """Return the first bracket or quote in `value` that has no partner, or "" if all have one."""
     stack: list[str] = []
     quote = ""
     for position, sign in enumerate(value):

@@ -23,11 +23,13 @@ _MAX_CHAIN = 50
 
 
 class ReferenceProblem(Exception):
-    """A problem with a reference, and a way out; the caller adds the key that holds the reference."""
+    """A fault of a reference and how to correct it; the caller puts the key that holds the reference before it."""
 
 
 def reference_problem(text: str) -> str | None:
-    """Return the second half of a message about a malformed reference in `text`; None if all are well formed."""
+    """Check the syntax of the references `${key}` in a text. Return None if all are right, else a clause such as "calls
+    a resolver. Use plain values.", before which the caller puts the key and the text.
+    """
     for match in _REFERENCE.finditer(text):
         if ":" in match[1]:
             return "calls a resolver. Use plain values or ${other.key} references."
@@ -42,7 +44,9 @@ def reference_problem(text: str) -> str | None:
 
 
 def iter_values(node: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield every value of a tree with its path, parents before children."""
+    """Yield (path, value) for every value in nested dicts and lists, groups before their members. A path has the keys
+    and list indices that lead to the value.
+    """
     if path:
         yield path, node
     for key, value in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
@@ -55,19 +59,25 @@ def path_text(path: Path) -> str:
 
 
 def resolve_references(tree: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a copy of the tree with every reference replaced by its value, and the problems of those that failed."""
+    """Replace every reference `${key}` in nested dicts by the value of that key. Return (a copy with the references
+    replaced, error messages on references that failed).
+    """
     resolver = _Resolver(tree)
     return resolver.resolve_subtree(tree, (), ()), resolver.problems
 
 
 class _Resolver:
-    """Resolves the references of a tree and collects `problems`; its counters enforce the limits above."""
+    """Resolves the references `${key}` of a tree of settings and collects `problems`; its counters enforce the limits
+    at the top of this file.
+    """
 
     def __init__(self, tree: dict[str, Any]) -> None:
         self.tree, self.problems, self.num_references, self.num_values = tree, list[str](), 0, 0
 
     def resolve_subtree(self, node: Any, path: Path, chain: tuple[str, ...]) -> Any:
-        """Return a subtree with references resolved. `path` is its place, `chain` the references that led to it."""
+        """Return the value `node` at `path` of the tree with all references in it resolved. `chain` has the keys of the
+        references followed so far, to find cycles.
+        """
         self.num_values += bool(chain)
         if chain and self.num_values > _MAX_VALUES:
             raise ReferenceProblem(f"is one of those that bring more than {_MAX_VALUES} values. Write some out.")
@@ -86,7 +96,9 @@ class _Resolver:
             return node
 
     def resolve_text(self, text: str, path: Path, chain: tuple[str, ...]) -> Any:
-        """Return a text with its references replaced; a text that is a single reference becomes the value itself."""
+        """Return a text with its references replaced; if the text is a single reference, return the value, of any type.
+        `path` is the text's key; `chain` has the keys of the references followed so far, to find cycles.
+        """
         if problem := reference_problem(text):
             raise ReferenceProblem(problem)
         parts, end = list[str](), 0
@@ -103,7 +115,9 @@ class _Resolver:
         return "".join(parts) + text[end:].replace("\\${", "${")
 
     def look_up(self, reference: str, path: Path, chain: tuple[str, ...]) -> Any:
-        """Return the resolved value that a reference names, such as `optim.lr` or, relative to `path`, `.lr`."""
+        """Return the resolved value that a reference names: `optim.lr`, or relative to `path`, the key that holds the
+        reference, `.lr`. `chain` has the keys of the references followed so far, to find cycles.
+        """
         match = _NAME.fullmatch(reference)
         assert match is not None, "problem_of has seen it"
         self.num_references += 1

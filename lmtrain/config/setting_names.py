@@ -137,7 +137,9 @@ class SettingNames:
     typed: Mapping[str, str] = dataclasses.field(default_factory=dict)  # key -> value as typed on the command line
 
     def suggest_overrides(self, path: str, value: str) -> list[str]:
-        """Return overrides `key=value` that this unknown key may have been meant for: at most three, or none."""
+        """Return up to three overrides `key=value` that the user may have meant by the unknown key `path` with the
+        value `value`; [] if none is close.
+        """
         parent, _, name = path.rpartition(".")
         word = name.lower().replace("-", "_")
         known_keys = types_by_key(self.root)
@@ -165,7 +167,9 @@ class SettingNames:
         return [self._suggested_override(key, value) for key in matches]
 
     def way_out(self, path: str, value: str, known_keys: typing.Iterable[str]) -> str:
-        """Return the last sentence of the message on an unknown key; `known_keys` are the valid keys at its level."""
+        """Return the sentence that ends the error message on an unknown key: what to type instead. `path` is the key,
+        `value` the value typed for it, `known_keys` are the valid keys of its group.
+        """
         if sentence := UNSUPPORTED_SETTINGS.get(path.rpartition(".")[2].lower().replace("-", "_")):
             return sentence
         if path in types_by_key(self.root):  # the key belongs to another kind of its group
@@ -175,7 +179,9 @@ class SettingNames:
         return f"Did you mean {' or '.join(words)}?" if words else spelling_hint(path.rpartition(".")[2], known_keys)
 
     def _suggested_override(self, key: str, value: str) -> str:
-        """Return `key=value` to type, with the value corrected if the key has fixed choices."""
+        """Return the override `key=value` to suggest. If the key only takes certain values, the value is replaced by
+        the nearest of them.
+        """
         if "." not in key:
             return self._suggested_choice(key, value)
         options = union_members(types_by_key(self.root).get(key))
@@ -186,7 +192,9 @@ class SettingNames:
         return f"{key}={closest_value(value, choices) or value if choices else value}"
 
     def _suggested_choice(self, group: str, value: str) -> str:
-        """Return `group=choice` to type, with the choice corrected, or NAME if none is close."""
+        """Return the override `group=choice` to suggest, with the nearest existing choice, or `group=NAME` if none is
+        close.
+        """
         choices = self.groups.get(group, ())
         return f"{group}={value if value in choices else closest_value(value, choices) or 'NAME'}"
 
@@ -198,9 +206,9 @@ def percent_as_fraction(value: object) -> str | None:
 
 
 def closest_value(value: str, known_values: typing.Iterable[str]) -> str | None:
-    """Return the one of `known_values` that `value` probably means, or None.
+    """Return the entry of `known_values` that the user probably meant by `value`, or None if none is close.
 
-    That is the value itself, our word for another tool's value, or the nearest spelling.
+    The entry is the value itself, our word for another tool's value, or the nearest spelling.
     """
     known_values = list(known_values)
     for word in (value, value.lower()):
@@ -216,24 +224,32 @@ def closest_value(value: str, known_values: typing.Iterable[str]) -> str | None:
 
 
 def suggest_value(value: str, known_values: typing.Iterable[str]) -> str:
-    """Return a suggestion sentence like `spelling_hint`, and also translate other tools' values."""
+    """Return a sentence for an unknown value: "Did you mean X?", where X is our word for another tool's value or the
+    nearest spelling, or else a list of all known values.
+    """
     known_values = list(known_values)
     closest = closest_value(value, known_values)
     return f"Did you mean {closest}?" if closest else spelling_hint(value, known_values)
 
 
 def _closest_names(name: str, keys: typing.Iterable[str], cutoff: float) -> list[str]:
-    """Return the last part of a key that is spelled most like `name`, in a list; empty below `cutoff` (0 to 1)."""
+    """Return, as a list of at most one, the last part of a dotted key in `keys` that is spelled most like `name`.
+    `cutoff` (0 to 1) is the least similarity.
+    """
     return difflib.get_close_matches(name, {key.rpartition(".")[2] for key in keys}, n=1, cutoff=cutoff)
 
 
 def types_by_key(root: type[Settings]) -> dict[str, Any]:
-    """Return the dotted key of every setting that holds a value -> its type; a choice contributes all of its kinds."""
+    """Return dotted key -> type hint for every setting below the class `root`; of a choice, the settings of all its
+    kinds.
+    """
     return dict(_iter_key_types(root, ""))
 
 
 def _iter_key_types(cls: type[Settings], path: str) -> Iterator[tuple[str, Any]]:
-    """Yield each dotted key and its type; `path` is the key of `cls` itself."""
+    """Yield (dotted key, type hint) for every setting of the class `cls` and of its groups. `path` is the dotted key of
+    `cls` within the config, "" for the root.
+    """
     for kind_class in kinds(cls).values() if issubclass(cls, Choice) and not cls.kind else [cls]:
         hints = typing.get_type_hints(kind_class)
         for field in dataclasses.fields(kind_class):

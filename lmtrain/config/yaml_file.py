@@ -48,7 +48,8 @@ class YamlFile:
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read a YAML file that holds a mapping.
+    """Read a YAML config file, whose top level must be a mapping, and return its data with the line number of each
+    value.
 
     Raise MissingInputError if the file cannot be read, SettingsError if its content is wrong.
     """
@@ -66,7 +67,7 @@ def read_yaml(path: Path) -> YamlFile:
     except _FileProblem as error:
         raise SettingsError([f"{path} line {error.line} {error.fault}. {error.way_out}."]) from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        line, fault, way_out = _explain(error, text, loader.line)
+        line, fault, way_out = _explain_yaml_error(error, text, loader.line)
         raise SettingsError([f"{path} line {line} {fault}. {way_out}."]) from error
     finally:
         loader.dispose()
@@ -76,7 +77,7 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 class _FileProblem(Exception):
-    """A fault found while parsing, with its line and a way out."""
+    """A fault found while parsing a file: its line, what is wrong, and how to correct it."""
 
     def __init__(self, line: int, fault: str, way_out: str) -> None:
         self.line, self.fault, self.way_out = line, fault, way_out
@@ -159,7 +160,9 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456
 
 
 def _read_text(path: Path) -> str:
-    """Read a file of bounded size as UTF-8; raise MissingInputError or SettingsError."""
+    """Read a file of at most MAX_BYTES as UTF-8 text. Raise MissingInputError if it cannot be read, SettingsError if it
+    is too long or is not text.
+    """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -189,13 +192,15 @@ def _read_text(path: Path) -> str:
 
 
 def _child_nodes(node: Any) -> Iterator[Any]:
-    """Yield a collection's child nodes, for a mapping both keys and values."""
+    """Yield the child nodes of a YAML list or mapping node; of a mapping, both keys and values."""
     for child in node.value if isinstance(node, yaml.CollectionNode) else ():
         yield from child if isinstance(child, tuple) else (child,)
 
 
 def _iter_lines(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], int]]:
-    """Yield the path and line of every value. A value behind an alias gets the line of its anchor."""
+    """Yield (path, line number) for every value in a YAML node. A path has the keys and list indices that lead to the
+    value; a value behind an alias gets the line of its anchor.
+    """
     children: list[tuple[str | int, Any, Any]] = []  # each key, the node whose line counts, and its value
     if isinstance(node, yaml.MappingNode):
         children = [(key.value, key, value) for key, value in node.value]
@@ -228,8 +233,9 @@ _EXPLANATIONS: tuple[tuple[str, bool, str, str], ...] = (
 )  # fmt: skip
 
 
-def _explain(error: Exception, text: str, last_read_line: int) -> tuple[int, str, str]:
-    """Return the line, the fault and the way out for a PyYAML error.
+def _explain_yaml_error(error: Exception, text: str, last_read_line: int) -> tuple[int, str, str]:
+    """Translate a PyYAML error on the file content `text` to (line number, what is wrong there, how to correct it), for
+    a message.
 
     `last_read_line` counts the lines that the loader had read, for errors without a position.
     """

@@ -20,37 +20,45 @@ from lmtrain.placement.parallel_settings import ParallelSettings
 from lmtrain.train.train_settings import TrainSettings, count_steps
 
 
-def adjust_defaults(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[AdjustedDefault]:
-    """Change conflicting defaults in `tree` in place and yield each change; problems of other kinds remain."""
+def adjust_defaults(tree: dict[str, Any], typed_values: Mapping[str, str]) -> Iterator[AdjustedDefault]:
+    """Change defaults in `tree`, in place, that conflict with settings typed on the command line, and yield each
+    change. `tree` holds all settings as nested dicts; `typed_values` maps each typed key to its text. Other wrong
+    settings are left for the later checks.
+    """
     train = tree.get("train")
     if not isinstance(train, dict):
         return
     for key, rival in (("steps", "tokens"), ("tokens", "steps")):
-        if _is_typed(f"train.{key}", typed) and not _is_typed(f"train.{rival}", typed) and train.get(key) is not None:
-            value = typed.get(f"train.{key}", show(train[key]))
+        is_chosen = _is_typed(f"train.{key}", typed_values) and not _is_typed(f"train.{rival}", typed_values)
+        if is_chosen and train.get(key) is not None:
+            value = typed_values.get(f"train.{key}", show(train[key]))
             yield from _adjust(train, f"train.{rival}", None, f"train.{key}={value}")
-    yield from _adjust_samples(tree, typed)
-    yield from _adjust_micro_batch(tree, train, typed)
-    yield from _adjust_warm_up(tree, typed)
+    yield from _adjust_samples(tree, typed_values)
+    yield from _adjust_micro_batch(tree, train, typed_values)
+    yield from _adjust_warm_up(tree, typed_values)
 
 
-def _adjust_samples(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[AdjustedDefault]:
-    """Choose masked samples for a BERT model, which learns from no other samples, unless the kind of data is typed."""
+def _adjust_samples(tree: dict[str, Any], typed_values: Mapping[str, str]) -> Iterator[AdjustedDefault]:
+    """Set `data.kind=masked` for a BERT model, which can only learn from masked samples; keep `data` if the user typed
+    `data` or `data.kind`. `typed_values` maps each key typed on the command line to its text.
+    """
     data, model = tree.get("data"), tree.get("model")
-    if not isinstance(data, dict) or not isinstance(model, dict) or "data" in typed or "data.kind" in typed:
+    if not isinstance(data, dict) or not isinstance(model, dict) or {"data", "data.kind"} & typed_values.keys():
         return
     if (model.get("kind"), data.get("kind")) == ("bert", "dataset"):
-        tree["data"] = {"kind": "masked"} | {key: value for key, value in data.items() if f"data.{key}" in typed}
-        yield AdjustedDefault("data", "masked", "dataset", f"model={typed.get('model', 'bert')}")
+        tree["data"] = {"kind": "masked"} | {key: value for key, value in data.items() if f"data.{key}" in typed_values}
+        yield AdjustedDefault("data", "masked", "dataset", f"model={typed_values.get('model', 'bert')}")
 
 
 def _adjust_micro_batch(
-    tree: dict[str, Any], train: dict[str, Any], typed: Mapping[str, str]
+    tree: dict[str, Any], train: dict[str, Any], typed_values: Mapping[str, str]
 ) -> Iterator[AdjustedDefault]:
-    """Shrink the micro-batch to a divisor of each replica's share of the batch."""
+    """Lower the default `train.micro_batch` so that it divides the number of samples of a step per data-parallel
+    replica. `train` is the `train` group of `tree`; `typed_values` maps each key typed on the command line to its text.
+    """
     settings: TrainSettings | None = _build_section(TrainSettings, tree, "train")
     parallel: ParallelSettings | None = _build_section(ParallelSettings, tree, "parallel")
-    if settings is None or parallel is None or _is_typed("train.micro_batch", typed):
+    if settings is None or parallel is None or _is_typed("train.micro_batch", typed_values):
         return
     rampup, replicas = settings.rampup, parallel.layout.dp
     share, rest = divmod(
@@ -62,12 +70,14 @@ def _adjust_micro_batch(
         yield from _adjust(train, "train.micro_batch", largest, cause)
 
 
-def _adjust_warm_up(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[AdjustedDefault]:
-    """Shorten the warm-up if it does not fit into the run."""
+def _adjust_warm_up(tree: dict[str, Any], typed_values: Mapping[str, str]) -> Iterator[AdjustedDefault]:
+    """Shorten the learning-rate warm-up to a tenth of the steps if the schedule's check refuses the default for so
+    short a run; keep it if the user typed `schedule.warmup_steps`, a key of `typed_values`.
+    """
     schedule: ScheduleSettings | None = _build_section(ScheduleSettings, tree, "schedule")
     settings: TrainSettings | None = _build_section(TrainSettings, tree, "train")
     model: ModelSettings | None = _build_section(ModelSettings, tree, "model")
-    if schedule is None or settings is None or model is None or _is_typed("schedule.warmup_steps", typed):
+    if schedule is None or settings is None or model is None or _is_typed("schedule.warmup_steps", typed_values):
         return
     if settings.rampup is not None and settings.steps is None:
         return  # because: the ramp-up is not checked yet and may never reach the full batch
@@ -78,7 +88,9 @@ def _adjust_warm_up(tree: dict[str, Any], typed: Mapping[str, str]) -> Iterator[
 
 
 def _adjust(section: dict[str, Any], key: str, value: Any, cause: str) -> Iterator[AdjustedDefault]:
-    """Set a key of a section of the tree, and yield the change if the value differs."""
+    """Set the dotted `key` in `section`, the dict of its group, and yield an AdjustedDefault if the value differs from
+    the old one. `cause` names the typed settings, as `key=value`, that made the change necessary.
+    """
     name = key.rpartition(".")[2]
     previous, section[name] = section.get(name), value
     if previous != value:
@@ -86,14 +98,18 @@ def _adjust(section: dict[str, Any], key: str, value: Any, cause: str) -> Iterat
 
 
 def _build_section(cls: Any, tree: dict[str, Any], name: str) -> Any:
-    """Return the settings of a section, or None if the section is wrong."""
+    """Build the settings class `cls` from the group `name` of `tree`; return None if the group is missing or has a
+    wrong value.
+    """
     try:
         return build_settings(cls, tree.get(name), name)
     except LmtrainError:
         return None
 
 
-def _is_typed(key: str, typed: Mapping[str, str]) -> bool:
-    """Return whether a key is typed, by itself or within its group as in `train={steps: 20}`."""
+def _is_typed(key: str, typed_values: Mapping[str, str]) -> bool:
+    """Return whether the user typed this dotted key, by itself or within its group as in `train={steps: 20}`.
+    `typed_values` maps each key typed on the command line to its text.
+    """
     group, _, name = key.partition(".")
-    return key in typed or f"{name}:" in typed.get(group, "")
+    return key in typed_values or f"{name}:" in typed_values.get(group, "")

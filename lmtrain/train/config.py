@@ -44,7 +44,9 @@ MAX_INCREMENTS = 10_000
 def best_by_problems(
     checkpoint: CheckpointSettings, data: DataChoice, train: TrainSettings, evaluation: EvalSettings, total_steps: int
 ) -> Iterator[Problem]:
-    """Yield a problem if the run never measures checkpoint.best_by, or never at a step that is saved."""
+    """Yield a problem if checkpoint.best_by names a measure that the run never takes, takes only at its end, or never
+    takes at a step whose checkpoint is saved. `total_steps` is the number of steps of the run.
+    """
     name, saves = checkpoint.best_by, checkpoint.interval_steps
     if checkpoint.keep_best == 0 or not saves:
         return
@@ -177,8 +179,8 @@ class RunConfig(Settings):
             yield from best_by_problems(parts["checkpoint"], parts["data"], train, parts["eval"], steps)
 
     @classmethod
-    def adjust_defaults(cls, tree: dict[str, Any], typed: Mapping[str, str]) -> list[AdjustedDefault]:
-        return list(adjust_defaults(tree, typed))
+    def adjust_defaults(cls, tree: dict[str, Any], typed_values: Mapping[str, str]) -> list[AdjustedDefault]:
+        return list(adjust_defaults(tree, typed_values))
 
     @property
     def seq_len(self) -> int:
@@ -198,7 +200,9 @@ class RunConfig(Settings):
 
 
 def _observe_problems(observe: ObserveSettings, steps: int) -> Iterator[Problem]:
-    """Yield problems if steps to profile or to record lie after the last step."""
+    """Yield a problem if observe.profile_steps ends after the run's last step, `steps`, or if
+    observe.histograms_every_steps is greater than it.
+    """
     window, interval = observe.profile_steps, observe.histograms_every_steps
     yield from problem_if(
         window is not None and window[-1] > steps, "observe.profile_steps", window and list(window),
@@ -211,7 +215,9 @@ def _observe_problems(observe: ObserveSettings, steps: int) -> Iterator[Problem]
 
 
 def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]:
-    """Yield problems if the labels of the samples do not match the loss terms of the model exactly."""
+    """Yield a problem if the model and the data disagree on the loss terms: next-token or masked-token prediction, and
+    the sentence-pair label.
+    """
     model_terms, data_terms = model.terms, data.terms
     yield from problem_if(
         model_terms[0] != data_terms[0], "data.kind", data.kind,
@@ -228,7 +234,9 @@ def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]
 
 
 def _rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
-    """Yield problems if the ramp-up does not reach the global batch in whole increments."""
+    """Yield a problem if the batch-size ramp-up starts above train.global_batch, does not reach it in whole increments,
+    takes more than MAX_INCREMENTS, or does not fit the layout. Yield nothing without a ramp-up.
+    """
     rampup, global_batch = train.rampup, train.global_batch
     if rampup is None:
         return
@@ -246,36 +254,41 @@ def _rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
     )  # fmt: skip
 
 
-def read_run_config(run: Path) -> RunConfig:
-    """Read the settings of a run's last start; raise if this version lacks some of them."""
-    return build_settings(RunConfig, read_settings(run))
+def read_run_config(run_folder: Path) -> RunConfig:
+    """Read the settings recorded in `run_folder` at the run's last start. Raise SettingsError if this version of
+    lmtrain does not accept them.
+    """
+    return build_settings(RunConfig, read_settings(run_folder))
 
 
-def with_resolved_paths(settings: dict[str, Any], run: Path) -> dict[str, Any]:
-    """Return a run's settings with its relative paths prefixed by the folder where it began.
+def with_resolved_paths(settings: dict[str, Any], run_folder: Path) -> dict[str, Any]:
+    """Return a copy of a run's recorded settings in which relative paths (of data, tokenizer, checkpoints) start with
+    the directory in which the run was launched, so that they can be opened from another directory.
 
     Paths stay as they are if the run began in the current folder. The folder is derived from the run's present place by
     removing the run.dir it was given, so that a moved tree still works. If run.dir cannot show this (an absolute path,
     for example), the run's own record of the folder is used.
     """
-    place, run_settings = run.resolve(), settings.get("run")
+    place, run_settings = run_folder.resolve(), settings.get("run")
     run_dir = Path(str(run_settings.get("dir", "")) if isinstance(run_settings, dict) else "")
     num_parts = len(run_dir.parts)
     start = Path(*place.parts[:-num_parts]) if num_parts else None
     if run_dir.is_absolute() or ".." in run_dir.parts or place.parts[-num_parts:] != run_dir.parts:
-        start = read_working_directory(run)
+        start = read_working_directory(run_folder)
     if start is None or start == Path.cwd():
         return settings
     return {key: _prefix_paths(start, key, value) for key, value in settings.items()}
 
 
-def _prefix_paths(folder: Path, key: str, value: Any) -> Any:
-    """Return a settings value with its relative paths prefixed by this folder."""
-    if isinstance(value, dict):
-        return {name: _prefix_paths(folder, f"{key}.{name}", item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_prefix_paths(folder, key, item) for item in value]
-    is_path = isinstance(value, str) and re.fullmatch(_PATH_KEYS, key)
-    if not is_path or (key == "checkpoint.resume" and value in ("auto", "none")):
-        return value
-    return str(folder / value)
+def _prefix_paths(folder: Path, key: str, setting: Any) -> Any:
+    """Return `setting` with `folder` put before each relative path in it, if the dotted `key` is that of a path; groups
+    and lists are searched recursively.
+    """
+    if isinstance(setting, dict):
+        return {name: _prefix_paths(folder, f"{key}.{name}", item) for name, item in setting.items()}
+    if isinstance(setting, list):
+        return [_prefix_paths(folder, key, item) for item in setting]
+    is_path = isinstance(setting, str) and re.fullmatch(_PATH_KEYS, key)
+    if not is_path or (key == "checkpoint.resume" and setting in ("auto", "none")):
+        return setting
+    return str(folder / setting)

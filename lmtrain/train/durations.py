@@ -51,17 +51,19 @@ class Durations:
         self.left_s: Callable[[], float | None] = lambda: None  # seconds until a time limit ends the run; on rank 0
 
     def add(self, kind: str, seconds: float) -> None:
-        """Record a duration of this kind."""
+        """Record a duration; `kind` is "step", "save", "stall", VALIDATION or EVALUATION."""
         self._newest.setdefault(kind, deque(maxlen=_NUM_KEPT)).append(seconds)
 
     def begin_step(self) -> None:
-        """Mark the begin of a step."""
+        """Store the time at which a training step begins, here and in the straggler watch."""
         self._step_began_s = self._clock()
         if self.stragglers is not None:
             self.stragglers.work.begin_step()
 
     def end_step(self, waited_s: float) -> None:
-        """Record the end of a step, which waited `waited_s` for its data before it began."""
+        """Record the duration of the step since `begin_step`, plus `waited_s`, the seconds of waiting for its data
+        before that. The first step of a process is kept apart, since it compiles and allocates.
+        """
         if self.stragglers is not None:
             self.stragglers.work.end_step(waited_s)
         seconds = self._clock() - self._step_began_s + waited_s
@@ -73,14 +75,18 @@ class Durations:
 
     @contextmanager
     def measuring(self, kind: str) -> Iterator[Measurement]:
-        """Time the block; the duration counts only if the block ends without an exception and leaves `counts` True."""
+        """Time the `with` block and record its duration under `kind`, VALIDATION or EVALUATION. Nothing is recorded if
+        the block raises, or sets `counts` of the yielded Measurement to False because it was cut off.
+        """
         began, measurement = self._clock(), Measurement()
         yield measurement
         if measurement.counts:
             self.add(kind, self._clock() - began)
 
     def load_earlier(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Take durations from the rows of earlier attempts, as a fallback for kinds without a duration yet."""
+        """Keep the longest recent duration of each kind from the metrics rows of the run's earlier attempts. It is used
+        until this attempt has a duration of that kind.
+        """
         self._earlier = {
             kind: max(durations[-_NUM_KEPT:]) for kind, durations in _durations_from_rows(rows).items() if durations
         }
@@ -115,12 +121,16 @@ class Durations:
 
 
 def load_earlier_durations(folder: Path, durations: Durations) -> None:
-    """Read the durations of earlier attempts from the run's folder; a folder without rows changes nothing."""
+    """Add to `durations` what earlier attempts recorded in `folder`, the run's folder; nothing if it has no metrics
+    yet.
+    """
     durations.load_earlier(read_last_rows(folder / METRICS))
 
 
 def _durations_from_rows(rows: Iterable[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return the durations of each kind in the rows of metrics, in order."""
+    """Return kind ("step", "save", "stall", "validation" or "evaluation") -> durations in seconds, oldest first,
+    computed from the rows of metrics.jsonl. An evaluation's duration is the sum over its tasks.
+    """
     durations: dict[str, list[float]] = {_STEP: [], _SAVE: [], _STALL: [], VALIDATION: [], EVALUATION: []}
     last: tuple[Any, Any, Any] = (None, 0, 0.0)  # attempt, step and elapsed_s of the previous step row
     evaluation_s: dict[Any, float] = {}  # step -> seconds of all tasks

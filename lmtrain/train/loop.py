@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.runtime.processes.signals import StopRequest
 from lmtrain.train.in_loop.measurements import Evaluation, due_measurements, is_due, measure, measure_pending
-from lmtrain.train.in_loop.requests import requests_of
+from lmtrain.train.in_loop.requests import open_requests
 from lmtrain.train.record.records import record, record_start, report_occasional, report_save, report_step, save
 from lmtrain.train.record.trace_file import open_tracer, profile_steps
 from lmtrain.train.state import Run
@@ -32,7 +32,9 @@ class Summary:
 
 
 def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> Summary:
-    """Train until the last step or a stop, with measurements and saves in between. All ranks take part."""
+    """Train until the last step, or until a stop is requested, with validations, evaluations and checkpoints in
+    between. `stop` receives signals; `evaluation` runs the configured tasks, if there are any. All ranks take part.
+    """
     config, progress, view = run.config, run.progress, run.view
     total, began = config.total_steps, time.monotonic()
     last_saved = progress.step if run.inputs.resume_from is not None else None
@@ -41,7 +43,7 @@ def train(run: Run, stop: StopRequest, evaluation: Evaluation | None = None) -> 
     last = "this step" if config.parallel.layout.world_size == 1 else "the next step"
     loss = valid_loss = None
     record_start(run)
-    with open_tracer(run) as tracer, requests_of(run, stop, tracer.request_steps) as requests:
+    with open_tracer(run) as tracer, open_requests(run, stop, tracer.request_steps) as requests:
         if progress.pending:
             valid_loss = measure_pending(run, requests, evaluation)
             last_saved = last_saved if progress.pending else None  # because: the checkpoint lists it as pending

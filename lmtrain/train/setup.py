@@ -42,9 +42,10 @@ from lmtrain.train.state import Progress, Run, agree_on_resume, held_pieces, res
 def open_run(
     config: RunConfig, inputs: Inputs, console: Console, mesh: Mesh, device: torch.device, hosts: Sequence[str] = ()
 ) -> Iterator[Run]:
-    """Yield the Run, ready to train, and close everything afterwards.
+    """Build everything that a run needs (model, optimizer, resumed state, data loader, checkpoint writer, records),
+    yield it as a Run, and close it all afterwards.
 
-    All ranks take part in collectives. `hosts` has the host of each rank, for the table that rank 0 shows.
+    All ranks take part in collectives. `hosts` has the host name of each rank, for the table that rank 0 shows.
     """
     with ExitStack() as stack:
         folder = Path(config.run.dir)
@@ -61,9 +62,9 @@ def open_run(
         )  # fmt: skip
         optimizer = build_optimizer(config.optim, model)
         progress = Progress()
-        skipped: list[str] = []
+        skip_messages: list[str] = []
         if inputs.resume_from is not None:
-            inputs, progress = resume(config, inputs, model, optimizer, peers, skipped)
+            inputs, progress = resume(config, inputs, model, optimizer, peers, skip_messages)
         elif inputs.weights_from is not None:
             with collective_phase(peers):
                 model.load(CheckpointReader(inputs.weights_from).load_into)
@@ -87,18 +88,19 @@ def open_run(
             writer.scores = scores_before_resume(folder, config, progress.step) if is_rank_0 else {}
         view = open_view(stack, console, config, inputs, model, device_name(device), progress.step, log)
         if config.checkpoint.fallback and inputs.resume_from is not None:
-            skipped += skipped_messages(inputs.resume_from)
-        show_start_notes(view, config, inputs, mesh, hosts, skipped)
+            skip_messages += skipped_messages(inputs.resume_from)
+        show_start_notes(view, config, inputs, mesh, hosts, skip_messages)
         yield Run(
             config, inputs, folder, mesh, model, optimizer, progress, loader, writer, metrics, sinks, view,
             build_throughput(config, inputs, mesh, device),
             Durations(sum(p.numel() for p in model.parameters.values())),
-            Memory(str(device), mesh.rank), previous_end, changed, skipped_checkpoints=tuple(skipped),
+            Memory(str(device), mesh.rank), previous_end, changed, skipped_checkpoints=tuple(skip_messages),
         )  # fmt: skip
 
 
 def open_run_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers) -> Path | None:
-    """Lock and clean the run's folder on rank 0, and return the checkpoint to resume from, or None.
+    """Lock the run's folder on rank 0 until `stack` closes, remove what an earlier start left unfinished, and return
+    the checkpoint to resume from, or None for a new run.
 
     All ranks take part; a failure on rank 0 is raised on every rank.
     """
@@ -111,7 +113,9 @@ def open_run_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Pe
 
 
 def build_throughput(config: RunConfig, inputs: Inputs, mesh: Mesh, device: torch.device) -> Throughput:
-    """Build the meter of tokens/s and MFU, with the peak FLOP/s of all devices if it is known."""
+    """Build the meter of tokens per second and of MFU (model FLOPs utilization). It has the peak FLOP/s of all devices
+    together, if the device's peak is known or set.
+    """
     peak, kind = config.observe.peak_tflops, "tf32" if config.compute.tf32 else config.precision.kind
     peak_each = peak * 1e12 if peak else peak_flops(device_name(device), kind)
     return Throughput(
@@ -121,7 +125,8 @@ def build_throughput(config: RunConfig, inputs: Inputs, mesh: Mesh, device: torc
 
 
 def build_optimizer(settings: OptimSettings, model: ParallelModel) -> torch.optim.Optimizer:
-    """Build the optimizer and attach the model to it.
+    """Build the optimizer over the model's parameters. A one-pass optimizer is also connected to the model's
+    half-precision weights, which it updates itself.
 
     By convention `kind: lamb` is lmtrain/optim/lamb.py with a `build` function, so that a new optimizer changes nothing
     here.

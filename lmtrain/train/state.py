@@ -39,7 +39,9 @@ from lmtrain.train.durations import Durations
 
 @dataclass
 class Progress:
-    """The position of a run. `step` is the number of updates done."""
+    """The position of a run. `step` is the number of steps done; `skipped` counts those without an update because of an
+    fp16 overflow.
+    """
 
     step: int = 0
     samples: int = 0
@@ -53,7 +55,9 @@ class Progress:
         return self.step == total_steps and not self.pending
 
     def count(self, num_samples: int, num_tokens: int, *, skipped: bool) -> None:
-        """Count a finished step."""
+        """Add a finished step with its samples and tokens; `skipped` is True if the step changed no weight because of
+        an fp16 overflow.
+        """
         self.step += 1
         self.samples += num_samples
         self.tokens += num_tokens
@@ -61,7 +65,9 @@ class Progress:
 
 
 def held_pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> list[Piece]:
-    """Return all pieces that this process holds; `model.owned` selects those that this process saves."""
+    """Return all pieces of weights and optimizer state that this process holds, including copies that another rank
+    saves.
+    """
     return model.pieces() + optimizer_pieces(model, optimizer)
 
 
@@ -73,7 +79,9 @@ def optimizer_pieces(model: ParallelModel, optimizer: torch.optim.Optimizer) -> 
 def checkpoint_state(
     config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, progress: Progress
 ) -> dict[str, Any]:
-    """Return the JSON part of a checkpoint."""
+    """Return the part of a checkpoint that is not tensors: progress, settings, identity of tokenizer and data, the
+    optimizer's update count and the loss scale. It is stored as JSON.
+    """
     return {
         "step": progress.step,
         "samples": progress.samples,
@@ -96,7 +104,8 @@ def checkpoint_state(
 
 
 def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.optim.Optimizer) -> Progress:
-    """Load master weights and optimizer state, from a checkpoint of any layout, and return the progress.
+    """Load weights and optimizer state into `model` and `optimizer` from a checkpoint, which may have another layout,
+    and return the saved progress with `attempt` raised by one.
 
     Each process reads its own parts; no collective takes place.
     """
@@ -113,12 +122,13 @@ def restore(reader: CheckpointReader, model: ParallelModel, optimizer: torch.opt
 
 def resume(
     config: RunConfig, inputs: Inputs, model: ParallelModel, optimizer: torch.optim.Optimizer, peers: Peers,
-    skipped: list[str],
+    skip_messages: list[str],
 ) -> tuple[Inputs, Progress]:  # fmt: skip
-    """Restore the checkpoint to resume from, or with checkpoint.fallback the newest intact one before it.
+    """Load the checkpoint `inputs.resume_from` into `model` and `optimizer`, and return the inputs, with the path of
+    the checkpoint that was used, and the saved progress. With checkpoint.fallback, a damaged checkpoint is replaced by
+    the newest intact one before it.
 
-    Return the inputs with the checkpoint that was used, and the progress. Set aside damaged checkpoints in the run's
-    folder and append a message for each to `skipped`. All ranks take part.
+    A damaged checkpoint is renamed and a message on it appended to `skip_messages`. All ranks take part.
     """
     phases.enter("load")
     while True:
@@ -137,12 +147,15 @@ def resume(
             with collective_phase(peers):
                 if peers.rank == 0:
                     set_aside_damaged(path, folder / CHECKPOINTS, error)
-            skipped.append(f"{path} is set aside: {error}")
+            skip_messages.append(f"{path} is set aside: {error}")
             inputs = replace(inputs, resume_from=agree_on_resume(folder, config, peers))
 
 
 def agree_on_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | None:
-    """Return the checkpoint to resume from, or None; raise if ranks find different ones. All ranks take part."""
+    """Find the checkpoint to resume from on each rank and return it, None for a new run. Raise OutputError on every
+    rank if the ranks find different ones, as they do if `folder`, the run's, is not on a shared disk. All ranks take
+    part.
+    """
     fault_point("start.folder")
     with collective_phase(peers, 1) as exchange:
         if not folder.is_dir():

@@ -29,12 +29,15 @@ class StepResult:
 
 def train_step(
     model: ParallelModel, optimizer: torch.optim.Optimizer, batches: StepBatches, lr: float, clip_norm: float | None,
-    folder: Path | None = None,
+    run_folder: Path | None = None,
 ) -> StepResult:  # fmt: skip
-    """Train one step and return its global loss and gradient norm.
+    """Run forward, backward and the optimizer update of one step, and return the global loss, the gradient norm before
+    clipping and whether the update was skipped. `lr` and `clip_norm` are the step's learning rate and gradient-norm
+    limit.
 
     Raise NonFiniteLossError, before any weight changes, if a loss is not finite, or if the gradient norm is not finite
-    and the loss scale is not dynamic. All ranks take part in collectives. `folder` is the run's, for the message only.
+    and the loss scale is not dynamic. All ranks take part in collectives. `run_folder` is only named in that error
+    message.
     """
     shares = model.forward_backward(batches)
     norm = model.finish_gradients(clip_norm)
@@ -49,7 +52,7 @@ def train_step(
             raise NonFiniteLossError(
                 f"the loss of microbatch {index} of step {batches.step + 1} is {share}. No weight was changed; "
                 f"lower optim.lr, or look at samples {samples} as in "
-                f"`lmtrain data show --run {folder or 'RUN'} --sample {samples.split(',')[0]}`."
+                f"`lmtrain data show --run {run_folder or 'RUN'} --sample {samples.split(',')[0]}`."
             )
     overflow = not math.isfinite(grad_norm)
     if overflow and not model.loss_scale.dynamic:
@@ -66,8 +69,10 @@ def train_step(
     return StepResult(math.fsum(losses), grad_norm, overflow, terms)
 
 
-def _sample_text(batches: StepBatches, index: int, count: int) -> str:
-    """Return the ids of the first samples of a micro-batch as text. A step has `count` micro-batches."""
-    share = len(batches.sample_ids) // count
-    ids = batches.sample_ids[index * share : (index + 1) * share][:8].tolist()
+def _sample_text(batches: StepBatches, microbatch: int, num_microbatches: int) -> str:
+    """Return the ids of the first eight samples of a micro-batch as text. `microbatch` is its index within the step,
+    which has `num_microbatches`.
+    """
+    share = len(batches.sample_ids) // num_microbatches
+    ids = batches.sample_ids[microbatch * share : (microbatch + 1) * share][:8].tolist()
     return ", ".join(map(str, ids)) + (", ..." if share > 8 else "")

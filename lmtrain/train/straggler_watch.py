@@ -47,7 +47,7 @@ _KINDS = (*map(PHASES.index, OWN_WORK), MESSAGES, PHASES.index("collective"))
 
 
 class WorkTimes:
-    """The times of this process's own work and waits, collected in windows of STEPS steps."""
+    """The times that this process spends on its own work and on waiting, collected over windows of STEPS steps."""
 
     def __init__(self) -> None:
         self.neighbours: tuple[int, ...] = ()  # neighbour ranks along pp, whose messages are timed
@@ -56,13 +56,15 @@ class WorkTimes:
         self._warm = _WARM  # warm-up steps still to skip
 
     def begin_step(self) -> None:
-        """Mark the begin of a step."""
+        """Store the times spent so far, from which `end_step` computes those of the step."""
         main.count_time(main.kind)
         self._before = [main.spent_ns[kind] for kind in _KINDS]
         links.in_step = bool(self.neighbours)
 
     def end_step(self, waited_s: float) -> None:
-        """Record the end of a step, which waited `waited_s` for its data before it began."""
+        """Record the times spent on each kind of work during the step; `waited_s`, the wait for its data before it
+        began, counts as data time. The first steps of a process, which compile and allocate, are skipped.
+        """
         main.count_time(main.kind)
         links.in_step = False
         if self._warm:
@@ -79,9 +81,9 @@ class WorkTimes:
         return len(self._steps_ns) >= STEPS
 
     def take_window(self) -> list[int]:
-        """Return and clear the window, by COLUMNS: mean nanoseconds of the faster half of steps, and summed link times.
-
-        Link times are summed over STEPS steps.
+        """Return the times of the last STEPS steps in nanoseconds, in the order of COLUMNS, and start a new window.
+        Work and waits are the mean of the faster half of the steps; send and arrival times of messages are sums over
+        the steps.
 
         because: a busy machine delays steps and never speeds one up
         """
@@ -96,23 +98,23 @@ _ENDS = COLUMNS.index("sent")  # (sent, came) of the next rank along pp, then of
 
 
 class StragglerWatch:
-    """Sends this process's times and memory to rank 0, and on rank 0 compares all ranks."""
+    """Sends this process's step times and memory use to rank 0, where the ranks are compared to find slow ones."""
 
     def __init__(
-        self, layout: Layout, rank: int, hosts: Sequence[str], kinds_of_stage: Sequence[object], memory: Memory,
+        self, layout: Layout, rank: int, hosts: Sequence[str], stage_keys: Sequence[object], memory: Memory,
         *, on_host: bool,
     ) -> None:  # fmt: skip
-        """Prepare on each rank; `hosts` has each rank's host, on rank 0 only.
+        """Create the watch of this rank. `hosts` has each rank's host name, on rank 0 only.
 
-        `kinds_of_stage` has equal entries for pp ranks with equal stages. `on_host`: work, waits and messages are timed
-        on the host, because the run has no accelerator.
+        `stage_keys` has a key per pp rank; pp ranks with equal keys do equal work. `on_host`: work, waits and messages
+        are timed on the host, because the run has no accelerator.
         """
         self.layout, self.hosts, self.on_host = layout, hosts, on_host
         self.is_rank_0, self.memory, self.work = rank == 0, memory, WorkTimes()
         self.work.neighbours = neighbours(layout, rank) if on_host else ()
         # because: on a GPU, host times only cover launching kernels; the host runs ahead of its device, and waits for a
         # throttled device at the same place at which it waits for a peer
-        groups = peer_groups(layout, kinds_of_stage) if on_host else []
+        groups = peer_groups(layout, stage_keys) if on_host else []
         self.rank_watches = [PeerGroup(group, OWN_WORK, MIN_EXCESS, MIN_EXCESS_S) for group in groups]
         self.pairs = neighbour_pairs(layout) if on_host else []
         self.link_watches = [
@@ -124,13 +126,14 @@ class StragglerWatch:
         self._reported: set[tuple[str, int]] = set()
 
     def numbers_to_send(self) -> list[int]:
-        """Return the numbers to send to rank 0, on all processes after the same step; else an empty list."""
+        """Return this process's times (see COLUMNS) and memory use, to send to rank 0, if a window of steps is full;
+        else []. All processes send after the same step.
+        """
         return [*self.work.take_window(), self.memory.newest] if self.work.is_due else []
 
     def receive_rows(self, rows: NDArray[np.int64]) -> list[str]:
-        """Take the numbers of each process, a row per rank, on rank 0.
-
-        Return lines on the ranks and links that became slow or recovered.
+        """Compare the ranks on rank 0, and return a line of text for each rank or pair of ranks that became slow or
+        recovered. `rows` has what `numbers_to_send` returned on each rank, one row per rank.
         """
         self._newest = rows
         self.memory.update_peaks(rows[:, len(COLUMNS)].tolist())
@@ -156,7 +159,9 @@ class StragglerWatch:
         return lines
 
     def facts(self) -> dict[str, Any]:
-        """Return straggler values for a row of metrics; empty before the first numbers and on ranks other than 0."""
+        """Return entries of a metrics row on the slowest rank and link and on the share of time spent waiting. Empty
+        before the first comparison, and on ranks other than 0.
+        """
         if self._newest is None:
             return {}
         rows, facts = self._newest, dict[str, Any]()
@@ -203,18 +208,22 @@ class StragglerWatch:
 
 
 def build_straggler_watch(config: RunConfig, model: ModelSettings, mesh: Mesh, memory: Memory) -> StragglerWatch | None:
-    """Build the StragglerWatch of a run; None for a single process. All ranks take part, in a gather of host names."""
+    """Build the run's StragglerWatch on each rank; None for a run of a single process. All ranks take part, in a gather
+    of host names.
+    """
     if mesh.world.size == 1:
         return None
     with phases.within("collective", "an agreement"):
         hosts = [name.decode(errors="replace") for name in gather_to_rank0(socket.gethostname().encode()[:64], 64)]
     return StragglerWatch(
-        mesh.layout, mesh.rank, hosts, stage_kinds(config, model), memory, on_host=mesh.device_type == "cpu"
+        mesh.layout, mesh.rank, hosts, stage_work_keys(config, model), memory, on_host=mesh.device_type == "cpu"
     )
 
 
-def stage_kinds(config: RunConfig, model: ModelSettings) -> list[object]:
-    """Return a key per pp rank; ranks with equal keys do equal work."""
+def stage_work_keys(config: RunConfig, model: ModelSettings) -> list[object]:
+    """Return a key per pp rank that describes the work of its pipeline stages: their layers, and whether they hold the
+    embedding or the loss. Ranks with equal keys should take equally long.
+    """
     stages_by_rank = [stages_of_rank(model, config.parallel, pp) for pp in range(config.parallel.pp)]
     return [
         (tuple(len(stage.layers) for stage in stages), pp if any(stage.first or stage.last for stage in stages) else -1)
@@ -222,42 +231,49 @@ def stage_kinds(config: RunConfig, model: ModelSettings) -> list[object]:
     ]
 
 
-def peer_groups(layout: Layout, kinds_of_stage: Sequence[object]) -> list[list[int]]:
-    """Return groups of ranks that do the same work; `kinds_of_stage` has a key per pp rank."""
+def peer_groups(layout: Layout, stage_keys: Sequence[object]) -> list[list[int]]:
+    """Group the ranks that do equal work, and return the rank numbers of each group. `stage_keys` has a key per pp
+    rank; equal keys stand for equal work.
+    """
     groups: dict[object, list[int]] = {}
     for rank in range(layout.world_size):
-        groups.setdefault(kinds_of_stage[layout.coordinate(rank).pp], []).append(rank)
+        groups.setdefault(stage_keys[layout.coordinate(rank).pp], []).append(rank)
     return list(groups.values())
 
 
 def neighbours(layout: Layout, rank: int) -> tuple[int, ...]:
-    """Return the next and the previous rank along pp; with two stages, the other rank alone."""
+    """Return the next and the previous rank along the pipeline (pp) as seen from `rank`; with two stages only the other
+    rank.
+    """
     step, at = layout.world_size // layout.pp, layout.coordinate(rank).pp
     ends = [(at + 1) % layout.pp, (at - 1) % layout.pp][: min(layout.pp - 1, 2)]
     return tuple(rank + (end - at) * step for end in ends)
 
 
 def neighbour_pairs(layout: Layout) -> list[tuple[int, int]]:
-    """Return all pairs of ranks that send to each other between stages, each pair once."""
+    """Return all pairs of ranks that exchange messages as neighbours in the pipeline, each pair once."""
     step = layout.world_size // layout.pp
     ring = layout.pp if layout.vp > 1 and layout.pp > 2 else layout.pp - 1
     return [(i * step + k, (i + 1) % layout.pp * step + k) for i in range(ring) for k in range(step)]
 
 
 def group_by_host(pairs: Sequence[tuple[int, int]], hosts: Sequence[str]) -> list[list[int]]:
-    """Return the indices of pairs in two groups: pairs within a host, and pairs between hosts."""
+    """Return two lists of indices into `pairs`: of pairs of ranks on the same host, and of pairs on different hosts.
+    `hosts` has each rank's host name.
+    """
     within = [bool(hosts) and hosts[a] == hosts[b] for a, b in pairs]
     return [[index for index, is_same in enumerate(within) if is_same == same] for same in (True, False)]
 
 
-def _round_trip_s(rows: Sequence[Sequence[int]], layout: Layout, first: int, second: int) -> float:
-    """Return mean seconds of a message from `first` to `second` plus a message back.
+def _round_trip_s(rows: Sequence[Sequence[int]], layout: Layout, first_rank: int, second_rank: int) -> float:
+    """Return the mean seconds of a pipeline message from `first_rank` to `second_rank` plus a message back, from the
+    send and arrival times in `rows`, one row per rank by COLUMNS.
 
     Return NaN if either end did not record it in every step.
     """
     second_end = _ENDS if layout.pp == 2 else _ENDS + 2
-    sent, received = rows[first][_ENDS : _ENDS + 2]
-    back_sent, back_received = rows[second][second_end : second_end + 2]
+    sent, received = rows[first_rank][_ENDS : _ENDS + 2]
+    back_sent, back_received = rows[second_rank][second_end : second_end + 2]
     if not (sent and received and back_sent and back_received):
         return float("nan")
     return (back_received - sent + received - back_sent) / (STEPS * 1e9)

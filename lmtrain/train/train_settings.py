@@ -169,7 +169,9 @@ class EvalSettings(Settings):
 
 
 def count_steps(train: TrainSettings, seq_len: int) -> int:
-    """Return `train.steps`, or the least number of steps that consumes `train.tokens`."""
+    """Return the number of steps of a run: train.steps, or else the smallest number of steps that reads
+    train.tokens.
+    """
     if train.steps is not None:
         return train.steps
     assert train.tokens is not None

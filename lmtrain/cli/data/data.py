@@ -242,7 +242,7 @@ def blend(overrides: Overrides = None, config_dir: ConfigDir = None, as_json: Js
     from lmtrain.train.before.preflight import load_data
 
     config = _compose(overrides, config_dir)
-    rows = load_data(config, validate=False)[2].contributions(config.seq_len)
+    rows = load_data(config, with_validation=False)[2].contributions(config.seq_len)
     if as_json:
         return print_json(rows)
     total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in rows[0] if key != "dataset"}
@@ -311,7 +311,7 @@ def _show_samples(
     from lmtrain.runfolder.folder import read_settings
     from lmtrain.runfolder.names import CHECKPOINTS
     from lmtrain.train.before.preflight import load_data
-    from lmtrain.train.before.resume_checks import data_shares_of, open_resume_checkpoint
+    from lmtrain.train.before.resume_checks import open_resume_checkpoint, split_rule_of
     from lmtrain.train.config import RunConfig, with_resolved_paths
 
     if run is not None and (prefixes or settings):
@@ -323,8 +323,8 @@ def _show_samples(
     )  # fmt: skip
     # because: what data.split keeps from training is as the run began with it
     newest = None if run is None else latest_checkpoint(run / CHECKPOINTS)
-    shares = data_shares_of(open_resume_checkpoint(config, newest))
-    tokenizer, _, data = load_data(config, validate=run is not None, shares=shares)
+    split_rule = split_rule_of(open_resume_checkpoint(config, newest))
+    tokenizer, _, data = load_data(config, with_validation=run is not None, split_rule=split_rule)
     rows = [sample_row(data, number, max_tokens, tokenizer) for number in numbers]
     return print_json(rows, ensure_ascii=False) if as_json else print_samples(rows, ids)
 

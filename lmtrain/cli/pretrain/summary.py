@@ -43,15 +43,15 @@ def print_preview(config: RunConfig, env: ProcessEnv, as_json: bool) -> None:
     from lmtrain.cli.ranks.launching import place_on_hardware
     from lmtrain.runtime.processes.faults import arm_from_env
     from lmtrain.train.before.preflight import preflight
-    from lmtrain.train.layouts.dry_run import plan_facts
+    from lmtrain.train.layouts.dry_run import dry_run_facts
     from lmtrain.train.layouts.layout_table import rank_rows
 
     arm_from_env()
-    inputs, _ = prepare_eval_tasks(config, preflight(config, place_on_hardware(config, env), starting=False))
+    inputs, _ = prepare_eval_tasks(config, preflight(config, place_on_hardware(config, env), starts_run=False))
     if env.rank > 0:
         return None
     here = env.launcher == "lmtrain" and env.world_size == config.parallel.layout.world_size
-    facts = plan_facts(config, inputs, runs_here=here) | {"ranks": rank_rows(config, inputs.model)}
+    facts = dry_run_facts(config, inputs, runs_here=here) | {"ranks": rank_rows(config, inputs.model)}
     return print_json(facts, indent=None) if as_json else print_plan_facts(facts)
 
 

@@ -319,8 +319,8 @@ def _check_run(config: RunConfig, ranks_per_node: int) -> None:
     from lmtrain.train.before.preflight import check_run_folder, preflight
 
     env = ProcessEnv(world_size=0, local_world_size=ranks_per_node, host="each node")
-    inputs, _ = prepare_eval_tasks(config, preflight(config, env, starting=False))
-    for warning in (*inputs.warnings, *check_run_folder(config, inputs.model, inputs.tokenizer, lock=False)):
+    inputs, _ = prepare_eval_tasks(config, preflight(config, env, starts_run=False))
+    for warning in (*inputs.warnings, *check_run_folder(config, inputs.model, inputs.tokenizer, check_lock=False)):
         print_notice(warning)
 
 

@@ -50,9 +50,9 @@ from lmtrain.runtime.processes.process import DRY_RUN_LAUNCHER, ProcessEnv, Rend
 from lmtrain.tokenizer.base import Tokenizer
 from lmtrain.train.before.resume_checks import (
     check_resume_checkpoint,
-    data_shares_of,
     newest_readable,
     open_resume_checkpoint,
+    split_rule_of,
 )
 from lmtrain.train.config import RunConfig
 from lmtrain.train.train_settings import TrainSettings
@@ -92,13 +92,15 @@ class Inputs:
         return (first + count) / self.data.train.num_samples
 
 
-def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> Inputs:
-    """Return the inputs of a run; raise if it cannot work.
+def preflight(config: RunConfig, env: ProcessEnv, *, starts_run: bool = True) -> Inputs:
+    """Check a run's settings, machine, data and checkpoints before torch is imported, and return the tokenizer, data,
+    model settings and checkpoint paths that were found. Raise an LmtrainError if the run cannot work. `starts_run` is
+    False for a dry run, which trains nothing.
 
     Called on every process of a run: one process per node builds a missing data index while the others wait for its
     lock. `starting` is False if no run begins afterwards; then a single process may check a run of many.
     """
-    _check_processes(config, env, starting)
+    _check_processes(config, env, starts_run)
     # else a single process checks a run of many
     is_here = env.world_size == config.parallel.layout.world_size and env.launcher != DRY_RUN_LAUNCHER
     if is_here:
@@ -107,17 +109,17 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
         check_sinks(config)
     resume_from = find_resume_checkpoint(config)
     resumed = open_resume_checkpoint(config, resume_from)
-    tokenizer, model, data = load_data(config, shares=data_shares_of(resumed))
+    tokenizer, model, data = load_data(config, split_rule=split_rule_of(resumed))
     check_checkpoint_size(config, model)
     if resumed is not None:
         check_resume_checkpoint(resumed, config, model, tokenizer, data)
-    if is_here and starting and config.data.verify == "full":
+    if is_here and starts_run and config.data.verify == "full":
         for dataset in data.datasets:  # because: the processes of a node share the work, so each must check its part
             dataset.check_all(env.local_rank, max(env.local_world_size, 1))
     warnings = [*_layout_warnings(config.parallel.layout, env), *([data.warning] if data.warning else [])]
     if is_here and env.rank == 0:
-        warnings += check_run_folder(config, model, tokenizer, lock=not starting)
-    if is_here and not starting:
+        warnings += check_run_folder(config, model, tokenizer, check_lock=not starts_run)
+    if is_here and not starts_run:
         check_port(env)  # because: a starting run opens the port right after this and reports the problem itself
     # because: once a run has its own checkpoint, the checkpoint of its first weights may be gone
     weights_from = find_first_weights(config, model, tokenizer) if resume_from is None else None
@@ -125,11 +127,12 @@ def preflight(config: RunConfig, env: ProcessEnv, *, starting: bool = True) -> I
 
 
 def load_data(
-    config: RunConfig, *, validate: bool = True, shares: str = TOKEN_SHARES
+    config: RunConfig, *, with_validation: bool = True, split_rule: str = TOKEN_SHARES
 ) -> tuple[Tokenizer, ModelSettings, TrainingData]:
-    """Return the tokenizer, the model with its final vocabulary size, and the data of a run.
+    """Load the tokenizer and the datasets, and return the tokenizer, the model settings with the vocabulary size that
+    the data needs, and the training data. `with_validation` also opens the validation data if the run validates.
 
-    `validate`: also open the validation data. `shares` is one of SHARES: how data is split for training and validation.
+    `split_rule` is one of data/training_data.SHARES: how data.split separates training from validation data.
     """
     opened = open_datasets(config.data)
     tokenizer = _load_tokenizer(config.data, opened)
@@ -137,21 +140,26 @@ def load_data(
     first, count = config.batch_plan.range_of(config.total_steps - 1)
     request = DataRequirements(
         seq_len=config.seq_len, vocab_size=model.shape.vocab_size, seed=config.train.seed, num_samples=first + count,
-        validate=validate and config.train.valid_interval_steps > 0, tokenizer=tokenizer, shares=shares,
+        validate=with_validation and config.train.valid_interval_steps > 0, tokenizer=tokenizer, shares=split_rule,
     )  # fmt: skip
     return tokenizer, model, build_training_data(config.data, opened, request)
 
 
 def find_model(config: RunConfig) -> ModelSettings:
-    """Return the model with its final vocabulary size. The data is not indexed for this."""
+    """Return the model settings with the vocabulary size that the datasets and their tokenizer need. No data index is
+    built.
+    """
     opened = open_datasets(config.data)
     return _model_with_vocab(config, opened, _load_tokenizer(config.data, opened))
 
 
-def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None:
-    """Raise if the number of processes does not match the layout, or if the compiler is missing."""
+def _check_processes(config: RunConfig, env: ProcessEnv, starts_run: bool) -> None:
+    """Raise LayoutError if the number of started processes differs from the layout's, and SettingsError if
+    compute.compile needs a C++ compiler that is missing. If `starts_run` is False, a single process may check a run of
+    many.
+    """
     problems = list(compiler_problems(config))
-    counts = starting or env.launcher != "single"
+    counts = starts_run or env.launcher != "single"
     wrong = list(process_problems(config.parallel.layout, env, config.train)) if counts else []
     if wrong:
         raise LayoutError("\n".join(wrong + problems))
@@ -160,7 +168,8 @@ def _check_processes(config: RunConfig, env: ProcessEnv, starting: bool) -> None
 
 
 def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | None = None) -> Iterator[str]:
-    """Yield a message if the number of processes does not match the layout.
+    """Yield an error message if the number of started processes, `env.world_size`, differs from the number that the
+    layout needs. With `train`, the message also names the batch settings that would have to change with the layout.
 
     With `train`, the way out also names the batch settings that have to change.
     """
@@ -181,7 +190,9 @@ def process_problems(layout: Layout, env: ProcessEnv, train: TrainSettings | Non
 
 
 def _batch_overrides(layout: Layout, train: TrainSettings | None) -> Iterator[str]:
-    """Yield the batch settings, as overrides, that must change for this layout's number of replicas."""
+    """Yield overrides such as `train.micro_batch=2` that make the batch sizes divisible by this layout's number of
+    data-parallel replicas; nothing if they are, or if `train` is None.
+    """
     if train is None:
         return
     share = -(-train.global_batch // layout.dp)
@@ -192,7 +203,7 @@ def _batch_overrides(layout: Layout, train: TrainSettings | None) -> Iterator[st
 
 
 def _layout_warnings(layout: Layout, env: ProcessEnv) -> Iterator[str]:
-    """Yield a warning if tensor parallelism crosses nodes."""
+    """Yield a warning if a tensor-parallel group would span several nodes, where its all-reduces are slow."""
     if env.local_world_size and env.local_world_size % layout.tp:
         inside = [size for size in divisors(env.local_world_size) if size <= layout.tp]
         yield (
@@ -208,7 +219,9 @@ def _process_count_text(count: int) -> str:
 
 
 def _load_tokenizer(settings: DataChoice, opened: OpenDatasets) -> Tokenizer:
-    """Load the tokenizer that wrote the datasets: data.tokenizer, or the one stored next to a dataset."""
+    """Load the tokenizer from data.tokenizer, or else from the file `PREFIX.tokenizer.json` next to a dataset. Raise
+    SettingsError if neither names one, and DataError if a dataset was written with a different tokenizer.
+    """
     stored = next((file for file in map(_tokenizer_path, opened.datasets) if file.exists()), None)
     if settings.tokenizer is None and stored is None:
         first = opened.train[0]
@@ -241,13 +254,16 @@ def _tokenizer_path(dataset: IndexedDataset) -> Path:
 
 
 def _model_with_vocab(config: RunConfig, opened: OpenDatasets, tokenizer: Tokenizer) -> ModelSettings:
-    """Return the model with a vocabulary that has the tokenizer's ids and all ids in the data."""
+    """Return the model settings with a vocabulary that covers the tokenizer's ids and the highest id in the
+    datasets.
+    """
     highest_id = max(dataset.info.max_id if dataset.info else -1 for dataset in opened.datasets)
     return config.model.with_vocab(max(tokenizer.vocab_size, highest_id + 1))
 
 
 def find_resume_checkpoint(config: RunConfig) -> Path | None:
-    """Return the run's newest checkpoint, or on its first start the one given by the user; None for a new run.
+    """Return the checkpoint to resume from: the newest in the run's folder, or else the path in checkpoint.resume; None
+    for a new run. Raise OutputError if checkpoint.resume contradicts the checkpoints in the folder.
 
     With checkpoint.fallback, unreadable checkpoints are skipped here; else readability is checked when it is opened.
     """
@@ -286,7 +302,9 @@ def with_final_model(config: RunConfig, inputs: Inputs) -> RunConfig:
 
 
 def changed_settings(config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:
-    """Return key -> [old, new] for the settings that differ from those of the last start in the same run folder."""
+    """Compare the settings with those that the run's folder recorded at its previous start, and return each key that
+    differs -> [old value, new value]; empty for a new run.
+    """
     folder = Path(config.run.dir)
     if not (folder / CONFIG).is_file():
         return {}
@@ -298,7 +316,9 @@ def changed_settings(config: RunConfig, inputs: Inputs) -> dict[str, list[Any]]:
 
 
 def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer) -> Path | None:
-    """Return the checkpoint that `checkpoint.init_from` names, or None; raise with all differences if it is unfit."""
+    """Return the path of the checkpoint that checkpoint.init_from names, or None if it is not set. Raise SettingsError
+    if the checkpoint's tokenizer or model differs from the run's.
+    """
     if config.checkpoint.init_from is None:
         return None
     path = resolve_checkpoint(Path(config.checkpoint.init_from))
@@ -317,7 +337,9 @@ def find_first_weights(config: RunConfig, model: ModelSettings, tokenizer: Token
 
 
 def _check_model(path: Path, model: ModelSettings, saved_model: ModelSettings) -> None:
-    """Raise SettingsError if the run's model differs from the saved one in what decides the outputs."""
+    """Raise SettingsError if `model`, of the run, and `saved_model`, of the checkpoint at `path`, differ in a setting
+    that changes the model's outputs; settings such as dropout may differ.
+    """
     values, saved_values, typed = with_explicit_sizes(model), with_explicit_sizes(saved_model), saved_model.to_dict()
     ignored = {*_IGNORED_KEYS, *(problem.key for problem in saved_model.unused())}
     if "embedding.position.weight" not in saved_model.weights():
@@ -336,7 +358,9 @@ def _check_model(path: Path, model: ModelSettings, saved_model: ModelSettings) -
 
 
 def with_explicit_sizes(model: ModelSettings) -> dict[str, Any]:
-    """Return the settings as plain data, with nulls replaced by the sizes they stand for."""
+    """Return the model's settings as plain data; sizes given as null, such as num_kv_heads, are replaced by the number
+    they stand for.
+    """
     values, shape = model.to_dict(), model.shape
     return values | {key: getattr(shape, key) for key in _SIZES_WITH_DEFAULTS if key in values}
 
@@ -351,7 +375,9 @@ def compiler_problems(config: RunConfig) -> Iterator[str]:
 
 
 def check_device(config: RunConfig, env: ProcessEnv) -> None:
-    """Raise if the device that compute.device names is missing or unusable."""
+    """Raise an error if the device that compute.device names is missing or unusable, or if compute.tf32 is set without
+    a GPU.
+    """
     if config.compute.device == "cpu":
         return
     gpus = Gpus.detect()
@@ -362,7 +388,7 @@ def check_device(config: RunConfig, env: ProcessEnv) -> None:
 
 
 def check_sinks(config: RunConfig) -> None:
-    """Raise SettingsError if the package that observe.wandb needs is not installed."""
+    """Raise SettingsError if observe.wandb is on and the Python package wandb is not installed."""
     if config.observe.wandb == "none":
         return
     spec = importlib.util.find_spec("wandb")
@@ -373,16 +399,18 @@ def check_sinks(config: RunConfig) -> None:
         ])  # fmt: skip
 
 
-def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, *, lock: bool) -> list[str]:
-    """Raise if the run's folder is unusable or has no room for its checkpoints; return warnings on room that may lack.
+def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, *, check_lock: bool) -> list[str]:
+    """Raise an error if run.dir cannot be written or its disk is too full for the checkpoints that the run needs at
+    once. Return a warning, in a list, if the disk is too full for all checkpoints that the settings may keep.
+    `check_lock`: also raise if another run uses the folder now.
 
     `lock`: also check whether another run holds the folder.
     """
     folder, settings = Path(config.run.dir), config.checkpoint
-    check_output_folder(folder, f"run.dir={config.run.dir}", check_lock=lock)
+    check_output_folder(folder, f"run.dir={config.run.dir}", check_lock=check_lock)
     if settings.interval_steps is None:
         return []
-    num_there, tokenizer_bytes, free = (
+    num_existing, tokenizer_bytes, free = (
         len(list_checkpoints(folder / CHECKPOINTS)),
         len(tokenizer.to_bytes()),
         free_bytes(folder),
@@ -390,7 +418,7 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
     size, records = check_checkpoint_size(config, model) + tokenizer_bytes, tokenizer_bytes + _RECORDS_BYTES
     room = max(0, free - records) // size
     # because: a resumed run already has its newest checkpoints, and writes the next before the oldest is deleted
-    num_needed, num_wanted = (max(1, count - num_there) for count in settings.num_on_disk(config.total_steps))
+    num_needed, num_wanted = (max(1, count - num_existing) for count in settings.num_on_disk(config.total_steps))
     if room >= num_wanted:
         return []
     need = num_needed if room < num_needed else num_wanted
@@ -402,7 +430,7 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
     if room < num_needed:
         raise StorageError(
             f"{lack}. Free some space, choose another run.dir, "
-            f"{_fewer_checkpoints_hint(config, num_there + room, num_there)}"
+            f"{_fewer_checkpoints_hint(config, num_existing + room, num_existing)}"
             "or set checkpoint.interval_steps=null to save none."
         )
     keys = ", ".join(f"checkpoint.{key}={show(getattr(settings, key))}" for key in settings.retention_keys())
@@ -412,19 +440,19 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
     ]
 
 
-def _fewer_checkpoints_hint(config: RunConfig, num_possible: int, num_there: int) -> str:
-    """Return part of a message: settings that need fewer checkpoints, or "".
-
-    `num_possible` checkpoints would fit on the disk, `num_there` of them exist already.
+def _fewer_checkpoints_hint(config: RunConfig, num_fitting: int, num_existing: int) -> str:
+    """Return a clause for the message on a full disk that suggests settings which keep fewer checkpoints, or "" if no
+    setting helps. `num_fitting` checkpoints fit on the disk in total; `num_existing` of them are already written.
     """
-    if 1 < num_possible <= config.checkpoint.keep_last:
-        return f"set checkpoint.keep_last={num_possible - 1}, "
+    if 1 < num_fitting <= config.checkpoint.keep_last:
+        return f"set checkpoint.keep_last={num_fitting - 1}, "
     hint = "set checkpoint.interval_steps=0 checkpoint.interval_s=null to save only at the end, "
-    return hint if num_possible == 1 and not num_there else ""
+    return hint if num_fitting == 1 and not num_existing else ""
 
 
 def check_checkpoint_size(config: RunConfig, model: ModelSettings) -> int:
-    """Return the size of a checkpoint in bytes; raise LayoutError if such checkpoints could not be written.
+    """Return the size of a checkpoint in bytes. Raise LayoutError if the checkpoint's manifest would exceed its limits
+    at this layout; return 0 instead if the run saves no checkpoints.
 
     Return 0 instead of raising if the run saves none.
     """
@@ -438,7 +466,9 @@ def check_checkpoint_size(config: RunConfig, model: ModelSettings) -> int:
 
 
 def check_port(env: ProcessEnv) -> None:
-    """Check that the processes' meeting port can be opened; the port is free again afterwards."""
+    """Raise an error if this process cannot open the TCP port at which the ranks of the run will find each other. The
+    port is opened only for the check; nothing is checked where the launcher or another rank opens it.
+    """
     if env.world_size == 1:
         return
     host, port = "127.0.0.1", 0  # because: our own launcher takes any free port

@@ -28,7 +28,9 @@ _DATASET_FACTS = ("data: num_tokens", "data: num_documents", "data: content")
 
 
 def open_resume_checkpoint(config: RunConfig, path: Path | None) -> Contents | None:
-    """Open the checkpoint to resume from; raise if it is damaged or if the run is to end before its step."""
+    """Open the checkpoint at `path`, from which the run resumes; return None if `path` is None. Raise CheckpointError
+    if the checkpoint is damaged, and SettingsError if its step lies beyond the run's last step.
+    """
     if path is None:
         return None
     try:
@@ -37,41 +39,46 @@ def open_resume_checkpoint(config: RunConfig, path: Path | None) -> Contents | N
         if config.checkpoint.fallback or isinstance(error, NewerFormatError) or previous_checkpoint(path) is None:
             raise
         raise CheckpointError(f"{error} To go on from there, add checkpoint.fallback=true.") from error
-    _refuse_past_end(config, path, contents.manifest.step)
+    _check_steps_left(config, path, contents.manifest.step)
     return contents
 
 
 def newest_readable(path: Path | None) -> Path | None:
-    """Return this checkpoint if its manifest is readable, else the newest readable one before it.
-
-    Return `path` itself if there is none. Used with checkpoint.fallback only.
+    """Return the checkpoint at `path` if its manifest is readable, else the newest readable checkpoint before it in the
+    same folder; `path` itself if there is none. Used with checkpoint.fallback only.
     """
     return path if path is None or manifest_problem(path) is None else previous_checkpoint(path) or path
 
 
 def skipped_messages(path: Path) -> list[str]:
-    """Return messages on the newer checkpoints that `newest_readable` skipped in favour of this one."""
+    """Return a message for each checkpoint in the same folder that is newer than the one at `path` and has an
+    unreadable manifest. A run with checkpoint.fallback resumes from `path` instead of them.
+    """
     return [
         f"{checkpoint} is passed over: {problem}"
         for checkpoint in newer_checkpoints(path) if (problem := manifest_problem(checkpoint)) is not None
     ]  # fmt: skip
 
 
-def set_aside_damaged(path: Path, own_folder: Path, error: LmtrainError) -> None:
-    """Set aside a checkpoint of the run's own folder that proved damaged while it was read; else raise `error`.
+def set_aside_damaged(path: Path, checkpoint_folder: Path, error: LmtrainError) -> None:
+    """Rename the damaged checkpoint at `path`, so that the run resumes from the one before it. Raise `error`, with
+    which reading failed, if the checkpoint is not in the run's own `checkpoint_folder`, if no readable checkpoint
+    precedes it, or if its files prove intact.
 
-    `own_folder` is the run's folder of checkpoints. Raise as well if no readable checkpoint precedes this one, because
-    the run must not restart from the beginning, and if it is intact, because it does not fit for other reasons.
+    because: without an earlier checkpoint the run would silently restart from the beginning, and an intact checkpoint
+    does not fit the run for another reason
     """
-    is_own = path.parent.resolve() == own_folder.resolve()
+    is_own = path.parent.resolve() == checkpoint_folder.resolve()
     if not is_own or previous_checkpoint(path) is None or not Contents(path).find_damage():
         raise error
     with storage_errors(path, "Renaming"):
         rename_damaged(path)
 
 
-def data_shares_of(checkpoint: Contents | None) -> str:
-    """Return how data was split into shares when the run began: one of SHARES. `checkpoint` is None for a new run."""
+def split_rule_of(checkpoint: Contents | None) -> str:
+    """Return the rule by which the run's first start applied data.split to the data: "tokens", "read" or "all", as
+    described at SHARES. It is read from the checkpoint to resume from; None stands for a new run, which uses "tokens".
+    """
     if checkpoint is None:
         return TOKEN_SHARES
     data = checkpoint.manifest.state.get("data")
@@ -82,7 +89,9 @@ def data_shares_of(checkpoint: Contents | None) -> str:
 def check_resume_checkpoint(
     resumed: Contents, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
 ) -> None:
-    """Raise on a checkpoint of another run or with wrong contents, before a model is built."""
+    """Raise CheckpointError if the opened checkpoint `resumed` belongs to another run, or lists other tensors than its
+    model has.
+    """
     check_same_run(resumed.path, resumed.manifest, config, model, tokenizer, data)
     checked_model(resumed)
 
@@ -90,7 +99,9 @@ def check_resume_checkpoint(
 def check_same_run(
     path: Path, manifest: Manifest, config: RunConfig, model: ModelSettings, tokenizer: Tokenizer, data: TrainingData
 ) -> None:
-    """Raise CheckpointError if the checkpoint belongs to a different run, with another model or other samples."""
+    """Raise CheckpointError if the checkpoint's model, samples, tokenizer, seed, optimizer or batch sizes differ from
+    the run's, or if its manifest lacks the state of a run. `path` is the checkpoint's folder.
+    """
     state = manifest.state
     if "data" not in state or "optimizer" not in state:
         raise CheckpointError(
@@ -122,18 +133,20 @@ def check_same_run(
     if differ:
         raise CheckpointError(
             f"{path} was made with other settings: {'; '.join(text for _, text in differ)}. "
-            f"Go on with those, {_way_out_with_changes(path, config, [name for name, _ in differ])}."
+            f"Go on with those, {_advice_to_keep_changes(path, config, [name for name, _ in differ])}."
         )
 
 
-def _data_pairs(state: dict[str, Any], config: RunConfig, data: TrainingData) -> list[tuple[str, Any, Any]]:
-    """Return (name, our value, the checkpoint's value) for all that decides the samples.
+def _data_pairs(saved_data: dict[str, Any], config: RunConfig, data: TrainingData) -> list[tuple[str, Any, Any]]:
+    """Return (name, the run's value, the checkpoint's value) for each setting and dataset property that decides which
+    samples are read in which order. `saved_data` is the `data` entry of the checkpoint's state.
 
     If the dataset itself differs, return a single entry that says so.
     """
-    saved = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0} | state
+    defaults = {"packing": "concatenate", "order": "own", "first_sample": 0, "blend": None, "held_out_tokens": 0}
+    saved = defaults | saved_data
     pairs = [(f"data: {key}", value, saved.get(key)) for key, value in data.sample_identity.items()]
-    saved_content = state.get("content_sha256")
+    saved_content = saved_data.get("content_sha256")
     if data.content_sha256 is not None and saved_content is not None:
         pairs.append(("data: content", data.content_sha256[:12], saved_content[:12]))
     num_tokens, saved_num_tokens = data.sample_identity.get("num_tokens"), saved.get("num_tokens")
@@ -147,18 +160,25 @@ def _data_pairs(state: dict[str, Any], config: RunConfig, data: TrainingData) ->
     return pairs
 
 
-def _batch_pair(config: RunConfig, step: int, samples: int) -> tuple[str, Any, Any]:
-    """Return (name, our value, the checkpoint's value) for the batches so far, by a single setting if possible."""
-    if config.train.rampup is None and step and samples % step == 0:
-        return "train.global_batch", config.train.global_batch, samples // step
-    reached = config.batch_plan.range_of(step)[0]
-    return f"train.global_batch with train.rampup, as samples up to step {step},", reached, samples
+def _batch_pair(config: RunConfig, saved_step: int, saved_samples: int) -> tuple[str, Any, Any]:
+    """Return (name, the run's value, the checkpoint's value) to compare batch sizes: train.global_batch if the run has
+    no ramp-up and the checkpoint's batches were equal, else the samples read up to `saved_step`. `saved_samples` counts
+    the samples that the checkpoint's run has read.
+    """
+    if config.train.rampup is None and saved_step and saved_samples % saved_step == 0:
+        return "train.global_batch", config.train.global_batch, saved_samples // saved_step
+    reached = config.batch_plan.range_of(saved_step)[0]
+    return f"train.global_batch with train.rampup, as samples up to step {saved_step},", reached, saved_samples
 
 
-def _way_out_with_changes(path: Path, config: RunConfig, changed: Sequence[str]) -> str:
-    """Return the way out for a user who wants to keep the settings named in `changed`."""
+def _advice_to_keep_changes(path: Path, config: RunConfig, changed_names: Sequence[str]) -> str:
+    """Return the end of an error message: how to train with the settings in `changed_names`, which differ from the
+    checkpoint at `path`. The advice is a new run, from the checkpoint's weights if the model and tokenizer are the
+    same.
+    """
     is_own = path.resolve().is_relative_to(Path(config.run.dir).resolve())
-    if any(name == "tokenizer" or name.startswith("model.") for name in changed):  # because: the weights do not fit
+    # because: with another tokenizer or model the weights do not fit
+    if any(name == "tokenizer" or name.startswith("model.") for name in changed_names):
         override = f"give checkpoint.resume=none to begin run.dir={config.run.dir} anew"
         return "or begin a new run: run.dir=FOLDER checkpoint.resume=none" if is_own else f"or {override}"
     folder = "run.dir=FOLDER " if is_own else ""
@@ -168,7 +188,7 @@ def _way_out_with_changes(path: Path, config: RunConfig, changed: Sequence[str])
 
 
 def _type_problems(manifest: Manifest) -> Iterator[str]:
-    """Yield a message for each key of the saved state whose value a run cannot use."""
+    """Yield a message for each entry of the checkpoint's saved state that has the wrong type or an impossible value."""
     kinds: dict[str, tuple[Callable[[Any], bool], str]] = {
         **dict.fromkeys(("samples", "tokens", "attempt", "skipped"), (is_count, "a number from 0")),
         "step": (lambda value: is_count(value) and value == manifest.step, f"the step {manifest.step}"),
@@ -202,15 +222,15 @@ def _is_scale(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def _refuse_past_end(config: RunConfig, path: Path, reached: int) -> None:
-    """Raise SettingsError if the checkpoint's step is beyond the last step of the run."""
+def _check_steps_left(config: RunConfig, path: Path, saved_step: int) -> None:
+    """Raise SettingsError if `saved_step`, the step of the checkpoint at `path`, is beyond the run's last step."""
     total = config.total_steps
-    if reached <= total:
+    if saved_step <= total:
         return
     setting, key = f"train.steps={total}", "train.steps"
     if config.train.steps is None:
         setting, key = f"train.tokens={show(config.train.tokens)}, {total} steps,", "train.tokens=null train.steps"
     raise SettingsError([
-        f"{setting} ends before step {reached}, which {path} has reached. "
-        f"Use {key}={reached + 1} or more to go on, or another run.dir for a new run."
+        f"{setting} ends before step {saved_step}, which {path} has reached. "
+        f"Use {key}={saved_step + 1} or more to go on, or another run.dir for a new run."
     ])

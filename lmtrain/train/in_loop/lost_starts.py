@@ -36,7 +36,9 @@ _MAX_CAUSE_CHARACTERS = 300  # characters of a cause
 
 @dataclass
 class LostStarts:
-    """The lost starts at a step, oldest first; while this process runs a counted start, the last entry is its own."""
+    """The starts of a run, from one step, that ended in a crash or without a message, oldest first. While a start that
+    is counted runs, its own entry is the last.
+    """
 
     folder: Path
     step: int
@@ -49,7 +51,9 @@ class LostStarts:
         return cls(Path(config.run.dir), _resume_step(resume_from), _identity_digest(config, inputs)).load()
 
     def load(self) -> LostStarts:
-        """Read the entries for this step and digest; an unreadable file counts as empty. Return self."""
+        """Read the lost starts from starts.json if the file is for this step and digest, and return self. The newest
+        entry is dropped if stop.json shows that it ended in an orderly way. An unreadable file counts as empty.
+        """
         record = read_object_or_empty(self.folder / FAILED_STARTS)
         if (record.get("step"), record.get("of")) == (self.step, self.digest):
             lost = record.get("lost")
@@ -59,7 +63,9 @@ class LostStarts:
         return self
 
     def check_limit(self, config: RunConfig) -> None:
-        """Raise NoProgressError, after recording the end in stop.json, if MAX_LOST starts were lost at this step."""
+        """Raise NoProgressError if MAX_LOST or more starts at this step were lost, and write the same message to
+        stop.json.
+        """
         if len(self.lost) < MAX_LOST:
             return
         self.write()
@@ -75,7 +81,9 @@ class LostStarts:
         raise error
 
     def write(self) -> None:
-        """Write starts.json, or remove the file if no start is lost. A failure is only a warning."""
+        """Write the lost starts to starts.json, or delete the file if there are none. A failed write only causes a
+        warning.
+        """
         path = self.folder / FAILED_STARTS
         try:
             if self.lost:
@@ -86,7 +94,9 @@ class LostStarts:
             warn(f"This start is not counted: {error}")
 
     def add_start(self, env: ProcessEnv) -> None:
-        """Add an entry for the start of this process and write the file."""
+        """Add an entry for the start that this process begins (time, host, job, number of processes) and write
+        starts.json.
+        """
         self.lost.append({
             "began": datetime.now(UTC).isoformat(timespec="seconds"), "host": env.host, "job": env.job_id,
             "processes": env.world_size, "restart": env.num_restarts, "stop_before": stop_stamp(self.folder),
@@ -99,7 +109,9 @@ class LostStarts:
         self.write()
 
     def discard_newest(self) -> None:
-        """Remove the newest entry, of a start that was not lost, and the run's folder if that is empty."""
+        """Remove the newest entry, because that start ended in an orderly way, and write starts.json. Also remove the
+        run's folder if it is empty.
+        """
         self.lost.pop()
         self.write()
         with suppress(OSError):
@@ -112,7 +124,8 @@ class LostStarts:
 
 
 def count_start(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> LostStarts | None:
-    """Count this start of the run, or raise NoProgressError after too many lost ones.
+    """Add this start to the run's counter of lost starts, starts.json, and return the counter; `counting_start` removes
+    the entry again unless the start is lost. Raise NoProgressError if MAX_LOST starts at this step were lost already.
 
     Return None on ranks other than 0, and if another process holds the run's folder, because that process counts.
     """
@@ -127,7 +140,9 @@ def count_start(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> LostStart
 
 @contextmanager
 def counting_start(starts: LostStarts | None) -> Iterator[None]:
-    """Count the start as lost if the block fails with the exit code of a lost run.
+    """Run the `with` block as the start that `count_start` added to `starts`. Keep its entry if the block raises an
+    error whose exit code lets a launcher restart the run, such as a crash or a lost peer; remove it after any other
+    error.
 
     After another failure, remove only this start's entry; after success, remove all entries. None does nothing.
     """
@@ -146,7 +161,7 @@ def counting_start(starts: LostStarts | None) -> Iterator[None]:
 
 
 def _resume_step(resume_from: Path | None) -> int:
-    """Return the step of the checkpoint to resume from, 0 for None."""
+    """Return the step of the checkpoint `resume_from`, or 0 if it is None."""
     if resume_from is None:
         return 0
     step = step_from_name(resume_from.name)
@@ -154,7 +169,9 @@ def _resume_step(resume_from: Path | None) -> int:
 
 
 def _identity_digest(config: RunConfig, inputs: Inputs) -> str:
-    """Return a digest of settings, data, tokenizer, code and libraries."""
+    """Return a hash of the run's settings, data, tokenizer, code and library versions. Starts with different hashes are
+    counted apart, because the change may have removed the cause of the loss.
+    """
     # because: `step` identifies the checkpoint; checkpoint paths of a launcher's first start may be gone by its last
     identity = [
         with_final_model(config, inputs).to_dict(), inputs.data.sample_identity, inputs.tokenizer.fingerprint,
@@ -164,7 +181,9 @@ def _identity_digest(config: RunConfig, inputs: Inputs) -> str:
 
 
 def _add_recorded_cause(start: dict[str, Any], folder: Path) -> bool:
-    """Add the cause in stop.json to a start's entry. Return False if the start was not lost."""
+    """Add to `start`, an entry of starts.json, the cause of its end from stop.json in the run's `folder`, if the file
+    was written after that start. Return False if stop.json shows an orderly end, so that the start was not lost.
+    """
     if stop_stamp(folder) in (None, start.get("stop_before")):
         return True  # because: stop.json is missing or belongs to an earlier start
     stop = read_stop_or_empty(folder)

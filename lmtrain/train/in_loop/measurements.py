@@ -45,7 +45,9 @@ class Evaluation(Protocol):
 
 
 def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
-    """Run the evaluations; return True if none was cut off, on every process the same."""
+    """Run all evaluation tasks on the model and write a metrics row for each. Return False if a request to stop the run
+    interrupted them; all ranks return the same.
+    """
     # because: blocks compiled for a step's shape would be recompiled for every text length
     uncompiled = torch.compiler.set_stance("force_eager") if run.model.compiled else nullcontext()
     try:
@@ -60,10 +62,11 @@ def evaluate(run: Run, evaluation: Evaluation, requests: Requests) -> bool:
 
 
 def validate(run: Run, requests: Requests) -> float | None:
-    """Return the mean loss over the first `valid_samples` validation samples, or None if a stop cut it off.
+    """Return the mean loss over the first train.valid_samples validation samples and write a metrics row. Return None
+    if a request to stop the run interrupted the validation.
 
-    The samples are always the same. With several domains, this many samples of each are read, and the loss is that of
-    all their tokens together. All ranks take part.
+    The samples are always the same. With several validation datasets, this many samples of each are read, and the loss
+    is the mean over all their tokens together. All ranks take part.
     """
     terms = run.model.terms
     began = time.monotonic()
@@ -83,45 +86,50 @@ def validate(run: Run, requests: Requests) -> float | None:
     return float(row["loss"])
 
 
-def _sum_losses(run: Run, name: str, valid: Dataset, requests: Requests) -> tuple[Sums, Sequence[int], int]:
-    """Return the sums over a dataset's first validation samples, each term's number of labels, and that of samples."""
+def _sum_losses(run: Run, domain: str, dataset: Dataset, requests: Requests) -> tuple[Sums, Sequence[int], int]:
+    """Score the first validation samples of one dataset, and return loss sums and correct predictions per loss term,
+    the number of labels per term, and the number of samples. `domain` is the dataset's name for messages, "" if there
+    is only one.
+    """
     dp = run.mesh.dp
-    ids = np.arange(min(run.config.train.valid_samples, valid.num_samples))
-    run.view.show_activity(f"validating on {len(ids)} samples" + (f" of {name}" if name else ""))
-    batches = valid_batches(valid, ids, run.config.train.micro_batch, dp.index, dp.size)
+    ids = np.arange(min(run.config.train.valid_samples, dataset.num_samples))
+    run.view.show_activity(f"validating on {len(ids)} samples" + (f" of {domain}" if domain else ""))
+    batches = valid_batches(dataset, ids, run.config.train.micro_batch, dp.index, dp.size)
     loss_sums = list(run.model.validation_sums(requests.batches_until_stop(batches)))
     sums: Sums = torch.stack(loss_sums).sum(0).tolist()  # sync: validation ends
-    return sums, labels_per_term(valid.counts(ids).labels, len(ids), valid.batch(ids[:1])), len(ids)
+    return sums, labels_per_term(dataset.counts(ids).labels, len(ids), dataset.batch(ids[:1])), len(ids)
 
 
-def _row_values(terms: Sequence[str], sums: Sums, counts: Sequence[int], num_samples: int) -> dict[str, Any]:
-    """Return the values of a validation row from sums over samples and the number of labels of each term.
+def _row_values(terms: Sequence[str], sums: Sums, label_counts: Sequence[int], num_samples: int) -> dict[str, Any]:
+    """Return the values of a validation row (loss, ppl, accuracy, samples, tokens and each further loss term) from sums
+    over the samples and `label_counts`, the number of labels of each loss term.
 
     The first of `terms` is that of tokens. With several terms, the loss is the sum of their means; perplexity and
     accuracy are the first term's.
     """
-    means, hits = ([total / num for total, num in zip(row, counts, strict=True)] for row in sums)
+    means, hits = ([total / num for total, num in zip(row, label_counts, strict=True)] for row in sums)
     values = {"loss": math.fsum(means), "ppl": math.exp(min(means[0], _MAX_NATS)), "accuracy": hits[0]}
-    values |= {"samples": num_samples, "tokens": counts[0]}
+    values |= {"samples": num_samples, "tokens": label_counts[0]}
     return values | dict(zip(term_measure_names(terms), (means if len(means) > 1 else []) + hits[1:], strict=True))
 
 
 def valid_batches(
-    valid: Dataset, ids: np.ndarray[Any, np.dtype[np.int64]], size: int, dp_index: int, dp_size: int
+    dataset: Dataset, sample_ids: np.ndarray[Any, np.dtype[np.int64]], batch_size: int, dp_index: int, dp_size: int
 ) -> Iterator[Batch]:
-    """Yield this rank's share of the batches of the samples `ids`: every dp_size-th, each of `size` samples.
+    """Cut the samples into batches of `batch_size`, deal them out to the data-parallel ranks in turn, and yield the
+    batches of the rank `dp_index`.
 
     Each rank gets equally many, because ranks compute together: a rank with one batch too few ends with a batch without
     labels.
     """
-    starts = range(0, len(ids), size)
+    starts = range(0, len(sample_ids), batch_size)
     for first in starts[::dp_size]:
         fault_point("valid.batch")
-        mine = first + dp_index * size
+        mine = first + dp_index * batch_size
         if mine in starts:
-            yield valid.batch(ids[mine : mine + size]).map(torch.from_numpy)
+            yield dataset.batch(sample_ids[mine : mine + batch_size]).map(torch.from_numpy)
         else:
-            yield valid.batch(ids[first : first + size]).without_labels().map(torch.from_numpy)
+            yield dataset.batch(sample_ids[first : first + batch_size]).without_labels().map(torch.from_numpy)
 
 
 def is_due(step: int, interval: int | None) -> bool:
@@ -130,7 +138,9 @@ def is_due(step: int, interval: int | None) -> bool:
 
 
 def due_measurements(run: Run, evaluation: Evaluation | None) -> list[str]:
-    """Return the names of the measurements due at the current step."""
+    """Return which of "validation" and "evaluation" must run after the current step, by their intervals or at the last
+    step.
+    """
     config, step = run.config, run.progress.step
     is_last = step == config.total_steps
     validates = is_due(step, config.train.valid_interval_steps) or (is_last and bool(run.inputs.data.valid))
@@ -141,9 +151,9 @@ def due_measurements(run: Run, evaluation: Evaluation | None) -> list[str]:
 def measure(
     run: Run, requests: Requests, evaluation: Evaluation | None, names: Sequence[str]
 ) -> float | None:
-    """Make the named measurements in order; return the validation loss, or None if there is none.
-
-    Measurements without time left, or cut off, become pending in `run.progress`.
+    """Run the measurements `names` ("validation", "evaluation") in order and return the validation loss, or None
+    without a finished validation. Each measurement that a stop or a lack of time prevents is kept in
+    `run.progress.pending`.
     """
     loss, pending = None, []
     for name in names:
@@ -165,7 +175,8 @@ def measure(
 
 
 def measure_pending(run: Run, requests: Requests, evaluation: Evaluation | None) -> float | None:
-    """Make the previous attempt's pending measurements; return the validation loss or None.
+    """Run the measurements that the run's previous attempt left pending, and return the validation loss, or None
+    without a finished validation.
 
     A measurement for which this attempt has too little time either is dropped, because the run could otherwise never
     continue.

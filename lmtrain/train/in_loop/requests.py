@@ -49,19 +49,23 @@ _SCONTROL_TIMEOUT_S = 30.0  # timeout of scontrol
 
 
 class RequestSource:
-    """A source of requests, from a single rank or from all ranks alike; the highest number over all ranks counts."""
+    """A source of requests, such as a signal or a file in the run's folder. It is on rank 0 only or on all ranks alike;
+    the maximum of its numbers over all ranks counts.
+    """
 
     cause: str  # text for stop.json, the view and the last message; the same on every rank
 
     def requested(self) -> int:
-        """Return the sum of SAVE, STOP and so on, or 0. Called about once per step; must not block."""
+        """Return the requests made now, as a sum of flags such as SAVE and STOP, or 0. Called about once per step; must
+        not block.
+        """
         return 0
 
     def on_done(self, request: int) -> None:
-        """Handle that a request, such as SAVE, was carried out, from whichever source."""
+        """React to a request, such as SAVE, that was carried out, whichever source made it."""
 
     def receive_maximum(self, maximum: int) -> None:
-        """Handle the maximum over all ranks of the numbers that this source sent."""
+        """Use the maximum over all ranks of the numbers that this source's `requested` returned."""
 
 
 @dataclass
@@ -73,7 +77,7 @@ class PlaceholderSource(RequestSource):
 
 @dataclass
 class SignalSource(RequestSource):
-    """A request to stop by a signal."""
+    """A source that requests a stop once the signal whose name is `cause`, such as SIGTERM, was received."""
 
     cause: str
     stop: StopRequest
@@ -105,7 +109,9 @@ class Deadline(RequestSource):
 
 
 class FileRequest(RequestSource):
-    """A request by a file of this name in the run's folder. Checked once a second, because the disk may be slow."""
+    """A source that makes a request while a file of a given name is in the run's folder. It looks once a second,
+    because the disk may be slow.
+    """
 
     def __init__(self, path: Path, request: int, clock: Callable[[], float]) -> None:
         self.cause = request_file_cause(path.name)
@@ -124,7 +130,9 @@ class FileRequest(RequestSource):
 
 
 class SaveInterval(RequestSource):
-    """A request to save checkpoint.interval_s after the newest checkpoint began."""
+    """A source that requests a save once checkpoint.interval_s seconds have passed since the newest checkpoint
+    began.
+    """
 
     cause = "checkpoint.interval_s"
 
@@ -144,7 +152,9 @@ class MeasurementCutOff(Exception):
 
 
 class FullestMemory(RequestSource):
-    """The fullest rank's memory, sent with the vote above the bits of all requests; requests nothing itself."""
+    """A source that requests nothing: its number carries this rank's memory use, in bits above those of the requests,
+    so that the vote's maximum is the memory of the fullest rank.
+    """
 
     cause = "memory"
 
@@ -167,7 +177,8 @@ class FullestMemory(RequestSource):
 
 
 class Vote:
-    """A maximum over all ranks that overlaps with a step; each process gets the same result after the same step.
+    """An exchange of numbers between all ranks that runs while a step computes. Each rank gets the same result, the
+    maximum of each number over all ranks, after the same step.
 
     The exchange runs while the step computes, so nothing waits for it. With several processes, a number counts after
     the step that follows it; with a single process, after the step in which it arose.
@@ -180,18 +191,19 @@ class Vote:
         self._rows = np.zeros((0, 0), np.int64)
 
     def start(self, own_numbers: Callable[[], Sequence[int]], extra: Sequence[int] = ()) -> None:
-        """Start the exchange, before a step. All ranks pass equally many numbers each time.
+        """Start a gather of this rank's numbers over all ranks, before a step. `own_numbers` returns the numbers of
+        which `finish` returns the maxima; `extra` are further numbers, which `extra_rows` returns per rank. All ranks
+        must pass equally many.
 
-        The maxima of `own_numbers` are the result. The numbers in `extra` are not reduced; see `extra_rows`.
+        A single process sends nothing here.
         """
         if self._peers is not None:
             numbers = own_numbers()
             self._num_reduced, self._receive = len(numbers), self._peers.start_gather([*numbers, *extra])
 
     def finish(self, own_numbers: Callable[[], Sequence[int]]) -> list[int]:
-        """Return the maxima after the step, the same on every process.
-
-        `own_numbers` is called only if there is a single process.
+        """Wait for the gather that `start` began and return, for each of the numbers, its maximum over all ranks. A
+        single process calls `own_numbers` now and returns the result.
         """
         if self._receive is None:
             return list(own_numbers())
@@ -199,21 +211,25 @@ class Vote:
         return [int(number) for number in self._rows[:, : self._num_reduced].max(0)]
 
     def extra_rows(self) -> NDArray[np.int64] | None:
-        """Return the extra numbers of each rank, a row per rank, after `finish`; None if there are none."""
+        """Return the numbers that the ranks passed to `start` as `extra`, one row per rank, after `finish`; None if
+        there were none.
+        """
         extra = self._rows[:, self._num_reduced :]
         return extra if extra.size else None
 
 
 class Requests:
-    """The requests to a run and their effect: each rank acts on the same results of the vote."""
+    """All requests to a run (save, stop, trace, skip a measurement) and their effect. Each rank acts on the same
+    results of the vote.
+    """
 
     def __init__(
         self, vote: Vote, report: Callable[[str], None] = lambda text: None, trace: Callable[[], None] = lambda: None,
         stragglers: StragglerWatch | None = None,
     ) -> None:  # fmt: skip
-        """Prepare without sources; `trace` starts a trace.
+        """Begin without sources. `trace` is called when a trace of steps is requested.
 
-        `report` receives messages on stops that no signal caused, and on stragglers.
+        `report` receives messages on stops that no signal caused, and on slow ranks, which `stragglers` finds.
         """
         self._vote, self._report, self._trace, self._stragglers = vote, report, trace, stragglers
         self._sources: list[RequestSource] = []
@@ -221,15 +237,21 @@ class Requests:
         self._results: list[int] = []
 
     def add_sources(self, *sources: RequestSource) -> None:
-        """Add sources, in the same order on all ranks; if several request the same, the first one's cause is shown."""
+        """Add sources of requests, in the same order on all ranks. If several sources request the same, the first one's
+        cause is shown.
+        """
         self._sources += sources
 
     def start_vote(self) -> None:
-        """Start the vote, before a step."""
+        """Send this rank's requests to all ranks, without waiting, before a step. `finish_vote` receives them after the
+        step.
+        """
         self._vote.start(self._own_requests, self._stragglers.numbers_to_send() if self._stragglers else ())
 
     def finish_vote(self) -> None:
-        """Finish the vote, after the step, and act on its result."""
+        """Receive the requests of all ranks, sent by `start_vote`, and carry them out: set `stopped_by` if a stop is
+        requested, start a trace if requested, and pass memory use and step times on to their observers.
+        """
         self._results = self._vote.finish(self._own_requests)
         for source, maximum in zip(self._sources, self._results, strict=False):
             source.receive_maximum(maximum)
@@ -246,14 +268,18 @@ class Requests:
             self._report_done(TRACE)
 
     def vote_now(self) -> None:
-        """Vote within a measurement, on all ranks equally often. Raise MeasurementCutOff if the run must stop."""
+        """Exchange requests with all ranks during a validation or evaluation, waiting for the result. All ranks must
+        call it equally often. Raise MeasurementCutOff, on every rank, if the run must stop.
+        """
         self.start_vote()
         self.finish_vote()
         if self.stopped_by is not None:
             raise MeasurementCutOff
 
     def batches_until_stop(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches, with a vote before each; raise MeasurementCutOff if the run must stop."""
+        """Yield the batches, and before each exchange requests with all ranks. Raise MeasurementCutOff, on every rank,
+        if the run must stop.
+        """
         for batch in batches:
             self.vote_now()
             yield batch
@@ -264,36 +290,46 @@ class Requests:
         return self._first_cause(SAVE) is not None
 
     def lacks_time_for(self, name: str) -> bool:
-        """Return whether too little time is left for a measurement, by the last vote; the same on every rank."""
+        """Return whether too little time is left for the measurement `name` ("validation" or "evaluation"), as of the
+        last vote; the same on every rank.
+        """
         return self._first_cause(NO_TIME_FOR[name]) is not None
 
     def stop_if_no_time_for(self, name: str) -> bool:
-        """Stop the run if too little time is left for this measurement; return whether the run stops, for any cause."""
+        """Stop the run if too little time is left for the measurement `name` ("validation" or "evaluation"). Return
+        whether the run stops, for this or any other cause.
+        """
         self._stop_for(NO_TIME_FOR[name])
         return self.stopped_by is not None
 
     def report_saved(self) -> None:
-        """Report to all sources that a checkpoint has begun."""
+        """Tell all sources that a checkpoint was begun, so that they end their request for it."""
         self._report_done(SAVE)
 
     def _report_done(self, request: int) -> None:
-        """Report to all sources that this request was carried out."""
+        """Tell all sources that `request`, SAVE or TRACE, was carried out."""
         for source in self._sources:
             source.on_done(request)
 
     def _own_requests(self) -> list[int]:
-        """Return the numbers that this rank's sources request now."""
+        """Return a number per source: the requests that it makes on this rank now, as a sum of flags such as SAVE and
+        STOP.
+        """
         return [source.requested() for source in self._sources]
 
     def _first_cause(self, request: int) -> str | None:
-        """Return the cause of the first source that made this request in the last vote, or None."""
+        """Return the cause, such as a file or signal name, of the first source that made `request` in the last vote;
+        None if no source did. `request` is a flag such as SAVE or STOP.
+        """
         return next(
             (source.cause for source, result in zip(self._sources, self._results, strict=False) if result & request),
             None,
         )
 
     def _stop_for(self, request: int) -> None:
-        """Set `stopped_by` if this request was made in the last vote."""
+        """Mark the run as stopping, with the source's cause in `stopped_by`, if a source made `request` in the last
+        vote. `request` is a flag such as STOP.
+        """
         cause = self._first_cause(request)
         if cause and self.stopped_by is None and cause not in STOP_NAMES:
             self._report(f"{cause}: stopping after this step")
@@ -301,10 +337,13 @@ class Requests:
 
 
 @contextmanager
-def requests_of(
+def open_requests(
     run: Run, stop: StopRequest, trace: Callable[[], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Requests]:
-    """Yield the requests of this run, with sources in the order in which causes are shown. All ranks take part."""
+    """Yield the run's Requests, which listen to signals, the Slurm time limit, run.time_limit, files in the run's
+    folder and checkpoint.interval_s. `stop` holds the received stop signal; `trace` is called if a trace of steps is
+    requested. All ranks take part.
+    """
     is_rank_0, limit, save_interval = run.mesh.rank == 0, run.config.run.time_limit, run.config.checkpoint.saves_every_s
     run.durations.stragglers = build_straggler_watch(run.config, run.inputs.model, run.mesh, run.memory)
     requests = Requests(Vote(run.mesh), run.view.show_note, trace, run.durations.stragglers)
@@ -367,49 +406,55 @@ class Allocation:
         """Return the seconds until the job ends, or None if no end is known."""
         return None if self._deadline_s is None else self._deadline_s - self._clock()
 
-    def refresh(self, number: str) -> None:
+    def refresh(self, job_id: str) -> None:
         """Query the job's end once and keep it."""
-        if (end := self._query(number)) is not None:
+        if (end := self._query(job_id)) is not None:
             self._set_end(end)
 
-    def _set_end(self, end: float) -> None:
-        """Take the job's end, as Unix time, and convert it to this process's clock."""
+    def _set_end(self, end_unix_s: float) -> None:
+        """Convert the Slurm job's end from Unix time to this process's monotonic clock and store it. A changed end
+        shifts the stored one; an end in the past is ignored.
+        """
         if self._reported_end is None or self._deadline_s is None:
-            seconds_left = end - self._wall_clock()
+            seconds_left = end_unix_s - self._wall_clock()
             if self._job is not None and self._job.began is not None:
                 seconds_left = min(
-                    seconds_left, end - self._job.began
+                    seconds_left, end_unix_s - self._job.began
                 )  # because: a slow wall clock must not extend the time left
             if seconds_left <= 0:
                 return  # because: the job is running, so either the clock is wrong or the end belongs to another job
             self._deadline_s = self._clock() + seconds_left
         else:
-            self._deadline_s += end - self._reported_end
-        self._reported_end = end
+            self._deadline_s += end_unix_s - self._reported_end
+        self._reported_end = end_unix_s
 
-    def _refresh_until_closed(self, number: str) -> None:
+    def _refresh_until_closed(self, job_id: str) -> None:
         if self._reported_end is None:
-            self.refresh(number)
+            self.refresh(job_id)
         while not self._closed.wait(_QUERY_INTERVAL_S):
-            self.refresh(number)
+            self.refresh(job_id)
 
 
-def query_job_end(number: str) -> float | None:
-    """Return the job's end as Unix time from `scontrol show job`, or None if scontrol fails or the job has no limit."""
+def query_job_end(job_id: str) -> float | None:
+    """Ask `scontrol show job` when the Slurm job ends. Return Unix time in seconds, or None if scontrol fails or the
+    job has no time limit.
+    """
     with suppress(OSError, subprocess.SubprocessError):
         result = subprocess.run(
-            ["scontrol", "--oneliner", "show", "job", number],
+            ["scontrol", "--oneliner", "show", "job", job_id],
             capture_output=True,
             text=True,
             timeout=_SCONTROL_TIMEOUT_S,
         )
-        return parse_job_end(result.stdout, number)
+        return parse_job_end(result.stdout, job_id)
     return None
 
 
-def parse_job_end(output: str, number: str) -> float | None:
-    """Return the end of this job in scontrol's output as Unix time, or None. For an array, that lists all tasks."""
-    match = re.search(rf"^JobId={number} .*\bEndTime=(\S+)", output, re.MULTILINE)
+def parse_job_end(output: str, job_id: str) -> float | None:
+    """Return the Slurm job's EndTime in `output`, as printed by `scontrol show job`, in Unix seconds; None if it is
+    missing. The line is chosen by `job_id`, because scontrol prints a line for each task of a job array.
+    """
+    match = re.search(rf"^JobId={job_id} .*\bEndTime=(\S+)", output, re.MULTILINE)
     with suppress(ValueError, OverflowError):
         return datetime.fromisoformat(match[1]).timestamp() if match else None
     return None

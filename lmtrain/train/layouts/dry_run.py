@@ -56,11 +56,13 @@ class StepForecast:
         return f"{likely} ({low} to {high})"
 
     def facts(self) -> dict[str, float]:
-        """Return the forecast as values of a metrics row, in seconds."""
+        """Return the forecast as entries of a metrics row, in seconds."""
         return {"predicted_step_s": self.likely_s, "low_s": self.low_s, "high_s": self.high_s}
 
     def comparison_text(self, measured_s: float) -> str:
-        """Return a sentence that compares a measured step time with the forecast."""
+        """Return a sentence that compares `measured_s`, the measured seconds of a step, with the forecast and says
+        whether it lies within the forecast's range.
+        """
         deviation = measured_s / self.likely_s - 1
         return (
             f"a step takes {format_milliseconds(measured_s)}, {abs(deviation):.0%} "
@@ -71,7 +73,9 @@ class StepForecast:
 
 
 def planned_run(config: RunConfig, model: ModelSettings) -> PlannedRun:
-    """Return the run as the planner's input; `model` has the tokenizer's vocabulary."""
+    """Convert the settings of a run to the planner's input. `model` has the vocabulary size that the tokenizer
+    needs.
+    """
     compute, dropout = config.compute, model.uses_dropout
     if config.hardware is not None and config.hardware.device == "cpu":
         compute = replace(compute, device="cpu", tf32=False)
@@ -86,16 +90,20 @@ def planned_run(config: RunConfig, model: ModelSettings) -> PlannedRun:
     )  # fmt: skip
 
 
-def predict_step(run: PlannedRun, hardware: Hardware, batches: Sequence[int] = ()) -> StepForecast:
-    """Return the mean step time over these batch sizes, in samples, since a run may begin with smaller batches."""
-    counts = Counter(batches or (run.global_batch,))
+def predict_step(run: PlannedRun, hardware: Hardware, batch_sizes: Sequence[int] = ()) -> StepForecast:
+    """Predict the mean duration of a step on this hardware over steps with the given `batch_sizes`, in samples. They
+    differ if the run ramps its batch size up; without `batch_sizes`, the step has the full batch.
+    """
+    counts = Counter(batch_sizes or (run.global_batch,))
     prices = machine_cost_model(hardware)
     time, _ = price_runs([replace(run, global_batch=size) for size in counts], hardware, prices.time)
     return StepForecast(float(sum(time.total * list(counts.values())) / counts.total()), prices.interval)
 
 
 def _energy_fact(run: PlannedRun, hardware: Hardware) -> dict[str, str]:
-    """Return the predicted energy of a step under the key `energy`; empty if the device's power is unknown."""
+    """Return {"energy": text} with the energy per step of all devices, as the planner predicts it; {} if the hardware
+    settings name no power.
+    """
     time, _ = price_runs([run], hardware, machine_cost_model(hardware).time)
     joules = float((watts(time, hardware) * time.total)[0]) * run.parallel.layout.world_size
     energy = f"{joules / 1e6:.3g} MJ" if joules >= 1e6 else f"{joules:.0f} J"
@@ -103,9 +111,10 @@ def _energy_fact(run: PlannedRun, hardware: Hardware) -> dict[str, str]:
 
 
 def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool = False) -> dict[str, Any]:
-    """Return the predictions of a dry run: memory, and with a given machine also step time and energy.
+    """Return the predictions that a dry run shows, as key -> text: the memory of the fullest rank, and, if
+    config.hardware names a machine, the step time and the energy of a step.
 
-    `runs_here`: all processes of the layout would run on this machine.
+    `runs_here` is True if all processes of the layout would run on this machine.
     """
     run, hardware = planned_run(_with_this_machine(config, runs_here), model), config.hardware
     rank = fullest_rank(run)
@@ -132,7 +141,8 @@ def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool =
 
 
 def _with_this_machine(config: RunConfig, runs_here: bool) -> RunConfig:
-    """Return the config with the CPU chosen, if the run names no machine and this one has no GPU.
+    """Return the config with compute.device=cpu if neither config.hardware nor compute.device names a device, this
+    machine has no GPU, and the run would use this machine. `runs_here` is True if all its processes would.
 
     If the processes of a larger layout do not run here (`runs_here`), they may find GPUs, so their config stays.
     """
@@ -143,20 +153,24 @@ def _with_this_machine(config: RunConfig, runs_here: bool) -> RunConfig:
     return replace(config, compute=replace(compute, device="cpu", tf32=False))
 
 
-def _communicator_fact(run: PlannedRun, held_bytes: int) -> dict[str, str]:
-    """Return the memory that NCCL and CUDA take on a rank, and the groups that communicate; empty if none."""
+def _communicator_fact(run: PlannedRun, communicator_bytes: int) -> dict[str, str]:
+    """Return {"communicators": text} with the memory that NCCL and CUDA take on a rank, `communicator_bytes`, and the
+    sizes of the process groups; {} if no ranks communicate.
+    """
     layout, axes = run.parallel.layout, ("tp", "dp_shard", "dp_replicate", "pp")
     groups = [f"{name} of {size}" for name in axes if (size := getattr(layout, name)) > 1]
-    if not groups or not held_bytes:
+    if not groups or not communicator_bytes:
         return {}
     words = ", ".join([*groups, *["lanes between stages"] * (layout.pp > 1), f"the world of {layout.world_size:,}"])
-    return {"communicators": f"{format_bytes(held_bytes)} of that, with CUDA itself, as in published runs: {words}"}
+    memory = format_bytes(communicator_bytes)
+    return {"communicators": f"{memory} of that, with CUDA itself, as in published runs: {words}"}
 
 
-def plan_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False) -> dict[str, Any]:
-    """Return all facts that a dry run shows, by key in their order.
+def dry_run_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False) -> dict[str, Any]:
+    """Return everything that a dry run shows, as key -> value in the order of the screen: model, steps, tokens,
+    evaluations, layout, memory, step time and more.
 
-    `runs_here`: all processes of the layout would run on this machine.
+    `runs_here` is True if all processes of the layout would run on this machine.
     """
     shape, steps = inputs.model.shape, config.total_steps
     first, last = config.batch_plan.range_of(steps - 1)
@@ -188,7 +202,9 @@ def plan_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False) ->
 
 
 def _measurement_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
-    """Return the validation data, unless a single dataset name describes it, and the evaluations with their times."""
+    """Return {"validation": text, "evaluation": text}: which samples validation reads, and which tasks are evaluated
+    how often. A key is left out if there is nothing to say.
+    """
     facts: dict[str, Any] = {}
     if inputs.data.validation_note:
         facts["validation"] = inputs.data.validation_note
@@ -206,7 +222,9 @@ def _measurement_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
 
 
 def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
-    """Return what is compiled, on this machine or on the planned one."""
+    """Return {"compiled": text}, which says whether torch.compile will be used for the model and, if not, why. The
+    device is that of config.hardware, or else this machine's.
+    """
     compute, hardware = config.compute, config.hardware
     on_gpu = compute.device != "cpu" and (
         hardware.generation != "cpu" if hardware is not None else Gpus.detect().count != 0 and has_kernel_compiler()
@@ -215,7 +233,9 @@ def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
 
 
 def _save_interval_fact(config: RunConfig) -> dict[str, Any]:
-    """Return the recommended save interval, from the duration of this run's saves and the time between failures."""
+    """Return {"save_every": text} with the recommended checkpoint.interval_s, computed from the duration of this run's
+    saves and run.time_between_failures; {} if the latter is not set.
+    """
     between_failures = config.run.time_between_failures
     if between_failures is None:
         return {}
@@ -233,7 +253,9 @@ def _save_interval_fact(config: RunConfig) -> dict[str, Any]:
 
 
 def _start_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
-    """Return the checkpoint that the run resumes from, or the checkpoint of its first weights."""
+    """Return which checkpoint the run resumes from, which checkpoint gives its first weights, and which settings
+    changed since its last start, as key -> text.
+    """
     init_from = config.checkpoint.init_from
     changed = [f"{key}={show(now)}, was {show(was)}" for key, (was, now) in changed_settings(config, inputs).items()]
     facts = {"changed": "; ".join(changed)} if changed else {}
@@ -247,7 +269,9 @@ def _start_facts(config: RunConfig, inputs: Inputs) -> dict[str, Any]:
 
 
 def _weights_origin(checkpoint: Path) -> str:
-    """Return in words where the weights of a checkpoint come from."""
+    """Return in words where the weights of a checkpoint come from: an import from another program, or a number of
+    training steps.
+    """
     manifest = Contents(checkpoint).manifest
     imported = manifest.state.get("imported")
     if isinstance(imported, dict):
@@ -257,7 +281,9 @@ def _weights_origin(checkpoint: Path) -> str:
 
 
 def pipeline_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
-    """Return the schedule's bubble and each rank's micro-batches in flight; empty without a pipeline."""
+    """Return, as key -> text, the pipeline schedule, the layers per stage, the bubble's share of the work, and the
+    micro-batches whose activations each pp rank holds; {} without pipeline parallelism.
+    """
     parallel = config.parallel
     if parallel.pp == 1:
         return {}
@@ -279,7 +305,7 @@ def pipeline_lines(config: RunConfig, model: ModelSettings) -> Iterator[str]:
 
 
 def list_text(values: Sequence[int]) -> str:
-    """Return a list as text: [2, 2, 1] -> "2, 2, 1".
+    """Return whole numbers as text: [2, 2, 1] -> "2, 2, 1", and in short form if there are many or all are equal.
 
     Long lists are shortened: "3 each", "2 (0-12), 1 (13-95)", "81 to 111".
     """

@@ -43,16 +43,21 @@ _PART_WORDS = {
 
 
 def fixed_layout_settings(config: RunConfig, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the layout settings given on the command line, by key; they are kept, and the others are chosen."""
+    """Return key -> value for the layout settings that the user typed as `overrides` (`parallel.*`, train.micro_batch,
+    recompute). The search for a layout must keep them and may choose all others.
+    """
     keys = [word.lstrip("+").partition("=")[0] for word in overrides]
     typed_keys = {key.removeprefix("parallel.") for key in keys if key.startswith("parallel.")}
-    fixed = {key: getattr(config.parallel, key) for key in sorted(typed_keys) if key not in _NEVER_SEARCHED}
-    fixed |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
-    return fixed | ({"recompute": config.recompute} if any(k.partition(".")[0] == "recompute" for k in keys) else {})
+    fixed_settings = {key: getattr(config.parallel, key) for key in sorted(typed_keys) if key not in _NEVER_SEARCHED}
+    fixed_settings |= {"micro_batch": config.train.micro_batch} if "train.micro_batch" in keys else {}
+    has_recompute = any(key.partition(".")[0] == "recompute" for key in keys)
+    return fixed_settings | ({"recompute": config.recompute} if has_recompute else {})
 
 
-def previous_layout(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | None:
-    """Return the config with the layout that the run has used so far.
+def previous_layout(config: RunConfig, fixed_settings: Mapping[str, Any]) -> RunConfig | None:
+    """Return `config` with the layout that the run's last start used, so that a resumed run keeps it. Return None if
+    the run has no checkpoint yet, or if that layout contradicts `fixed_settings`, which maps keys to the values the
+    user typed.
 
     Return None if the run has no checkpoint yet, or if its layout violates the conditions in `fixed`.
     """
@@ -63,25 +68,26 @@ def previous_layout(config: RunConfig, fixed: Mapping[str, Any]) -> RunConfig | 
         last_config = read_run_config(folder)
         run = planned_run(last_config, last_config.model)
         values = vars(run.parallel) | {"micro_batch": run.micro_batch, "recompute": run.recompute}
-        return _with_layout(config, run) if all(values[key] == value for key, value in fixed.items()) else None
+        return _with_layout(config, run) if all(values[key] == value for key, value in fixed_settings.items()) else None
     except LmtrainError:
         return None  # because: the folder belongs to another model, which is reported when its checkpoint is opened
 
 
 def choose_layout(
-    config: RunConfig, model: ModelSettings, num_processes: int, fixed: Mapping[str, Any]
+    config: RunConfig, model: ModelSettings, num_processes: int, fixed_settings: Mapping[str, Any]
 ) -> tuple[RunConfig, list[str]]:
-    """Return the config with the fastest layout that fits, and lines on the reasons.
+    """Return `config` with the fastest layout of `num_processes` that fits in memory, and lines of text on the reasons.
+    `fixed_settings` maps layout keys to values that must be kept. Raise LayoutError if no layout fits.
 
     `fixed` holds the settings that are not searched. Raise LayoutError if no layout fits.
     """
     assert config.hardware is not None  # because: RunConfig requires it for parallel.auto
     run, hardware = planned_run(config, model), config.hardware
     ranked = rank_layouts(
-        legal_layouts(run, num_processes, hardware, fixed), hardware, LayoutLimits(), machine_cost_model(hardware)
+        legal_layouts(run, num_processes, hardware, fixed_settings), hardware, LayoutLimits(), machine_cost_model(hardware)
     )
     if not len(ranked.rows):
-        raise LayoutError(_no_legal_layout_message(run, num_processes, hardware, fixed))
+        raise LayoutError(_no_legal_layout_message(run, num_processes, hardware, fixed_settings))
     if ranked.best_index is None:
         raise LayoutError(_no_fit_message(ranked, num_processes))
     return _with_layout(config, ranked.run_at(ranked.best_index)), list(
@@ -89,47 +95,57 @@ def choose_layout(
     )
 
 
-def _reason_lines(ranked: RankedLayouts, place: int, num_processes: int) -> Iterator[str]:
-    """Yield lines on the chosen layout at `place`: its prediction, the next best, and how many do not fit."""
-    expected = StepForecast(float(ranked.seconds[place]), ranked.cost_model.interval)
+def _reason_lines(ranked: RankedLayouts, chosen_index: int, num_processes: int) -> Iterator[str]:
+    """Yield lines of text on the chosen layout, the one at `chosen_index` in `ranked`: its predicted step time and
+    memory, the next best layout, and how many layouts do not fit in memory.
+    """
+    expected = StepForecast(float(ranked.seconds[chosen_index]), ranked.cost_model.interval)
     yield (
-        f"parallel=auto: {_layout_text(ranked.run_at(place))}, for {num_processes} of {ranked.hardware.name}: "
-        f"a step of {expected.text()}, and {format_bytes(ranked.count_bytes(place))} "
+        f"parallel=auto: {_layout_text(ranked.run_at(chosen_index))}, for {num_processes} of {ranked.hardware.name}: "
+        f"a step of {expected.text()}, and {format_bytes(ranked.count_bytes(chosen_index))} "
         f"of {format_bytes(ranked.device_bytes)} on the fullest rank"
     )
     candidates = (
         candidate
         for candidate in ranked.iter_fitting(ranked.fastest, SHARDING_COLUMNS)
-        if _family_of(ranked, candidate) != _family_of(ranked, place)
+        if _family_of(ranked, candidate) != _family_of(ranked, chosen_index)
     )
-    if (other := next(candidates, None)) is not None:
-        excess = float(ranked.seconds[other] / ranked.seconds[place] - 1)
-        slower = (
-            f"{excess:.1%} slower, for {_largest_increase(ranked, place, other)}" if excess > _TIE_SHARE else "as fast"
-        )
-        yield f"next best: {_layout_text(ranked.run_at(other))}, {slower}"
+    if (next_index := next(candidates, None)) is not None:
+        excess = float(ranked.seconds[next_index] / ranked.seconds[chosen_index] - 1)
+        reason = _largest_increase(ranked, chosen_index, next_index) if excess > _TIE_SHARE else ""
+        slower = f"{excess:.1%} slower, for {reason}" if reason else "as fast"
+        yield f"next best: {_layout_text(ranked.run_at(next_index))}, {slower}"
     if num_too_large := len(ranked.rows) - ranked.num_fitting:
         yield f"{num_too_large:,} of {len(ranked.rows):,} layouts do not fit with {ranked.limits.margin:.0%} to spare"
 
 
-def _family_of(ranked: RankedLayouts, place: int) -> tuple[float, ...]:
-    """Return the values in SHARDING_COLUMNS of the layout at this index."""
-    return tuple(float(ranked.space.column(name, ranked.rows[[place]])[0]) for name in SHARDING_COLUMNS)
+def _family_of(ranked: RankedLayouts, index: int) -> tuple[float, ...]:
+    """Return the values in SHARDING_COLUMNS, such as the sizes of the parallel axes, of the layout at `index`. Layouts
+    with equal values are shown as one.
+    """
+    return tuple(float(ranked.space.column(name, ranked.rows[[index]])[0]) for name in SHARDING_COLUMNS)
 
 
-def _largest_increase(ranked: RankedLayouts, place: int, other: int) -> str:
-    """Return in words the part of the step that grows most from the layout at `place` to that at `other`."""
-    time, _ = price_runs([ranked.run_at(place), ranked.run_at(other)], ranked.hardware, ranked.cost_model.time)
+def _largest_increase(ranked: RankedLayouts, index: int, slower_index: int) -> str:
+    """Return in words the part of the step, such as the bubble, that costs most more time in the layout at
+    `slower_index` than in that at `index`.
+    """
+    time, _ = price_runs([ranked.run_at(index), ranked.run_at(slower_index)], ranked.hardware, ranked.cost_model.time)
     return _PART_WORDS[max(_PART_WORDS, key=lambda name: float(np.diff(getattr(time, name))[0]))]
 
 
-def _no_legal_layout_message(run: PlannedRun, num_processes: int, hardware: Hardware, fixed: Mapping[str, Any]) -> str:
-    """Return the message if no layout of this many processes is legal."""
+def _no_legal_layout_message(
+    run: PlannedRun, num_processes: int, hardware: Hardware, fixed_settings: Mapping[str, Any]
+) -> str:
+    """Return the error message for parallel.auto if no layout of this many processes suits the model, the batch and
+    `fixed_settings`, which maps keys to the values the user typed. It suggests other numbers of processes.
+    """
     nearest_counts = sorted(divisors(run.global_batch, run.global_batch), key=lambda count: abs(count - num_processes))
-    counts = sorted(count for count in nearest_counts[:_NUM_NAMED] if len(legal_layouts(run, count, hardware, fixed)))
+    nearest_counts = nearest_counts[:_NUM_NAMED]
+    counts = sorted(count for count in nearest_counts if len(legal_layouts(run, count, hardware, fixed_settings)))
     fixed_words = [
         f"{'train' if key == 'micro_batch' else 'parallel'}.{key}={show(value)}"
-        for key, value in fixed.items() if key != "recompute"
+        for key, value in fixed_settings.items() if key != "recompute"
     ]  # fmt: skip
     return (
         f"parallel.auto=true finds no layout of {num_processes} processes"
@@ -141,7 +157,7 @@ def _no_legal_layout_message(run: PlannedRun, num_processes: int, hardware: Hard
 
 
 def _no_fit_message(ranked: RankedLayouts, num_processes: int) -> str:
-    """Return the message if every legal layout needs more memory than a device has."""
+    """Return the error message for parallel.auto if every possible layout needs more memory than a device has."""
     smallest = int(np.argmin(ranked.estimated_bytes))
     return (
         f"parallel.auto=true finds no layout of {num_processes} processes that fits in "
@@ -153,14 +169,16 @@ def _no_fit_message(ranked: RankedLayouts, num_processes: int) -> str:
 
 
 def _layout_text(run: PlannedRun) -> str:
-    """Return the chosen settings of a run as text, for messages."""
+    """Return the layout, schedule, micro-batch size and recompute setting of a run as text, for messages."""
     schedule = [run.parallel.schedule] if run.parallel.pp > 1 else []
     micro_batch = f"train.micro_batch={run.micro_batch}"
     return ", ".join([layout_words(run.parallel), *schedule, micro_batch, *run.recompute.settings])
 
 
 def _with_layout(config: RunConfig, run: PlannedRun) -> RunConfig:
-    """Return the config with this layout and `auto` off."""
+    """Return `config` with the parallel settings, micro-batch size and recompute setting of `run`, and parallel.auto
+    off.
+    """
     return replace(
         config, parallel=replace(run.parallel, auto=False, timeout_s=config.parallel.timeout_s),
         train=replace(config.train, micro_batch=run.micro_batch), recompute=run.recompute,
@@ -168,11 +186,11 @@ def _with_layout(config: RunConfig, run: PlannedRun) -> RunConfig:
 
 
 def adapt_to_processes(config: RunConfig, num_processes: int) -> RunConfig:
-    """Return the config unchanged if it is for this many processes, else with the nearest legal layout.
+    """Return `config` unchanged if its layout is for `num_processes`, else with the most similar layout that is
+    possible for them. Raise LayoutError if there is none.
 
-    Raise LayoutError if there is none. Both tp and pp stay if possible, else tp alone, else pp alone. dp_shard stays as
-    near as possible, and dp_replicate takes the rest. The micro-batch shrinks only if the number of replicas requires
-    it.
+    Both tp and pp stay if possible, else tp alone, else pp alone. dp_shard stays as near as possible, and dp_replicate
+    takes the rest. The micro-batch shrinks only if the number of replicas requires it.
     """
     if config.parallel.layout.world_size == num_processes:
         return config
@@ -182,7 +200,9 @@ def adapt_to_processes(config: RunConfig, num_processes: int) -> RunConfig:
 
 
 def adaptation_message(before: RunConfig, after: RunConfig) -> str | None:
-    """Return a message on the changes that `adapt_to_processes` made, or None if there are none."""
+    """Return a message on the changes that `adapt_to_processes` made to the config `before`, with the result `after`;
+    None if it made none.
+    """
     if before == after:
         return None
     old, new = before.parallel, after.parallel
@@ -199,7 +219,9 @@ def adaptation_message(before: RunConfig, after: RunConfig) -> str | None:
 
 
 def _nearest_config(config: RunConfig, num_processes: int) -> RunConfig | None:
-    """Return the config with the nearest legal layout of this many processes, or None."""
+    """Return `config` with the most similar layout of `num_processes` that passes all checks of RunConfig, or None if
+    there is none.
+    """
     train = config.train
     for parallel in _legal_layouts(config.parallel, num_processes, config.model.shape.num_layers):
         if train.global_batch % parallel.layout.dp:
@@ -213,7 +235,9 @@ def _nearest_config(config: RunConfig, num_processes: int) -> RunConfig | None:
 
 
 def _legal_layouts(configured: ParallelSettings, num_processes: int, num_layers: int) -> Iterator[ParallelSettings]:
-    """Yield all layouts for this many processes that are legal by themselves, nearest to the configured one first."""
+    """Yield the parallel settings of each layout for `num_processes` that ParallelSettings accepts, most similar to
+    `configured` first. Whether a layout suits the batch and the model is not checked here.
+    """
     candidates = [
         (pp, tp, dp_shard, num_processes // pp // tp // dp_shard, schedule, vp)
         for pp in _divisors(num_processes)
@@ -236,7 +260,9 @@ def _legal_layouts(configured: ParallelSettings, num_processes: int, num_layers:
 
 
 def _schedule_choices(configured: ParallelSettings, pp: int, num_layers: int) -> Iterator[tuple[str, int]]:
-    """Yield (schedule, stages per rank): the configured schedule in each legal form, and plain 1F1B."""
+    """Yield (pipeline schedule, stages per rank) for a layout with `pp` pipeline ranks: the configured schedule with
+    each number of stages per rank that it allows, then "1f1b" with one.
+    """
     if pp > 1 and configured.schedule != _DEFAULT_SCHEDULE:
         schedule = schedule_named(configured.schedule)
         yield from ((configured.schedule, vp) for vp in range(1, num_layers // pp + 1) if schedule.allows(vp))
@@ -246,9 +272,10 @@ def _schedule_choices(configured: ParallelSettings, pp: int, num_layers: int) ->
 def _layout_distance(
     configured: ParallelSettings, pp: int, tp: int, dp_shard: int, dp_replicate: int, schedule: str, vp: int
 ) -> tuple[float, ...]:
-    """Return a sort key for the distance to the configured layout; its first entries weigh most.
+    """Return a sort key that grows with the difference between a layout (pp, tp and so on) and the configured one. Its
+    first entries decide: whether tp and pp stay the same.
 
-    Ties go to more cuts, which need less memory.
+    Ties go to layouts that split the model further, which need less memory.
     """
     axes = (
         (tp, configured.tp),
@@ -262,7 +289,9 @@ def _layout_distance(
 
 
 def _no_layout_message(config: RunConfig, num_processes: int) -> str:
-    """Return the message of --elastic if no layout of this many processes is legal; it suggests other numbers."""
+    """Return the error message for --elastic if no layout of `num_processes` suits the model and the batch. It suggests
+    numbers of processes that do.
+    """
     layout, full = config.parallel.layout, config.train.global_batch
     counts = [layout.tp * layout.pp * dp for dp in _divisors(full)]
     nearest_counts = sorted(counts, key=lambda count: abs(count - num_processes))

@@ -32,14 +32,16 @@ _HOST_WIDTH = 12  # because: with all other columns at their widest, a row still
 
 
 def layout_words(parallel: ParallelSettings) -> str:
-    """Return a layout as text, such as "dp_shard 4 x tp 2, zero 1"."""
+    """Return the sizes of the parallel axes as text, such as "dp_shard 4 x tp 2, zero 1"."""
     sizes = [(axis, getattr(parallel, axis)) for axis in ("pp", "vp", "dp_replicate", "dp_shard", "tp")]
     words = " x ".join(f"{axis} {size}" for axis, size in sizes if size > 1) or "one process"
     return words + (f", zero {parallel.zero}" if parallel.layout.dp > 1 else "")
 
 
 def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()) -> list[Row]:
-    """Return a row of the table per process. `hosts` has each rank's host; empty if unknown."""
+    """Return a table row per rank, as key -> value: rank, host, coordinates, layers, parameters, and bytes of weights,
+    gradients and optimizer state. `hosts` has each rank's host name; empty if unknown.
+    """
     layout, weights = config.parallel.layout, Weights.of(model)
     sizes = [_sizes_by_shard(config, model, layout, pp, weights) for pp in range(layout.pp)]
     hosts = hosts or ([socket.gethostname()] if layout.world_size == 1 else ["-"] * layout.world_size)
@@ -53,7 +55,9 @@ def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()
 def _sizes_by_shard(
     config: RunConfig, model: ModelSettings, layout: Layout, pp: int, weights: Weights
 ) -> list[Row]:
-    """Return a row of sizes per dp shard of a pp rank; shards with equal row counts are computed once."""
+    """Return a table row per dp shard of the pipeline rank `pp`: layers, parameters and bytes. `weights` lists the
+    model's parameters. Shards that hold equally many rows of each parameter are computed once.
+    """
     stages = stages_of_rank(model, config.parallel, pp)
     heights = sorted({place.part_shape[0] for place in places_of_stages(model, stages, layout, 0, weights)})
     rows = [tuple(len(shard_rows(h, layout.dp_shard, shard)) for h in heights) for shard in range(layout.dp_shard)]
@@ -67,7 +71,9 @@ def _sizes_by_shard(
 
 
 def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Place]) -> Row:
-    """Return the sizes on a rank with these places; its other coordinates do not matter, since parts are equal."""
+    """Return the number of parameters, and the bytes of weights, gradients and optimizer state, of a rank that holds
+    the given `places`: the part of each parameter on the rank.
+    """
     work_bytes = FP32_BYTES if config.precision.kind == "fp32" else FP32_BYTES // 2
     numbers = count_elements(places, layout, config.optim.num_slots)
     sizes = rank_bytes(numbers, layout, zero=config.parallel.zero, work_bytes=work_bytes)
@@ -84,7 +90,9 @@ def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Place]) -> R
 
 
 def merge_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with equal sizes merged; a merged row names all its ranks."""
+    """Merge table rows with equal layers, parameters and bytes into one row each, whose rank and coordinates are texts
+    such as "0-3" and whose host is a name or "N hosts".
+    """
 
     def sizes(row: Row) -> tuple[Any, ...]:
         return tuple(value for key, value in row.items() if key not in _IDENTITY_KEYS)
@@ -102,7 +110,7 @@ def merge_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def range_text(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as text: [4] -> "4", [0, 1, 2] -> "0-2", with gaps [0, 1, 5] -> "0..".
+    """Return sorted whole numbers as text: [4] -> "4", [0, 1, 2] -> "0-2", and with gaps [0, 1, 5] -> "0..".
 
     With gaps, the coordinates show which ranks are meant.
     """
@@ -113,7 +121,9 @@ def range_text(numbers: Sequence[int]) -> str:
 
 
 def layout_lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the table as text, at most 80 columns wide, without uncut axes and sizes that are zero everywhere."""
+    """Yield the lines of the table of ranks, at most 80 columns wide. A column of hosts, coordinates or bytes is left
+    out if it is empty or 0 in every row.
+    """
     empty_values = {
         key: (0, "0", "-") if key in _IDENTITY_KEYS[1:] or key.endswith("_bytes") else () for key in _HEADINGS
     }
@@ -128,7 +138,7 @@ def layout_lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _cell_text(key: str, value: Any) -> str:
-    """Return a value as the text of its cell in the table."""
+    """Format a cell of the table; `key` is the column's key in a row, such as "weights_bytes"."""
     if key.endswith("_bytes"):
         return _short_bytes(value) if value else "-"
     if key == "parameters":

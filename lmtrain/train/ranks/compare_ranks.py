@@ -32,12 +32,16 @@ _MISSING = Fact("", "not there")
 
 
 def check_ranks_agree(config: RunConfig, inputs: Inputs, hosts: Sequence[str]) -> None:
-    """Raise on every rank if any rank's facts differ. All ranks take part; `hosts` has each rank's host, on rank 0."""
+    """Raise RanksDifferError on every rank if settings, data, tokenizer, checkpoint, code or libraries differ between
+    ranks. All ranks take part. `hosts` has each rank's host name, on rank 0.
+    """
     check_facts_agree(partial(rank_facts, config, inputs), hosts)
 
 
 def check_facts_agree(find_facts: Callable[[], Mapping[str, Fact]], hosts: Sequence[str]) -> None:
-    """Raise on every rank if the facts that `find_facts` returns differ, or if it fails on any rank."""
+    """Call `find_facts` on each rank and raise RanksDifferError on every rank if the results, name -> Fact, differ. An
+    error in `find_facts` on any rank is raised on all. `hosts` has each rank's host name, on rank 0.
+    """
     peers = peers_before_mesh(_PURPOSE)
     if peers.num_ranks == 1:
         return
@@ -68,7 +72,9 @@ def decode_facts(row: bytes) -> dict[str, Fact]:
 
 
 def difference_message(facts_by_rank: Sequence[Mapping[str, Fact]], hosts: Sequence[str]) -> str:
-    """Return the message on the differences between ranks: a line for each fact, and a way out."""
+    """Return the error message for facts that differ between ranks: a line per fact, and how to correct it.
+    `facts_by_rank` has name -> Fact for each rank, `hosts` each rank's host name.
+    """
     lines = list(_difference_lines(facts_by_rank, hosts))
     way_out = (
         "Start all ranks with the same settings, data, tokenizer, checkpoint, code and libraries; only the places of "
@@ -83,7 +89,9 @@ def difference_message(facts_by_rank: Sequence[Mapping[str, Fact]], hosts: Seque
 
 
 def _difference_lines(facts_by_rank: Sequence[Mapping[str, Fact]], hosts: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each fact that differs: its values, and the ranks that have them."""
+    """Yield a line of text for each fact that differs between ranks, with its values and the ranks that have each
+    value.
+    """
     for key in dict.fromkeys(key for row in facts_by_rank for key in row):
         holders: dict[str, list[int]] = {}
         texts: dict[str, str] = {}
@@ -103,7 +111,9 @@ def _difference_lines(facts_by_rank: Sequence[Mapping[str, Fact]], hosts: Sequen
 
 
 def _ranks_text(ranks: Sequence[int], hosts: Sequence[str]) -> str:
-    """Return the ranks as text, with their hosts if there are several."""
+    """Return rank numbers as text, followed by their host names if the run has several hosts. `hosts` has each rank's
+    host name.
+    """
     if len(set(hosts)) < 2:
         return ranks_text(ranks)
     return f"{ranks_text(ranks)} ({join_few(dict.fromkeys(hosts[rank] for rank in ranks))})"

@@ -43,7 +43,9 @@ class Fact:
 
 
 def rank_facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
-    """Return the facts of this rank, in the order in which a message should list them."""
+    """Return, for this rank, everything that must be equal on all ranks, as name -> Fact: settings, digests of data,
+    tokenizer and checkpoint, versions of code and libraries. An error message lists differences in this order.
+    """
     # because: an empty data.valid_paths names no dataset, and is no setting to compare
     settings = {key: value for key, value in flatten(with_final_model(config, inputs).to_dict()) if value != {}}
     facts = {key: Fact(show(value), show(value)) for key, value in settings.items() if not _is_place(key)}
@@ -63,7 +65,9 @@ def rank_facts(config: RunConfig, inputs: Inputs) -> dict[str, Fact]:
 
 
 def program_facts() -> dict[str, Fact]:
-    """Return the facts of the program: libraries, our own code, plugins."""
+    """Return the versions of Python and of the libraries, and a digest of each source file of lmtrain and of each
+    plugin, as name -> Fact.
+    """
     versions = {name: version_of(name) or "not installed" for name in _LIBRARIES}
     versions = {"python": platform.python_version()} | versions
     facts = {name: Fact(version, version) for name, version in versions.items()}
@@ -78,18 +82,22 @@ def program_facts() -> dict[str, Fact]:
 
 
 def _is_place(key: str) -> bool:
-    """Return whether a setting is only a place whose content is compared instead."""
+    """Return whether a setting is the path of a file, whose content is compared instead of the path."""
     return key in _OTHER_PLACES or any(places.fullmatch(key) for places in (_DATASET, _TEXT))
 
 
 def _digest_fact(value: str, place: object = None) -> Fact:
-    """Return a fact whose text is the start of the digest and, if given, the place of the content."""
+    """Return a Fact with a digest as its value. Its text is the start of the digest, followed by `place`, the path of
+    the content, if given.
+    """
     short = value[:_DIGEST_CHARACTERS]
     return Fact(value, short if place is None else f"{short} ({place})")
 
 
 def _dataset_digest(dataset: IndexedDataset) -> str:
-    """Return the digest in the dataset's sidecar; without one, a digest of the whole .idx and of sampled .bin pages."""
+    """Return the content digest stored in the dataset's sidecar file; without a sidecar, compute a digest of the whole
+    .idx file and of sampled pages of the .bin file.
+    """
     if dataset.info is not None:
         return dataset.info.content_sha256
     path = dataset_file(dataset.prefix, ".bin")
@@ -102,7 +110,9 @@ def _dataset_digest(dataset: IndexedDataset) -> str:
 
 
 def checkpoint_fact(path: Path | None) -> Fact:
-    """Return the digest of a checkpoint's manifest as a fact; None stands for no checkpoint."""
+    """Return a Fact with the digest of the manifest of the checkpoint at `path`, or with the value "none" if `path` is
+    None.
+    """
     if path is None:
         return Fact("none", "none")
     manifest = read_bytes(path / MANIFEST, MAX_MANIFEST_BYTES, follow_links=False)
@@ -111,7 +121,8 @@ def checkpoint_fact(path: Path | None) -> Fact:
 
 @cache
 def code_digests(place: Path) -> tuple[tuple[str, str], ...]:
-    """Return the name and digest of each source file of a package, or of a single file, as this process first read it.
+    """Return (file name, SHA-256 digest) for each .py file of the package folder `place`, or for the single file
+    `place`. The result is cached, so that later edits do not change it.
 
     The compiled helper is left out, because its results equal those of the Python code.
     """

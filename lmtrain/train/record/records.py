@@ -79,7 +79,9 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def open_records(
     stack: ExitStack, folder: Path, config: RunConfig, inputs: Inputs, progress: Progress, *, is_rank_0: bool
 ) -> tuple[MetricsLog | None, Sequence[QueuedSink], RunLog | None]:
-    """Write the files needed to repeat the run, and return its metrics, sinks and log; nothing on ranks other than 0.
+    """Write the run's settings, environment and tokenizer to its folder, and return (log of metrics rows, sinks such as
+    TensorBoard, text log) for writing during training. `stack` closes them. Other ranks than 0 get (None, (), None) and
+    write nothing.
 
     The files are the settings, the environment and the tokenizer.
     """
@@ -105,7 +107,9 @@ def open_records(
 def _open_sinks(
     folder: Path, config: RunConfig, inputs: Inputs, step: int, report: Callable[[str], None]
 ) -> Iterator[QueuedSink]:
-    """Yield the configured sinks of metrics; `report` receives their warnings."""
+    """Yield a queue in front of each configured sink of metrics, TensorBoard and Weights & Biases. `step` is the step
+    from which the run goes on; `report` receives the sinks' warnings.
+    """
     settings, observe = with_final_model(config, inputs).to_dict(), config.observe
     if observe.tensorboard:
         yield QueuedSink(
@@ -122,14 +126,18 @@ def _open_sinks(
 
 
 def scores_before_resume(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
-    """Return step -> `best_by` value for measurements up to the resume point; empty unless `keep_best` is set."""
+    """Return step -> score of the measure checkpoint.best_by (negated if smaller is better), for steps up to `step`,
+    from which the run resumes; {} unless checkpoint.keep_best is set.
+    """
     rows = read_metrics(folder / METRICS) if config.checkpoint.keep_best else []
     scores = score_by_step(rows, config.checkpoint.best_by)
     return {step_measured: score for step_measured, score in scores.items() if step_measured <= step}
 
 
 def start_number(folder: Path) -> int:
-    """Return this start's number, from 1, by the rows: a checkpoint does not list other starts that resumed from it."""
+    """Return the number of this start of the run, from 1: one more than the highest `attempt` in the rows of metrics. A
+    checkpoint cannot tell it, since other starts may have resumed from it.
+    """
     attempts = [row.get("attempt") for row in read_last_rows(folder / METRICS)]
     return 1 + max((number for number in attempts if type(number) is int), default=0)
 
@@ -138,7 +146,9 @@ def open_view(
     stack: ExitStack, console: Console, config: RunConfig, inputs: Inputs, model: ParallelModel, device: str, step: int,
     log: RunLog | None,
 ) -> RunView:  # fmt: skip
-    """Open the view of a run, with a live panel on rank 0 if steps are left. `device` is the device's name."""
+    """Open the screen output of a run: a live panel on rank 0 if steps are left to do, else plain lines. `device` is
+    the device's name, `step` the step from which the run goes on, and `log` also receives the lines.
+    """
     title = {
         "run": str(Path(config.run.dir)),
         "model": f"{inputs.model.kind} {format_count(model.num_parameters)} parameters",
@@ -159,30 +169,34 @@ def open_view(
 
 
 def show_start_notes(
-    view: RunView, config: RunConfig, inputs: Inputs, mesh: Mesh, hosts: Sequence[str], skipped: Iterable[str]
+    view: RunView, config: RunConfig, inputs: Inputs, mesh: Mesh, hosts: Sequence[str], skip_messages: Iterable[str]
 ) -> None:
-    """Show notes before the first step; `skipped` has messages on checkpoints that the resume skipped."""
+    """Show notes before the first step: validation data, pipeline stages, the table of ranks, and warnings on
+    checkpoints that the resume skipped. Their messages are `skip_messages`; `hosts` has each rank's host name.
+    """
     fault_point("start.loop")
     if mesh.rank == 0 and inputs.data.validation_note:
         view.show_note(f"validation reads {inputs.data.validation_note}")
     if mesh.rank == 0 and mesh.world.size > 1:
         rows = merge_rows(rank_rows(config, inputs.model, hosts))
         view.show_note("\n".join([*pipeline_lines(config, inputs.model), *layout_lines(rows)]))
-    for text in skipped:
+    for text in skip_messages:
         view.show_note(f"warning: {text}")
     for path in list_broken(Path(config.run.dir) / CHECKPOINTS) if mesh.rank == 0 else ():
-        if not any(text.startswith(f"{path} ") for text in skipped):
+        if not any(text.startswith(f"{path} ") for text in skip_messages):
             view.show_note(f"warning: {path} has no readable manifest and is left as it is")
 
 
 def read_run_files(folder: Path) -> dict[str, Any]:
-    """Return the settings and the environment that the run's files hold, which stay until the next start."""
+    """Return the settings and the environment from the files in the run's folder, for the "start" row of metrics; a
+    file above 256 KiB is left out.
+    """
     paths = {"settings": folder / CONFIG, "environment": folder / ENVIRONMENT}
     return {name: read_json(path) for name, path in paths.items() if path.stat().st_size < _MAX_FILE_BYTES}
 
 
 def weights_digest(model: ParallelModel) -> str:
-    """Return a digest of all weights that is the same at any layout and changes with any single bit.
+    """Return a 64-bit digest of all weights, as hex, that is the same at any layout and changes with any single bit.
 
     The digest is the sum of the weights' bits as integers, with each tensor's sum times an odd factor of its own. All
     ranks take part, in an all-reduce over the world.
@@ -199,12 +213,16 @@ def weights_digest(model: ParallelModel) -> str:
 
 
 def samples_hash(sample_ids: np.ndarray[Any, np.dtype[np.int64]]) -> str:
-    """Return a short hash of these samples in this order, so that two runs' data can be compared row by row."""
+    """Return 16 hex digits of a SHA-256 over these sample ids in their order, so that two runs' data can be compared
+    row by row.
+    """
     return hashlib.sha256(sample_ids.astype("<i8").tobytes()).hexdigest()[:16]
 
 
 def batch_digest(batches: StepBatches) -> str:
-    """Return a checksum of the tokens that this rank reads in this step: other text under the same ids changes it."""
+    """Return a CRC-32, as hex, of the token ids in this rank's micro-batches of a step. Unlike a hash of the sample ids
+    it changes if a dataset's text changes.
+    """
     digest = 0
     for batch in batches.microbatches:
         digest = crc32(batch.tokens_BT.numpy(), digest)
@@ -213,17 +231,18 @@ def batch_digest(batches: StepBatches) -> str:
 
 @torch.no_grad()
 def build_histograms(model: ParallelModel) -> dict[str, Histogram]:
-    """Return histograms of `weights/NAME` after the update and of `gradients/NAME` as the update used them.
+    """Return name -> Histogram for each weight after the update (`weights/NAME`) and for each gradient, summed over
+    ranks and clipped, as the update used it (`gradients/NAME`).
 
-    Gradients are summed over ranks and clipped. Counts are the same at every layout. Tensors without a finite number
-    are left out. All ranks take part, in all-reduces over the world.
+    Counts are the same at every layout. Tensors without a finite number are left out. All ranks take part, in
+    all-reduces over the world.
     """
     names = [f"{what}/{name}" for what in (WEIGHTS, GRADIENTS) for name in unpadded_shapes(model.settings)]
     row_of, device = {name: row for row, name in enumerate(names)}, model.device
     edges = torch.tensor(EDGES, device=device)
     counts = torch.zeros(len(names), len(EDGES) + 1, dtype=torch.int64, device=device)
     sums = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
-    ends = torch.full((len(names), 2), -torch.inf, dtype=torch.float64, device=device)  # maxima of -x and of x
+    extremes = torch.full((len(names), 2), -torch.inf, dtype=torch.float64, device=device)  # maxima of -x and of x
     gradients = {name: p.grad for name, p in model.parameters.items() if p.grad is not None}
     # the update's factor on the gradients
     clipped = None if model.one_pass_optimizer is None else model.one_pass_optimizer.gradient_factor
@@ -232,11 +251,11 @@ def build_histograms(model: ParallelModel) -> dict[str, Histogram]:
             row = row_of[piece.name.replace(".", "/", 1)]
             for chunk in piece.block.flatten().split(_CHUNK):
                 numbers = chunk if factor is None else chunk * factor
-                _add_to_histogram(numbers[numbers.isfinite()].float(), edges, counts[row], sums[row], ends[row])
-    for tensor, op in ((counts, dist.ReduceOp.SUM), (sums, dist.ReduceOp.SUM), (ends, dist.ReduceOp.MAX)):
+                _add_to_histogram(numbers[numbers.isfinite()].float(), edges, counts[row], sums[row], extremes[row])
+    for tensor, op in ((counts, dist.ReduceOp.SUM), (sums, dist.ReduceOp.SUM), (extremes, dist.ReduceOp.MAX)):
         # collective: each rank's counts of the numbers that it owns, over the world
         all_reduce(tensor, model.mesh.world, op, what="histograms")
-    rows = zip(names, counts.tolist(), sums.tolist(), ends.tolist(), strict=True)  # sync: they are read once
+    rows = zip(names, counts.tolist(), sums.tolist(), extremes.tolist(), strict=True)  # sync: they are read once
     return {
         name: Histogram(-below, above, total, squares, row)
         for name, row, (total, squares), (below, above) in rows
@@ -244,18 +263,22 @@ def build_histograms(model: ParallelModel) -> dict[str, Histogram]:
     }
 
 
-def _add_to_histogram(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tensor, ends: Tensor) -> None:
-    """Add numbers to the counts, sums (of x and of x squared) and ends (maxima of -x and of x), in place."""
+def _add_to_histogram(numbers: Tensor, edges: Tensor, counts: Tensor, sums: Tensor, extremes: Tensor) -> None:
+    """Add numbers to a histogram, in place: `counts` of the buckets between `edges`; `sums` of x and of x squared;
+    `extremes`, the maxima of -x and of x.
+    """
     if not numbers.numel():
         return
     counts += torch.bincount(torch.bucketize(numbers, edges, out_int32=True), minlength=len(counts))
     wide = numbers.double()
     sums += torch.stack([wide.sum(), wide.square().sum()])
-    ends.copy_(torch.maximum(ends, torch.stack([-wide.min(), wide.max()])))
+    extremes.copy_(torch.maximum(extremes, torch.stack([-wide.min(), wide.max()])))
 
 
 def record_start(run: Run) -> None:
-    """Write the row of the start and show notes on what the run begins from. All ranks take part, in a digest."""
+    """Write the "start" row of metrics (checkpoint, digest of the weights, settings, device) and show notes on where
+    the run begins. All ranks take part, since the digest needs an all-reduce.
+    """
     run.progress.attempt = start_number(run.folder) if run.metrics is not None else 1
     resumed, weights, total = run.inputs.resume_from, run.inputs.weights_from, run.config.total_steps
     began_at: dict[str, Any] = {
@@ -288,7 +311,9 @@ def record_start(run: Run) -> None:
 
 
 def _change_lines(run: Run) -> Iterator[str]:
-    """Yield a line for each changed setting, and a warning if the learning rate jumps because of the change."""
+    """Yield a line of text for each setting that changed since the run's last start, and a warning if the learning rate
+    jumps because of a change.
+    """
     for key, (old, new) in run.changed_settings.items():
         yield f"{key} is {show(new)} from here on; it was {show(old)}"
     if not any(
@@ -305,7 +330,9 @@ def _change_lines(run: Run) -> Iterator[str]:
 
 
 def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Write a row of this event to metrics and sinks, on rank 0, and return the row on every rank."""
+    """Add step, attempt and time to `values`, append the row to metrics.jsonl and the sinks on rank 0, and return it on
+    every rank. `event` is the kind of row, such as "step" or "valid".
+    """
     now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     row = {"event": event, "step": run.progress.step, "attempt": run.progress.attempt, "time": now} | values
     if run.metrics is not None:
@@ -316,7 +343,9 @@ def record(run: Run, event: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, elapsed_s: float) -> None:
-    """Write the row of a finished step and show it. `lr` is the step's learning rate."""
+    """Write the "step" row of metrics for a finished step and show it on the screen. `lr` is the step's learning rate,
+    `elapsed_s` the time since this start of the run began.
+    """
     rates, progress, scale = run.throughput.rates(run.config.total_steps), run.progress, run.model.loss_scale
     memory, rank = run.memory.fullest()
     # because: a loss with a single term equals that term
@@ -339,7 +368,9 @@ def report_step(run: Run, batches: StepBatches, result: StepResult, lr: float, e
 
 
 def report_occasional(run: Run) -> None:
-    """Make the reports that only some steps have (forecast, histograms), on every process."""
+    """Compare the step time with the planner's prediction after the first steps, and send histograms to the sinks every
+    observe.histograms_every_steps steps. All ranks take part.
+    """
     report_forecast(run)
     interval = run.config.observe.histograms_every_steps
     if interval is not None and run.progress.step % interval == 0:
@@ -349,14 +380,18 @@ def report_occasional(run: Run) -> None:
 
 
 def _optional_step_values(run: Run) -> dict[str, Any]:
-    """Return values on stragglers and on the seconds left; unknown values are left out."""
+    """Return entries of a "step" row that are not always known: `limit_left_s`, the seconds until a time limit ends the
+    run, and values on slow ranks.
+    """
     left_s = run.durations.left_s()
     values = {} if left_s is None else {"limit_left_s": round(left_s, 1)}
     return values | (run.durations.stragglers.facts() if run.durations.stragglers is not None else {})
 
 
 def report_forecast(run: Run) -> None:
-    """Compare the first steps with the planner's prediction; once, on rank 0."""
+    """Write a "forecast" row with the measured and the predicted step time, and show it. This happens once, after
+    COMPARED_STEPS steps, on rank 0, if config.hardware names a machine.
+    """
     config, hardware = run.config, run.config.hardware
     if run.durations.num_steps != COMPARED_STEPS or hardware is None or run.mesh.rank != 0:
         return
@@ -372,12 +407,16 @@ def report_forecast(run: Run) -> None:
 
 
 def report_measures(run: Run, row: dict[str, Any]) -> None:
-    """Pass a row's measured values to the writer, which chooses the best checkpoints."""
+    """Give the scores in `row`, a row of measures, to the checkpoint writer, which keeps the best checkpoints by
+    them.
+    """
     run.writer.scores = {**run.writer.scores, **score_by_step([row], run.config.checkpoint.best_by)}
 
 
 def report_save(run: Run) -> None:
-    """Write a row for the newest finished checkpoint, once."""
+    """Write a "save" row with size and duration of the newest finished checkpoint and show it, unless this was done
+    already.
+    """
     last = run.writer.last
     if last is None or last.step == run.reported_save:
         return
@@ -395,9 +434,8 @@ def report_save(run: Run) -> None:
 
 
 def save(run: Run) -> int:
-    """Begin a checkpoint of this step and return the step.
-
-    A failure is shown and survived; the MAX_FAILED_SAVES-th failure in a row is raised.
+    """Begin to write a checkpoint of the current step and return the step. A failed save is shown and training goes on;
+    after MAX_FAILED_SAVES failures in a row an error is raised.
     """
     try:
         run.writer.wait()
@@ -417,12 +455,14 @@ def save(run: Run) -> int:
     return run.progress.step
 
 
-def _report_failed_save(run: Run, which: str, error: StorageError | OutputError) -> None:
-    """Show a failed save and count it; raise after MAX_FAILED_SAVES in a row."""
+def _report_failed_save(run: Run, subject: str, error: StorageError | OutputError) -> None:
+    """Count a failed save and show its error as "`subject` failed". Raise an error after MAX_FAILED_SAVES failures in a
+    row.
+    """
     run.failed_saves += 1
     if run.failed_saves == MAX_FAILED_SAVES:
         # because: further training would most likely be lost as well
         raise error_from_peer(
             error.exit_code, f"{MAX_FAILED_SAVES} checkpoints in a row failed, the last with: {error}"
         ) from error
-    run.view.show_note(f"{which} failed: {error} Training goes on.")
+    run.view.show_note(f"{subject} failed: {error} Training goes on.")

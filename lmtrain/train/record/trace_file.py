@@ -35,7 +35,9 @@ _SAMPLED_CAPACITY = 1 << 15
 
 @contextmanager
 def open_tracer(run: Run) -> Iterator[Tracer]:
-    """Yield a tracer of the steps in the block, on every process; an all-reduce agrees on the start's number."""
+    """Yield a Tracer that writes the trace file of this rank while the `with` block trains. All ranks take part: rank 0
+    shares the number of this start of the run, which is in the file's name.
+    """
     trace_mode, mesh = run.config.observe.trace, run.mesh
     start = torch.tensor(next_start_number(run.folder / TRACES) if mesh.rank == 0 else 0, device=run.model.device)
     # collective: rank 0's number, to the world
@@ -54,13 +56,17 @@ def open_tracer(run: Run) -> Iterator[Tracer]:
 
 
 def next_start_number(folder: Path) -> int:
-    """Return the first start number above those of all trace files in the folder."""
+    """Return one more than the highest start number in the names of the trace files in `folder`, or 0 if there are
+    none.
+    """
     names = os.listdir(folder) if folder.is_dir() else []
     return max((int(match[1] or 0) + 1 for name in names if (match := _FILE.fullmatch(name))), default=0)
 
 
-def _header(run: Run, start: int) -> Header:
-    """Return the header of this rank's trace file; `start` is the start's number."""
+def _header(run: Run, start_number: int) -> Header:
+    """Return the header of this rank's trace file. `start_number` counts the starts of the run that wrote traces, from
+    0.
+    """
     config, layout, at = run.config, run.mesh.layout, run.mesh.coordinate
     return Header(
         rank=run.mesh.rank,
@@ -69,7 +75,7 @@ def _header(run: Run, start: int) -> Header:
         sizes=(layout.pp, layout.vp, layout.dp_replicate, layout.dp_shard, layout.tp),
         host=socket.gethostname(),
         pid=os.getpid(),
-        start=start,
+        start=start_number,
         wall_ns=time.time_ns(),
         monotonic_ns=time.monotonic_ns(),
         capacity=_CAPACITY.get(config.observe.trace, _SAMPLED_CAPACITY),
@@ -79,7 +85,8 @@ def _header(run: Run, start: int) -> Header:
 
 
 def profile_steps(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatches]:
-    """Yield the same steps, and profile this rank from the first to the last of observe.profile_steps.
+    """Yield the same batches as `steps`, and meanwhile record a torch profile of this rank from the first to the last
+    step in observe.profile_steps, if observe.profile_ranks has this rank.
 
     The profile of a step begins with the wait for its data and ends when the wait for the next step's data begins, so
     that it includes measurements and saves after the step.
@@ -106,7 +113,9 @@ def profile_steps(run: Run, steps: Iterator[StepBatches]) -> Iterator[StepBatche
 
 
 class ProfileWindow:
-    """A torch profile from the next step until `close`. A failing profiler is a warning and never ends a run."""
+    """A torch profile from the next step until `close`, which writes it. A failing profiler causes a warning and never
+    ends a run.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run, self._first, self._began_s = run, run.progress.step + 1, time.monotonic()
@@ -127,15 +136,17 @@ class ProfileWindow:
         except (RuntimeError, OSError, AssertionError, ValueError) as error:
             self._run.view.show_note(f"warning: the profile of steps {self._first} to {last} is lost: {error}")
 
-    def _write(self, last: int, seconds: float) -> None:
-        """Write the trace and the table of kernels of the window."""
+    def _write(self, last_step: int, seconds: float) -> None:
+        """Write the profile as a Chrome trace and as a table of kernels, and show the table. `last_step` is the last
+        profiled step, `seconds` the time that all profiled steps took.
+        """
         rank, folder = self._run.mesh.rank, self._run.folder / PROFILE_FOLDER
         folder.mkdir(exist_ok=True)
-        name = f"steps-{self._first:08}-{last:08}.rank-{rank:05}"
+        name = f"steps-{self._first:08}-{last_step:08}.rank-{rank:05}"
         trace, partial = folder / f"{name}.json.gz", folder / f".{name}.json.gz"
         self._profile.export_chrome_trace(str(partial))
         os.replace(partial, trace)
-        table = build_table(read_trace(trace), (self._first, last), rank, seconds)
+        table = build_table(read_trace(trace), (self._first, last_step), rank, seconds)
         write_table(folder / f"{name}{TABLE_SUFFIX}", table)
         note = f"  {trace} ({format_bytes(trace.stat().st_size)}) opens in https://ui.perfetto.dev"
         self._run.view.show_note("\n".join([*table.lines(), note]))

@@ -211,7 +211,7 @@ def test_what_is_sent_comes_back() -> None:
 
 def test_every_setting_is_compared_but_places(world: World) -> None:
     config = compose(RunConfig, [*world.settings, "hardware=cpu"])
-    inputs = preflight(config, ProcessEnv(), starting=False)
+    inputs = preflight(config, ProcessEnv(), starts_run=False)
     found = rank_facts.rank_facts(config, inputs)
     left = {f"{group}.{key}" for group, values in config.to_dict().items() for key in values} - found.keys()
     by_entry = {"hardware.peak_tflops", "hardware.factors"}  # compared as hardware.peak_tflops.fp32 and its like

@@ -12,7 +12,7 @@ import pytest
 
 from lmtrain.runtime.processes.signals import StopRequest
 from lmtrain.train import loop
-from lmtrain.train.in_loop.requests import requests_of
+from lmtrain.train.in_loop.requests import open_requests
 from lmtrain.train.state import Run
 from tests.unit.train.tiny_runs import opened
 
@@ -30,7 +30,7 @@ def train(run: Run, patch: pytest.MonkeyPatch, *, step_s: float = 0.0, stop_afte
             stop.requested = "SIGTERM"
         return run.progress.step * step_s
 
-    patch.setattr(loop, "requests_of", partial(requests_of, clock=clock))
+    patch.setattr(loop, "open_requests", partial(open_requests, clock=clock))
     loop.train(run, stop)
 
 

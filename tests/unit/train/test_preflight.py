@@ -64,8 +64,8 @@ def test_a_folder_that_cannot_be_made(config: RunConfig, tmp_path: Path) -> None
     (tmp_path / "file").write_text("x")
     for name in ("file", "file/below/it"):
         with pytest.raises(OutputError, match=r"^run\.dir=.*is a file.*Choose another one\.$"):
-            check_run_folder(_in(config, tmp_path / name), config.model, TOKENIZER, lock=True)
-    check_run_folder(_in(config, tmp_path / "new" / "run"), config.model, TOKENIZER, lock=True)
+            check_run_folder(_in(config, tmp_path / name), config.model, TOKENIZER, check_lock=True)
+    check_run_folder(_in(config, tmp_path / "new" / "run"), config.model, TOKENIZER, check_lock=True)
     assert not (tmp_path / "new").exists()
 
 
@@ -75,9 +75,9 @@ def test_a_folder_that_another_run_has(config: RunConfig, tmp_path: Path) -> Non
         file.flush()
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(OutputError, match="is in use by process 7 on n1"):
-            check_run_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=True)
-        check_run_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=False)
-    check_run_folder(_in(config, tmp_path), config.model, TOKENIZER, lock=True)
+            check_run_folder(_in(config, tmp_path), config.model, TOKENIZER, check_lock=True)
+        check_run_folder(_in(config, tmp_path), config.model, TOKENIZER, check_lock=False)
+    check_run_folder(_in(config, tmp_path), config.model, TOKENIZER, check_lock=True)
 
 
 def _data(config: RunConfig) -> RankData:
@@ -90,7 +90,7 @@ def _data(config: RunConfig) -> RankData:
 
 
 def _check(config: RunConfig) -> list[str]:
-    return check_run_folder(config, config.model, TOKENIZER, lock=True)
+    return check_run_folder(config, config.model, TOKENIZER, check_lock=True)
 
 
 def _save_all(config: RunConfig) -> int:
