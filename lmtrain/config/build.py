@@ -46,10 +46,11 @@ S = TypeVar("S", bound=Settings)
 
 def build_settings(cls: type[S], data: Any, prefix: str = "", *, names: SettingNames | None = None) -> S:
     """Build an instance of the settings class `cls` from nested dicts, `data`, converting and checking each value.
-    Raise one error that lists all problems.
+    Raise one error that lists all problems. `prefix` is put before keys in messages, if `data` is only a group of the
+    config.
 
-    `prefix` is put before the keys in messages, if `data` is only a group of the config. `names` adds suggestions for
-    unknown keys from other groups and tools; without it, only keys of the same level are suggested.
+    `names` adds suggestions for unknown keys from other groups and tools; without it, only keys of the same level are
+    suggested.
     """
     builder = _Builder(names)
     result = builder.build_group(cls, data, prefix)

@@ -37,10 +37,9 @@ def compose(
     cls: type[S], overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain",
     report: Callable[[str], None] | None = None,
 ) -> S:  # fmt: skip
-    """Build an instance of the settings class `cls` from conf/NAME.yaml, the user's config folder and the command
-    line's overrides. Raise one error with all problems.
-
-    `report` receives a message on each default that was changed to fit the overrides.
+    """Build an instance of the settings class `cls` from NAME.yaml, in the user's folder `config_dir` or in conf/, and
+    from the command line's overrides. Raise one error with all problems. `report` receives a message on each default
+    that was changed to fit the overrides.
     """
     try:
         tree = compose_plain(overrides, config_dir=config_dir, name=name)
@@ -80,8 +79,8 @@ def _remaining_problems(
 def compose_plain(
     overrides: Sequence[str], *, config_dir: Path | None = None, name: str = "pretrain"
 ) -> dict[str, Any]:
-    """Return all settings as nested dicts, composed from conf/NAME.yaml, the chosen files and the overrides. References
-    such as `${optim.lr}` are replaced; types are not checked yet.
+    """Return all settings as nested dicts, composed from NAME.yaml, in the user's folder `config_dir` or in conf/, the
+    files it includes and the overrides. References such as `${optim.lr}` are replaced; types are not checked yet.
 
     Raise SettingsError on wrong overrides, on unresolved references and on keys such as `_target_`.
     """
@@ -143,7 +142,7 @@ def prepare_composition(
 
 def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) -> list[list[str]]:
     """Return the overrides of each run of a sweep: `a=1,2 b=3,4` -> [["a=1", "b=3"], ["a=1", "b=4"], ["a=2", "b=3"],
-    ["a=2", "b=4"]].
+    ["a=2", "b=4"]]. `config_dir` is the user's config folder, in which `glob()` finds names as well.
 
     Raise SettingsError if a sweep is empty or unbounded, or if there are more than MAX_RUNS runs.
     """

@@ -99,10 +99,10 @@ def open_run(
 
 
 def open_run_folder(stack: ExitStack, folder: Path, config: RunConfig, peers: Peers) -> Path | None:
-    """Lock the run's folder on rank 0 until `stack` closes, remove what an earlier start left unfinished, and return
-    the checkpoint to resume from, or None for a new run.
+    """Lock the run's folder on rank 0 until `stack` closes, delete unfinished checkpoints and stop.json of earlier
+    starts, and return the checkpoint to resume from, or None for a new run. All ranks take part.
 
-    All ranks take part; a failure on rank 0 is raised on every rank.
+    A failure on rank 0 is raised on every rank.
     """
     with collective_phase(peers):
         if peers.rank == 0:
@@ -125,8 +125,8 @@ def build_throughput(config: RunConfig, inputs: Inputs, mesh: Mesh, device: torc
 
 
 def build_optimizer(settings: OptimSettings, model: ParallelModel) -> torch.optim.Optimizer:
-    """Build the optimizer over the model's parameters. A one-pass optimizer is also connected to the model's
-    half-precision weights, which it updates itself.
+    """Build the optimizer over the model's parameters. If it is a OnePassAdamW, it also gets the model's half-precision
+    weights, which it writes itself.
 
     By convention `kind: lamb` is lmtrain/optim/lamb.py with a `build` function, so that a new optimizer changes nothing
     here.

@@ -243,7 +243,7 @@ def peer_groups(layout: Layout, stage_keys: Sequence[object]) -> list[list[int]]
 
 def neighbours(layout: Layout, rank: int) -> tuple[int, ...]:
     """Return the next and the previous rank along the pipeline (pp) as seen from `rank`; with two stages only the other
-    rank.
+    rank, without a pipeline ().
     """
     step, at = layout.world_size // layout.pp, layout.coordinate(rank).pp
     ends = [(at + 1) % layout.pp, (at - 1) % layout.pp][: min(layout.pp - 1, 2)]

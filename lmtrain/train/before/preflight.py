@@ -131,8 +131,7 @@ def load_data(
 ) -> tuple[Tokenizer, ModelSettings, TrainingData]:
     """Load the tokenizer and the datasets, and return the tokenizer, the model settings with the vocabulary size that
     the data needs, and the training data. `with_validation` also opens the validation data if the run validates.
-
-    `split_rule` is one of data/training_data.SHARES: how data.split separates training from validation data.
+    `split_rule`, an entry of SHARES, says how data.split separates training from validation data.
     """
     opened = open_datasets(config.data)
     tokenizer = _load_tokenizer(config.data, opened)
@@ -155,8 +154,8 @@ def find_model(config: RunConfig) -> ModelSettings:
 
 def _check_processes(config: RunConfig, env: ProcessEnv, starts_run: bool) -> None:
     """Raise LayoutError if the number of started processes differs from the layout's, and SettingsError if
-    compute.compile needs a C++ compiler that is missing. If `starts_run` is False, a single process may check a run of
-    many.
+    compute.compile needs a C++ compiler that is missing. A single process may check a layout of many if `starts_run` is
+    False.
     """
     problems = list(compiler_problems(config))
     counts = starts_run or env.launcher != "single"

@@ -126,8 +126,9 @@ class LostStarts:
 def count_start(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> LostStarts | None:
     """Add this start to the run's counter of lost starts, starts.json, and return the counter; `counting_start` removes
     the entry again unless the start is lost. Raise NoProgressError if MAX_LOST starts at this step were lost already.
+    Return None on ranks other than 0.
 
-    Return None on ranks other than 0, and if another process holds the run's folder, because that process counts.
+    None is also returned if another process holds the lock of the run's folder, because that process counts.
     """
     holder = lock_holder(Path(config.run.dir))
     if env.rank > 0 or (holder is not None and holder[1]):
@@ -142,9 +143,9 @@ def count_start(config: RunConfig, inputs: Inputs, env: ProcessEnv) -> LostStart
 def counting_start(starts: LostStarts | None) -> Iterator[None]:
     """Run the `with` block as the start that `count_start` added to `starts`. Keep its entry if the block raises an
     error whose exit code lets a launcher restart the run, such as a crash or a lost peer; remove it after any other
-    error.
+    error, and all entries after success.
 
-    After another failure, remove only this start's entry; after success, remove all entries. None does nothing.
+    Nothing is counted if `starts` is None.
     """
     if starts is None:
         yield

@@ -112,9 +112,8 @@ def _energy_fact(run: PlannedRun, hardware: Hardware) -> dict[str, str]:
 
 def forecast_facts(config: RunConfig, model: ModelSettings, *, runs_here: bool = False) -> dict[str, Any]:
     """Return the predictions that a dry run shows, as key -> text: the memory of the fullest rank, and, if
-    config.hardware names a machine, the step time and the energy of a step.
-
-    `runs_here` is True if all processes of the layout would run on this machine.
+    config.hardware names a machine, the step time and the energy of a step. `runs_here` is True if all processes of the
+    layout would run on this machine.
     """
     run, hardware = planned_run(_with_this_machine(config, runs_here), model), config.hardware
     rank = fullest_rank(run)
@@ -168,9 +167,8 @@ def _communicator_fact(run: PlannedRun, communicator_bytes: int) -> dict[str, st
 
 def dry_run_facts(config: RunConfig, inputs: Inputs, *, runs_here: bool = False) -> dict[str, Any]:
     """Return everything that a dry run shows, as key -> value in the order of the screen: model, steps, tokens,
-    evaluations, layout, memory, step time and more.
-
-    `runs_here` is True if all processes of the layout would run on this machine.
+    evaluations, layout, memory, step time and more. `runs_here` is True if all processes of the layout would run on
+    this machine.
     """
     shape, steps = inputs.model.shape, config.total_steps
     first, last = config.batch_plan.range_of(steps - 1)

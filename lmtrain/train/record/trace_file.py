@@ -138,7 +138,7 @@ class ProfileWindow:
 
     def _write(self, last_step: int, seconds: float) -> None:
         """Write the profile as a Chrome trace and as a table of kernels, and show the table. `last_step` is the last
-        profiled step, `seconds` the time that all profiled steps took.
+        profiled step, `seconds` the wall time from the begin to the end of the profile.
         """
         rank, folder = self._run.mesh.rank, self._run.folder / PROFILE_FOLDER
         folder.mkdir(exist_ok=True)
