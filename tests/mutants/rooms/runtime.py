@@ -79,12 +79,12 @@ MUTANTS = [
         function="Allocation._set_end",
         old="""            self._deadline_s = self._clock() + seconds_left
         else:
-            self._deadline_s += end - self._reported_end
-        self._reported_end = end
+            self._deadline_s += end_unix_s - self._reported_end
+        self._reported_end = end_unix_s
 """,
-        new="""            self._deadline_s, self._reported_end = self._clock() + seconds_left, end
+        new="""            self._deadline_s, self._reported_end = self._clock() + seconds_left, end_unix_s
         else:
-            self._deadline_s += end - self._reported_end
+            self._deadline_s += end_unix_s - self._reported_end
 """,
         breaks="An extension is added again every five minutes, so that the run thinks it has hours left and is killed "
         "by Slurm without a last checkpoint (or, where time was taken, stops far too early).",
