@@ -196,7 +196,7 @@ def add_plugin(name: str) -> None:
         plugins[name] = [package, *(importlib.import_module(file) for file in inside if file.endswith(PLUGIN_FILES))]
     except ImportError as error:
         raise UsageError(
-            f"--plugin={name} cannot be imported: {error}. Install it, or put the folder it lies in on PYTHONPATH."
+            f"--plugin={name} cannot be imported: {error}. Install it, or add its parent folder to PYTHONPATH."
         ) from error
 
 
@@ -232,7 +232,7 @@ def kinds(base: type[Choice]) -> dict[str, type[Choice]]:
             first = classes.setdefault(cls.kind, cls)
             if first is not cls:
                 both = " and ".join(sorted((first.__module__, cls.__module__)))
-                raise SettingsError([f"kind={cls.kind} is both in {both}. Give the plugin's another word."])
+                raise SettingsError([f"kind={cls.kind} is defined twice, in {both}. Rename the plugin's kind."])
     return dict(sorted(classes.items()))
 
 

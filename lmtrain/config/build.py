@@ -168,7 +168,7 @@ class _Builder:
             if any(value == choice and type(value) is type(choice) for choice in choices):
                 return value
             return self._record(
-                f"{path}={show(value)} is not a choice here. {suggest_value(str(value), map(str, choices))}"
+                f"{path}={show(value)} is not an allowed value. {suggest_value(str(value), map(str, choices))}"
             )
         if isinstance(hint, type) and issubclass(hint, Settings):
             return self.build_group(hint, value, path)
@@ -182,14 +182,14 @@ class _Builder:
             }
         scalar = _to_scalar(hint, value)
         if scalar is None and hint is str and self.names and (typed := self.names.typed.get(path)):
-            as_text = f" As a text it is {shell_quoted(f'{path}={hydra_quoted(typed)}')}."
+            as_text = f" To give it as a text, type {shell_quoted(f'{path}={hydra_quoted(typed)}')}."
             return self._record(f"{path}={typed} is not a text.{blend_hint(path, typed) or as_text}")
         if scalar is None:
             share = percent_as_fraction(value) if hint is float else None
             return self._refuse_type(_type_words(hint), value, path, share or example or _EXAMPLES.get(hint, "VALUE"))
         if isinstance(scalar, str) and (bad := _BAD_CHARACTER.search(scalar)):
-            zero = "a zero byte, which no text has. Take it out."
-            half = f"half a character (U+{ord(bad[0]):04X}), which UTF-8 has no bytes for. Give another name."
+            zero = "a zero byte, which a text cannot contain. Remove it."
+            half = f"half a character (U+{ord(bad[0]):04X}), which UTF-8 cannot encode. Give another value."
             return self._record(f"{path} holds {zero if bad[0] == chr(0) else half}")
         if isinstance(scalar, float) and not math.isfinite(scalar):
             return self._record(f"{path}={show(value)} is not a finite number. Write {path}={example or 1}.")

@@ -131,7 +131,7 @@ def prepare_composition(
             file_choices.append(f"~{group}" if override.value() is None else choices[group])
         elif "/" in group:
             hint = spelling_hint(group, groups)
-            problems.append(f"{override.input_line} chooses in {group}, which is no group. {hint}")
+            problems.append(f"{override.input_line} chooses from the group {group}, which does not exist. {hint}")
         else:
             changes.append(override)
         refused += [word] * (len(problems) > num_before)
@@ -160,14 +160,16 @@ def expand_sweep(overrides: Sequence[str], *, config_dir: Path | None = None) ->
         elif override.is_discrete_sweep():
             options.append([f"{key}={value}" for value in islice(override.sweep_string_iterator(), MAX_RUNS + 1)])
         else:
-            raise SettingsError([f"{override.input_line} has no end. With -m use a,b,c or range() or glob()."])
+            raise SettingsError(
+                [f"{override.input_line} does not list its values. With -m use a,b,c or range() or glob()."]
+            )
         if not options[-1]:
             hint = spelling_hint(override.key_or_group, groups)
-            raise SettingsError([f"{override.input_line} names nothing. {hint}"])
+            raise SettingsError([f"{override.input_line} matches nothing. {hint}"])
     if prod(map(len, options)) > MAX_RUNS:
         keys = [value[0].partition("=")[0] for value in options if len(value) > 1]
         raise SettingsError(
-            [f"-m makes more than {MAX_RUNS} runs of the values of {join_few(keys)}. Name fewer of them."]
+            [f"-m makes more than {MAX_RUNS} runs of the values of {join_few(keys)}. Give fewer values."]
         )
     return [list(combination) for combination in product(*options)]
 

@@ -149,7 +149,7 @@ def _check_num_files(folders: Sequence[Path], request: CompositionRequest) -> No
     chosen = [f"{group}/{word.partition('=')[2]}" for group, word in request.chosen.items()]
     if sum(count(one, 0) for one in (request.name, *chosen)) > MAX_FILES:
         raise SettingsError([
-            f"The defaults lists of {join_few(sorted(counts, key=lambda one: -counts[one]), max_shown=3)} bring "
+            f"The defaults lists of {join_few(sorted(counts, key=lambda one: -counts[one]), max_shown=3)} include "
             f"more than {MAX_FILES} files. Name each file once."
         ])  # fmt: skip
 
@@ -225,7 +225,7 @@ def _file_problems(
     """
     group = config_path.rpartition("/")[0]
     if "hydra" in file.data:
-        yield f"{file.location('hydra')} sets Hydra itself, which only composes settings here. Take `hydra` out."
+        yield f"{file.location('hydra')} sets options of Hydra itself, which lmtrain does not use. Remove `hydra`."
     if group == "experiment" and package != "_global_":
         yield (
             f"{file.path} has no line `# @package _global_`, so that its keys would go into {group}. "
@@ -254,7 +254,7 @@ def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[st
     raw, problems, entries = file.data.get("defaults", []), list[str](), list[Entry]()
     if not isinstance(raw, list):
         return [], [
-            f"{file.location('defaults')} has a defaults that is no list. Write lines such as `- optim: adamw`."
+            f"{file.location('defaults')} has a `defaults` that is not a list. Write lines such as `- optim: adamw`."
         ]
     folder, num_selves = config_path.rpartition("/")[0], 0
     for index, item in enumerate(raw):
@@ -272,7 +272,7 @@ def read_entries(config_path: str, file: YamlFile) -> tuple[list[Entry], list[st
         unknown_word = next((word for word in keywords if word not in _KEYWORDS), None)
         if unknown_word is not None or (keywords and not key):
             hint = spelling_hint(unknown_word or "", _KEYWORDS)
-            problems.append(f"{location} has {text}, with {unknown_word or keywords[0]}. {hint}")
+            problems.append(f"{location} has {text}, with the wrong word {unknown_word or keywords[0]}. {hint}")
             continue
         if problem := references.reference_problem(" ".join((key, *map(str, values)))):
             problems.append(f"{location} has {text}, which {problem}")
@@ -313,7 +313,8 @@ def _entry_problems(entry: Entry, is_root: bool, request: CompositionRequest, ro
         )
     elif group not in request.groups:
         if not entry.optional:
-            yield f"{entry.location} has {entry.text}, and {group} is no group. {spelling_hint(group, request.groups)}"
+            hint = spelling_hint(group, request.groups)
+            yield f"{entry.location} has {entry.text}, and {group} is not a group. {hint}"
     elif group not in request.chosen and not entry.optional:
         for name in entry.values:
             if "${" not in name and name.removesuffix(".yaml") not in request.groups[group]:
@@ -333,11 +334,11 @@ def _explain_failure(error: Exception, request: CompositionRequest, files_read: 
         if group in groups and word.startswith("+"):
             problems.append(f"{word} adds {group}, which is chosen already. Write {word.lstrip('+')}.")
         elif group not in groups and word.startswith("~"):
-            problems.append(f"{word} takes away {group}, which is not chosen. Leave it out.")
+            problems.append(f"{word} removes {group}, which is not chosen. Leave it out.")
         elif group not in groups and not word.startswith("+"):
             problems.append(f"{word} changes {group}, which no defaults list names. Write +{word}.")
     problems += [
-        f"{entry.location} has {entry.text}, and {entry.group} is not chosen before it. Leave out override."
+        f"{entry.location} has {entry.text}, and {entry.group} is not chosen before it. Remove the word `override`."
         for entries in lists for entry in entries if entry.override and entry.group not in groups
     ]  # fmt: skip
     first: dict[str, Entry] = {}

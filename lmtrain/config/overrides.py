@@ -136,16 +136,16 @@ def apply_override(tree: dict[str, Any], override: Any) -> str | None:
             continue
         child = node.get(part) if isinstance(node, dict) else part  # a list without this entry counts as one value
         if override.is_delete() and not isinstance(child, (dict, list)):
-            return f"{text} removes what is not there. Leave it out."
+            return f"{text} removes a key that does not exist. Leave it out."
         if not (child is None or isinstance(child, (dict, list))):
             parent = ".".join(path[: depth + isinstance(node, dict)])
-            return f"{text} goes below {parent}, which is one value. Write {parent}=VALUE."
+            return f"{text} sets a key of {parent}, which is a single value. Write {parent}=VALUE."
         if child is None:
             node[part] = {}
         node = node[part]
     if override.is_delete():
         if not isinstance(node, dict) or last not in node:
-            return f"{text} removes what is not there. Leave it out."
+            return f"{text} removes a key that does not exist. Leave it out."
         del node[last]
     elif isinstance(node, list):
         if not (last.isdecimal() and int(last) < len(node)):
@@ -188,12 +188,12 @@ def _limit_problem(text: str) -> str | None:
         return f"{text[:40]}... is too long or nests too deeply. Put it into a file of --config-dir."
     if number := _LONG_NUMBER.search(text, len(key)):
         return (
-            f"{key} is given {number[0][:20]}..., which has {len(number[0])} digits, and no number here has more than "
-            f"{MAX_DIGITS}. Write {key}='TEXT' if it is a text."
+            f"{key} is given {number[0][:20]}..., which has {len(number[0])} digits; at most {MAX_DIGITS} are allowed. "
+            f"Write {key}='TEXT' if it is a text."
         )
     if _HYDRA.match(key):
         way_out = _HYDRA_WAYS_OUT.get(key.lstrip("~+"), "Leave it out; -m runs every combination of values.")
-        return f"{text} sets Hydra itself, which only composes settings here. {way_out}"
+        return f"{text} sets options of Hydra itself, which lmtrain does not use. {way_out}"
     return None
 
 
@@ -220,7 +220,7 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
     if match := re.match(r"([\w.]+)\[", bare):
         return f"{text!r} names an entry of a list. Give the whole list: {match[1]}=[FIRST,SECOND]."
     if not _KEY.fullmatch(key):
-        return f"{text!r} is not an override ({bare!r} is no name of a key). Write key=value or group=choice."
+        return f"{text!r} is not an override ({bare!r} is not a valid key). Write key=value or group=choice."
     if sign or key.startswith("~"):
         return None
     if matching_groups := [group for group, choices in groups.items() if text in choices]:
@@ -228,7 +228,7 @@ def _form_problem(words: Sequence[str], index: int, groups: Mapping[str, Sequenc
     if text.endswith((".yaml", ".yml")):
         return f"{text!r} is a file. Type --config-dir FOLDER --config-name NAME, without the .yaml."
     if text.endswith(".py"):
-        return f"{text!r} is a program, and settings are none here. Type them as key=value, or in a YAML file."
+        return f"{text!r} is a Python file, and settings are plain data. Type them as key=value, or in a YAML file."
     if Path(f"{text}.idx").is_file():
         return f"{text!r} is a dataset. Write data.path={shell_quoted(text)}."
     if "=" in before and not set(_SPECIAL_CHARACTERS) & set(before):
@@ -260,7 +260,7 @@ def _syntax_problem(text: str) -> str:
         return f"{text} {fault}. If it belongs to the text, {as_text}."
     special = " ".join(sorted({sign for sign in value if sign in _SPECIAL_CHARACTERS}))
     if not special:
-        return f"{text!r} is not an override ({key!r} is no name of a key). Write key=value or group=choice."
+        return f"{text!r} is not an override ({key!r} is not a valid key). Write key=value or group=choice."
     return f"{text} cannot be read, since {special} must be quoted within a value. If it is one text, {as_text}."
 
 

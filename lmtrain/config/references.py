@@ -80,7 +80,9 @@ class _Resolver:
         """
         self.num_values += bool(chain)
         if chain and self.num_values > _MAX_VALUES:
-            raise ReferenceProblem(f"is one of those that bring more than {_MAX_VALUES} values. Write some out.")
+            raise ReferenceProblem(
+                f"is one of the references that add up to more than {_MAX_VALUES} values. Write some values out."
+            )
         if isinstance(node, dict):
             return {key: self.resolve_subtree(value, (*path, key), chain) for key, value in node.items()}
         if isinstance(node, list):
@@ -107,7 +109,9 @@ class _Resolver:
             if match[0] == text:
                 return target
             if isinstance(target, (dict, list)):
-                raise ReferenceProblem(f"puts {match[1].strip()}, which is not one value, into a text. Name a part.")
+                raise ReferenceProblem(
+                    f"puts {match[1].strip()}, which is not a single value, into a text. Name a key below it."
+                )
             parts += text[end : match.start()].replace("\\${", "${"), show(target)
             end = match.end()
             if sum(map(len, parts)) > _MAX_CHARACTERS:
@@ -139,5 +143,5 @@ class _Resolver:
             elif isinstance(node, list) and isinstance(part, int) and part < len(node):
                 node = node[part]
             else:
-                raise ReferenceProblem(f"refers to {name}, which is not there. Name another key, or give the value.")
+                raise ReferenceProblem(f"refers to {name}, which does not exist. Name another key, or give the value.")
         return self.resolve_subtree(node, target, (*chain, name))

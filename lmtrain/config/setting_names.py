@@ -130,7 +130,9 @@ _VALUE_BY_FOREIGN_VALUE = {
 
 @dataclasses.dataclass(frozen=True)
 class SettingNames:
-    """All setting keys of a root class, and the choices of its groups."""
+    """The names to suggest for a misspelled setting: all keys of the settings class `root`, and the choices of its
+    groups.
+    """
 
     root: type[Settings]
     groups: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)

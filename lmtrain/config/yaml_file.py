@@ -101,7 +101,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: PyYAML has no 
             raise _FileProblem(line, f"holds more than {MAX_VALUES} values", "Divide it, or leave some out")
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise _FileProblem(line, f"nests deeper than {MAX_DEPTH} levels", "Nothing in a config is that deep")
+            raise _FileProblem(line, f"nests deeper than {MAX_DEPTH} levels", "Use fewer levels")
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         self.depth -= 1
@@ -117,7 +117,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: PyYAML has no 
         line = node.start_mark.line + 1
         if node.tag != _STRING_TAG and len(node.value) > MAX_DIGITS:
             raise _FileProblem(
-                line, f"has a number of {len(node.value)} digits, and none has more than {MAX_DIGITS}",
+                line, f"has a number of {len(node.value)} digits; at most {MAX_DIGITS} are allowed",
                 "Put it in quotes if it is a text",
             )  # fmt: skip
         if half := _SURROGATE.search(node.value):
@@ -132,7 +132,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # because: PyYAML has no 
         except ValueError as error:
             line = node.start_mark.line + 1
             raise _FileProblem(
-                line, f"has {node.value}, which is no number", "Put it in quotes if it is a text"
+                line, f"has {node.value}, which is not a number", "Put it in quotes if it is a text"
             ) from error
 
     def compose_mapping_node(self, anchor: Any) -> Any:
@@ -167,12 +167,12 @@ def _read_text(path: Path) -> str:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise MissingInputError(
-                f"{path} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'no plain file'}, and a config is a file. "
-                "Give another name."
+                f"{path} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}. "
+                "Give the path of a config file."
             )
         if status.st_size > MAX_BYTES:
             raise SettingsError(
-                [f"{path} has {status.st_size} bytes, and no config has more than {MAX_BYTES}. Shorten it."]
+                [f"{path} has {status.st_size} bytes; at most {MAX_BYTES} are allowed. Shorten it."]
             )
         data = path.read_bytes()
     except OSError as error:
@@ -187,7 +187,7 @@ def _read_text(path: Path) -> str:
         raise SettingsError([f"{path} line {line} is not UTF-8 text. Save the file as UTF-8."]) from error
     if unprintable := yaml.reader.Reader.NON_PRINTABLE.search(text):
         line, sign = text.count("\n", 0, unprintable.start()) + 1, f"U+{ord(unprintable[0]):04X}"
-        raise SettingsError([f"{path} line {line} holds the character {sign}, which no text has. Take it out."])
+        raise SettingsError([f"{path} line {line} holds the character {sign}, which YAML does not allow. Remove it."])
     return text
 
 
@@ -249,7 +249,7 @@ def _explain_yaml_error(error: Exception, text: str, last_read_line: int) -> tup
         if "\t" in lines[number - 1][: len(lines[number - 1]) - len(lines[number - 1].lstrip())]:
             return number, "is indented with a tab", "Use spaces"
     if isinstance(error, (ValueError, OverflowError)):
-        return line, "has an escape for a character that there is not", "Write the character, or use single quotes"
+        return line, "has an escape for a character that does not exist", "Write the character, or use single quotes"
     if "mapping values are not allowed" in message:
         before = lines[line - 2].strip() if line > 1 else ""
         if before and not before.startswith(("#", "-")) and not re.search(r":(\s|$)", before):

@@ -52,24 +52,25 @@ def best_by_problems(
         return
     if name.startswith("eval/"):
         interval, interval_key = evaluation.interval_steps, "eval.interval_steps"
-        prefixes = [f"eval/{one.measure_name}/" for one in evaluation.tasks]
+        prefixes = [f"eval/{task.measure_name}/" for task in evaluation.tasks]
         is_known = any(name.startswith(prefix) for prefix in prefixes)
-        way_out = f"Use {' or '.join(f'{one}MEASURE' for one in prefixes)}." if prefixes else "Give it in eval.tasks."
+        names_to_use = " or ".join(f"{prefix}MEASURE" for prefix in prefixes)
+        way_out = f"Use {names_to_use}." if prefixes else "Add its task to eval.tasks."
     else:
         interval, interval_key = train.valid_interval_steps, "train.valid_interval_steps"
         names = validation_measure_names(data.terms, data.valid_paths)
         is_known, way_out = name in names, spelling_hint(name, names)
     if not is_known:
-        yield Problem(_BEST_BY, name, "is nothing that this run measures", way_out)
+        yield Problem(_BEST_BY, name, "is not a measure of this run", way_out)
     elif interval == 0:
         way_out = f"Add {interval_key}={saves}, or leave checkpoint.keep_best out."
         yield Problem(_BEST_BY, name, f"is never measured before the end of the run with {interval_key}=0", way_out)
     elif math.lcm(saves, interval) >= total_steps:
         yield Problem(
             _BEST_BY, name,
-            f"is measured every {interval} steps, and with checkpoint.interval_steps={saves} none of them is saved "
-            f"before the end at {total_steps}",
-            f"Use {interval_key}={saves}, or less for both in a run as short as this.",
+            f"is measured every {interval} steps, and checkpoint.interval_steps={saves} saves none of these steps "
+            f"before the last, {total_steps}",
+            f"Use {interval_key}={saves}, or smaller values for both in so short a run.",
         )  # fmt: skip
 
 
@@ -99,7 +100,7 @@ class RunConfig(Settings):
             yield from problem_if(
                 parts.get("hardware") is None, "parallel.auto", True,
                 "leaves the layout to the planner, which needs a machine, and hardware=null names none",
-                "Add hardware=h100 or another; `lmtrain config list hardware` has them.",
+                "Add hardware=h100 or another machine; `lmtrain config list hardware` lists them.",
             )  # fmt: skip
             parts = {name: part for name, part in parts.items() if name != "parallel"}  # not chosen yet
         hardware = parts.get("hardware")
@@ -114,8 +115,8 @@ class RunConfig(Settings):
             device = parts["compute"].device
             yield from problem_if(
                 device not in ("auto", hardware.device), "compute.device", device,
-                f"computes on another kind of device than hardware={hardware.name} is",
-                f"Use compute.device=auto, or the hardware that is meant{' (hardware=cpu)' * (device == 'cpu')}.",
+                f"is another kind of device than that of hardware={hardware.name}",
+                f"Use compute.device=auto, or the matching hardware{' (hardware=cpu)' * (device == 'cpu')}.",
             )  # fmt: skip
         if {"model", "parallel", "compute"} <= parts.keys():
             model, compiles = parts["model"], parts["compute"].compile is True
@@ -126,14 +127,15 @@ class RunConfig(Settings):
             kind = parts["precision"].kind
             yield from problem_if(
                 parts["compute"].tf32 and kind != "fp32", "compute.tf32", True,
-                f"applies to products of fp32 numbers, and precision={kind} makes none",
+                f"only affects fp32 matrix products, and precision={kind} computes none",
                 "Use compute.tf32=false, or precision=fp32.",
             )  # fmt: skip
         if "model" in parts:
             yield from problem_if(
                 parts["model"].num_parameters > MAX_PARAMETERS, "model.width", parts["model"].shape.width,
-                f"and the other sizes make {parts['model'].num_parameters:.1e} parameters, and the most are "
-                f"{MAX_PARAMETERS:.0e}", "Use a smaller one, or fewer layers, a smaller seq_len or ffn_width.",
+                f"and the other sizes make {parts['model'].num_parameters:.1e} parameters; at most "
+                f"{MAX_PARAMETERS:.0e} are allowed",
+                "Use a smaller width, fewer layers, or a smaller seq_len or ffn_width.",
             )  # fmt: skip
             for problem in parts["model"].unused():
                 yield replace(problem, key=f"model.{problem.key}")
@@ -144,7 +146,7 @@ class RunConfig(Settings):
                 bool(parts["eval"].tasks) and not parts["model"].shape.causal, "eval.tasks",
                 [task.measure_name for task in parts["eval"].tasks],
                 f"score the continuation of a text, and model={parts['model'].kind} sees both sides of a word",
-                "Leave it out; validation measures how well masked words are predicted.",
+                "Leave eval.tasks out; validation measures how well masked words are predicted.",
             )  # fmt: skip
         if {"train", "data"} <= parts.keys() and parts["train"].valid_interval_steps == 0:
             yield from parts["data"].problems_without_validation()
@@ -157,7 +159,7 @@ class RunConfig(Settings):
             ranks, world_size = parts["observe"].profile_ranks or (0,), parts["parallel"].layout.world_size
             yield from problem_if(
                 max(ranks) >= world_size, "observe.profile_ranks", list(ranks),
-                f"names a rank that is not there: of {world_size} the last is {world_size - 1}",
+                f"names a rank that does not exist: the {world_size} ranks end with {world_size - 1}",
                 "Use observe.profile_ranks=[0].",
             )  # fmt: skip
         if not {"train", "parallel"} <= parts.keys():
@@ -210,7 +212,7 @@ def _observe_problems(observe: ObserveSettings, steps: int) -> Iterator[Problem]
     )  # fmt: skip
     yield from problem_if(
         interval is not None and interval > steps, "observe.histograms_every_steps", interval,
-        f"never comes in a run of {steps} steps", f"Use {steps} or less.",
+        f"is more than the {steps} steps of the run", f"Use {steps} or less.",
     )  # fmt: skip
 
 
@@ -227,8 +229,8 @@ def _label_problems(model: ModelSettings, data: DataChoice) -> Iterator[Problem]
     )  # fmt: skip
     yield from problem_if(
         model_terms[0] == data_terms[0] and model_terms != data_terms, "model.pair_head", "pair" in model_terms,
-        "finds no pairs in data.pairs=none" if "pair" in model_terms
-        else "leaves the pairs that data.pairs makes unused",
+        "needs sentence pairs, and data.pairs=none makes none" if "pair" in model_terms
+        else "does not use the sentence pairs that data.pairs makes",
         f"Use model.pair_head={'false' if 'pair' in model_terms else 'true'}, or another data.pairs.",
     )  # fmt: skip
 
@@ -244,13 +246,14 @@ def _rampup_problems(train: TrainSettings, layout: Layout) -> Iterator[Problem]:
     num_increments, rest = divmod(global_batch - rampup.start, rampup.increment)
     yield from problem_if(
         num_increments > MAX_INCREMENTS, "train.rampup.increment", rampup.increment,
-        f"takes {num_increments} increments to train.global_batch={global_batch}, and {MAX_INCREMENTS} are the most",
+        f"takes {num_increments} increments to reach train.global_batch={global_batch}; "
+        f"at most {MAX_INCREMENTS} are allowed",
         "Use a larger increment.",
     )  # fmt: skip
     yield from problem_if(
         rampup.start > global_batch or rest != 0, "train.rampup.start", rampup.start,
         f"does not reach train.global_batch={global_batch} in increments of {rampup.increment}",
-        "Use an increment that divides the rest.",
+        "Use a start that is not larger, and an increment that divides the difference.",
     )  # fmt: skip
 
 

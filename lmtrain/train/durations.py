@@ -158,5 +158,7 @@ def _are_numbers(row: dict[str, Any], *keys: str) -> bool:
 
 
 def young_daly_s(save_s: float, between_failures_s: float) -> float:
-    """Return the interval between saves that loses the least time to saves and failures together."""
+    """Return the interval between saves, in seconds, that loses the least time to saves and failures together (Young
+    and Daly's formula). `save_s` is the time that a save costs.
+    """
     return math.sqrt(2 * save_s * between_failures_s)

@@ -21,6 +21,7 @@ from lmtrain.train.step import train_step
 
 @dataclass(frozen=True)
 class Summary:
+    """The result of `train`, for the summary that the command line shows."""
     step: int
     loss: float | None  # loss of the last step of this attempt
     valid_loss: float | None

@@ -1,7 +1,7 @@
 """Set-up of a run, in the order in which it can fail: folder, model, optimizer, checkpoint, data.
 
 Called by the command line with checked settings, on every process of the run. All processes compute and save; only rank
-0 shows messages and owns the run's folder. The second step of the staircase.
+0 shows messages and owns the run's folder.
 """
 
 from __future__ import annotations

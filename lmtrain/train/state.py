@@ -159,7 +159,9 @@ def agree_on_resume(folder: Path, config: RunConfig, peers: Peers) -> Path | Non
     fault_point("start.folder")
     with collective_phase(peers, 1) as exchange:
         if not folder.is_dir():
-            raise OutputError(f"run.dir={folder} is not there on rank {peers.rank}. Use a folder that all nodes share.")
+            raise OutputError(
+                f"run.dir={folder} does not exist on rank {peers.rank}. Use a folder that all nodes share."
+            )
         path = find_resume_checkpoint(config)
         exchange.own_numbers = (crc32(str(path).encode()),)
     if len({number for (number,) in exchange.all_numbers}) > 1:

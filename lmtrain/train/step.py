@@ -21,6 +21,7 @@ from lmtrain.runtime.processes.faults import fault_point
 
 @dataclass(frozen=True)
 class StepResult:
+    """The result of a training step; the values are global, and equal on all ranks."""
     loss: float  # mean over the step's valid tokens; with several terms, the sum of their means
     grad_norm: float  # before clipping
     skipped: bool  # an fp16 overflow: the scale was halved and no weight changed

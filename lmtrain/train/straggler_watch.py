@@ -1,10 +1,10 @@
-"""Detection of stragglers: each process reports its own work times, and rank 0 names slow ranks and common waits.
+"""Detection of stragglers: each rank measures its own work, and rank 0 compares the ranks and names the slow ones.
 
-Each process also reports its memory use, which rank 0 passes on.
+Each rank also reports its memory use, which rank 0 passes on.
 
-Called by requests, which send the numbers with the vote on a stop, so that no collective is added; by the costs of a
-step, which mark its begin and end; and by the records, whose rows get `facts`. Peers are ranks that do the same work:
-those of a stage of the pipeline, and of stages with equally many layers if neither is the first or the last.
+Called by requests.py, which sends the numbers with the vote on a stop, so that no collective is added; by durations.py
+at the begin and end of a step; and by records.py, whose rows get `facts`. Ranks are compared if they do the same work:
+ranks of the same pipeline stage, and of stages with equally many layers if none of them is the first or the last.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class TrainSettings(Settings):
     valid_samples: int = quantity("count", default=256)
 
     def problems(self) -> Iterator[Problem]:
-        rule = f"and train.tokens={show(self.tokens)} must be given one without the other"
+        rule = f"and train.tokens={show(self.tokens)}: exactly one of them must be set"
         way_out = "Set train.steps=1000 or train.tokens=300B."
         if self.steps is not None and self.tokens is not None:
             way_out = "Add train.steps=null to train for tokens, or train.tokens=null to train for steps."
@@ -84,16 +84,17 @@ class ObserveSettings(Settings):
             self.above_0("peak_tflops", "Use null for the known peak."),
             *(
                 (self.wandb == "none" and bool(getattr(self, key)), key,
-                 "is for Weights & Biases, and observe.wandb=none does not write there",
+                 "is for Weights & Biases, which observe.wandb=none turns off",
                  f"Set observe.wandb=offline or online, or leave observe.{key} out.")
                 for key in ("wandb_project", "wandb_entity", "wandb_name", "wandb_tags")
             ),
-            self.at_least(1, "histograms_every_steps", "Use null for none."),
+            self.at_least(1, "histograms_every_steps", "Use null for no histograms."),
             (self.histograms_every_steps is not None and nowhere, "histograms_every_steps",
-             "has nowhere to go, with observe.tensorboard=false and observe.wandb=none",
-             "Set observe.tensorboard=true, or leave it out."),
+             "needs a sink, and observe.tensorboard=false and observe.wandb=none turn all sinks off",
+             "Set observe.tensorboard=true, or leave observe.histograms_every_steps out."),
             (steps is not None and (len(steps) != 2 or not 1 <= steps[0] <= steps[-1]), "profile_steps",
-             "is not the first and the last step of a window, counted from 1", "Use observe.profile_steps=[100,103]."),
+             "is not a list of two steps, the first and the last to profile, counted from 1",
+             "Use observe.profile_steps=[100,103]."),
             (ranks is not None and steps is None, "profile_ranks",
              "selects ranks to profile, and observe.profile_steps=null profiles none",
              "Add observe.profile_steps=[100,103], or leave it out."),
@@ -117,8 +118,8 @@ class RunSettings(Settings):
         path, name = len(self.dir.encode()), max(len(part.encode()) for part in self.dir.split("/"))
         yield from problem_if(
             path > _LONGEST_PATH or name > _LONGEST_NAME, "dir", f"{self.dir[:40]}...",
-            f"has {path} bytes, {name} of them in one name, and the most are {_LONGEST_PATH} and {_LONGEST_NAME}",
-            "Use a shorter one, as in run.dir=runs/NAME.",
+            f"has {path} bytes, and its longest name {name}; at most {_LONGEST_PATH} and {_LONGEST_NAME} are allowed",
+            "Use a shorter path, as in run.dir=runs/NAME.",
         )  # fmt: skip
 
 
@@ -139,7 +140,7 @@ class EvalTask(Settings):
         yield from self.checked(
             (not self.data.strip(), "data", "names no file", "Give the file that the task reads."),
             (self.name is not None and not _NAME.fullmatch(self.name), "name",
-             "is no name, which is letters, digits and . _ - in parts between slashes",
+             "is not a valid name: letters, digits and . _ - only, in parts separated by single slashes",
              "Use one such as wiki, or leave it out."),
         )  # fmt: skip
 
@@ -151,7 +152,7 @@ class EvalSettings(Settings):
     batch_size: int = _EVAL_BATCH
 
     def problems(self) -> Iterator[Problem]:
-        unused, way_out = "measures nothing without eval.tasks", f"{_EXAMPLE}, or leave it out."
+        unused, way_out = "has no effect without eval.tasks", f"{_EXAMPLE}, or leave it out."
         yield from self.checked(
             self.at_least(0, "interval_steps", "Use 0 for the end of the run alone."),
             self.at_least(1, "batch_size", f"Use {_EVAL_BATCH}."),
@@ -160,7 +161,7 @@ class EvalSettings(Settings):
         )
         repeated = [name for name, times in Counter(task.measure_name for task in self.tasks).items() if times > 1]
         yield from problem_if(
-            len(repeated) > 0, "tasks", ", ".join(repeated), "names several measures",
+            len(repeated) > 0, "tasks", ", ".join(repeated), "is the name of several entries",
             "Give each entry a name of its own, as in {task: perplexity, data: a.txt, name: a}.",
         )  # fmt: skip
 

@@ -98,8 +98,8 @@ def test_other_masks_are_another_run(sentences: Toy, run: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model__pair_head": "false"}, ["model.pair_head=false leaves the pairs", "model.pair_head=true"]),
-        ({"data__pairs": "none"}, ["model.pair_head=true finds no pairs", "model.pair_head=false"]),
+        ({"model__pair_head": "false"}, ["model.pair_head=false does not use", "model.pair_head=true"]),
+        ({"data__pairs": "none"}, ["model.pair_head=true needs sentence pairs", "model.pair_head=false"]),
         ({"model__seq_len": 4}, ["Samples of 4 tokens", "8 or more"]),
     ],
 )

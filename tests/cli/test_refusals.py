@@ -37,7 +37,7 @@ def test_every_problem_is_reported_at_once(toy: Toy, tmp_path: Path) -> None:
         ("train.micro_batch=3", "train.micro_batch=3 x 1 data-parallel copies does not divide train.global_batch=4"),
         ("parallel.vp=2", "parallel.vp=2 needs stages, and pp=1 has none"),
         ("train.steps=null", "Set train.steps=1000 or train.tokens=300B."),
-        ("train.tokens=1B", "must be given one without the other"),
+        ("train.tokens=1B", "exactly one of them must be set"),
         *wide(("schedule.warmup_steps=100", "schedule.warmup_steps=100")),
         *wide(("train.steps=soon", "train.steps=soon is not a size")),
         *wide(("optim.kind=sgd", "optim.kind=sgd is not a kind")),

@@ -66,7 +66,9 @@ _SIZES_WITH_DEFAULTS = ("num_kv_heads", "head_width", "ffn_width")
 
 @dataclass(frozen=True)
 class EvaluationTask:
-    """An evaluation task of a run, with the facts that training needs."""
+    """An evaluation task of a run: its name, its file, the number of targets that it scores, and a digest of its
+    text.
+    """
 
     name: str
     data: str
@@ -76,7 +78,9 @@ class EvaluationTask:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The results of the checks before torch is imported, from which set-up builds the run."""
+    """The results of the checks before torch is imported: model settings, tokenizer, data and checkpoints to load.
+    `open_run` builds the run from them.
+    """
 
     model: ModelSettings  # with the final vocabulary size
     tokenizer: Tokenizer
@@ -346,7 +350,7 @@ def _check_model(path: Path, model: ModelSettings, saved_model: ModelSettings) -
     differing = [key for key in saved_values if key not in ignored and values.get(key) != saved_values[key]]
     if differing:
         differences = ", ".join(
-            f"model.{key} is {show(values.get(key))}, there {show(saved_values[key])}" for key in differing
+            f"model.{key} is {show(values.get(key))} here and {show(saved_values[key])} there" for key in differing
         )
         settings = " ".join(
             f"model.{key}={show(typed[key])}" for key in differing if typed[key] != model.to_dict().get(key)
@@ -368,7 +372,7 @@ def compiler_problems(config: RunConfig) -> Iterator[str]:
     """Yield a message if compute.compile needs a C++ compiler that is not installed."""
     if config.compute.compile is True and not any(shutil.which(cc) for cc in ("c++", "g++", "clang++")):
         yield (
-            "compute.compile=true needs a C++ compiler and none of c++, g++ and clang++ is here. "
+            "compute.compile=true needs a C++ compiler and none of c++, g++ and clang++ is installed. "
             "Install one or set compute.compile=false."
         )
 
@@ -383,7 +387,7 @@ def check_device(config: RunConfig, env: ProcessEnv) -> None:
     if problem := device_problem(config.compute.device, gpus, env):
         raise problem
     if config.compute.tf32 and gpus.count == 0:
-        raise SettingsError(["compute.tf32=true is of GPUs, and none is here. Use compute.tf32=false."])
+        raise SettingsError(["compute.tf32=true needs a GPU, and this machine has none. Use compute.tf32=false."])
 
 
 def check_sinks(config: RunConfig) -> None:
@@ -434,8 +438,8 @@ def check_run_folder(config: RunConfig, model: ModelSettings, tokenizer: Tokeniz
         )
     keys = ", ".join(f"checkpoint.{key}={show(getattr(settings, key))}" for key in settings.retention_keys())
     return [
-        f"{lack}, for {room}. The run may keep more of them at once ({keys}); "
-        "a checkpoint that finds no room is not saved."
+        f"{lack}, enough for {room}. The settings may keep more checkpoints at once ({keys}); "
+        "a checkpoint that does not fit on the disk is not saved."
     ]
 
 

@@ -111,7 +111,8 @@ def check_same_run(
     type_problems = list(_type_problems(manifest))
     if type_problems:
         raise CheckpointError(
-            f"{path / MANIFEST} is no state of a run: {join_few(type_problems, '; ')}. Restore it from a copy."
+            f"{path / MANIFEST} does not hold the state of a run: {join_few(type_problems, '; ')}. "
+            "Restore it from a copy."
         )
     # because: a checkpoint may be older than some settings, which then had today's default
     saved_model = model_of(state, path)

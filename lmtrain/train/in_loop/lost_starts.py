@@ -47,7 +47,9 @@ class LostStarts:
 
     @classmethod
     def for_run(cls, config: RunConfig, inputs: Inputs, resume_from: Path | None) -> LostStarts:
-        """Return the lost starts at the step from which the run would continue now."""
+        """Read starts.json and return the lost starts at the step of the checkpoint `resume_from`, or at step 0 if it
+        is None.
+        """
         return cls(Path(config.run.dir), _resume_step(resume_from), _identity_digest(config, inputs)).load()
 
     def load(self) -> LostStarts:
@@ -104,7 +106,7 @@ class LostStarts:
         self.write()
 
     def mark_lost(self, cause: str) -> None:
-        """Record the cause by which the newest start was lost."""
+        """Record in starts.json the cause by which the newest start was lost."""
         self.lost[-1]["how"] = shorten(cause, _MAX_CAUSE_CHARACTERS)
         self.write()
 

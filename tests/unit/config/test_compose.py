@@ -144,7 +144,7 @@ def test_lists_that_name_two_lists_each_have_an_end(mine: Path) -> None:
     for number in range(1, 20):
         text = f"defaults:\n  - l{number - 1}\n  - l{number - 1}\n"
         (mine / f"l{number}.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(SettingsError, match="defaults lists of l19, l18, l17 and 17 more bring more than 1000 files"):
+    with pytest.raises(SettingsError, match="defaults lists of l19, l18, l17 and 17 more include more than 1000 files"):
         compose_plain([], config_dir=mine, name="l19")
 
 
@@ -174,7 +174,7 @@ def test_a_sweep_is_every_combination_in_order(mine: Path) -> None:
 
 @pytest.mark.parametrize("override", ["lr=interval(0,1)", "drink=glob(z*)"])
 def test_a_sweep_without_an_end_or_a_beginning_is_refused(mine: Path, override: str) -> None:
-    with pytest.raises(SettingsError, match=r"has no end|names nothing"):
+    with pytest.raises(SettingsError, match=r"does not list its values|matches nothing"):
         expand_sweep([override], config_dir=mine)
 
 

@@ -70,9 +70,9 @@ def test_a_mapping_adds_to_the_one_that_is_there_however_deep() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("a.b.c=1", "goes below a.b, which is one value. Write a.b=VALUE."),
-        ("~a.x", "removes what is not there"), ("~x.y", "removes what is not there"),
-        ("l.5=1", "names entry 5 of a list of 1"), ("l.5.x=1", "goes below l"),
+        ("a.b.c=1", "sets a key of a.b, which is a single value. Write a.b=VALUE."),
+        ("~a.x", "removes a key that does not exist"), ("~x.y", "removes a key that does not exist"),
+        ("l.5=1", "names entry 5 of a list of 1"), ("l.5.x=1", "sets a key of l"),
     ],
 )  # fmt: skip
 def test_a_change_that_cannot_be(word: str, said: str) -> None:
@@ -94,10 +94,10 @@ def test_a_change_that_cannot_be(word: str, said: str) -> None:
         (["lr==3"], "Write lr=3."),
         (["hydra.run.dir=x"], "Use run.dir=FOLDER."),
         (["a=" + "[" * 50], "nests too deeply"),
-        (["a=" + "9" * 5000], "has 5000 digits, and no number here has more than 100"),
+        (["a=" + "9" * 5000], "has 5000 digits; at most 100 are allowed"),
         (["a=[1," + "9" * 101 + "]"], "has 101 digits"), (["a='${${b}:X}'"], "a reference within a reference"),
         (["a=${oc.env:X}"], "calls a resolver"), (["a=[{b: '${'}]"], "that is not closed"),
-        (["a b"], "is no name of a key"), (["a@b=c"], "@ has no meaning here"), (["a[0]=1"], "a=[FIRST,SECOND]"),
+        (["a b"], "is not a valid key"), (["a@b=c"], "@ has no meaning here"), (["a[0]=1"], "a=[FIRST,SECOND]"),
     ],
 )  # fmt: skip
 def test_a_word_that_is_no_override(words: list[str], said: str) -> None:

@@ -33,10 +33,10 @@ def test_dots_count_from_where_the_reference_stands() -> None:
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({"a": "${b.c}"}, "a=${b.c} refers to b.c, which is not there. Name another key, or give the value."),
+        ({"a": "${b.c}"}, "a=${b.c} refers to b.c, which does not exist. Name another key, or give the value."),
         ({"a": "${b}", "b": "${a}"}, "leads back to itself (b -> a -> b)"),
         ({"a": {"b": "${a}"}}, "leads back to itself"),
-        ({"a": "x${b}", "b": [1]}, "puts b, which is not one value, into a text"),
+        ({"a": "x${b}", "b": [1]}, "puts b, which is not a single value, into a text"),
         ({"a": "${oc.env:HOME}"}, "calls a resolver"),
         ({"a": "${${b}:HOME}", "b": "oc.env"}, "has a reference within a reference"),
         ({"a": "${${b}}", "b": "oc.env:HOME"}, "has a reference within a reference"),
@@ -46,7 +46,7 @@ def test_dots_count_from_where_the_reference_stands() -> None:
         ({f"k{i}": f"${{k{i + 1}}}" for i in range(99)} | {"k99": 1}, "is reached over 50 references"),
         ({f"k{i}": f"${{k{i + 1}}}" * 9 for i in range(5)} | {"k5": "x" * 9}, "becomes longer than"),
         ({f"k{i}": [f"${{k{i + 1}}}"] * 9 for i in range(9)} | {"k9": 1}, "is one of more than 10000 references"),
-        ({"a": list(range(999)), "b": ["${a}"] * 99}, "bring more than 50000 values"),
+        ({"a": list(range(999)), "b": ["${a}"] * 99}, "add up to more than 50000 values"),
     ],
 )
 def test_a_reference_that_has_no_value(tree: dict[str, Any], said: str) -> None:

@@ -71,15 +71,15 @@ def test_size_and_depth_have_an_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("b: 1\na: " + "9" * 5000, "line 2 has a number of 5000 digits, and none has more than 100"),
+        ("b: 1\na: " + "9" * 5000, "line 2 has a number of 5000 digits; at most 100 are allowed"),
         ("a: 0x" + "f" * 5000, "line 1 has a number of 5002 digits"),
         ("a: 1" + ":59" * 3000, "line 1 has a number of 9001 digits"),
-        ("a: 0x_", "line 1 has 0x_, which is no number"),
-        ('b: 1\na: "\\U00110000"', "line 2 has an escape for a character that there is not"),
-        ('b: 1\na: "\\UFFFFFFFF"', "line 2 has an escape for a character that there is not"),
+        ("a: 0x_", "line 1 has 0x_, which is not a number"),
+        ('b: 1\na: "\\U00110000"', "line 2 has an escape for a character that does not exist"),
+        ('b: 1\na: "\\UFFFFFFFF"', "line 2 has an escape for a character that does not exist"),
         ('a: "\\ud83d\\ude00"', r"line 1 has the escape \\ud83d, half a character"),
         (f"a: [{'1,' * MAX_VALUES}]", f"line 1 holds more than {MAX_VALUES} values"),
-        ("a: " + "x" * MAX_BYTES, "has 262147 bytes, and no config has more than 262144"),
+        ("a: " + "x" * MAX_BYTES, "has 262147 bytes; at most 262144 are allowed"),
         ("a: " + "[" * 9999, f"line 1 nests deeper than {MAX_DEPTH} levels"),
     ],
 )
@@ -114,5 +114,5 @@ def test_what_is_no_plain_file(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError, match="is a folder"):
         read_yaml(tmp_path)
     os.mkfifo(tmp_path / "pipe.yaml")
-    with pytest.raises(MissingInputError, match="is no plain file"):
+    with pytest.raises(MissingInputError, match="is not a regular file"):
         read_yaml(tmp_path / "pipe.yaml")

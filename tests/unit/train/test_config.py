@@ -40,8 +40,8 @@ def test_every_choice_of_every_group_composes(group: str, choice: str) -> None:
     [
         (["model=bert_tiny", "data=dataset"], "makes samples that a bert model cannot learn from. Use data=masked"),
         (["data=masked"], "data.kind=masked makes samples that a gpt model cannot learn from. Use data=dataset"),
-        (["model=bert_tiny", "data=masked", "data.pairs=none"], "model.pair_head=true finds no pairs in data.pairs"),
-        (["model=bert_tiny", "data=masked", "model.pair_head=false"], "model.pair_head=false leaves the pairs"),
+        (["model=bert_tiny", "data=masked", "data.pairs=none"], "model.pair_head=true needs sentence pairs"),
+        (["model=bert_tiny", "data=masked", "model.pair_head=false"], "model.pair_head=false does not use"),
     ],
 )
 def test_a_model_learns_what_its_samples_have_labels_for(overrides: list[str], words: str) -> None:
@@ -120,7 +120,7 @@ def test_what_is_not_typed_gives_way_to_what_is(
 
 def test_what_is_typed_gives_way_to_nothing() -> None:
     assert "leaves nothing of the run's 20 steps" in problems("train.steps=20", "schedule.warmup_steps=100")[0]
-    assert "must be given one without the other" in problems("train.steps=20", "train.tokens=1k")[0]
+    assert "exactly one of them must be set" in problems("train.steps=20", "train.tokens=1k")[0]
 
 
 def test_a_refused_word_does_not_hide_what_else_is_wrong() -> None:

@@ -22,13 +22,13 @@ def test_a_task_is_called_by_its_own_name_or_another() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"tasks": [TASK, TASK]}, "tasks=perplexity names several measures"),
+        ({"tasks": [TASK, TASK]}, "tasks=perplexity is the name of several entries"),
         ({"tasks": [TASK | {"name": "a b"}]}, "tasks[0].name=a b is no name"),
         ({"tasks": [TASK | {"data": " "}]}, "tasks[0].data=  names no file"),
         ({"tasks": [{"task": "perplexity"}]}, "tasks[0].data is not set"),
         ({"tasks": {"perplexity": "a.txt"}}, "is not a list of groups of settings"),
-        ({"interval_steps": 10}, "interval_steps=10 measures nothing without eval.tasks"),
-        ({"batch_size": 4}, "batch_size=4 measures nothing without eval.tasks"),
+        ({"interval_steps": 10}, "interval_steps=10 has no effect without eval.tasks"),
+        ({"batch_size": 4}, "batch_size=4 has no effect without eval.tasks"),
         ({"tasks": [TASK], "interval_steps": -1}, "interval_steps=-1 must be at least 0"),
         ({"tasks": [TASK], "batch_size": 0}, "batch_size=0 must be at least 1"),
     ],

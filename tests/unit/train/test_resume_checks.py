@@ -91,5 +91,5 @@ def test_what_differs_is_named_by_its_key_and_there_is_a_way_on(overrides: list[
     ],
 )  # fmt: skip
 def test_a_state_of_other_types_is_refused_by_key_and_file(key: str, value: object, rule: str) -> None:
-    with pytest.raises(CheckpointError, match=rf"here/manifest.json is no state of a run: state\.{key}.*{rule}"):
+    with pytest.raises(CheckpointError, match=rf"manifest.json does not hold the state of a run: state\.{key}.*{rule}"):
         check(changed={key: value})
