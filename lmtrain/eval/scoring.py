@@ -54,7 +54,7 @@ class Scorable(Protocol):
         equally likely ones the first) and 0 elsewhere.
         """
 
-    def check_alike(self, checksum: int) -> None:
+    def check_same_texts(self, checksum: int) -> None:
         """Raise on every rank if any rank passes a different checksum."""
 
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
@@ -107,7 +107,7 @@ class Scorer:
         """
         stream, ahead = iter(requests), max(LOOK_AHEAD, self.model.scored_at_once)
         while chunk := list(islice(stream, self.batch_size * ahead)):
-            self.model.check_alike(_checksum(chunk))
+            self.model.check_same_texts(_checksum(chunk))
             answers: dict[int, TargetScores] = {}
             index_batches = list(batch_indices(chunk, self.batch_size, packs=self._can_pack))
             request_lists = [[chunk[row] for row in rows] for rows in index_batches]
@@ -115,7 +115,7 @@ class Scorer:
             for rows, batch_answers in zip(index_batches, self._batch_answers(request_lists), strict=True):
                 answers.update(zip(rows, batch_answers, strict=True))
             yield from (answers[row] for row in range(len(chunk)))
-        self.model.check_alike(_checksum([]))
+        self.model.check_same_texts(_checksum([]))
 
     def _batch_answers(self, batches: Sequence[list[Request]]) -> Iterator[list[TargetScores]]:
         """Yield the answers to each batch: from the cache for the first batches, as long as it has them, then from the

@@ -19,7 +19,9 @@ _APPROXIMATE = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 def activate_with_bias(product: Tensor, bias: Tensor | None, kind: Activation) -> Tensor:
-    """Return f(product + bias), f the activation `kind`; for swiglu, silu(gate) * up of [gate | up] in the last dim."""
+    """Return f(product + bias), where f is the activation `kind` and `product` a linear's output without its bias. For
+    swiglu f is silu(gate) * up of [gate | up] in the last dim.
+    """
     y: Tensor = _ActivateWithBias.apply(product, bias, kind)  # type: ignore[no-untyped-call]
     return y
 
@@ -42,28 +44,31 @@ class _ActivateWithBias(torch.autograd.Function):
 
 
 def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    """Return the activation of product + bias, by the GPU kernel if it can run, else in torch."""
+    """Return f(product + bias), where f is the activation `kind`: gelu, gelu_tanh or swiglu, which halves the last dim.
+    Runs a Triton kernel if it can process the tensor, otherwise torch operations.
+    """
     if can_run_kernel(product):
         from lmtrain.kernels import triton_activations  # because: Triton is installed only with a CUDA torch
 
         return triton_activations.forward(product, bias, kind)
-    return forward_twin(product, bias, kind)
+    return forward_in_torch(product, bias, kind)
 
 
 def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the product and of the bias, from the output's `grad`.
-
-    The gradient of the bias is empty if there is no bias.
+    """Return the gradients of `product` and of `bias` in `forward`, given `grad`, the gradient of its output. The
+    second is empty if there is no bias. Runs a Triton kernel if it can process the tensor, otherwise torch operations.
     """
     if can_run_kernel(product):
         from lmtrain.kernels import triton_activations  # because: Triton is installed only with a CUDA torch
 
         return triton_activations.backward(grad, product, bias, kind)
-    return backward_twin(grad, product, bias, kind)
+    return backward_in_torch(grad, product, bias, kind)
 
 
-def forward_twin(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    """Do the work of `forward` in torch, on any device."""
+def forward_in_torch(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    """Return f(product + bias), where f is the activation `kind`: gelu, gelu_tanh or swiglu. Uses torch operations, on
+    any device.
+    """
     x = _add_bias(product, bias)
     if kind == "swiglu":
         gate, up = x.chunk(2, dim=-1)
@@ -71,8 +76,10 @@ def forward_twin(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     return F.gelu(x, approximate=_APPROXIMATE[kind]).to(product.dtype)
 
 
-def backward_twin(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
-    """Do the work of `backward` in torch, on any device."""
+def backward_in_torch(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `product` and of `bias` (empty if there is none) in `forward`, given `grad`, the gradient
+    of its output. Uses torch operations, on any device.
+    """
     x = _add_bias(product, bias)
     grad = grad.to(x.dtype)
     if kind == "swiglu":

@@ -17,7 +17,8 @@ from lmtrain.kernels.kernel_support import can_run_kernel
 
 @torch.no_grad()
 def step(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor | None) -> None:
-    """Run an AdamW step in place: update weights, averages and half-precision copies.
+    """Run an AdamW step in place for each weight in `entries`: update the weight, its running averages and its
+    half-precision copy. `rates` holds the learning rate, betas, eps, weight decay and update count.
 
     Gradients are multiplied by `gradient_factor`, a scalar on the device (None: 1), but not overwritten.
     """
@@ -26,12 +27,13 @@ def step(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor 
 
         triton_adamw.step(entries, rates, gradient_factor)
     else:
-        step_twin(entries, rates, gradient_factor)
+        step_in_torch(entries, rates, gradient_factor)
 
 
 @torch.no_grad()
 def write_directions(entries: Sequence[AdamWTensors], rates: Rates) -> None:
-    """Update the averages and write Adam's direction into each `weight` tensor, whose previous content is ignored.
+    """Update the running averages of each weight in `entries`, and overwrite its `weight` tensor with Adam's direction,
+    without reading it. `rates` holds the learning rate, betas, eps and update count.
 
     The direction is `step_size * first_average / (corrected root of second_average + eps)`; the caller subtracts it.
     """
@@ -40,20 +42,24 @@ def write_directions(entries: Sequence[AdamWTensors], rates: Rates) -> None:
 
         triton_adamw.step(entries, rates, None, as_directions=True)
     else:
-        write_directions_twin(entries, rates)
+        write_directions_in_torch(entries, rates)
 
 
 @torch.no_grad()
-def write_directions_twin(entries: Sequence[AdamWTensors], rates: Rates) -> None:
-    """Do the work of `write_directions` in torch, on any device."""
+def write_directions_in_torch(entries: Sequence[AdamWTensors], rates: Rates) -> None:
+    """Update the running averages of each weight in `entries`, and overwrite its `weight` tensor with Adam's direction,
+    as `write_directions` does. Uses torch operations, on any device.
+    """
     for entry in entries:
         divisor = _update_averages(entry, entry.gradient, rates)
         entry.weight.copy_(entry.first_average).mul_(rates.step_size).div_(divisor)
 
 
 @torch.no_grad()
-def step_twin(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor | None) -> None:
-    """Do the work of `step` in torch, on any device."""
+def step_in_torch(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor | None) -> None:
+    """Run an AdamW step in place for each weight in `entries`, as `step` does. Gradients are multiplied by
+    `gradient_factor` (None: 1). Uses torch operations, on any device.
+    """
     for entry in entries:
         gradient = entry.gradient if gradient_factor is None else entry.gradient * gradient_factor
         divisor = _update_averages(entry, gradient, rates)
@@ -63,7 +69,9 @@ def step_twin(entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Te
 
 
 def _update_averages(entry: AdamWTensors, gradient: Tensor, rates: Rates) -> Tensor:
-    """Update both averages in place and return the divisor of the first average."""
+    """Update a weight's running averages of gradients and of squared gradients in place. Return the divisor of the
+    first average in Adam's direction: the bias-corrected root of the second average, plus eps.
+    """
     first, second = rates.betas
     entry.first_average.lerp_(gradient, 1.0 - first)
     entry.second_average.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)

@@ -20,9 +20,10 @@ NO_COLUMN = -1  # column index of a label outside these columns
 
 
 def row_statistics(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return [3, N]: a row's maximum logit, its sum of exp(logit - maximum), and its label's logit (0 at NO_COLUMN).
+    """Return [3, N], for each row of logits its maximum, the sum of exp(logit - maximum), and the logit in column
+    `column_N`, that of the row's label. A row whose column is NO_COLUMN gets 0 as its label's logit.
 
-    `column_N` holds the column of each row's label. `dtype` overrides the dtype of the sums and the result.
+    `dtype` overrides the dtype of the sums and the result.
 
     because: the maximum and the sum are separate since the rounding error of log(sum(exp)) grows with the logits' size.
     The errors of single exponentials have either sign and nearly cancel in a sum.
@@ -31,29 +32,35 @@ def row_statistics(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | Non
         from lmtrain.kernels import triton_cross_entropy  # because: Triton is installed only with a CUDA torch
 
         return triton_cross_entropy.row_statistics(logits_NV, column_N)
-    return row_statistics_twin(logits_NV, column_N, dtype)
+    return row_statistics_in_torch(logits_NV, column_N, dtype)
 
 
 def logits_gradient(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
-    """Return the loss's gradient: (exp(logit - top) / sum - onehot(column)) * weight.
+    """Return the gradient of the cross-entropy with respect to the logits, (exp(logit - top) / sum - onehot(column)) *
+    weight, where `column_N` is the column of each row's label, or NO_COLUMN, and `weight_N` the gradient of each row's
+    loss.
 
-    `top_N` and `sum_N` are from `row_statistics`, over the whole vocabulary. `weight_N` is the gradient of each row's
-    loss. The GPU kernel overwrites the logits with the result.
+    `top_N` and `sum_N` are from `row_statistics`, over the whole vocabulary. The GPU kernel overwrites the logits with
+    the result.
     """
     if can_run_kernel(logits_NV):
         from lmtrain.kernels import triton_cross_entropy  # because: Triton is installed only with a CUDA torch
 
         return triton_cross_entropy.overwrite_with_gradient(logits_NV, column_N, top_N, sum_N, weight_N)
-    return logits_gradient_twin(logits_NV, column_N, top_N, sum_N, weight_N)
+    return logits_gradient_in_torch(logits_NV, column_N, top_N, sum_N, weight_N)
 
 
-def row_statistics_twin(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Do the work of `row_statistics` in torch, on any device."""
+def row_statistics_in_torch(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return [3, N], the numbers of `row_statistics` for each row of logits. Uses torch operations, on any device."""
     return torch.cat([_chunk_statistics(logits_NV[rows], column_N[rows], dtype) for rows in row_chunks(logits_NV)], 1)
 
 
-def logits_gradient_twin(logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor) -> Tensor:
-    """Do the work of `logits_gradient` in torch, on any device; the logits are left unchanged."""
+def logits_gradient_in_torch(
+    logits_NV: Tensor, column_N: Tensor, top_N: Tensor, sum_N: Tensor, weight_N: Tensor
+) -> Tensor:
+    """Return the gradient of the cross-entropy with respect to the logits, as `logits_gradient` does with these
+    arguments. Uses torch operations, on any device, and leaves the logits unchanged.
+    """
     chunks = list(row_chunks(logits_NV))
     if len(chunks) == 1:
         return _chunk_gradient(logits_NV, column_N, top_N, sum_N, weight_N).to(logits_NV.dtype)
@@ -81,7 +88,8 @@ def _chunk_statistics(logits_NV: Tensor, column_N: Tensor, dtype: torch.dtype | 
 
 
 def row_chunks(logits_NV: Tensor) -> Iterator[slice]:
-    """Yield slices of rows of at most CHUNK_ELEMENTS logits, at least one slice even without rows.
+    """Yield slices that divide the rows of the logits into chunks of at most CHUNK_ELEMENTS logits, but of at least one
+    row. Without rows yield one slice.
 
     Under a compiler the only slice is all rows, because the compiler fuses the fp32 copies away.
     """

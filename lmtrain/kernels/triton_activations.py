@@ -22,7 +22,9 @@ _CUBIC = tl.constexpr(0.044715)
 
 
 def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    """Return the activation of product + bias, as activations.forward does."""
+    """Return f(product + bias), computed by a Triton kernel, where f is the activation `kind`: gelu, gelu_tanh or
+    swiglu, which halves the last dim.
+    """
     product = product.contiguous()
     parts = 2 if kind == "swiglu" else 1
     num_columns = product.shape[-1] // parts
@@ -37,7 +39,9 @@ def forward(product: Tensor, bias: Tensor | None, kind: str) -> Tensor:
 
 
 def backward(grad: Tensor, product: Tensor, bias: Tensor | None, kind: str) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the product and of the bias, as activations.backward does."""
+    """Return the gradients of `product` and of `bias` (empty if there is none) in `forward`, given `grad`, the gradient
+    of its output. Computed by a Triton kernel.
+    """
     grad, product = grad.contiguous(), product.contiguous()
     num_columns = grad.shape[-1]
     num_rows = grad.numel() // num_columns

@@ -28,9 +28,10 @@ _DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32
 def step(
     entries: Sequence[AdamWTensors], rates: Rates, gradient_factor: Tensor | None, *, as_directions: bool = False
 ) -> None:
-    """Launch a kernel for each combination of `compute_copy` dtype and alignment: usually one or two launches.
+    """Run an AdamW step for each weight in `entries` by a Triton kernel, in place, as adamw.step does. With
+    `as_directions` overwrite the weights with Adam's directions instead, as adamw.write_directions does.
 
-    `as_directions` selects the behaviour of adamw.write_directions, else that of adamw.step.
+    A kernel is launched for each combination of `compute_copy` dtype and alignment: usually one or two launches.
     """
     kinds: dict[tuple[torch.dtype | None, int], list[AdamWTensors]] = defaultdict(list)
     for entry in entries:
@@ -46,7 +47,9 @@ def _launch(
     entries: list[AdamWTensors], rates: Rates, gradient_factor: Tensor | None, copy_dtype: torch.dtype | None,
     alignment: int, as_directions: bool,
 ) -> None:  # fmt: skip
-    """Launch the kernel over tensors that have the same copy dtype and the same alignment."""
+    """Launch the AdamW kernel once over all weights in `entries`, which have half-precision copies of the same dtype
+    (`copy_dtype`, None for no copies) and addresses and sizes that are multiples of `alignment` bytes.
+    """
     device = entries[0].weight.device
     tensor_of, start_of, size_of = _split_into_chunks(tuple(entry.weight.numel() for entry in entries), CHUNK, device)
     if not len(tensor_of):
@@ -63,7 +66,10 @@ def _launch(
 
 @lru_cache(maxsize=8)
 def _split_into_chunks(sizes: tuple[int, ...], chunk: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each program's tensor index, each program's start offset in its tensor, and each tensor's size."""
+    """Divide tensors with these numbers of elements into chunks of `chunk` elements, each for one program of a Triton
+    kernel. Return on the device each program's tensor number, the offset of its chunk in that tensor, and the size of
+    each tensor.
+    """
     counts = [-(-size // chunk) for size in sizes]
     tensor_of = np.repeat(np.arange(len(sizes), dtype=np.int64), counts)
     start_of = np.concatenate([np.arange(count, dtype=np.int64) * chunk for count in counts])

@@ -22,7 +22,8 @@ from lmtrain.models.stack import Stack
 
 
 def build(settings: BertSettings) -> Bert:
-    """Build the whole model; raise SettingsError if the vocabulary size is not set."""
+    """Build the whole BERT model on torch's default device; raise SettingsError if `settings` has no vocabulary size.
+    """
     if settings.vocab_size is None:
         raise SettingsError(["model.vocab_size=null is known only with a tokenizer. Set model.vocab_size=30522."])
     return Bert(settings)

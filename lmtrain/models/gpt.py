@@ -19,7 +19,7 @@ from lmtrain.models.stack import Stack
 
 
 def build(settings: GPTSettings) -> GPT:
-    """Build the whole model; raise SettingsError if the vocabulary size is not set."""
+    """Build the whole GPT model on torch's default device; raise SettingsError if `settings` has no vocabulary size."""
     if settings.vocab_size is None:
         raise SettingsError(["model.vocab_size=null is known only with a tokenizer. Set model.vocab_size=50257."])
     return GPT(settings)

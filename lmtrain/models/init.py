@@ -22,9 +22,10 @@ _ROWS, _BLOCK_NUMBERS = 16, 8 << 20
 
 
 def draw_parameter(name: str, shape: tuple[int, ...], start: Start, seed: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield a whole parameter's initial values as (first row, block of rows), in fp32 on the CPU.
+    """Draw the initial values of a whole parameter from the distribution `start` and yield them in blocks of rows, as
+    (number of the first row, fp32 CPU tensor). They depend only on the four arguments.
 
-    The values depend on `name`, `shape`, `start` and `seed` only. Padding rows, from `start.num_rows` on, are left out.
+    Padding rows, from `start.num_rows` on, are left out.
     """
     num_rows = shape[0] if start.num_rows is None else start.num_rows
     step = _ROWS * max(1, _BLOCK_NUMBERS // (_ROWS * math.prod(shape[1:])))
@@ -41,7 +42,8 @@ def draw_parameter(name: str, shape: tuple[int, ...], start: Start, seed: int) -
 
 
 def allocate_memory(model: nn.Module, device: torch.device) -> None:
-    """Replace meta tensors by uninitialized ones on `device`, as `to_empty` does.
+    """Replace the model's parameters and buffers, in place, by uninitialized tensors on `device`, as
+    `nn.Module.to_empty` does.
 
     because: `to_empty` calls `empty_like` on meta, which imports sympy and takes a quarter of a CPU second
     """
@@ -53,7 +55,9 @@ def allocate_memory(model: nn.Module, device: torch.device) -> None:
 
 
 def apply_ties(model: LanguageModel) -> None:
-    """Make the second name of each tie refer to the first name's parameter, if this model holds both."""
+    """Make both parameter names of each tied weight refer to one nn.Parameter, that of the first name, if this model or
+    pipeline stage holds both names.
+    """
     assert isinstance(model, nn.Module)
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for tie in model.ties():

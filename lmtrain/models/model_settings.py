@@ -74,7 +74,8 @@ class ModelSettings(Choice):
         """Return the pairs of names that share a weight."""
 
     def layer_of(self, name: str) -> int:
-        """Return the block number of a weight; -1 for weights before all blocks, num_layers for weights after them.
+        """Return the number of the block that has the weight `name`: -1 for a weight of the embedding, before all
+        blocks, and num_layers for a weight after them.
 
         In every model the blocks are named `blocks.0`, `blocks.1` and so on; other parts may have any name.
         """
@@ -90,7 +91,7 @@ class ModelSettings(Choice):
 
 
 def unpadded_shapes(settings: ModelSettings) -> dict[str, Shape]:
-    """Return every weight's shape as checkpoints store it: without the rows that pad the vocabulary."""
+    """Return every weight's shape by name as checkpoints store it, without the rows that pad the vocabulary."""
     cuts, num_rows = settings.cuts(), settings.shape.vocab_size
     return {
         name: (num_rows, *shape[1:]) if name in cuts and cuts[name].split is Split.VOCAB else shape
@@ -99,7 +100,9 @@ def unpadded_shapes(settings: ModelSettings) -> dict[str, Shape]:
 
 
 def checked_vocab_size(vocab_size: int | None, num_tokens: int) -> int:
-    """Return `vocab_size`, or the tokenizer's `num_tokens` if it is None; raise SettingsError if it is too small."""
+    """Return the model's vocabulary size: the setting `vocab_size`, or the tokenizer's `num_tokens` if it is None.
+    Raise SettingsError if the setting is smaller than the tokenizer's number.
+    """
     if vocab_size is not None and vocab_size < num_tokens:
         problem = Problem(
             "vocab_size", vocab_size,
@@ -199,7 +202,9 @@ class TransformerSettings(ModelSettings):
         )  # fmt: skip
 
     def head_problems(self) -> Iterator[Problem]:
-        """Yield problems of heads and width. Sizes below 1 are skipped, because they are reported elsewhere."""
+        """Yield a problem if the number of attention heads does not fit the width. Sizes below 1 are skipped, because
+        they are reported elsewhere.
+        """
         if min(self.width, self.num_heads) >= 1:
             yield from self.problem_if(
                 self.width % self.num_heads != 0, "num_heads",
@@ -208,7 +213,8 @@ class TransformerSettings(ModelSettings):
 
 
 def cut_of(name: str, shape: ModelShape) -> Cut:
-    """Return Megatron-LM's cut of a parameter: first linears by output, second linears by input, vocabulary by rows.
+    """Return how the parameter `name` is split over tensor-parallel ranks, as in Megatron-LM: attention's and the MLP's
+    first linear by outputs, their second by inputs, embedding and head by tokens; other parameters are not split.
 
     BERT's decoder shares the embedding's rows and has a bias element for each; other head parameters are not sharded.
     """
@@ -228,7 +234,10 @@ def cut_of(name: str, shape: ModelShape) -> Cut:
 def block_shapes(
     path: str, shape: ModelShape, *, bias: bool = True, norm_bias: bool = True, parallel: bool = False
 ) -> dict[str, Shape]:
-    """Return the shapes of a block's weights by name. A parallel block has no separate norm before its MLP."""
+    """Return the shapes of a transformer block's weights by name; `path` is the block's name, such as `blocks.0`.
+    `bias` adds biases to linears, `norm_bias` to norms; `parallel` means attention and MLP in parallel, with a single
+    norm.
+    """
     width, ffn = shape.width, shape.ffn_width
     heads, keys = shape.num_heads * shape.head_width, shape.num_kv_heads * shape.head_width
     return (

@@ -69,7 +69,9 @@ class Stack(nn.Module):
         return {name: _start_of(name, self.settings) for name, _ in self.named_parameters(remove_duplicate=False)}
 
     def forward(self, batch: Batch, hidden_BTD: Tensor | None = None) -> Tensor:
-        """Return hidden states after the final norm. A later stage takes the previous stage's hidden states."""
+        """Return the hidden states after this stage's blocks, and after the final norm if the stage has it.
+        `hidden_BTD` is the output of the previous pipeline stage, None for the first.
+        """
         x_BTD = hidden_BTD if self.embedding is None else self.embedding(batch)
         assert x_BTD is not None, "a stage without an embedding needs the hidden states of the stage before it"
         context = self.block_context(batch)
@@ -87,7 +89,9 @@ class Stack(nn.Module):
         return hidden if self.head is None else self.head(hidden)
 
     def cut(self, layers: range, *, first: bool, last: bool) -> None:
-        """Keep only the modules of a pipeline stage."""
+        """Keep only the modules of a pipeline stage: the blocks whose numbers are in `layers`, the embedding if
+        `first`, and the modules after the blocks (norm, heads) if `last`. Others are removed in place.
+        """
         if not first:
             self.embedding = None
         for name in () if last else self.parts_after_blocks:
@@ -95,13 +99,18 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleDict({name: block for name, block in self.blocks.items() if int(name) in layers})
 
     def _query_positions(self, x_BTD: Tensor, batch: Batch) -> Tensor | None:
-        """Return the positions [B, Q] that the last block must compute; None for all, as with sequence shards."""
+        """Return the positions [B, Q] whose output the head needs, to which the last block is limited. Return None if
+        the last block computes all positions: the batch marks no queries or many, the stage has no head, or `x_BTD` is
+        a sequence shard.
+        """
         if batch.is_query_BT is None or self.head is None or x_BTD.shape[1] != batch.tokens_BT.shape[1]:
             return None
         return select_query_positions(batch.is_query_BT)
 
     def block_context(self, batch: Batch) -> BlockContext:
-        """Build the mask and rotary angles that all blocks share, for the whole sequence even if x is a shard."""
+        """Return the attention mask and rotary angles that all blocks share. They cover the batch's whole sequence,
+        even if the hidden states are a shard of it.
+        """
         mask = self.build_mask(
             batch.tokens_BT.shape[1],
             causal=self.causal,
@@ -115,15 +124,16 @@ class Stack(nn.Module):
         return BlockContext(mask, build_rotation(positions_of(batch), self.rotary_width, self.rotary_base))
 
 
-def _start_of(name: str, s: TransformerSettings) -> Start:
-    """Return the initial distribution of the parameter of this name."""
+def _start_of(name: str, settings: TransformerSettings) -> Start:
+    """Return the initial distribution of the parameter `name`: constant for biases and norms, normal for other weights.
+    """
     match name.split(".")[-2:]:
         case [_, "bias"]:
             return Start()
         case ["norm" | "attention_norm" | "mlp_norm", _]:
             return Start(mean=1.0)
         case ["out" | "down", _]:
-            return Start(std=s.branch_std)
+            return Start(std=settings.branch_std)
         case ["token" | "head" | "decoder", _]:
-            return Start(std=s.init_std, num_rows=s.vocab_size)
-    return Start(std=s.init_std)
+            return Start(std=settings.init_std, num_rows=settings.vocab_size)
+    return Start(std=settings.init_std)

@@ -18,7 +18,8 @@ from lmtrain.kernels.kernel_support import uses_fused_kernels
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return -log p(label), summed in fp32 over labels that are not IGNORED. Logits: [..., V]; columns may be -inf.
+    """Return the sum of -log p(label) in fp32 over labels that are not IGNORED. `logits` is [..., V] with `labels`
+    [...]; columns of -inf, such as vocabulary padding, are allowed.
 
     On a GPU backward overwrites the logits with their gradient.
     """
@@ -28,13 +29,15 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def cross_entropy_plain(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the same sum as a single expression for a compiler, which fuses it without an fp32 copy of the logits."""
+    """Return the sum of -log p(label) in fp32 over labels that are not IGNORED, written as a single expression for
+    torch.compile, which fuses it without an fp32 copy of the logits.
+    """
     return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
 
 
 @torch.no_grad()
 def count_hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return, as an fp32 scalar, the number of labels, IGNORED ones excluded, with the highest logit of their row."""
+    """Return an fp32 scalar: the number of labels, IGNORED ones excluded, whose logit is the highest of its row."""
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     label_N = logits_NV.gather(-1, labels_N.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     return ((label_N == logits_NV.amax(-1)) & (labels_N != IGNORED)).sum().to(torch.float32)
@@ -54,7 +57,9 @@ class _CrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        """Return the gradient of the logits: (softmax - onehot(label)) * grad, and 0 for ignored rows."""
+        """Return the gradient of the logits, (softmax - onehot(label)) * grad, and None for the labels. The gradient is
+        0 in rows of IGNORED labels.
+        """
         logits_NV, labels_N = ctx.saved_tensors
         grad_NV, dtype = torch.empty_like(logits_NV), sum_dtype(logits_NV)
         for rows in row_chunks(logits_NV):

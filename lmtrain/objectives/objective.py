@@ -30,7 +30,8 @@ class CausalLM:
         self.cross_entropy, self.hits = cross_entropy_sum, count_hits
 
     def prepare_batch(self, batch: Batch) -> Batch:
-        """Return the batch with what the loss needs, computed on the host to avoid device synchronization."""
+        """Return the batch with everything that the loss needs, computed on the host to avoid device synchronization.
+        """
         return batch
 
     def select_scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -46,7 +47,9 @@ class CausalLM:
         return self.cross_entropy(model.logits(hidden), labels).unsqueeze(0)
 
     def validation_sums(self, model: LanguageModel, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-        """Return [2, terms] for a validation: row 0 as `loss_sums`, row 1 how many labels have the highest logit."""
+        """Return [2, loss terms] for a batch: row 0 is the summed loss of each term, row 1 the number of labels with
+        the highest logit. `model` is the last pipeline stage, which computed the hidden states.
+        """
         hidden, labels = self.select_scored(hidden_BTD, batch)
         logits = model.logits(hidden)
         return torch.stack([function(logits, labels) for function in (self.cross_entropy, self.hits)]).unsqueeze(1)
@@ -66,7 +69,9 @@ class MaskedLM(CausalLM):
         self.num_shards, self.shard_index = 1, 0
 
     def prepare_batch(self, batch: Batch) -> Batch:
-        """Return the batch with indices and labels of scored positions, padded to an equal number per sequence shard.
+        """Return the batch with `scored_positions_K`, the flat indices of positions that have a label, and
+        `scored_labels_K`, their labels. With sequence shards the indices are this rank's, padded to the same number on
+        every rank, and the labels those of all ranks.
 
         Padding repeats the shard's position 0 with the label IGNORED.
         """
@@ -79,7 +84,7 @@ class MaskedLM(CausalLM):
         return replace(batch, scored_positions_K=positions_K, scored_labels_K=torch.cat(padded))
 
     def select_scored(self, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return scored hidden states [1, K, D] and labels [1, K].
+        """Return the hidden states [1, K, D] of the positions that have a label, and their labels [1, K].
 
         With sequence shards the labels are those of all shards in order, as a head that gathers the sequence needs
         them.

@@ -12,14 +12,16 @@ Groups = list[dict[str, Any]]  # torch's parameter groups, plus "names" in the o
 
 
 def build_groups(parameters: Mapping[str, Tensor], weight_decay: float) -> Groups:
-    """Build two groups: matrices and embeddings decay, as in GPT-2; biases and norms, which have 1 dim, do not."""
+    """Return up to two torch parameter groups: tensors with 2 dims or more, which decay by `weight_decay`, and biases
+    and norms, which do not decay, as in GPT-2.
+    """
     matrices = {name: p for name, p in parameters.items() if p.ndim >= 2}
     vectors = {name: p for name, p in parameters.items() if p.ndim < 2}
     return [build_group(part, decay) for part, decay in ((matrices, weight_decay), (vectors, 0.0)) if part]
 
 
 def build_group(parameters: Mapping[str, Tensor], weight_decay: float) -> dict[str, Any]:
-    """Return a parameter group of torch's form, plus the parameters' names."""
+    """Return a torch parameter group, with the parameters' names as an additional entry."""
     return {"params": list(parameters.values()), "names": list(parameters), "weight_decay": weight_decay}
 
 

@@ -49,7 +49,9 @@ class LAMB(UncompiledOptimizer):
             torch._foreach_add_(update.parameters, update.directions, alpha=-update.group["lr"])
 
     def _group_update(self, group: dict[str, Any]) -> _GroupUpdate:
-        """Return the group's update with LAMB's u: Adam's direction plus the weight decay."""
+        """Update Adam's running averages for a parameter group; return its parameters with LAMB's unscaled direction
+        for each: Adam's direction plus weight decay times the weight.
+        """
         names, parameters = parameters_with_gradients(group)
         directions = adam_directions(self, parameters, betas=self.settings.betas, eps=self.settings.eps)
         if parameters and group["weight_decay"]:
@@ -57,7 +59,8 @@ class LAMB(UncompiledOptimizer):
         return _GroupUpdate(group, names, parameters, directions)
 
     def _scale_to_weight_norms(self, updates: list[_GroupUpdate]) -> None:
-        """Scale each u in place by |w| / |u|, norms over all shards; by 1 if either norm is 0, as for new zero weights.
+        """Multiply each direction in `updates`, in place, by |weight| / |direction|. The norms are over all shards of a
+        weight; if either norm is 0, as for new zero weights, the direction is left unchanged.
 
         Collective: every process takes part, with the same matrices in the same order.
         """

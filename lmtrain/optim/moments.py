@@ -47,7 +47,7 @@ def parameters_with_gradients(group: dict[str, Any]) -> tuple[list[str], list[Te
 
 
 def increment_update_count(optimizer: Optimizer, parameters: Sequence[Tensor]) -> int:
-    """Increment the parameters' update counts and return the new count, from 1."""
+    """Add 1 to the update count of each parameter and return the new count, which is the same for all."""
     counts = [optimizer.state[p]["step"] for p in parameters]
     torch._foreach_add_(counts, 1)
     return int(counts[0])
@@ -56,7 +56,9 @@ def increment_update_count(optimizer: Optimizer, parameters: Sequence[Tensor]) -
 def adam_directions(
     optimizer: Optimizer, parameters: Sequence[Tensor], *, betas: tuple[float, ...], eps: float
 ) -> list[Tensor]:
-    """Update the averages with this step's gradients and return m / (sqrt(v) + eps), both bias-corrected."""
+    """Update the running averages m and v of these parameters with their gradients; return Adam's direction for each
+    parameter, m / (sqrt(v) + eps) with m and v bias-corrected.
+    """
     if not parameters:
         return []
     first, second = betas

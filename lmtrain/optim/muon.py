@@ -69,7 +69,9 @@ class Muon(UncompiledOptimizer):
                     torch._foreach_add_(parameters, directions, alpha=-group["lr"])
 
     def _update_hidden(self, group: dict[str, Any], names: list[str], parameters: list[Tensor]) -> None:
-        """Update the momenta of a group of hidden matrices, and move the matrices by them."""
+        """Update the momenta of the matrices in `parameters` with their gradients, and subtract the orthogonalized
+        momenta, times the learning rate of `group`, from the matrices.
+        """
         momentum = self.settings.momentum
         increment_update_count(self, parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
@@ -82,7 +84,9 @@ class Muon(UncompiledOptimizer):
             self._update_matrices(items[first : first + self.whole.num_sharers], group["lr"])
 
     def _update_matrices(self, matrices: list[tuple[str, Tensor, Tensor]], lr: float) -> None:
-        """Update up to `num_sharers` matrices (name, parameter, momentum); process i orthogonalizes the i-th of them.
+        """Orthogonalize the momentum of each (name, parameter, momentum) in `matrices` and subtract it, times `lr`,
+        from the parameter. The i-th process that shares the matrices computes the i-th of them, so there are at most
+        `num_sharers`.
 
         Collective: all processes that share the matrices gather and broadcast them in the same order.
         """
@@ -108,7 +112,8 @@ class Muon(UncompiledOptimizer):
 
 
 def orthogonalize(x: Tensor, rounds: int) -> Tensor:
-    """Return the orthogonal factor U V of x = U S V, approximated by Newton-Schulz rounds: singular values near 1.
+    """Return a matrix close to U V, where x = U S V is the singular value decomposition, so that all singular values
+    are near 1. `rounds` is the number of Newton-Schulz iterations.
 
     The products use the shorter side of the matrix.
     """

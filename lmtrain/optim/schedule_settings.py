@@ -24,14 +24,18 @@ class ScheduleSettings(Choice):
     warmup_steps: int = quantity("count", default=0)
 
     def factor(self, step: int, total_steps: int) -> float:
-        """Return the factor of the peak learning rate at this step, in [0, 1]."""
+        """Return the learning rate at `step`, counted from 0, as a share of the peak: a factor in [0, 1]. `total_steps`
+        is the number of steps of the run.
+        """
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         return self.after_warmup(step, total_steps)
 
     @abstractmethod
     def after_warmup(self, step: int, total_steps: int) -> float:
-        """Return the factor at a step from `warmup_steps` on; it is 1 at `warmup_steps`."""
+        """Return the learning rate at a step from `warmup_steps` on, as a share of the peak; it is 1 at step
+        `warmup_steps`.
+        """
 
     def problems(self) -> Iterator[Problem]:
         yield from self.problem_if(self.warmup_steps < 0, "warmup_steps", "must be 0 or more", "Use 0 for no warm-up.")
@@ -39,7 +43,8 @@ class ScheduleSettings(Choice):
         yield from problem_if(not 0 <= floor <= 1, "min_ratio", floor, "must lie in [0, 1]", "Use 0.1.")
 
     def problems_in_run(self, total_steps: int) -> Iterator[Problem]:
-        """Yield the problems of this schedule in a run of `total_steps`; called by train/config."""
+        """Yield the settings that do not fit a run of `total_steps` steps, such as a warm-up that lasts the whole run.
+        """
         yield from self.problem_if(
             self.warmup_steps >= total_steps, "warmup_steps",
             f"leaves nothing of the run's {total_steps} steps", f"Use {total_steps // 10}, or train longer.",

@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 
 @torch.no_grad()
 def apply_empty_state(optimizer: Optimizer) -> None:
-    """Create the initial state of every parameter that has none yet, so that a checkpoint can be loaded into it."""
+    """Create zero state tensors and an update count of 0 for every parameter without state, so that a checkpoint can be
+    loaded into them. Existing state stays.
+    """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
@@ -29,7 +31,9 @@ def apply_empty_state(optimizer: Optimizer) -> None:
 
 
 def state_tensors(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the live state by name, created if no update has happened yet. Writing to these tensors loads a state."""
+    """Return the optimizer's state tensors of the named parameters, by names such as `exp_avg.norm.weight`; missing
+    state is created as zeros. They are the live tensors: writing to them loads a state.
+    """
     apply_empty_state(optimizer)
     slots = {p: group["slots"] for group in optimizer.param_groups for p in group["params"]}
     return {
@@ -40,7 +44,7 @@ def state_tensors(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> dic
 
 
 def num_updates(optimizer: Optimizer) -> int:
-    """Return how many updates the optimizer has made; 0 if it has no state."""
+    """Return how many updates the optimizer has made to its parameters; 0 if it has no state."""
     counts = {int(state["step"]) for state in optimizer.state.values() if "step" in state}  # sync: on save only
     assert len(counts) <= 1, "parameters that were not all updated together cannot be saved as one count"
     return counts.pop() if counts else 0
@@ -48,7 +52,7 @@ def num_updates(optimizer: Optimizer) -> int:
 
 @torch.no_grad()
 def apply_num_updates(optimizer: Optimizer, count: int) -> None:
-    """Set the number of updates that the optimizer has made, as read from a checkpoint."""
+    """Set every parameter's update count to `count`, as read from a checkpoint."""
     apply_empty_state(optimizer)
     for state in optimizer.state.values():
         state["step"].fill_(count)

@@ -1,8 +1,7 @@
 """`build_parallel`, which turns a model without any notion of processes into a parallel model that trains.
 
-Called by train and eval. The file fixes the order of the steps. On meta, where tensors take no memory: cut into
-pipeline stages, shard over tp, recompute, compile, shard over dp. Then allocate memory, tie weights, and draw initial
-weights by name, each rank its own regions, so that no layout changes a weight.
+Called by train and eval. On meta, where tensors take no memory: cut into pipeline stages, shard over tp, recompute,
+compile, shard over dp. Then allocate memory, tie weights, and draw initial weights, the same values for any layout.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from lmtrain.layout import Layout
 from lmtrain.models.init import allocate_memory, apply_ties
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.objectives.objective import CausalLM, MaskedLM, build_objective
-from lmtrain.parallel.blocks.dropout import Noise, apply_noise
+from lmtrain.parallel.blocks.dropout import DropoutSeeds, apply_rank_dropout
 from lmtrain.parallel.blocks.masks import apply_block_masks
 from lmtrain.parallel.blocks.recompute import apply_compile, apply_recompute, compile_loss
 from lmtrain.parallel.compute_settings import (
@@ -37,7 +36,7 @@ from lmtrain.parallel.tensor import apply_tensor_parallel, count_hits, cross_ent
 from lmtrain.parallel.weights.grads import TiedSums, tied_copies
 from lmtrain.parallel.weights.precision import WORK_DTYPE, LossScale, MasterWeights, to_work_dtype
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import Stage, places_of_rank, stages_of_rank
+from lmtrain.placement.placements import Stage, placements_of_rank, stages_of_rank
 from lmtrain.runtime.machine.gpus import has_kernel_compiler
 from lmtrain.spec import LanguageModel, Start
 
@@ -55,10 +54,9 @@ def build_parallel(
     recompute: RecomputeSettings = NoRecomputeSettings(),
     always_shard: bool = False,
 ) -> ParallelModel:
-    """Build the parallel model; a single process unless `mesh` is given. Every rank of the mesh calls this.
-
-    `seed=None` leaves the weights at zero, to be loaded from a checkpoint. With `training` false the weights exist
-    once, in the compute dtype. `always_shard` uses the data-parallel path on a single process too, to measure its cost.
+    """Build this rank's share of the model of `settings`; every rank of `mesh` calls this (no mesh: a single process).
+    `seed` draws the initial weights (None: they stay 0, to be loaded). With `training` false the weights exist once, in
+    the compute dtype. `always_shard` uses FSDP even on a single data-parallel rank, to measure its cost.
     """
     mesh = mesh or build_mesh(Layout(), device)
     shards = (mesh.dp if training else mesh.dp_shard).size > 1 or always_shard
@@ -67,16 +65,16 @@ def build_parallel(
     dtype = WORK_DTYPE[precision.kind]
     sequence_parallel = parallel.sequence_parallel and mesh.tp.size > 1
     on_gpu = device.type == "cuda" and has_kernel_compiler()
-    compiled = compute.compiles(parallel, uses_dropout=settings.uses_dropout, on_gpu=on_gpu)
+    uses_dropout = settings.uses_dropout
+    compiled = compute.compiles(parallel, uses_dropout=uses_dropout, on_gpu=on_gpu)
     sums = training and can_sum_products(device, dtype)
-    noise = Noise(seed or 0, mesh.tp, mesh.dp, sequence_parallel=sequence_parallel, uses_dropout=settings.uses_dropout)
+    seeds = DropoutSeeds(seed or 0, mesh.tp, mesh.dp, sequence_parallel=sequence_parallel, uses_dropout=uses_dropout)
     objective = _objective(settings, mesh, sequence_parallel=sequence_parallel)
 
     stages: dict[int, LanguageModel] = {}
     starts: dict[str, Start] = {}
-    held = stages_of_rank(settings, parallel, mesh.pp.index)
     applied: list[str] = []
-    for stage in held:
+    for stage in stages_of_rank(settings, parallel, mesh.pp.index):
         with torch.device("meta"):
             model = settings.build()
         assert isinstance(model, nn.Module)
@@ -86,9 +84,9 @@ def build_parallel(
             to_work_dtype(model.parameters(), dtype)
         done = [apply_tensor_parallel(model, mesh.tp, sequence_parallel=sequence_parallel)]
         done += [apply_summing_linears(model)] if parallel.splits_backward or sums else []
-        done += [apply_noise(model, noise)]
+        done += [apply_rank_dropout(model, seeds)]
         if isinstance(recompute, SomeRecomputeSettings):
-            done += [apply_recompute(model, recompute, noise, compiled=compiled)]
+            done += [apply_recompute(model, recompute, seeds, compiled=compiled)]
         done += [apply_block_masks(model, on_gpu=on_gpu)] if training else []
         done += [apply_compile(model, deterministic=compute.deterministic)] if compiled else []
         # applied last, so that FSDP's hooks wrap whole blocks
@@ -97,7 +95,7 @@ def build_parallel(
         apply_ties(model)  # because: leaving meta allocates two tensors for a tied weight
         model.train(training)
         stages[stage.number] = model
-        applied += _lines(stage, mesh.layout.pp * mesh.layout.vp, done)
+        applied += _log_lines(stage, mesh.layout.pp * mesh.layout.vp, done)
     if uses_fused_kernels(device):
         applied.append("kernels: the loss, and biases of MLPs with their activations")
     elif compiled:
@@ -110,12 +108,12 @@ def build_parallel(
         if shards
         else MasterWeights(parameters, dtype, chain.from_iterable(products.values()))
     )
-    places = places_of_rank(settings, parallel, mesh.coordinate)
-    places |= tied_copies(settings.ties(), weights.master, places)
-    places = {name: places[name] for name in weights.master}
-    draw_initial_values(weights.master, places, starts if seed is not None else None, seed or 0)
+    placements = placements_of_rank(settings, parallel, mesh.coordinate)
+    placements |= tied_copies(settings.ties(), weights.master, placements)
+    placements = {name: placements[name] for name in weights.master}
+    draw_initial_values(weights.master, placements, starts if seed is not None else None, seed or 0)
     weights.publish()
-    applied.append(f"weights: {len(places)} tensors, computed in {precision.kind}, master weights in fp32")
+    applied.append(f"weights: {len(placements)} tensors, computed in {precision.kind}, master weights in fp32")
     split_over_tp = mesh.tp.size > 1 and not sequence_parallel
     runner: SingleStage | Pipeline = SingleStage()
     if mesh.pp.size > 1:
@@ -123,8 +121,8 @@ def build_parallel(
     tied_sums = TiedSums(settings.ties() if training else (), mesh, runner.end_ranks, weights, device)
     return ParallelModel(
         stages, runner, settings, device, mesh,
-        sequence_parallel=noise.varies_by_rank, objective=objective, masters=weights, tied_sums=tied_sums,
-        loss_scale=LossScale(precision), places=places, noise=noise, applied=applied, compiled=compiled,
+        sequence_parallel=seeds.varies_by_rank, objective=objective, masters=weights, tied_sums=tied_sums,
+        loss_scale=LossScale(precision), placements=placements, dropout_seeds=seeds, applied=applied, compiled=compiled,
     )  # fmt: skip
 
 
@@ -138,11 +136,13 @@ def _objective(settings: ModelSettings, mesh: Mesh, *, sequence_parallel: bool) 
     return objective
 
 
-def _lines(stage: Stage, num_stages: int, done: list[str | None]) -> list[str]:
-    """Return the log lines of a stage, each with the stage number if there are several stages."""
+def _log_lines(stage: Stage, num_stages: int, lines: list[str | None]) -> list[str]:
+    """Return the lines to log about a pipeline stage: its blocks and ends, then `lines`, each with the stage's number.
+    With a single stage return `lines` alone. Entries of `lines` that are None are left out.
+    """
     if num_stages == 1:
-        return [line for line in done if line]
+        return [line for line in lines if line]
     ends = ["embedding"] * stage.first + ["head"] * stage.last
     layers = f"layers {stage.layers[0]}-{stage.layers[-1]}" if stage.layers else "no layer"
     cut = f"cut: stage {stage.number} of {num_stages}, {', '.join([layers, *ends])}"
-    return [cut, *(f"stage {stage.number}: {line}" for line in done if line)]
+    return [cut, *(f"stage {stage.number}: {line}" for line in lines if line)]

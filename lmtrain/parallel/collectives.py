@@ -36,10 +36,10 @@ def column_linear(
     sequence_parallel: bool,
     gradient_total: Tensor | None = None,
 ) -> Tensor:
-    """Return this rank's outputs of a linear that is split by outputs over the axis; `weight` and `bias` are its rows.
+    """Return this rank's outputs of a linear whose outputs are split over the ranks of `axis`; `weight` and `bias` hold
+    this rank's rows. x is whole, or this rank's shard of the sequence if `sequence_parallel`.
 
-    x is whole, or this rank's sequence shard if `sequence_parallel`. `gradient_total` is the fp32 sum to which the
-    weight's gradient is added; autograd then receives None.
+    `gradient_total` is the fp32 sum to which the weight's gradient is added; autograd then receives None.
     """
     y: Tensor = _ColumnLinear.apply(x, weight, bias, axis, sequence_parallel, gradient_total)  # type: ignore[no-untyped-call]
     return y
@@ -54,23 +54,28 @@ def row_linear(
     sequence_parallel: bool,
     gradient_total: Tensor | None = None,
 ) -> Tensor:
-    """Return the output of a linear that is split by inputs over the axis, summed over ranks; the bias is added once.
+    """Return the output of a linear whose inputs are split over the ranks of `axis`: the ranks' products are summed,
+    then the bias is added. x and `weight` hold this rank's inputs. With `sequence_parallel` the output is this rank's
+    shard of the sequence.
 
-    x and `weight` hold this rank's inputs. The output is whole, or this rank's sequence shard if `sequence_parallel`.
-    `gradient_total` as in `column_linear`.
+    `gradient_total` is the fp32 sum to which the weight's gradient is added; autograd then receives None.
     """
     y: Tensor = _RowLinear.apply(x, weight, bias, axis, sequence_parallel, gradient_total)  # type: ignore[no-untyped-call]
     return y
 
 
 def sum_parts(x: Tensor, axis: Axis, *, sequence_parallel: bool) -> Tensor:
-    """Return the sum of the ranks' x, or its sequence shard. Each rank's x receives the gradient of the whole sum."""
+    """Return the sum of x over the ranks of `axis`, or this rank's sequence shard of the sum if `sequence_parallel`. In
+    backward each rank's x receives the gradient of the whole sum.
+    """
     y: Tensor = _SumParts.apply(x, axis, sequence_parallel)  # type: ignore[no-untyped-call]
     return y
 
 
 def broadcast_from_first(x: Tensor, axis: Axis) -> Tensor:
-    """Return the first rank's x on every rank. Only the first rank passes gradients on, so that they count once."""
+    """Return the x of the first rank of `axis` on each of its ranks. In backward only the first rank's x receives a
+    gradient, so that it counts once.
+    """
     y: Tensor = _BroadcastFromFirst.apply(x, axis)  # type: ignore[no-untyped-call]
     return y
 
@@ -92,7 +97,9 @@ class _ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients. The gather of x overlaps the first product, the sum of x's gradient the second."""
+        """Return the gradients of x, weight and bias, and None for the three other arguments. Two collectives overlap
+        products: x is gathered during the product for its gradient, and that gradient is summed during the weight's.
+        """
         (grad,) = grads
         x, weight = ctx.saved_tensors
         parts, gathering = _start_gather(x, ctx.axis) if ctx.sequence_parallel else (x, None)
@@ -124,11 +131,13 @@ class _RowLinear(torch.autograd.Function):
         # because: recompute may keep this product, so the in-place sum works on a copy
         y, summing = _start_sum(product if sequence_parallel else product.clone(), axis, sequence_parallel)
         _wait(summing, axis, product)
-        return _as_output(y, bias)  # the bias is added once, after the sum over ranks
+        return _output_with_bias(y, bias)  # the bias is added once, after the sum over ranks
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients. A bias added to a sequence shard receives the gradient of this shard only."""
+        """Return the gradients of x, weight and bias, and None for the three other arguments. With sequence parallelism
+        the bias's gradient is that of this rank's sequence shard, and is summed over ranks after the last backward.
+        """
         (grad,) = grads
         x, weight = ctx.saved_tensors
         parts, gathering = _start_gather(grad, ctx.axis) if ctx.sequence_parallel else (grad, None)
@@ -145,7 +154,7 @@ class _SumParts(torch.autograd.Function):
         ctx.axis, ctx.sequence_parallel = axis, sequence_parallel
         y, summing = _start_sum(x if sequence_parallel else x.clone(), axis, sequence_parallel)
         _wait(summing, axis, x)
-        return _as_output(y)
+        return _output_with_bias(y)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -158,17 +167,18 @@ class _BroadcastFromFirst(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.is_first = axis.index == 0
         # collective: sums the first rank's values with the other ranks' zeros, over tp
-        return _as_output(all_reduce(x.clone() if ctx.is_first else torch.zeros_like(x), axis))
+        return _output_with_bias(all_reduce(x.clone() if ctx.is_first else torch.zeros_like(x), axis))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0] if ctx.is_first else torch.zeros_like(grads[0]), None
 
 
-def _as_output(y: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a tensor that was changed in place, plus an optional bias, as a valid output of a forward.
+def _output_with_bias(y: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Add the bias, if any, to `y` in place and return it; under torch.compile return a new tensor instead. `y` is the
+    result of an in-place collective and becomes the output of an autograd function.
 
-    because: torch 2.11's compiler treats such an output as a constant, and all gradients before it become 0
+    because: torch 2.11's compiler treats an output changed in place as a constant, and all gradients before it become 0
     """
     if torch.compiler.is_compiling():
         return y.clone() if bias is None else y + bias
@@ -176,51 +186,63 @@ def _as_output(y: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def all_reduce(
-    x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, what: str = "a sum"
+    x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM, wait_name: str = "a sum"
 ) -> Tensor:
-    """Reduce x in place over the axis and return it, without gradients. `what` names the wait in traces."""
+    """Reduce x in place over the ranks of the axis and return it; autograd does not record this. `wait_name` is how
+    traces name the wait.
+    """
     if axis.size == 1:
         return x
     if torch.compiler.is_compiling():  # because: a compiled graph can contain neither fault injection nor phase marks
         # collective: as below
         dist.all_reduce(x, op, group=axis.group)
     elif not fault_point("collective"):
-        with phases.within("collective", what, axis=axis, tensor=x):
+        with phases.within("collective", wait_name, axis=axis, tensor=x):
             # collective: the caller's tensor, over the caller's axis
             dist.all_reduce(x, op, group=axis.group)
     return x
 
 
-def broadcast(x: Tensor, axis: Axis, index: int, what: str) -> Tensor:
-    """Overwrite x with the tensor of the axis's rank `index` and return it. `what` names the wait in traces."""
+def broadcast(x: Tensor, axis: Axis, source_index: int, wait_name: str) -> Tensor:
+    """Overwrite x with the x of the axis's rank number `source_index`, and return it. `wait_name` is how traces name
+    the wait.
+    """
     if axis.size > 1:
-        with phases.within("collective", what, axis=axis, tensor=x):
+        with phases.within("collective", wait_name, axis=axis, tensor=x):
             # collective: broadcasts a rank's tensor to the axis, without a sum
-            dist.broadcast(x, axis.ranks[index], group=axis.group)
+            dist.broadcast(x, axis.ranks[source_index], group=axis.group)
     return x
 
 
-def gather_stack(x: Tensor, axis: Axis, what: str = "a gathering") -> Tensor:
-    """Gather [...] of each rank into [ranks, ...], without gradients. `what` names the wait in traces."""
+def gather_stack(x: Tensor, axis: Axis, wait_name: str = "a gathering") -> Tensor:
+    """Return the x of every rank of the axis, stacked along a new first dimension; autograd does not record this.
+    `wait_name` is how traces name the wait.
+    """
     parts, gathering = _start_gather(x.unsqueeze(0), axis)
-    _wait(gathering, axis, parts, what)
+    _wait(gathering, axis, parts, wait_name)
     return parts
 
 
 def gather_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
-    """Gather [B, T/tp, D] of each rank into [B, T, D], without gradients."""
+    """Return the whole sequence [B, T, D], gathered from the shards [B, T/tp, D] of the axis's ranks; autograd does not
+    record this.
+    """
     parts, gathering = _start_gather(x_BTD, axis)
     _wait(gathering, axis, parts, "a gathering of the sequence")
     return _merge_sequence(parts, axis)
 
 
 def gather_columns(x: Tensor, axis: Axis) -> Tensor:
-    """Gather [..., V/tp] of each rank into whole logits [..., V], without gradients, for inference only."""
+    """Return whole logits [..., V], gathered from the columns [..., V/tp] of the axis's ranks. Without gradients, so
+    only for inference.
+    """
     return gather_stack(x, axis).movedim(0, -2).flatten(-2)
 
 
 def _merge_sequence(parts: Tensor, axis: Axis) -> Tensor:
-    """Reorder gathered shards [tp B, T/tp, D] to [B, T, D]; a copy unless B is 1."""
+    """Return the sequence [B, T, D] from `parts` [tp B, T/tp, D], the shards of all ranks one after the other; a copy
+    unless B is 1.
+    """
     return parts.view(axis.size, -1, *parts.shape[1:]).transpose(0, 1).flatten(1, 2)
 
 
@@ -231,9 +253,10 @@ def _split_sequence(x_BTD: Tensor, axis: Axis) -> Tensor:
 
 
 def _start_sum(x: Tensor, axis: Axis, sequence_parallel: bool) -> tuple[Tensor, dist.Work | None]:
-    """Start the sum over ranks; return the result, valid after the wait, and the work, None under a compiler.
+    """Start to sum x over the ranks of the axis and return (sum, work); the sum is valid after `work.wait()`. With
+    `sequence_parallel` the sum is this rank's sequence shard only; otherwise x is summed in place if it is contiguous.
 
-    The result is a reduced sequence shard if `sequence_parallel`, else x, summed in place if x is contiguous.
+    Under torch.compile the work is None and the sum is valid at once.
     """
     # because: a compiler can trace only the synchronous form of a collective, and schedules the overlap by itself
     eager = not torch.compiler.is_compiling()
@@ -250,7 +273,9 @@ def _start_sum(x: Tensor, axis: Axis, sequence_parallel: bool) -> tuple[Tensor, 
 
 
 def _start_gather(x: Tensor, axis: Axis) -> tuple[Tensor, dist.Work | None]:
-    """Start gathering x of all ranks along dim 0; return the result, valid after the wait, and the work as above."""
+    """Start to gather x of all ranks of the axis along dim 0 and return (gathered tensor, work); the tensor is valid
+    after `work.wait()`. Under torch.compile the work is None and the tensor is valid at once.
+    """
     eager = not torch.compiler.is_compiling()
     x = x.contiguous()
     parts = x.new_empty(axis.size * x.shape[0], *x.shape[1:])
@@ -260,7 +285,9 @@ def _start_gather(x: Tensor, axis: Axis) -> tuple[Tensor, dist.Work | None]:
 
 
 def _wait(work: dist.Work | None, axis: Axis, tensor: Tensor, wait_name: str = "a sum of activations") -> None:
-    """Wait for a collective. `tensor` has the size that is summed or gathered, for the statistics of `wait_name`."""
+    """Wait for the collective `work` over the axis; return at once if it is None. Traces record the wait under
+    `wait_name`, with the size of `tensor`, which is summed or gathered.
+    """
     if work is not None:
         with phases.within("collective", wait_name, axis=axis, tensor=tensor, early=True):
             work.wait()

@@ -31,13 +31,17 @@ class ComputeSettings(Settings):
         )
 
     def compiles(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> bool:
-        """Return True if blocks are compiled. `auto` means on a GPU, if the layout allows it."""
+        """Return True if blocks are compiled with torch.compile. `compile=auto` means yes on a GPU with a kernel
+        compiler (`on_gpu`), unless this layout or dropout prevents it.
+        """
         if self.compile != "auto":
             return self.compile
         return on_gpu and why_not_compiled(parallel, uses_dropout=uses_dropout) is None
 
-    def compile_words(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> str:
-        """Return the dry run's text: what is compiled, or why nothing is. Invalid settings were refused before."""
+    def describe_compile(self, parallel: ParallelSettings, *, uses_dropout: bool, on_gpu: bool) -> str:
+        """Return a dry run's text about torch.compile: what is compiled, or why nothing is, such as a missing GPU or a
+        setting of `parallel` that prevents it.
+        """
         if self.compiles(parallel, uses_dropout=uses_dropout, on_gpu=on_gpu):
             return "each block, and the loss"
         if self.compile is False:
@@ -90,7 +94,7 @@ class RecomputeSettings(Choice):
 
     @property
     def words(self) -> str:
-        """The text for a table: `full`, or `full 24` if limited to 24 blocks."""
+        """The recompute kind as a table shows it: `full`, or `full 24` if limited to 24 blocks."""
         return self.kind
 
     @property

@@ -57,11 +57,11 @@ class Inference:
 
     @torch.no_grad()
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Yield, for each batch, [2, labels] in float64 on the host, for labels that are not IGNORED, row by row.
+        """Yield a float64 CPU tensor [2, K] for each batch, about its K labels that are not IGNORED, row by row: entry
+        [0, k] is -log p of label k, entry [1, k] is 1 if that label is the most likely token, else 0.
 
-        Row 0 is the negative log-likelihood; row 1 is 1 if the label is the most likely token. If a batch has pair
-        labels, the pair labels are scored instead of the tokens. Collective: all ranks pass all batches and receive all
-        results.
+        If a batch has pair labels, the pair labels are scored instead of the tokens. Collective: all ranks pass all
+        batches and receive all results.
         """
         dp = self.mesh.dp
         for chunk in split_into_chunks(batches, self.scored_at_once):
@@ -81,7 +81,8 @@ class Inference:
 
     @torch.no_grad()
     def logits(self, batch: Batch, keep_BT: Tensor | None = None) -> Tensor:
-        """Return fp32 logits over the true vocabulary, of all positions or those in `keep_BT`, on every rank.
+        """Return a batch's logits in fp32 on every rank, without columns that pad the vocabulary: [B, T, V] for all
+        positions, or [K, V] for the K positions at which `keep_BT` is True.
 
         Collective: all ranks call this with the same batch.
         """
@@ -102,8 +103,10 @@ class Inference:
         self.runner.wait_for_sends()
         return logits
 
-    def check_alike(self, checksum: int) -> None:
-        """Raise on every rank if the checksums of the ranks differ, so that no rank waits forever in a collective."""
+    def check_same_texts(self, checksum: int) -> None:
+        """Raise RanksDifferError on every rank unless all ranks pass the same checksum of the texts to score. Ranks
+        with different texts would wait forever in a collective.
+        """
         if not all_equal(peers_before_mesh("the agreement on texts"), checksum):
             raise RanksDifferError(
                 f"Rank {self.mesh.rank} has other texts to score than another rank. Give all processes the same "
@@ -111,7 +114,9 @@ class Inference:
             )
 
     def _score_labels(self, batches: Sequence[Batch]) -> dict[int, Tensor]:
-        """Return [2, labels] of each batch by its index, as in `scores`, on the ranks of the last stage."""
+        """Return the scores of each batch's labels, [2, K] as `scores` yields them, by the batch's index. Ranks without
+        the last pipeline stage return an empty dict.
+        """
         labels = [_scored_labels(batch).to(self.device) for batch in batches]
         is_labelled = [label != IGNORED for label in labels]
         of_pairs = [batch.pair_labels_B is not None for batch in batches]
@@ -129,9 +134,9 @@ class Inference:
     def _compute_results(
         self, batches: Sequence[Batch], keep_masks: Sequence[Tensor | None], compute_result: ComputeResult
     ) -> dict[int, Tensor]:
-        """Return each batch's result by its index, on the ranks of the last stage; elsewhere an empty dict.
-
-        `compute_result` receives a batch's hidden states, limited to the positions of its mask in `keep_masks`.
+        """Run the model on all batches; return `compute_result(last stage, hidden states, batch index)` by batch index
+        on ranks with the last pipeline stage, else an empty dict. A batch's mask in `keep_masks`, [B, T], selects the
+        positions whose hidden states are passed; None selects all.
         """
         self.set_training_mode(False)
         device_batches = [batch.map(lambda array: array.to(self.device, non_blocking=True)) for batch in batches]
@@ -154,7 +159,7 @@ class Inference:
             return self.runner.forward(compute, [self.hidden_shape(batch) for batch in device_batches])
 
     def set_training_mode(self, training: bool) -> None:
-        """Switch all stages to training, with dropout, or to evaluation."""
+        """Switch all stages of this rank to training mode, with dropout, or to evaluation mode."""
         for stage in self.stages.values():
             stage.train(training)
 
@@ -178,7 +183,9 @@ def split_into_chunks(batches: Iterable[Batch], size: int) -> Iterator[list[Batc
 
 
 def _pad_to_multiple(batch: Batch, multiple: int) -> Batch:
-    """Return the batch padded to a length that is a multiple of `multiple`. No token attends to the padding."""
+    """Return the batch with every row padded on the right to a multiple of `multiple` tokens. No token attends to the
+    padding.
+    """
     missing = -batch.tokens_BT.shape[1] % multiple
     if not missing:
         return batch

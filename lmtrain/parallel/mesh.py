@@ -56,7 +56,9 @@ class Mesh:
     world: Axis
 
     def data_mesh(self) -> DeviceMesh:
-        """Return the (dp_replicate, dp_shard) plane through this rank for FSDP2, with groups for size-1 axes too."""
+        """Return torch's DeviceMesh for FSDP2, with dims dp_replicate and dp_shard: the ranks that hold the same
+        pipeline stage and tensor-parallel part as this rank. Axes of size 1 get a process group too.
+        """
         axes = (self.dp_replicate, self.dp_shard)
         own_group = new_group((self.rank,), self.timeout_s) if any(axis.group is None for axis in axes) else None
         groups = [axis.group or own_group for axis in axes]
@@ -68,7 +70,8 @@ class Mesh:
 
 
 def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -> Mesh:
-    """Build this rank's axes. Collective: every rank calls this, after process_group.start if there are several.
+    """Create this rank's process groups, one per axis of the layout, and return them as a Mesh. Every rank calls this;
+    with several ranks torch.distributed must be initialized. `timeout_s` limits each collective.
 
     Raise LayoutError if the number of processes is not the layout's.
     """
@@ -102,7 +105,9 @@ def build_mesh(layout: Layout, device: torch.device, timeout_s: float = 600.0) -
 
 
 def _ranks_along(layout: Layout, coordinate: Coordinate, *names: str) -> tuple[int, ...]:
-    """Return the ranks that differ from `coordinate` only on the axes `names`; the last axis varies fastest."""
+    """Return the ranks whose coordinate equals `coordinate` on all axes but those in `names`. The last axis in `names`
+    varies fastest.
+    """
     coordinates = [coordinate]
     for name in names:
         coordinates = [replace(other, **{name: i}) for other in coordinates for i in range(getattr(layout, name))]
@@ -119,9 +124,9 @@ class GroupPeers:
         self.group = dist.new_group(backend="gloo", timeout=collective_timeout(mesh.timeout_s))
 
     def start_gather(self, numbers: Sequence[int], *, early: bool = True) -> Callable[[], NDArray[np.int64]]:
-        """Start an all-gather of these numbers; return a function that waits and returns the table, a row per rank.
-
-        `early` marks in traces a gather that was started before its result is needed.
+        """Start to gather `numbers` from every rank, equally many on each. Return a function that waits and returns
+        them as an array with a row per rank. `early` says in traces that the gather started before its result was
+        needed.
         """
         own_row = torch.tensor(list(numbers), dtype=torch.int64)
         rows = torch.empty(self.num_ranks, len(own_row), dtype=torch.int64)
@@ -136,7 +141,7 @@ class GroupPeers:
         return wait_for_rows
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return every rank's numbers, by rank; all ranks pass equally many."""
+        """Gather `numbers` from every rank, equally many on each, and return a list of them per rank, in rank order."""
         rows: list[list[int]] = self.start_gather(numbers, early=False)().tolist()
         return rows
 
@@ -161,7 +166,7 @@ class DefaultGroupPeers:
         self.rank, self.num_ranks, self.wait_name = dist.get_rank(), dist.get_world_size(), wait_name
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return every rank's numbers, by rank; all ranks pass equally many."""
+        """Gather `numbers` from every rank, equally many on each, and return a list of them per rank, in rank order."""
         own_row = torch.tensor(list(numbers), dtype=torch.int64)
         rows = torch.empty(self.num_ranks, len(own_row), dtype=torch.int64)
         with phases.within("collective", self.wait_name):
@@ -172,5 +177,7 @@ class DefaultGroupPeers:
 
 
 def peers_before_mesh(wait_name: str) -> Peers:
-    """Return the peers for agreements before a mesh exists, or once per batch of texts; traces show `wait_name`."""
+    """Return the peers for an exchange of numbers over torch's default group, before a mesh exists or once per batch of
+    texts. `wait_name` is how traces name the wait.
+    """
     return DefaultGroupPeers(wait_name) if dist.is_initialized() and dist.get_world_size() > 1 else SINGLE_PROCESS

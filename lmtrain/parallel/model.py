@@ -14,7 +14,7 @@ from lmtrain.objectives.objective import CausalLM
 from lmtrain.observe.measure import phases
 from lmtrain.optim.adamw import OnePassAdamW
 from lmtrain.optim.whole_tensors import LocalTensors, WholeTensors
-from lmtrain.parallel.blocks.dropout import Noise
+from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.inference import Inference, split_into_chunks
 from lmtrain.parallel.pipeline.executor import TrainingObserver
@@ -30,23 +30,22 @@ from lmtrain.parallel.weights.grads import (
     sum_tied_gradients,
 )
 from lmtrain.parallel.weights.precision import LossScale
-from lmtrain.placement.places import Place
+from lmtrain.placement.placements import Placement
 from lmtrain.spec import LanguageModel
 
 
 @dataclass(eq=False)
 class ParallelModel(Inference):
-    """A model on a mesh of ranks, with its objective: gradients, updates, validation and checkpoint pieces.
-
-    Collective: all ranks call the same methods in the same order; the ranks of a dp index pass the same batches.
+    """A model on a mesh of ranks, with its objective: gradients, updates, validation and checkpoint pieces. Collective:
+    all ranks call the same methods in the same order; the ranks of a dp index pass the same batches.
     """
 
     objective: CausalLM
     masters: Weights
     tied_sums: TiedSums
     loss_scale: LossScale
-    places: Mapping[str, Place]
-    noise: Noise
+    placements: Mapping[str, Placement]
+    dropout_seeds: DropoutSeeds
     applied: Sequence[str]  # log lines of the applied transformations
     compiled: bool
     one_pass_optimizer: OnePassAdamW | None = None  # an optimizer that clips and rounds within its update
@@ -74,15 +73,15 @@ class ParallelModel(Inference):
 
     @property
     def whole_tensors(self) -> WholeTensors:
-        """An optimizer's access to whole weights."""
+        """The interface by which an optimizer gathers, sums over and shards whole weights, for this layout."""
         if self.mesh.world.size > 1:
-            return ShardedTensors(self.places, self.mesh)
-        return LocalTensors({name: place.sections for name, place in self.places.items() if place.cut.sections})
+            return ShardedTensors(self.placements, self.mesh)
+        return LocalTensors({name: p.sections for name, p in self.placements.items() if p.cut.sections})
 
     def forward_backward(self, batches: StepBatches) -> Tensor:
-        """Compute the gradients of the step's mean loss; return [micro-batches, terms], shares of each term's mean.
-
-        The division by the global counts happens here, before backward, so that gradients need no rescaling.
+        """Run forward and backward of a step's micro-batches, which leaves the gradients of the mean loss in the
+        weights. Return [micro-batches, loss terms]: the amount that each micro-batch adds to the mean of each term. The
+        division by the global counts happens here, before backward, so that gradients need no rescaling.
         """
         self.set_training_mode(True)
         self.tied_sums.wait()  # because: the previous step may have ended without finish_gradients
@@ -90,7 +89,7 @@ class ParallelModel(Inference):
         self.masters.clear_gradients(num_microbatches)
 
         def compute(stage: int, index: int, hidden_BTD: Tensor | None) -> Tensor:
-            self.noise.enter(batches.step, index, stage)
+            self.dropout_seeds.seed_forward(batches.step, index, stage)
             batch = self._to_stage_input(batches.microbatches[index], stage)
             hidden_BTD = self.stages[stage](batch, hidden_BTD)
             if stage < self.last_stage:
@@ -106,13 +105,16 @@ class ParallelModel(Inference):
         return self._share_results(shares, num_microbatches, (len(self.terms),))
 
     def finish_gradients(self, clip_norm: float | None) -> Tensor:
-        """Sum partial gradients and clip, now or in the update; return the norm before clipping, on the device."""
+        """Complete the gradients after a step's last backward: sum partial gradients over ranks, undo the loss scale
+        and clip to `clip_norm` (None: no clipping), now or in the update. Return the norm before clipping, on the
+        device.
+        """
         phases.enter("optimizer")
         gradients = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
         if self.sequence_parallel:
-            sum_partial_gradients(gradients, self.places, self.mesh.tp)
+            sum_partial_gradients(gradients, self.placements, self.mesh.tp)
         sum_tied_gradients(gradients, self.settings.ties(), self.tied_sums)
-        norm = gradient_norm(gradients, self.places, self.mesh.world, self.device)
+        norm = gradient_norm(gradients, self.placements, self.mesh.world, self.device)
         if self.one_pass_optimizer is None:
             apply_clip(list(gradients.values()), norm, clip_norm, self.loss_scale.value)
         else:
@@ -130,13 +132,17 @@ class ParallelModel(Inference):
         self.masters.publish(already_written=optimizer is self.one_pass_optimizer)
 
     def load(self, fill: Callable[[list[Piece]], None], extra_pieces: Sequence[Piece] = ()) -> None:
-        """Call `fill` with the weights' pieces and `extra_pieces`, then publish the new weights to the model."""
+        """Call `fill` with the pieces of this rank's weights and `extra_pieces`, whose tensors it overwrites with a
+        checkpoint's values; then copy the new weights to the model.
+        """
         fill([*self.pieces(), *extra_pieces])
         self.masters.publish()
 
     @torch.no_grad()
     def validation_sums(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Yield, for each batch, [2, terms]: summed losses and hit counts, without gradients, over all dp ranks."""
+        """Yield [2, loss terms] for each batch, without gradients: row 0 is the summed loss of each term, row 1 the
+        number of labels with the highest logit. Both are sums over all data-parallel ranks.
+        """
         self.set_training_mode(False)
         for chunk in split_into_chunks(batches, self.runner.batches_at_once):
 
@@ -160,11 +166,11 @@ class ParallelModel(Inference):
 
         Each key is, or ends in, a parameter's name. Vocabulary padding depends on the layout and is in no region.
         """
-        return pieces_of(tensors, self.places, prefix)
+        return pieces_of(tensors, self.placements, prefix)
 
     def owned_pieces(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Return the pieces that this rank saves. Every element of every tensor is saved by exactly one rank."""
-        return owned_pieces(pieces, self.places)
+        return owned_pieces(pieces, self.placements)
 
     def _to_stage_input(self, batch: Batch, stage: int) -> Batch:
         """Return the batch on the device; for the last stage with what the loss needs."""
@@ -176,13 +182,13 @@ class ParallelModel(Inference):
         return pinned.to(self.device, non_blocking=True)
 
     def _share_results(self, results: Mapping[int, Tensor], count: int, shape: tuple[int, ...]) -> Tensor:
-        """Return [count, *shape] on every rank: each index's result, summed over dp, from the ranks of the last stage.
-
-        `results` holds this rank's results by index; an index that is missing counts as 0.
+        """Return [count, *shape] on every rank: entry i is the sum over data-parallel ranks of result i, which only
+        ranks with the last pipeline stage have in `results`. A missing result counts as 0.
         """
         zeros = torch.zeros(shape, device=self.device)
         totals = torch.stack([results.get(index, zeros) for index in range(count)])
         # collective: sums loss shares or validation sums over dp, then the last stage's with the others' zeros over pp
-        all_reduce(all_reduce(totals, self.mesh.dp, what="losses"), self.mesh.pp, what="losses of the last stage")
+        totals = all_reduce(totals, self.mesh.dp, wait_name="losses")
+        all_reduce(totals, self.mesh.pp, wait_name="losses of the last stage")
         self.runner.wait_for_sends()
         return totals

@@ -30,7 +30,9 @@ MIN_CAPABILITY = (8, 0)  # because: cuBLAS has no such product for older GPUs (V
 
 @contextmanager
 def defer_products(queue: list[DeferredProduct]) -> Iterator[None]:
-    """Defer weight-gradient products within the context: append them to `queue` as functions to call later."""
+    """Make backward skip the weight gradients of linears within the context: append to `queue` functions that compute
+    them.
+    """
     _open_queues.append(queue)
     try:
         yield
@@ -39,7 +41,8 @@ def defer_products(queue: list[DeferredProduct]) -> Iterator[None]:
 
 
 def compute_or_defer(weight: Tensor, product: Callable[[], Tensor]) -> Tensor | None:
-    """Return a weight's gradient `product()`, or defer it within `defer_products` and return None.
+    """Return `product()`, the gradient of `weight`. Within `defer_products` return None instead, and append to the open
+    queue a function that adds this gradient to `weight.grad`.
 
     A deferred gradient reaches the weight through autograd, so that its hooks run.
     """
@@ -65,10 +68,10 @@ class SummingLinear(SummingModule):
         super().__init__()
         assert isinstance(linear.weight, nn.Parameter)
         self.weight, self.bias = linear.weight, linear.bias
-        self.num_true = linear.vocab_size if isinstance(linear, Head) else linear.out_features
+        self.num_tokens = linear.vocab_size if isinstance(linear, Head) else linear.out_features
 
     def forward(self, x: Tensor, *, add_bias: bool = True) -> Tensor:
-        bias = padded_bias(self.weight, self.bias, self.num_true) if add_bias else None
+        bias = padded_bias(self.weight, self.bias, self.num_tokens) if add_bias else None
         y: Tensor = _Linear.apply(x, self.weight, bias, self.gradient_total)  # type: ignore[no-untyped-call]
         return y
 
@@ -92,9 +95,9 @@ class _Linear(torch.autograd.Function):
 def weight_gradient(
     weight: Tensor, gradient_total: Tensor | None, grad_rows: Tensor, input_rows: Tensor
 ) -> Tensor | None:
-    """Return a weight's gradient, grad_rows^T input_rows, for autograd; None if added to `gradient_total` or deferred.
-
-    `grad_rows` [N, out] is the gradient of the linear's outputs, `input_rows` [N, in] its inputs.
+    """Return the gradient of a linear's weight for autograd, `grad_rows^T input_rows`; None if it is added to the fp32
+    sum `gradient_total` or deferred. `grad_rows` [N, out] is the gradient of the linear's outputs, `input_rows` [N, in]
+    its inputs.
     """
     if gradient_total is None:
         return compute_or_defer(weight, lambda: grad_rows.t() @ input_rows)
@@ -106,7 +109,9 @@ def weight_gradient(
 
 
 def add_product(gradient_total: Tensor, grad_rows: Tensor, input_rows: Tensor) -> None:
-    """Compute total += rows^T inputs, with products and sums in fp32."""
+    """Add `grad_rows^T input_rows`, a weight's gradient, to the fp32 tensor `gradient_total` in place, without rounding
+    the product to half precision.
+    """
     if torch.compiler.is_compiling():
         _add_product_in_graph(gradient_total, grad_rows, input_rows)
     else:  # because: a custom operator in Python costs the host about 20 us per call
@@ -130,7 +135,9 @@ _add_product_in_graph = torch.library.custom_op(
 
 
 def can_sum_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return True if weight-gradient products add to fp32 sums directly for this device and dtype."""
+    """Return True if the device can multiply factors of this dtype and add the product to an fp32 tensor in one
+    operation. Only half precision on a GPU of compute capability 8.0 or more can.
+    """
     if device.type not in SUMMING_DEVICES or dtype not in (torch.bfloat16, torch.float16):
         return False
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
@@ -143,7 +150,8 @@ def summing_modules(model: nn.Module | LanguageModel) -> list[SummingModule]:
 
 
 def apply_summing_linears(model: nn.Module) -> str:
-    """Replace plain linears by SummingLinears, in place. Return the log line.
+    """Replace every nn.Linear of the model by a SummingLinear with the same weights, in place. Return a line for the
+    log.
 
     Tensor-parallel linears are SummingModules already.
     """
@@ -154,7 +162,9 @@ def apply_summing_linears(model: nn.Module) -> str:
 
 
 def reset_gradient_totals(modules: Iterable[SummingModule], num_microbatches: int) -> None:
-    """Set the modules' fp32 sums to 0 before a step's first forward; to None if the step has a single micro-batch."""
+    """Prepare the fp32 gradient sums of the modules before a step's first forward: zeros, or None if the step has a
+    single micro-batch and nothing to sum.
+    """
     for module in modules:
         if num_microbatches == 1:
             module.gradient_total = None

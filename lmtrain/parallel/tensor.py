@@ -45,47 +45,49 @@ HEAD_ROWS = 256  # because: for GPT-2's vocabulary the fp32 logits are 50 MB, an
 EXP_ROWS = 16  # because: the intermediate results of 16 rows fit a core's cache
 
 
-def apply_tensor_parallel(model: LanguageModel, axis: Axis, *, sequence_parallel: bool) -> str | None:
-    """Replace a model's modules in place by this rank's parts of them; return the log line, or None if tp is 1.
-
-    Raise LayoutError if tp does not divide the heads or columns.
+def apply_tensor_parallel(model: LanguageModel, tp: Axis, *, sequence_parallel: bool) -> str | None:
+    """Replace the modules of a model, in place, by modules with this tensor-parallel rank's part of their weights.
+    Return a line for the log, or None if the axis `tp` has a single rank. Raise LayoutError if tp does not divide the
+    heads or the feed-forward width.
     """
-    if axis.size == 1:
+    if tp.size == 1:
         return None
     assert isinstance(model, nn.Module)
     shape, cuts, num_sharded = model.shape, model.cuts(), 0
     # heads and columns are never split. Settings are checked earlier; this check is for callers without settings
     for key, value in (("num_kv_heads", shape.num_kv_heads), ("ffn_width", shape.ffn_width)):
-        if value % axis.size != 0:
+        if value % tp.size != 0:
             legal = [d for d in divisors(shape.num_kv_heads) if shape.ffn_width % d == 0]
             way_out = f"Use {format_choices(legal)}."
-            raise LayoutError(f"parallel.tp={axis.size} does not divide model.{key}={value}. {way_out}")
+            raise LayoutError(f"parallel.tp={tp.size} does not divide model.{key}={value}. {way_out}")
     for path, module in list(model.named_modules()):
         cut = cuts.get(f"{path}.weight", Cut(Split.NONE))
-        replacement = _sharded_module(module, cut, axis, sequence_parallel)
+        replacement = _sharded_module(module, cut, tp, sequence_parallel)
         if replacement is not None:
             model.set_submodule(path, replacement)
             num_sharded += cut.split is not Split.NONE
     apply_ties(model)
     sequence = ", sequence parallel" if sequence_parallel else ""
-    return f"tensor parallel over {axis.size}: {num_sharded} modules{sequence}"
+    return f"tensor parallel over {tp.size}: {num_sharded} modules{sequence}"
 
 
-def _sharded_module(module: nn.Module, cut: Cut, axis: Axis, sequence_parallel: bool) -> nn.Module | None:
-    """Return the replacement of a module by this rank's part of it; None if the module stays."""
+def _sharded_module(module: nn.Module, cut: Cut, tp: Axis, sequence_parallel: bool) -> nn.Module | None:
+    """Return the module that replaces `module` on this tensor-parallel rank, or None if it stays. `cut` says how its
+    weight is split. Raise LayoutError if a module of this type cannot be split that way.
+    """
     match cut.split, module:
         case Split.COLUMN, nn.Linear():
-            return ColumnLinear(module, axis, sequence_parallel=sequence_parallel)
+            return ColumnLinear(module, tp, sequence_parallel=sequence_parallel)
         case Split.ROW, nn.Linear():
-            return RowLinear(module, axis, sequence_parallel=sequence_parallel)
+            return RowLinear(module, tp, sequence_parallel=sequence_parallel)
         case Split.VOCAB, nn.Embedding():
-            return VocabEmbedding(module, axis, sequence_parallel=sequence_parallel)
+            return VocabEmbedding(module, tp, sequence_parallel=sequence_parallel)
         case Split.VOCAB, Head():
-            return VocabHead(module, axis, sequence_parallel=sequence_parallel)
+            return VocabHead(module, tp, sequence_parallel=sequence_parallel)
         case Split.NONE, nn.Embedding() if sequence_parallel:
-            return SequenceEmbedding(module, axis)
+            return SequenceEmbedding(module, tp)
         case Split.NONE, FirstTokenOutput() if sequence_parallel:
-            return BroadcastFromFirst(axis)
+            return BroadcastFromFirst(tp)
         case Split.NONE, _:
             return None
     raise LayoutError(
@@ -136,7 +138,9 @@ class SequenceEmbedding(nn.Module):
         self.weight = embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the embeddings of this rank's shard; `ids` are those of the whole sequence, in their last dim."""
+        """Return the embeddings of this rank's shard of the sequence; `ids` are those of the whole sequence, in their
+        last dim.
+        """
         length = ids.shape[-1] // self.axis.size
         return nn.functional.embedding(ids.narrow(-1, self.axis.index * length, length), self.weight)
 
@@ -195,7 +199,9 @@ class VocabHead(SummingModule):
 
 @contextmanager
 def heads_take_whole_sequences(model: nn.Module) -> Iterator[None]:
-    """Within the context, make a model's heads take hidden states of whole sequences, or selected rows, not shards."""
+    """Make the model's vocabulary heads accept, within the context, hidden states of the whole sequence or of selected
+    positions, instead of this rank's shard of the sequence.
+    """
     heads = [module for module in model.modules() if isinstance(module, VocabHead) and module.sequence_parallel]
     for head in heads:
         head.sequence_parallel = False
@@ -207,10 +213,10 @@ def heads_take_whole_sequences(model: nn.Module) -> Iterator[None]:
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
-    """Return -log p(label), summed in fp32 over labels that are not IGNORED, equal on every rank of the axis.
+    """Return the sum of -log p(label) in fp32 over labels that are not IGNORED, equal on every rank of the axis, which
+    splits the vocabulary. `logits` are this rank's columns, `labels` are ids of the whole vocabulary.
 
-    `logits` are this rank's columns, `labels` are ids of the whole vocabulary. Works eagerly (chunks of rows, no fp32
-    copy of all logits) and compiled (a single fused chunk).
+    Works eagerly (chunks of rows, no fp32 copy of all logits) and compiled (a single fused chunk).
     """
     total: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
         logits.flatten(0, -2), labels.flatten(), axis
@@ -220,7 +226,10 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
 
 @torch.no_grad()
 def count_hits(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
-    """Return, as an fp32 scalar, how many labels, IGNORED ones excluded, have the highest logit over all ranks."""
+    """Return an fp32 scalar, equal on every rank of the axis, which splits the vocabulary: the number of labels,
+    IGNORED ones excluded, that have the highest logit. `logits` are this rank's columns, `labels` are ids of the whole
+    vocabulary.
+    """
     logits_NV, labels_N = logits.flatten(0, -2), labels.flatten()
     column_N, mine_N = _local_rows(labels_N, logits_NV.shape[-1], axis)
     label_N = logits_NV.gather(-1, column_N.unsqueeze(-1)).squeeze(-1).masked_fill(~mine_N, float("-inf"))
@@ -232,11 +241,13 @@ def count_hits(logits: Tensor, labels: Tensor, axis: Axis) -> Tensor:
 
 @torch.no_grad()
 def label_scores(compute_logits: Callable[[Tensor], Tensor], hidden_KD: Tensor, labels_K: Tensor, axis: Axis) -> Tensor:
-    """Return [2, K] in float64, equal on every rank: -log p of each label, and 1 if it is the most likely token.
+    """Return [2, K] in float64, equal on every rank of the axis: row 0 is -log p of each label, row 1 is 1 if the label
+    is the most likely token, else 0. `compute_logits` turns some rows of `hidden_KD` into logits over this rank's
+    tokens.
 
-    `compute_logits` returns the logits over this rank's tokens for some of the hidden states, so that only the logits
-    of a few rows exist at a time. If several tokens have the highest logit, the first counts as the most likely.
-    float64 keeps the accuracy of the logits in a sum over a corpus.
+    `compute_logits` is called for a few rows at a time, so that only their logits exist at once. If several tokens have
+    the highest logit, the first counts as the most likely. float64 keeps the accuracy of the logits in a sum over a
+    corpus.
     """
     chunk_results = [hidden_KD.new_empty(4, 0, dtype=torch.float64)]
     for hidden, labels in zip(*(torch.split(x, HEAD_ROWS) for x in (hidden_KD, labels_K)), strict=True):
@@ -271,20 +282,26 @@ class _CrossEntropySum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """Return (softmax - onehot(label)) * grad for this rank's columns, 0 for ignored rows; no communication."""
+        """Return the gradient of the logits, (softmax - onehot(label)) * grad, for this rank's vocabulary columns, and
+        None for the other arguments. It is 0 in rows of IGNORED labels and needs no communication.
+        """
         logits_NV, labels_N, column_N, top_N, sum_N = ctx.saved_tensors
         weight_N = grads[0] * (labels_N != IGNORED)
         return logits_gradient(logits_NV, column_N, top_N, sum_N, weight_N), None, None
 
 
-def _local_column(labels_N: Tensor, num_rows: int, axis: Axis) -> Tensor:
-    """Return each label's column among this rank's `num_rows` tokens, or NO_COLUMN."""
-    row_N, mine_N = _local_rows(labels_N, num_rows, axis)
+def _local_column(labels_N: Tensor, rows_per_rank: int, axis: Axis) -> Tensor:
+    """Return each label's column among the vocabulary columns of this rank of the axis, or NO_COLUMN if another rank
+    has it. Each rank has `rows_per_rank` tokens.
+    """
+    row_N, mine_N = _local_rows(labels_N, rows_per_rank, axis)
     return row_N.masked_fill(~mine_N, NO_COLUMN)
 
 
-def _local_rows(ids: Tensor, num_rows: int, axis: Axis) -> tuple[Tensor, Tensor]:
-    """Return each id's row among this rank's `num_rows` rows (0 if absent), and a mask of the ids it holds."""
-    local = ids - axis.index * num_rows
-    is_local = (local >= 0) & (local < num_rows)
+def _local_rows(ids: Tensor, rows_per_rank: int, axis: Axis) -> tuple[Tensor, Tensor]:
+    """Return (rows, mask) for token ids, whose embedding rows are split over the axis, `rows_per_rank` on each rank: an
+    id's row on this rank, 0 if another rank has it, and True if this rank has it.
+    """
+    local = ids - axis.index * rows_per_rank
+    is_local = (local >= 0) & (local < rows_per_rank)
     return local.masked_fill(~is_local, 0), is_local

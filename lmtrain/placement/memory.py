@@ -18,7 +18,7 @@ from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import Place, Shape, Stage, names_of_rank, place_all
+from lmtrain.placement.placements import Placement, Shape, Stage, parameter_names_of_stages, place_parameters
 from lmtrain.spec import Cuts, ModelShape
 
 FP32_BYTES, INT64_BYTES, BOOL_BYTES = 4, 8, 1
@@ -41,7 +41,7 @@ class RankBytes:
 
 @dataclass(frozen=True)
 class ElementCounts:
-    """Element counts of a set of weights on a rank."""
+    """The numbers of elements that a rank holds of a set of weights."""
 
     parts: int = 0  # elements of this tensor-parallel rank's parts
     shards: int = 0  # elements of its data-parallel shard of the parts, padded to equal shards
@@ -60,29 +60,30 @@ class ElementCounts:
 
 
 def count_elements(
-    places: Iterable[Place], layout: Layout, num_slots: Callable[[str, Shape], int] = lambda name, shape: 2
+    placements: Iterable[Placement], layout: Layout, num_slots: Callable[[str, Shape], int] = lambda name, shape: 2
 ) -> ElementCounts:
-    """Return the element counts of these parameters on a rank.
+    """Return how many elements of weights and optimizer state a rank holds of the parameters in `placements`.
 
     `num_slots` returns how many state tensors the optimizer keeps for a parameter of this name and global shape.
     """
-    places = list(places)
+    placements = list(placements)
     return ElementCounts(
-        sum(math.prod(place.part_shape) for place in places),
-        sum(math.prod((-(-place.part_shape[0] // layout.dp_shard), *place.part_shape[1:])) for place in places),
-        sum(num_slots(place.name, place.global_shape) * math.prod(place.local_shape) for place in places),
+        sum(math.prod(p.part_shape) for p in placements),
+        sum(math.prod((-(-p.part_shape[0] // layout.dp_shard), *p.part_shape[1:])) for p in placements),
+        sum(num_slots(p.name, p.global_shape) * math.prod(p.local_shape) for p in placements),
         sum(
-            math.prod(place.part_shape)
-            for place in places if len(place.part_shape) == 1 or place.name.startswith("embedding.")
+            math.prod(p.part_shape)
+            for p in placements if len(p.part_shape) == 1 or p.name.startswith("embedding.")
         ),
     )  # fmt: skip
 
 
 def rank_bytes(counts: ElementCounts, layout: Layout, *, zero: int, work_bytes: int) -> RankBytes:
-    """Return the bytes that a rank holds between two micro-batches of a step, from its element counts.
+    """Return the bytes of weights, gradients and optimizer state that a rank holds between two micro-batches. `zero` is
+    the ZeRO level, `work_bytes` the size of an element in the compute dtype.
 
     zero 0 and 1 keep whole gathered weights and whole gradients; 2 keeps shards of gradients; 3 keeps shards of both,
-    and gathers a block at a time. `work_bytes` is the size of an element in the compute dtype.
+    and gathers a block at a time.
     """
     optimizer = FP32_BYTES * counts.slots
     if layout.dp == 1:
@@ -96,38 +97,42 @@ def rank_bytes(counts: ElementCounts, layout: Layout, *, zero: int, work_bytes: 
     )
 
 
-def places_of_stages(
-    model: ModelSettings, stages: Sequence[Stage], layout: Layout, shard: int, weights: Weights | None = None
-) -> list[Place]:
-    """Return the places of the parameters of a rank's stages; a tied weight held by two stages occurs twice.
-
-    `shard` is the rank's index along dp_shard.
+def placements_of_stages(
+    model: ModelSettings,
+    stages: Sequence[Stage],
+    layout: Layout,
+    shard_index: int,
+    parameters: ModelParameters | None = None,
+) -> list[Placement]:
+    """Return the placements of the parameters of a rank's pipeline stages; a tied weight held by two of them occurs
+    twice. `shard_index` is the rank's index along dp_shard, `parameters` the list of the model's parameters, if already
+    made.
 
     Parameters of equal shape and cut, as in all layers, are computed once. A caller that queries many ranks passes
-    `weights` to list them only once.
+    `parameters` to list them only once.
     """
-    weights = weights or Weights.of(model)
+    parameters = parameters or ModelParameters.of(model)
     both = len(stages) > 1 and stages[0].first and stages[-1].last
-    names = names_of_rank(model, [*stages]) + [tie.first for tie in model.ties() if both]
-    shapes = {name: weights.shapes[name] for name in names}
-    name_by_shape = {(shape, weights.cuts.get(name)): name for name, shape in shapes.items()}
-    places = place_all(
-        {name: shapes[name] for name in name_by_shape.values()}, weights.cuts, layout, Coordinate(0, 0, shard, 0),
-        weights.vocab_size,
+    names = parameter_names_of_stages(model, [*stages]) + [tie.first for tie in model.ties() if both]
+    shapes = {name: parameters.shapes[name] for name in names}
+    name_by_shape = {(shape, parameters.cuts.get(name)): name for name, shape in shapes.items()}
+    placements = place_parameters(
+        {name: shapes[name] for name in name_by_shape.values()}, parameters.cuts, layout,
+        Coordinate(0, 0, shard_index, 0), parameters.vocab_size,
     )  # fmt: skip
-    return [replace(places[name_by_shape[shapes[name], weights.cuts.get(name)]], name=name) for name in names]
+    return [replace(placements[name_by_shape[shapes[name], parameters.cuts.get(name)]], name=name) for name in names]
 
 
 @dataclass(frozen=True)
-class Weights:
-    """All parameters of a model with their cuts, listed once."""
+class ModelParameters:
+    """The shapes and cuts of all parameters of a model, listed once for several queries."""
 
     shapes: dict[str, Shape]
     cuts: Cuts
     vocab_size: int
 
     @classmethod
-    def of(cls, model: ModelSettings) -> Weights:
+    def of(cls, model: ModelSettings) -> ModelParameters:
         return cls(model.weights(), model.cuts(), model.shape.vocab_size)
 
 
@@ -149,7 +154,7 @@ def uses_block_masks(model: ModelSettings, *, on_gpu: bool) -> bool:
 
 
 class Run(Protocol):
-    """The facts of a run on which its activation memory depends."""
+    """The properties of a run on which its activation memory depends."""
 
     @property
     def model(self) -> ModelSettings: ...
@@ -209,14 +214,18 @@ class ActivationSizes:
         self.scores = e * shape.seq_len * shape.num_heads / tp if self.cpu and model.uses_dropout else 0.0
 
     def norm_bytes(self) -> float:
-        """Return the bytes of a norm's input and statistics; the output counts with the layer that reads it."""
+        """Return the bytes per token that a norm layer keeps for backward: its input and statistics. Its output counts
+        with the layer that reads it.
+        """
         if self.rms and self.cpu:  # in fp32: the input, and the normalized input that multiplies the weight
             return (2 * self.cut * FP32_BYTES / self.run.number_bytes) + FP32_BYTES / self.run.sequence_parts
         statistics = self.run.number_bytes if self.cpu else FP32_BYTES
         return self.cut + (1 if self.rms else 2) * statistics / self.run.sequence_parts
 
     def block_bytes(self, recompute: str) -> float:
-        """Return the bytes that a block keeps for backward with this recompute kind."""
+        """Return the bytes per token that a transformer block keeps for backward with the recompute kind `recompute`:
+        `none`, `attention`, `operators` or `full`.
+        """
         qkv, shape = self.heads + 2 * self.keys, self.run.shape
         softmax = self.scores or FP32_BYTES * shape.num_heads / self.run.parallel.tp  # a fused kernel keeps row sums
         if recompute == "full":
@@ -233,7 +242,9 @@ class ActivationSizes:
         return norms * (self.norm_bytes() + self.cut) + inside + self.heads + mlp + 2 * self.dropped
 
     def attention_input_bytes(self, qkv_bytes: float) -> float:
-        """Return the bytes that attention's kernel saves: q, k and v of `qkv_bytes`, or copies with repeated keys."""
+        """Return the bytes per token of the inputs that attention's kernel keeps for backward: the `qkv_bytes` of
+        queries, keys and values, or more if keys and values are repeated for several query heads.
+        """
         if self.scores:
             return 3 * self.heads
         if self.run.has_mask and self.keys < self.heads:
@@ -246,7 +257,7 @@ class ActivationSizes:
 
     @property
     def num_mask_elements(self) -> int:
-        """The number of elements of a micro-batch's mask matrix; 0 without a mask."""
+        """The number of elements of a micro-batch's attention mask as a matrix; 0 without a mask."""
         shape = self.run.shape
         if not self.run.has_mask:
             return 0
@@ -255,7 +266,9 @@ class ActivationSizes:
         return samples * rows * shape.seq_len
 
     def shared_bytes(self, stage: Stage) -> float:
-        """Return bytes per micro-batch, not per token: tensors that blocks share, and tensors kept by the pair loss."""
+        """Return the bytes per micro-batch, not per token, of tensors that a stage's blocks share, such as rotary
+        angles and the mask, and of small tensors that BERT's heads and losses keep.
+        """
         run, model = self.run, self.run.model
         rows = run.shape.seq_len * (run.micro_batch if run.document_mask else 1)
         total = 0.0
@@ -272,20 +285,24 @@ class ActivationSizes:
         return total
 
     def embedding_bytes(self) -> float:
-        """Return the bytes that the first stage's embedding keeps."""
+        """Return the bytes per token that the first stage's embedding keeps for backward."""
         return (
             self.dropped + (self.norm_bytes() if self.post_norm else 0.0)
             + (INT64_BYTES + BOOL_BYTES if self.run.parallel.tp > 1 else 0.0)
         )  # fmt: skip
 
     def input_bytes(self, stage: Stage) -> float:
-        """Return the bytes of a later stage's input: kept by the first norm, unless the norm makes an fp32 copy."""
+        """Return the bytes per token of the hidden states that a later stage receives, if they are kept in addition to
+        what its blocks keep: only if the first norm keeps an fp32 copy instead of them. Otherwise return 0.
+        """
         recompute = self.run.recompute_kind(stage.layers[0]) if stage.layers else "none"
         copied = self.rms and self.cpu and self.run.number_bytes < FP32_BYTES and recompute in ("none", "attention")
         return self.cut if copied else 0.0
 
     def head_bytes(self) -> float:
-        """Return the bytes that the last stage's head keeps, without the logits."""
+        """Return the bytes per token that the last stage's final norm, head and loss keep for backward, without the
+        logits.
+        """
         # because: over tp the loss keeps each row's label index and two sums
         loss = INT64_BYTES + 2 * FP32_BYTES if self.run.parallel.tp > 1 else 0.0
         final = 0.0 if self.post_norm else self.norm_bytes()
@@ -298,7 +315,8 @@ class ActivationSizes:
         return final + first_tokens + self.run.scored_share * scored_bytes
 
     def deferred_block_bytes(self) -> float:
-        """Return the bytes that a block keeps for the weight half of backward.
+        """Return the bytes per token that a block keeps from the input half to the weight half of a split backward: the
+        inputs and output gradients of its linears.
 
         Matrix products on a sharded sequence each keep their own gathered copy; on a whole sequence they share equal
         tensors.
@@ -308,14 +326,14 @@ class ActivationSizes:
         return 2 * self.whole + self.heads + self.ffn + qkv + self.up + 2 * self.whole - same_inputs
 
     def deferred_head_bytes(self) -> float:
-        """Return the bytes that the head keeps for the weight half of backward."""
+        """Return the bytes per token that the head keeps from the input half to the weight half of a split backward."""
         dense = 2 * self.cut if isinstance(self.run.model, BertSettings) else 0.0
         return self.run.scored_share * (self.whole + dense)
 
     def activation_bytes(self, stage: Stage) -> ActivationBytes:
-        """Return the bytes that a micro-batch keeps in this stage."""
+        """Return the bytes of activations that a micro-batch keeps in this pipeline stage until its backward."""
         blocks = Counter(map(self.run.recompute_kind, stage.layers))  # because: many blocks use the same recompute kind
-        hidden = sum(count_elements * self.block_bytes(recompute) for recompute, count_elements in blocks.items())
+        hidden = sum(num_blocks * self.block_bytes(recompute) for recompute, num_blocks in blocks.items())
         deferred = len(stage.layers) * self.deferred_block_bytes()
         hidden += self.embedding_bytes() if stage.first else self.input_bytes(stage)
         if stage.last:

@@ -132,7 +132,9 @@ def _problems_of(
 
 
 def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Problem | None:
-    """Return the problem if this layout prevents blocks from being compiled, else None."""
+    """Return a problem that names the setting because of which blocks cannot be compiled in this layout, or None if
+    they can.
+    """
     if parallel.splits_backward:
         return Problem(
             "parallel.schedule", parallel.schedule,
@@ -149,7 +151,9 @@ def why_not_compiled(parallel: ParallelSettings, *, uses_dropout: bool) -> Probl
 
 
 def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Iterator[Problem]:
-    """Yield the reasons why the layout cannot divide a global batch into micro-batches."""
+    """Yield the reasons why a global batch of `global_batch` samples cannot be divided over the layout's data-parallel
+    ranks into micro-batches of `micro_batch` samples, or gives the pipeline too many actions.
+    """
     dp, stages = layout.dp, layout.pp * layout.vp
     if global_batch % dp != 0:
         rule, way_out = f"cannot be shared by dp={dp} copies of the model", "or as many copies as divide it."
@@ -168,7 +172,9 @@ def batch_problems(layout: Layout, global_batch: int, micro_batch: int) -> Itera
 
 
 def rampup_problems(layout: Layout, rampup: RampUp, micro_batch: int) -> Iterator[Problem]:
-    """Yield a problem for each ramp-up size that the layout cannot divide: every batch of the ramp-up is divided."""
+    """Yield a problem if the first size or the increment of a batch-size ramp-up is not a multiple of the micro-batch
+    times the data-parallel ranks, so that some batch could not be divided.
+    """
     together = micro_batch * layout.dp
     for key in ("start", "increment"):
         if (value := getattr(rampup, key)) % together != 0:
@@ -176,12 +182,13 @@ def rampup_problems(layout: Layout, rampup: RampUp, micro_batch: int) -> Iterato
             yield Problem(f"train.rampup.{key}", value, rule, f"Use {together}.")
 
 
-def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelSettings:
-    """Parse a layout such as `tp=2,pp=4`. Axes not named are 1; settings outside the layout are copied from `before`.
+def parse_layout(text: str, previous: ParallelSettings | None = None) -> ParallelSettings:
+    """Parse a layout such as `tp=2,pp=4`, in which axes not named are 1. Settings that are no part of a layout, such as
+    timeout_s, are copied from `previous`, if given.
 
     Raise SettingsError on an unknown or repeated axis.
     """
-    others = before.to_dict() if before else {}
+    others = previous.to_dict() if previous else {}
     values: dict[str, Any] = {key: value for key, value in others.items() if key not in KEYS}
     for word in text.split(","):
         key, equals, value = (part.strip() for part in word.partition("="))
@@ -196,7 +203,7 @@ def parse_layout(text: str, before: ParallelSettings | None = None) -> ParallelS
 
 
 def check_layout(model: ModelSettings, parallel: ParallelSettings) -> None:
-    """Raise if a model cannot use this layout."""
+    """Raise SettingsError with all reasons why a model with these settings cannot use this layout."""
     problems = layout_problems(model.shape, parallel, uses_dropout=False, compiles=False)
     if texts := [problem.text() for problem in problems]:
         raise settings_error(texts)

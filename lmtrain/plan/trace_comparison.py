@@ -21,7 +21,7 @@ from lmtrain.observe.timeline.merge import Segment, message_pairs
 from lmtrain.observe.timeline.step_time import BUBBLE, MESSAGES, StepTimes
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.schedules.simulate import Costs, Timeline, simulate
-from lmtrain.schedules.table import Kind, Table
+from lmtrain.schedules.table import Kind, ScheduleTable
 
 _KINDS = {
     SpanKind.FORWARD: Kind.FORWARD, SpanKind.BACKWARD: Kind.BACKWARD, SpanKind.INPUT: Kind.INPUT,
@@ -69,7 +69,7 @@ def compare_with_replay(segment: Segment, times: StepTimes) -> ReplayComparison 
         kind: float(np.mean([seconds[k, stage] for seconds in costs for k, stage in seconds if k is kind]))
         for kind, _ in actions
     }
-    even = simulate(table, cost=lambda action: mean[action.kind])
+    even = simulate(table, cost_of=lambda action: mean[action.kind])
     bubbles = np.nanmedian(times.seconds[:, :, [BUBBLE, MESSAGES]].sum(axis=2), axis=0)
     pp_of = np.array([segment.coordinate(rank).pp for rank in times.ranks])
     measured = [float(np.nanmean(bubbles[pp_of == pp])) for pp in range(layout.pp)]
@@ -81,7 +81,7 @@ def compare_with_replay(segment: Segment, times: StepTimes) -> ReplayComparison 
     )  # fmt: skip
 
 
-def _replay(table: Table, costs: ActionSeconds, send_s: float) -> Timeline:
+def _replay(table: ScheduleTable, costs: ActionSeconds, send_s: float) -> Timeline:
     """Simulate the schedule table with these seconds per action and per message."""
     return simulate(table, Costs(send=send_s), lambda action: costs[action.kind, action.stage])
 

@@ -13,12 +13,15 @@ from itertools import chain, pairwise
 from typing import ClassVar
 
 from lmtrain.config.base import Choice, kinds
-from lmtrain.schedules.table import Action, Kind, Table
+from lmtrain.schedules.table import Action, Kind, ScheduleTable
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSchedule(Choice):
-    """A pipeline schedule: which rank holds which stage, and the order of each rank's actions."""
+    """A pipeline schedule: which rank holds which stage, and the order of each rank's actions.
+
+    In all methods `chunks` is the number of stages per rank, and `num_ranks` the number of pipeline ranks.
+    """
 
     package: ClassVar[str] = "lmtrain.schedules"
     file_ending: ClassVar[str] = ""
@@ -39,13 +42,14 @@ class PipelineSchedule(Choice):
     def row(self, rank: int, num_ranks: int, chunks: int, num_microbatches: int) -> Sequence[Action]:
         """Return the actions of a rank in execution order."""
 
-    def table(self, num_ranks: int, chunks: int, num_microbatches: int) -> Table:
-        """Build the checked table of all ranks; raise ValueError if the schedule does not allow `chunks` stages a rank.
+    def table(self, num_ranks: int, chunks: int, num_microbatches: int) -> ScheduleTable:
+        """Return the actions of all ranks as a checked table; `chunks` is the number of stages per rank. Raise
+        ValueError if the schedule does not allow that number.
         """
         if not self.allows(chunks):
             raise ValueError(f"the schedule {self.kind} {self.rule}, not {chunks}")
         rows = (tuple(self.row(rank, num_ranks, chunks, num_microbatches)) for rank in range(num_ranks))
-        return Table(self.ranks_of_stages(num_ranks, chunks), num_microbatches, tuple(rows))
+        return ScheduleTable(self.ranks_of_stages(num_ranks, chunks), num_microbatches, tuple(rows))
 
 
 class GPipe(PipelineSchedule):
@@ -130,7 +134,7 @@ class Interleaved(PipelineSchedule):
 
 
 class _RowBuilder:
-    """A builder of a rank's actions; each kind takes the micro-batches of a stage in order."""
+    """A builder of a rank's list of actions; each kind of action takes the micro-batches of a stage in order."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self.stages = (rank, 2 * num_ranks - 1 - rank)
@@ -138,7 +142,9 @@ class _RowBuilder:
         self.actions: list[Action] = []
 
     def add(self, chunk: int, *kinds: Kind) -> None:
-        """Append actions of these kinds, each for the kind's next micro-batch in this rank's stage `chunk`."""
+        """Append an action of each of these kinds to the rank's list, for the rank's stage number `chunk` (0 or 1). An
+        action takes the next micro-batch of its kind in that stage.
+        """
         for kind in kinds:
             self.actions.append(Action(kind, self.stages[chunk], self.count[kind, chunk]))
             self.count[kind, chunk] += 1
@@ -192,7 +198,7 @@ class ZBV(PipelineSchedule):
 
 
 def schedule_named(name: str) -> PipelineSchedule:
-    """Return the schedule of this name; raise KeyError if there is none."""
+    """Return the pipeline schedule with this name, such as `1f1b`; raise KeyError if there is none."""
     schedule = kinds(PipelineSchedule)[name]()
     assert isinstance(schedule, PipelineSchedule)
     return schedule

@@ -11,24 +11,26 @@ from functools import lru_cache
 from itertools import accumulate
 
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule
-from lmtrain.schedules.table import Action, Kind, Table, executable_order, prerequisites
+from lmtrain.schedules.table import Action, Kind, ScheduleTable, executable_order, prerequisites
 
 _ROUNDS = 3  # rounds of `num_ranks` micro-batches after which a pipeline's pattern repeats
 _KINDS = list(Kind)
-_Step = tuple[int, int, int, int]  # index of the cost, rank, numbers of two steps that must end first (0: none)
+# (index of the cost, rank, numbers of two actions that must end first, counted from 1 in the list's order; 0: none)
+_OrderedAction = tuple[int, int, int, int]
 
 
 def makespan(
     schedule: PipelineSchedule, num_ranks: int, chunks: int, num_microbatches: int,
     costs: Mapping[tuple[Kind, int], float],
 ) -> float:  # fmt: skip
-    """Return the seconds of a step with `chunks` stages per rank. `costs` holds seconds by kind of action and stage.
+    """Simulate a training step with `num_ranks` pipeline ranks of `chunks` stages each, and return its seconds. `costs`
+    holds the seconds of an action by (kind of action, stage).
 
     Many micro-batches are extrapolated from a few rounds, after which the pattern repeats.
     """
 
     def simulated_seconds(count: int) -> float:
-        return _last_end(_steps(schedule, num_ranks, chunks, count), num_ranks, seconds)
+        return _simulated_end_s(_actions_in_order(schedule, num_ranks, chunks, count), num_ranks, seconds)
 
     seconds = [costs[kind, stage] for kind in _KINDS for stage in range(num_ranks * chunks)]
     short = _ROUNDS * num_ranks + num_microbatches % num_ranks
@@ -43,10 +45,12 @@ def makespan(
     return end + (num_microbatches - longer) * max((end - simulated_seconds(short)) / num_ranks, *work)
 
 
-def _last_end(steps: Sequence[_Step], num_ranks: int, costs: Sequence[float]) -> float:
-    """Return the seconds until the last rank is done. `costs` are those of kind x num_stages + stage."""
+def _simulated_end_s(actions: Sequence[_OrderedAction], num_ranks: int, costs: Sequence[float]) -> float:
+    """Return the seconds until the last rank has run all of its `actions`, which are in an order from
+    `_actions_in_order`. `costs` holds the seconds of an action, at index (kind of action x num_stages + stage).
+    """
     ends, free = [0.0], [0.0] * num_ranks
-    for at, rank, first_need, second_need in steps:
+    for at, rank, first_need, second_need in actions:
         start = free[rank]
         if ends[first_need] > start:  # because: max() of three values takes twice as long as two comparisons
             start = ends[first_need]
@@ -58,37 +62,42 @@ def _last_end(steps: Sequence[_Step], num_ranks: int, costs: Sequence[float]) ->
 
 
 @lru_cache(maxsize=32)
-def _steps(schedule: PipelineSchedule, num_ranks: int, chunks: int, count: int) -> list[_Step]:
-    """Return the schedule's actions in an executable order; steps are numbered from 1. Raise ValueError on a deadlock.
+def _actions_in_order(
+    schedule: PipelineSchedule, num_ranks: int, chunks: int, num_microbatches: int
+) -> list[_OrderedAction]:
+    """Return the actions of all ranks in an order in which they can run: (index of the action's cost, rank, numbers of
+    two actions that must end first). Actions are numbered from 1 in this order; 0 means none. Raise ValueError on a
+    deadlock.
     """
     num_stages = num_ranks * chunks
-    rows = [list(schedule.row(rank, num_ranks, chunks, count)) for rank in range(num_ranks)]
-    place = {kind: [0] * (num_stages * count + 1) for kind in _KINDS}  # step numbers; the last entry is unused
-    steps: list[_Step] = []
+    rows = [list(schedule.row(rank, num_ranks, chunks, num_microbatches)) for rank in range(num_ranks)]
+    # each action's number in the order; the last entry is unused
+    number_of = {kind: [0] * (num_stages * num_microbatches + 1) for kind in _KINDS}
+    ordered: list[_OrderedAction] = []
     at, num_left = [0] * num_ranks, sum(map(len, rows))
     while num_left:
         before = num_left
         for rank, row in enumerate(rows):
             while at[rank] < len(row):
                 kind, stage, microbatch = row[at[rank]]
-                place_index = stage * count + microbatch
+                index = stage * num_microbatches + microbatch
                 match kind:
                     case Kind.FORWARD:
-                        first_need = second_need = place[kind][place_index - count] if stage else -1
+                        first_need = second_need = number_of[kind][index - num_microbatches] if stage else -1
                     case Kind.WEIGHT:
-                        first_need = second_need = place[Kind.INPUT][place_index]
+                        first_need = second_need = number_of[Kind.INPUT][index]
                     case _:
-                        first_need = place[Kind.FORWARD][place_index]
-                        second_need = place[kind][place_index + count] if stage < num_stages - 1 else -1
+                        first_need = number_of[Kind.FORWARD][index]
+                        second_need = number_of[kind][index + num_microbatches] if stage < num_stages - 1 else -1
                 if not first_need or not second_need:
                     break
-                steps.append((_KINDS.index(kind) * num_stages + stage, rank, max(first_need, 0), max(second_need, 0)))
-                place[kind][place_index] = len(steps)
+                ordered.append((_KINDS.index(kind) * num_stages + stage, rank, max(first_need, 0), max(second_need, 0)))
+                number_of[kind][index] = len(ordered)
                 at[rank] += 1
                 num_left -= 1
         if num_left == before:
             raise ValueError(f"the schedule {schedule.kind} deadlocks")
-    return steps
+    return ordered
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ class Timeline:
 
     @property
     def busy(self) -> list[float]:
-        """The seconds that each rank works."""
+        """The seconds for which each rank works, by rank."""
         times = [0.0] * self.num_ranks
         for span in self.spans:
             times[span.rank] += span.end - span.start
@@ -142,12 +151,14 @@ class Costs:
         return parts.get(action.kind, self.input + self.weight)
 
 
-def simulate(table: Table, costs: Costs = Costs(), cost: Callable[[Action], float] | None = None) -> Timeline:
-    """Return the timeline if each rank runs its actions in order, each as soon as its inputs have arrived.
-
-    `cost` overrides `costs.of`, for costs that differ by stage.
+def simulate(
+    table: ScheduleTable, costs: Costs = Costs(), cost_of: Callable[[Action], float] | None = None
+) -> Timeline:
+    """Return the start and end of every action of the table if each rank runs its actions in order, each as soon as its
+    inputs have arrived. `costs` has the seconds of actions by kind; `cost_of`, if given, returns those of an action
+    instead.
     """
-    cost = cost or costs.of
+    cost_of = cost_of or costs.of
     ends: dict[Action, float] = {}
     free = [0.0] * table.num_ranks
     spans = []
@@ -157,12 +168,12 @@ def simulate(table: Table, costs: Costs = Costs(), cost: Callable[[Action], floa
             for prerequisite in prerequisites(action, table.num_stages - 1)
         )  # fmt: skip
         start = max(free[rank], *arrived, 0.0)
-        ends[action] = free[rank] = start + cost(action)
+        ends[action] = free[rank] = start + cost_of(action)
         spans.append(Span(rank, action, start, ends[action]))
     return Timeline(tuple(spans), table.num_ranks)
 
 
-def activations_held(table: Table) -> list[int]:
+def activations_held(table: ScheduleTable) -> list[int]:
     """Return, for each rank, the peak number of (stage, micro-batch) pairs with held activations: from F to B, or to W.
     """
     change = {Kind.FORWARD: 1, Kind.INPUT: 0, Kind.BACKWARD: -1, Kind.WEIGHT: -1}

@@ -40,7 +40,7 @@ class Action(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Table:
+class ScheduleTable:
     """A schedule's actions; the constructor raises ValueError if the table is wrong, see `check_table`."""
 
     rank_of: tuple[int, ...]  # stage -> the rank that holds it
@@ -60,7 +60,9 @@ class Table:
 
 
 def prerequisites(action: Action, last_stage: int) -> list[Action]:
-    """Return the actions that must end before `action`. B and I also need the next stage's action of their kind."""
+    """Return the actions that must end before `action` can run. A forward needs the previous stage's, a backward (or
+    its input half) the stage's own forward and the next stage's backward, a weight half its input half.
+    """
     kind, stage, microbatch = action.kind, action.stage, action.microbatch
     if kind is Kind.FORWARD:
         return [Action(Kind.FORWARD, stage - 1, microbatch)] if stage else []
@@ -70,8 +72,10 @@ def prerequisites(action: Action, last_stage: int) -> list[Action]:
     return [Action(Kind.FORWARD, stage, microbatch), *from_next_stage]
 
 
-def check_table(table: Table) -> None:
-    """Raise ValueError unless the table has every action once, on the rank of its stage, and cannot deadlock."""
+def check_table(table: ScheduleTable) -> None:
+    """Raise ValueError unless the table has each action of every stage and micro-batch exactly once, on the rank that
+    holds the stage, in an order that cannot deadlock.
+    """
     actual = Counter(action for actions in table.actions for action in actions)
     halves = any(action.kind is Kind.INPUT for action in actual)
     kinds = (Kind.FORWARD, Kind.INPUT, Kind.WEIGHT) if halves else (Kind.FORWARD, Kind.BACKWARD)
@@ -91,7 +95,9 @@ def check_table(table: Table) -> None:
 
 
 def executable_order(actions: Sequence[Sequence[Action]], last_stage: int) -> Iterator[tuple[int, Action]]:
-    """Yield (rank, action) in an executable order; raise ValueError if every rank waits for another."""
+    """Yield (rank, action) for the actions of all ranks, `actions[rank]`, keeping each rank's order and yielding an
+    action only after its prerequisites. Raise ValueError if the ranks would deadlock.
+    """
     done: set[Action] = set()
     at, ready = [0] * len(actions), deque(range(len(actions)))
     waiting: dict[Action, list[int]] = {}  # action -> ranks that wait for it

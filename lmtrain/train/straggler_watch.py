@@ -33,7 +33,7 @@ from lmtrain.observe.stragglers.detection import (
     rank_message,
 )
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.placement.places import stages_of_rank
+from lmtrain.placement.placements import stages_of_rank
 from lmtrain.runtime.processes.process_group import gather_to_rank0
 from lmtrain.train.config import RunConfig
 

@@ -42,7 +42,7 @@ from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings, Fp32Settings
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.tensor import apply_tensor_parallel
-from lmtrain.placement.places import place_all
+from lmtrain.placement.placements import place_parameters
 from tests.layouts.workers import Pool
 from tests.unit.models.first_weights import start
 
@@ -161,7 +161,7 @@ def cut_model(layout: Layout, whole: GPT) -> GPT:
     model.to_empty(device=CPU)
     shapes = {name: tuple(p.shape) for name, p in whole.named_parameters()}
     coordinate = Coordinate(0, 0, 0, mesh.tp.index)
-    places = place_all(shapes, whole.cuts(), layout, coordinate, SETTINGS.shape.vocab_size)
+    places = place_parameters(shapes, whole.cuts(), layout, coordinate, SETTINGS.shape.vocab_size)
     for name, place in places.items():
         for block in place.regions:
             source = tuple(slice(o, o + n) for o, n in zip(block.offset, block.shape, strict=True))

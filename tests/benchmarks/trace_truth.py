@@ -164,7 +164,7 @@ def class_off(segment: Segment, slept: list[dict[str, Any]]) -> tuple[float, flo
             costs: dict[Action, float] = {}
             for pp in range(layout.pp):
                 costs |= of_actions(slept[pp * layout.dp * layout.tp + plane]["blocks"][step], table.actions[pp])
-            replays.append(simulate(table, cost=costs.__getitem__))
+            replays.append(simulate(table, cost_of=costs.__getitem__))
         last = max(one.makespan for one in replays)
         bubbles.append(float(np.mean([last - busy for one in replays for busy in one.busy])))
         compute.append(float(np.mean([busy for one in replays for busy in one.busy])))

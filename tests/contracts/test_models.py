@@ -17,7 +17,7 @@ from torch import nn
 from lmtrain.config.build import build_settings
 from lmtrain.config.compose import compose
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.places import Stage, names_of_rank
+from lmtrain.placement.placements import Stage, parameter_names_of_stages
 from lmtrain.spec import LanguageModel, Split
 from lmtrain.train.config import RunConfig
 from tests.contracts.plugin import choices, config_file
@@ -230,4 +230,4 @@ def test_stages_hold_what_the_settings_say(name: str) -> None:
         model = built(settings)
         model.cut(layers, first=first, last=last)
         held = {first_of.get(name, name) for name, _ in model.named_parameters(remove_duplicate=False)}
-        assert held == set(names_of_rank(settings, [Stage(0, layers, first, last)]))
+        assert held == set(parameter_names_of_stages(settings, [Stage(0, layers, first, last)]))

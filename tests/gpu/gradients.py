@@ -27,7 +27,7 @@ from lmtrain.objectives.objective import build_objective
 from lmtrain.parallel.apply import build_parallel
 from lmtrain.parallel.compute_settings import ComputeSettings
 from lmtrain.parallel.weights.precision import WORK_DTYPE
-from lmtrain.placement.places import places_of_rank
+from lmtrain.placement.placements import placements_of_rank
 from tests.layouts.bugs import replaced
 from tests.layouts.cases import Case
 from tests.layouts.outcome import HALF, distance
@@ -88,7 +88,7 @@ def _by_plain_torch(case: Case, dtype: torch.dtype, device: torch.device) -> Gra
         gradients = torch.autograd.grad((sums / counts).sum() * scale, list(parameters.values()))
         for name, gradient in zip(parameters, gradients, strict=True):
             total[name] = total.get(name, torch.zeros(())) + gradient.cpu().double() / scale
-    places = places_of_rank(model.settings, case.parallel, Coordinate(0, 0, 0, 0))
+    places = placements_of_rank(model.settings, case.parallel, Coordinate(0, 0, 0, 0))
     return {name: gradient[: places[name].global_shape[0]] for name, gradient in total.items()}
 
 

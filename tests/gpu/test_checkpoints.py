@@ -14,7 +14,7 @@ from lmtrain.layout import Layout
 from lmtrain.models.init import draw_parameter
 from lmtrain.parallel.shards import draw_initial_values
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import places_of_rank
+from lmtrain.placement.placements import placements_of_rank
 from tests.cli.harness import lmtrain
 from tests.layouts.cases import MODELS, Case
 from tests.layouts.outcome import FP32_LOSS
@@ -62,7 +62,7 @@ def test_a_run_goes_on_elsewhere(
 def test_first_weights_are_the_same_bits(device: torch.device) -> None:
     """And the comparison would see one that is not."""
     settings = MODELS["tied"]
-    places = places_of_rank(settings, ParallelSettings(), Layout().coordinate(0))
+    places = placements_of_rank(settings, ParallelSettings(), Layout().coordinate(0))
     with torch.device("meta"):
         starts = settings.build().starts()
     held = {name: torch.empty(place.local_shape, device=device) for name, place in places.items()}

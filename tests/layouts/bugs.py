@@ -20,7 +20,7 @@ from lmtrain.models.model_settings import TransformerSettings
 from lmtrain.models.stack import Stack
 from lmtrain.objectives.objective import MaskedLM
 from lmtrain.parallel import collectives, model, products, tensor
-from lmtrain.parallel.blocks.dropout import Noise
+from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.mesh import Axis
 from lmtrain.parallel.model import ParallelModel
 from lmtrain.parallel.tensor import VocabHead
@@ -114,13 +114,13 @@ def _loss_scale_left_in_clipping() -> Iterator[Patch]:
 
 
 def _dropout_repeated_across_dp() -> Iterator[Patch]:
-    right = Noise.enter
+    right = DropoutSeeds.seed_forward
 
-    def enter(self: Noise, *args: Any) -> None:
+    def enter(self: DropoutSeeds, *args: Any) -> None:
         self.dp = replace(self.dp, index=0)  # the loader has dealt out different samples by now
         right(self, *args)
 
-    yield Noise, "enter", enter
+    yield DropoutSeeds, "seed_forward", enter
 
 
 def _padded_column_wins() -> Iterator[Patch]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from lmtrain.layout import Coordinate
 from lmtrain.placement.memory import RankBytes, count_elements, rank_bytes
-from lmtrain.placement.places import Place, place_all
+from lmtrain.placement.placements import Placement, place_parameters
 from lmtrain.spec import Split
 from tests.layouts.cases import GLOBAL_BATCH, SEQ_LEN, Case
 
@@ -17,9 +17,9 @@ Sent = tuple[str, str, int]  # operator, axis, bytes of the whole tensor
 REDUCE, GATHER, SCATTER = "all_reduce", "all_gather", "reduce_scatter"
 
 
-def places_of(case: Case, at: Coordinate) -> dict[str, Place]:
+def places_of(case: Case, at: Coordinate) -> dict[str, Placement]:
     model = case.model_settings
-    return place_all(model.weights(), model.cuts(), case.parallel.layout, at, model.shape.vocab_size)
+    return place_parameters(model.weights(), model.cuts(), case.parallel.layout, at, model.shape.vocab_size)
 
 
 def weights(case: Case, rank: int) -> RankBytes:
@@ -65,7 +65,7 @@ def _tensor_parallel(case: Case) -> Counter[Sent]:
     return sent
 
 
-def _data_parallel(case: Case, places: Iterable[Place]) -> Counter[Sent]:
+def _data_parallel(case: Case, places: Iterable[Placement]) -> Counter[Sent]:
     """Each block is a group of its own, each table of tokens too unless two are one, and the rest is the last group."""
     m, zero, shards = case.microbatches, case.zero, case.parallel.dp_shard
     sizes: Counter[str] = Counter()

@@ -122,7 +122,7 @@ def _messages(lines: list[Line]) -> Iterator[Patch]:
 
     def begin(self: Mailbox, *args: Any, **named: Any) -> None:
         new(self, *args, **named)
-        sent_at.update(self.routes.sent_at)
+        sent_at.update(self.message_plan.sent_at)
 
     def sends(self: Outbox, needed: int, *rest: Any) -> None:
         send(self, needed, *rest)

@@ -17,10 +17,10 @@ from lmtrain.batch import Batch
 from lmtrain.models.stack import Stack
 from lmtrain.objectives.objective import CausalLM
 from lmtrain.parallel import apply
-from lmtrain.parallel.blocks.dropout import Noise
+from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.pipeline.executor import Pipeline
 from lmtrain.parallel.weights import grads
-from lmtrain.placement import places
+from lmtrain.placement import placements
 
 Patch = tuple[Any, str, Any]  # owner, name, what stands there instead
 CASES = {
@@ -65,9 +65,9 @@ def _pipeline_drops_the_last_microbatch() -> Iterator[Patch]:
 
 
 def _virtual_stages_swapped() -> Iterator[Patch]:
-    right = places.stages_of_rank
+    right = placements.stages_of_rank
 
-    def stages_of_rank(*args: Any) -> list[places.Stage]:
+    def stages_of_rank(*args: Any) -> list[placements.Stage]:
         one, other = right(*args)
         return [replace(one, layers=other.layers), replace(other, layers=one.layers)]
 
@@ -98,20 +98,20 @@ def _documents_unknown_to_later_stages() -> Iterator[Patch]:
 def _dropout_repeated_under_recompute() -> Iterator[Patch]:
     """What is computed again draws what another microbatch drew."""
 
-    def contexts(self: Noise) -> Any:
+    def contexts(self: DropoutSeeds) -> Any:
         return nullcontext(), self.use_microbatch(replace(self.current, number=0))
 
-    yield Noise, "contexts", contexts
+    yield DropoutSeeds, "contexts", contexts
 
 
 def _dropout_repeated_over_microbatches() -> Iterator[Patch]:
-    right = Noise.enter
-    yield Noise, "enter", lambda self, step, index, stage=0: right(self, step, 0, stage)
+    right = DropoutSeeds.seed_forward
+    yield DropoutSeeds, "seed_forward", lambda self, step, index, stage=0: right(self, step, 0, stage)
 
 
 def _dropout_repeated_over_stages() -> Iterator[Patch]:
-    right = Noise.enter
-    yield Noise, "enter", lambda self, step, index, stage=0: right(self, step, index)
+    right = DropoutSeeds.seed_forward
+    yield DropoutSeeds, "seed_forward", lambda self, step, index, stage=0: right(self, step, index)
 
 
 PATCHES: dict[str, Callable[[], Iterator[Patch]]] = {

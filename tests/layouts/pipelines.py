@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lmtrain.errors import LayoutError
-from lmtrain.parallel.pipeline.executor import Compute
+from lmtrain.parallel.pipeline.executor import StageForward
 from lmtrain.train.setup import build_optimizer
 from lmtrain.train.step import train_step
 from tests.layouts.cases import Case
@@ -78,7 +78,7 @@ def in_flight(name: str) -> dict[str, dict[str, int]]:
         next(iter(stage.blocks.values())).get_submodule("mlp.down").register_forward_pre_hook(watch)
     right = model.runner.train
 
-    def train(count: int, compute: Compute, *rest: Any) -> dict[int, Tensor]:
+    def train(count: int, compute: StageForward, *rest: Any) -> dict[int, Tensor]:
         def watched(stage: int, index: int, hidden: Tensor | None) -> Tensor:
             out = compute(stage, index, hidden)
             if stage < model.last_stage:

@@ -36,7 +36,7 @@ from lmtrain.checkpoint.disk.tensor_file import PieceSpec, encode_header
 from lmtrain.errors import OutputError, UsageError
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import places_of_rank
+from lmtrain.placement.placements import placements_of_rank
 from lmtrain.runtime.files.files import put_in_place, read_range
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.units import format_bytes
@@ -250,7 +250,7 @@ def _ranks_of_boxes(
     """
     by_name: dict[str, tuple[tuple[int, ...], dict[Box, Ranks]]] = {}
     for rank in range(parallel.layout.world_size):
-        for place in places_of_rank(model, parallel, parallel.layout.coordinate(rank)).values():
+        for place in placements_of_rank(model, parallel, parallel.layout.coordinate(rank)).values():
             boxes = by_name.setdefault(place.name, (place.global_shape, {}))[1]
             for block in place.regions:
                 box = Box(block.offset, block.shape)

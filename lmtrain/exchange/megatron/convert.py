@@ -33,7 +33,7 @@ from lmtrain.exchange.streaming import Report, load_tokenizer, parse_dtype, save
 from lmtrain.exchange.torch_files.writer import Namespace, TensorToWrite, write_torch_file
 from lmtrain.models.model_settings import ModelSettings, Shape, unpadded_shapes
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import Place, names_of_rank, place_all, stages_of_rank
+from lmtrain.placement.placements import Placement, parameter_names_of_stages, place_parameters, stages_of_rank
 from lmtrain.runtime.files.files import new_folder
 from lmtrain.spec import Cut, Split
 
@@ -57,7 +57,7 @@ def export_megatron(
     report: Report | None = None,
 ) -> dict[str, Any]:
     """Export the checkpoint `source` as the Megatron-LM folder `output` for `tp` x `pp` ranks. `dtype` is fp32, bf16 or
-    fp16. Weights have the names that Megatron-LM gives them with Transformer Engine, or without it if
+    fp16. ModelParameters have the names that Megatron-LM gives them with Transformer Engine, or without it if
     `transformer_engine` is False. `report` is called with bytes done and in all. Return the facts that the command
     prints.
     """
@@ -102,7 +102,7 @@ class _Export:
         }
         layout, vocab = parallel.layout, settings.shape.vocab_size
         self.places = [
-            place_all(shapes, cuts, layout, layout.coordinate(tensor), vocab) for tensor in range(parallel.tp)
+            place_parameters(shapes, cuts, layout, layout.coordinate(tensor), vocab) for tensor in range(parallel.tp)
         ]
         self.done = 0
         self.total = parallel.tp * sum(
@@ -112,7 +112,7 @@ class _Export:
     def model(self, tensor: int, pipeline: int) -> dict[str, TensorToWrite]:
         (stage,), causal = stages_of_rank(self.settings, self.parallel, pipeline), self.settings.shape.causal
         result, copies = {}, {}
-        for name in names_of_rank(self.settings, [stage]):
+        for name in parameter_names_of_stages(self.settings, [stage]):
             saved = self._tensor_to_write(self.places[tensor][name])
             if name.startswith("embedding.") and not stage.first:
                 copies["output_layer.weight"] = saved  # because: a tied model's last stage has it by this name
@@ -120,7 +120,7 @@ class _Export:
                 result[megatron_core_name(name, stage.layers.start, causal=causal, engine=self.engine)] = saved
         return result | copies
 
-    def _tensor_to_write(self, place: Place) -> TensorToWrite:
+    def _tensor_to_write(self, place: Placement) -> TensorToWrite:
         def parts() -> Iterator[memoryview]:
             part = self._read_part(place)
             yield tensor_bytes(part)
@@ -130,7 +130,7 @@ class _Export:
 
         return TensorToWrite(self.code, place.part_shape, parts)
 
-    def _read_part(self, place: Place) -> Tensor:
+    def _read_part(self, place: Placement) -> Tensor:
         """Return a tensor-parallel rank's part of a weight, with the rows in Megatron-LM's order. `place` says which
         weight it is and which rows and columns the rank holds.
         """

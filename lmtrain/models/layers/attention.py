@@ -28,7 +28,9 @@ class Rotation(NamedTuple):
 
 
 def build_rotation(positions: Tensor, head_width: int, base: float) -> Rotation:
-    """Build the rotary angles of positions [T] or [B, T]."""
+    """Return the cosines and sines of rotary position embedding for `positions`, [T] or [B, T]. `base` is the base of
+    its frequencies, usually 10,000.
+    """
     pairs = torch.arange(0, head_width, 2, dtype=torch.float32, device=positions.device)
     frequencies = 1.0 / base ** (pairs / head_width)
     angles = positions.float()[..., None, None] * frequencies
@@ -36,7 +38,9 @@ def build_rotation(positions: Tensor, head_width: int, base: float) -> Rotation:
 
 
 def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
-    """Apply the rotation in fp32, because a bf16 angle at position 100,000 would be off by whole turns."""
+    """Apply rotary position embedding to queries or keys and return them in their dtype. It is computed in fp32,
+    because a bf16 angle at position 100,000 would be off by whole turns.
+    """
     left, right = x_BTHK.float().chunk(2, dim=-1)
     cos, sin = rotation
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).type_as(x_BTHK)
@@ -72,7 +76,10 @@ class Attention(nn.Module):
         rotation: Rotation | None,
         query_positions_BQ: Tensor | None = None,
     ) -> Tensor:
-        """Return [B, T, D], or [B, Q, D] if `query_positions_BQ` limits the queries to these positions."""
+        """Return the output of self-attention, [B, T, D], or [B, Q, D] for the positions in `query_positions_BQ` only.
+        `mask` is a mask of `build_mask` or `build_block_mask`, `rotation` the rotary angles of the positions; each may
+        be None.
+        """
         q_BTHK, k_BTHK, v_BTHK = self._split_heads(self.qkv(x_BTD))
         if rotation is not None:
             q_BTHK, k_BTHK = rotate(q_BTHK, rotation), rotate(k_BTHK, rotation)
@@ -87,7 +94,9 @@ class Attention(nn.Module):
         return y
 
     def _split_heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split [B, T, (H + 2 Hkv) K] into three views [B, T, heads, K] with this rank's numbers of heads."""
+        """Split fused projections [B, T, (H + 2 Hkv) K] into queries, keys and values [B, T, heads, K], without a copy.
+        The numbers of heads are those of this tensor-parallel rank.
+        """
         kv = qkv.shape[-1] // (self.queries_per_key + 2)
         parts = torch.split(qkv, [kv * self.queries_per_key, kv, kv], dim=-1)
         q, k, v = (part.view(*part.shape[:2], -1, self.head_width) for part in parts)
@@ -142,10 +151,10 @@ def build_mask(
     not_padding_BT: Tensor | None = None,
     device: torch.device,
 ) -> Tensor | None:
-    """Return a mask, True where a query may attend to a key, or None if the kernel's causal rule or no mask suffices.
+    """Return the attention mask of sequences of `length` tokens, True where a query may attend to a key: [T, T], [B, 1,
+    T, T] or [B, 1, 1, T]. Return None if no mask is needed besides the attention kernel's own causal rule.
 
-    With a window token i attends to i - window + 1 .. i; with documents only to its own document; never to padding. The
-    shape is [T, T], [B, 1, T, T] or [B, 1, 1, T].
+    With a window token i attends to i - window + 1 .. i; with documents only to its own document; never to padding.
     """
     masks = []
     if window is not None and window < length:
@@ -167,7 +176,8 @@ def _query_minus_key(length: int, device: torch.device) -> Tensor:
 
 
 def select_query_positions(is_query_BT: Tensor) -> Tensor | None:
-    """Return [B, Q]: each row's positions with `is_query_BT` in order, then others in rows that have fewer than Q.
+    """Return [B, Q], for each row the positions with `is_query_BT` in order. Q is the largest number of such positions
+    in a row; rows with fewer are filled up with other positions.
 
     Return None if a row has more than half of its positions: computing all of them, with a kernel that has its own
     causal rule, is then faster.
@@ -184,7 +194,9 @@ def select_positions(x_BTD: Tensor, query_positions_BQ: Tensor) -> Tensor:
 
 
 def scatter_to_sequence(x_BQD: Tensor, query_positions_BQ: Tensor, length: int) -> Tensor:
-    """Scatter [B, Q, D] into [B, T, D] with zeros elsewhere; return the input if the block computed all positions."""
+    """Return [B, T, D], T = `length`, with `x_BQD` at each row's positions `query_positions_BQ` and zeros elsewhere. If
+    Q equals T, return `x_BQD` itself.
+    """
     rows, num_positions, width = x_BQD.shape
     if num_positions == length:
         return x_BQD
@@ -195,10 +207,11 @@ def scatter_to_sequence(x_BQD: Tensor, query_positions_BQ: Tensor, length: int) 
 def mask_rows(
     mask: Tensor | BlockMask | None, query_positions_BQ: Tensor, length: int, *, causal: bool
 ) -> Tensor | None:
-    """Return the rows of an attention mask for these query positions, [B, 1, Q, T]; None if no mask is needed.
+    """Return the part of an attention mask that belongs to these query positions, broadcastable to [B, 1, Q, T]; None
+    if no mask is needed. `length` is T.
 
     `mask` is [T, T], [B, 1, T, T], [B, 1, 1, T], a block mask, or None, which stands for a kernel's own causal rule if
-    `causal`. `length` is T.
+    `causal`.
     """
     if mask is None:
         keys_T = torch.arange(length, device=query_positions_BQ.device)

@@ -29,7 +29,8 @@ def build_block_mask(
     not_padding_BT: Tensor | None = None,
     device: torch.device,
 ) -> BlockMask | None:
-    """Build the block form of `build_mask`'s mask; None if `build_mask` returns None. Documents must be contiguous.
+    """Return flex_attention's BlockMask that allows the same (query, key) pairs as `build_mask` with these arguments;
+    None if `build_mask` returns None. Each document should be contiguous.
 
     With scattered documents more blocks than necessary would be masked pair by pair, with the same result.
     """
@@ -40,7 +41,7 @@ def build_block_mask(
     min_distance, max_distance = (0 if causal else 1 - (window or length)), (window or length) - 1
     first_N = torch.arange(0, length, BLOCK, device=device)
     any_allowed, all_allowed = _blocks_by_distance(first_N, length, min_distance, max_distance)
-    for row_any, row_all in _blocks_by_row(length, documents_BT, not_padding_BT):
+    for row_any, row_all in _blocks_by_content(documents_BT, not_padding_BT):
         any_allowed, all_allowed = any_allowed & row_any, all_allowed & row_all
     # because: a kernel runs a full block without bounds checks, so a block cut short by the sequence end is never full
     whole_N = first_N + BLOCK <= length
@@ -51,7 +52,9 @@ def build_block_mask(
 
 
 def attend_with_block_mask(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, mask: BlockMask) -> Tensor:
-    """Return softmax(q k / sqrt(K)) v under a block mask; several query heads may share a key head."""
+    """Return attention's output, softmax(q k / sqrt(K)) v, computed by flex_attention under a block mask. Several query
+    heads may share a key head.
+    """
     # because: uncompiled, flex_attention creates the full score matrix; a compiled block traces it into its own graph
     uncompiled_gpu = q_BHTK.is_cuda and not torch.compiler.is_compiling()
     flex = _compiled() if uncompiled_gpu else flex_attention
@@ -66,7 +69,9 @@ def _compiled() -> Any:
 
 
 def dense_mask_rows(mask: BlockMask, query_positions_BQ: Tensor) -> Tensor:
-    """Return [B, 1, Q, T]: the dense mask rows of these query positions, evaluated pair by pair."""
+    """Return [B, 1, Q, T], True where the block mask lets the query at a position in `query_positions_BQ` attend to a
+    key. Every pair is evaluated.
+    """
     device, (samples, _, _, length) = query_positions_BQ.device, mask.shape
     at_B = torch.arange(samples, device=device)[:, None, None, None]
     keys_T = torch.arange(length, device=device)
@@ -77,7 +82,12 @@ def dense_mask_rows(mask: BlockMask, query_positions_BQ: Tensor) -> Tensor:
 def _pair_rule(
     min_distance: int, max_distance: int, documents_BT: Tensor | None, not_padding_BT: Tensor | None
 ) -> PairRule:
-    """Return flex_attention's rule for single pairs: a distance in these bounds, one document, and no padded key."""
+    """Return a flex_attention `mask_mod`: the function of (sample, head, query position, key position) that allows a
+    pair if query minus key position is in [min_distance, max_distance], both have the same document id, and the key is
+    no padding.
+
+    A condition is left out if its tensor is None.
+    """
     def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         distance = q - k
         conditions = [distance >= min_distance, distance <= max_distance]
@@ -91,9 +101,11 @@ def _pair_rule(
 
 
 def _blocks_by_distance(first_N: Tensor, length: int, min_distance: int, max_distance: int) -> tuple[Tensor, Tensor]:
-    """Return two [N, N] tables: whether any pair, and whether every pair, of two blocks has a distance in these bounds.
+    """Return two boolean [N, N] tables over query and key blocks: whether any pair, and whether every pair of their
+    positions has a distance in [min_distance, max_distance]. `first_N` holds each block's first position, `length` is
+    that of the sequence.
 
-    The distance of a pair is the query position minus the key position. `first_N` are the blocks' first positions.
+    The distance of a pair is the query position minus the key position.
     """
     last_N = (first_N + BLOCK).clamp(max=length) - 1
     nearest, furthest = first_N[:, None] - last_N, last_N[:, None] - first_N
@@ -101,10 +113,15 @@ def _blocks_by_distance(first_N: Tensor, length: int, min_distance: int, max_dis
     return any_NN, (nearest >= min_distance) & (furthest <= max_distance)
 
 
-def _blocks_by_row(
-    length: int, documents_BT: Tensor | None, not_padding_BT: Tensor | None
+def _blocks_by_content(
+    documents_BT: Tensor | None, not_padding_BT: Tensor | None
 ) -> list[tuple[Tensor, Tensor]]:
-    """Return the tables of `_blocks_by_distance`, [B, N, N] or [B, 1, N], for the rules of documents and of padding."""
+    """Return two boolean tables over query and key blocks for each tensor that is given, documents then padding:
+    whether any pair, and whether every pair of the blocks' positions is allowed. They are [B, N, N] for documents and
+    [B, 1, N] for padding.
+
+    Pairs are allowed within a document, and to keys that are no padding.
+    """
     tables = []
     if documents_BT is not None:
         low_BN, high_BN = _block_ranges(documents_BT)
@@ -118,7 +135,9 @@ def _blocks_by_row(
 
 
 def _block_ranges(values_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each block's minimum [B, N] and maximum [B, N]; the last block is padded with the row's last value."""
+    """Return two tensors [B, N], the minimum and the maximum of the values in each block of BLOCK positions. The last
+    block is padded with the row's last value.
+    """
     missing = -values_BT.shape[1] % BLOCK
     padded = torch.cat([values_BT, values_BT[:, -1:].expand(-1, missing)], dim=1)
     low_BN, high_BN = padded.view(len(padded), -1, BLOCK).aminmax(dim=2)
@@ -126,7 +145,8 @@ def _block_ranges(values_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _block_lists(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each row's number of True entries [B, 1, N] and the column order, True first, [B, 1, N, N].
+    """Return a boolean table of query and key blocks in flex_attention's form: the number of True entries per row, [B,
+    1, N], and the column numbers of each row with those of True entries first, [B, 1, N, N].
 
     `table` is [N, N] or [B, N, N].
     """

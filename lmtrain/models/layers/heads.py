@@ -24,19 +24,18 @@ class Head(nn.Linear):
         return F.linear(hidden, self.weight, padded_bias(self.weight, self.bias, self.vocab_size))
 
 
-def padded_bias(weight: Tensor, bias: Tensor | None, num_true: int) -> Tensor | None:
-    """Return a head's bias with -inf at its padding, the rows of `weight` from `num_true` on.
-
-    Return `bias` itself, which may be None, if there is no padding.
+def padded_bias(weight: Tensor, bias: Tensor | None, num_tokens: int) -> Tensor | None:
+    """Return the bias of a vocabulary head with -inf for the rows of `weight` that are padding, from row `num_tokens`
+    on. Without padding return `bias` itself, which may be None.
 
     because: as a bias the -inf is part of the product's own kernel; filling the columns afterwards would cost a copy of
     all logits in forward and another in backward
     """
     num_rows = weight.shape[0]
-    if num_true >= num_rows:
+    if num_tokens >= num_rows:
         return bias
     rows = torch.arange(num_rows, device=weight.device)
-    return (weight.new_zeros(num_rows) if bias is None else bias).masked_fill(rows >= num_true, float("-inf"))
+    return (weight.new_zeros(num_rows) if bias is None else bias).masked_fill(rows >= num_tokens, float("-inf"))
 
 
 class MaskedHead(nn.Module):

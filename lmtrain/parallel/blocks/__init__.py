@@ -1,1 +1,1 @@
-"""The transformations of a block: recompute, compile, dropout noise, masks."""
+"""The transformations of a block: recompute, compile, dropout dropout_seeds, masks."""

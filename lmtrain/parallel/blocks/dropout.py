@@ -26,15 +26,15 @@ from lmtrain.runtime.seed import derive_seed
 
 @dataclass(frozen=True)
 class Microbatch:
-    """The step, micro-batch and stage that determine the random numbers."""
+    """The step, micro-batch and pipeline stage that, with the seed, determine the random numbers of a forward."""
 
     step: int
     number: int  # index among all dp ranks' micro-batches of the step
     stage: int = 0
 
 
-class Noise:
-    """The random state of dropout, a function of seed, step, micro-batch, stage and, if needed, tp rank."""
+class DropoutSeeds:
+    """The seeds of dropout: they depend only on the run's seed, step, micro-batch, stage and, if needed, tp rank."""
 
     def __init__(self, seed: int, tp: Axis, dp: Axis, *, sequence_parallel: bool, uses_dropout: bool) -> None:
         self.seed, self.tp, self.dp, self.uses_dropout = seed, tp, dp, uses_dropout
@@ -42,26 +42,29 @@ class Noise:
         self.varies_in_attention = not sequence_parallel and tp.size > 1  # only attention's heads are split over tp
         self.current = Microbatch(0, 0)
 
-    def enter(self, step: int, index: int, stage: int = 0) -> None:
-        """Seed the generator for a stage's forward of this rank's micro-batch `index`.
+    def seed_forward(self, step: int, microbatch: int, stage: int = 0) -> None:
+        """Seed torch's random generator before a forward: the one of stage `stage` for this rank's micro-batch number
+        `microbatch` in step `step`. Does not touch the generator if the model has no dropout.
 
         Micro-batches are numbered as the loader deals samples to dp ranks, so that a single process with all of these
         micro-batches draws the same masks.
         """
-        self.current = Microbatch(step, index * self.dp.size + self.dp.index, stage)
+        self.current = Microbatch(step, microbatch * self.dp.size + self.dp.index, stage)
         if self.uses_dropout:
             at: tuple[int | str, ...] = ("tp", self.tp.index) if self.varies_by_rank else ()
             at += ("stage", stage) if stage else ()
             torch.manual_seed(derive_seed(self.seed, "dropout", step, self.current.number, *at))
 
     def core_seed(self, path: str) -> int:
-        """Return the seed of an attention core for the current micro-batch, different on each tp rank."""
+        """Return the dropout seed of the attention core at module path `path` for the current micro-batch. It differs
+        between tp ranks.
+        """
         at = self.current
         return derive_seed(self.seed, "dropout", at.step, at.number, "tp", self.tp.index, path)
 
     @contextmanager
     def use_microbatch(self, microbatch: Microbatch) -> Iterator[None]:
-        """Draw the numbers of this micro-batch within the context."""
+        """Make `microbatch` the current one within the context, so that attention cores draw its dropout masks."""
         before, self.current = self.current, microbatch
         try:
             yield
@@ -69,32 +72,36 @@ class Noise:
             self.current = before
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return the contexts around a forward and around its recompute, which draws the same numbers again.
+        """Return two context managers, for a forward and for its recompute in backward, so that both draw the same
+        numbers.
 
         because: recompute may run after another micro-batch has been entered
         """
         return nullcontext(), self.use_microbatch(self.current)
 
 
-def apply_noise(model: nn.Module, noise: Noise) -> str | None:
-    """Give each attention core random numbers of its tp rank, in place; return the log line, or None if not needed.
+def apply_rank_dropout(model: nn.Module, dropout_seeds: DropoutSeeds) -> str | None:
+    """Make each attention core of the model draw dropout masks that differ between tp ranks, in place. Return a line
+    for the log, or None if the cores need no such change: without dropout, without tensor parallelism, or with sequence
+    parallelism.
 
     The seed contains the module path, so that pipelines and the order of layers do not matter.
     """
-    if not (noise.uses_dropout and noise.varies_in_attention):
+    if not (dropout_seeds.uses_dropout and dropout_seeds.varies_in_attention):
         return None
     cores = [(path, module) for path, module in model.named_modules() if isinstance(module, DotProduct)]
     for path, module in cores:
-        model.set_submodule(path, RankNoiseCore(module, noise, path))
+        model.set_submodule(path, RankDropoutCore(module, dropout_seeds, path))
     return f"dropout: {len(cores)} attention cores with random numbers per tp rank"
 
 
-class RankNoiseCore(nn.Module):
-    """An attention core with random numbers of its tp rank; torch's own generator stays equal on all tp ranks."""
+class RankDropoutCore(nn.Module):
+    """An attention core whose dropout masks differ between tp ranks; torch's own generator stays equal on all tp ranks.
+    """
 
-    def __init__(self, core: nn.Module, noise: Noise, path: str) -> None:
+    def __init__(self, core: nn.Module, dropout_seeds: DropoutSeeds, path: str) -> None:
         super().__init__()
-        self.core, self.noise, self.path = core, noise, path
+        self.core, self.dropout_seeds, self.path = core, dropout_seeds, path
 
     def forward(self, q_BHTK: Tensor, *rest: Tensor | None) -> Tensor:
         if not self.training:
@@ -103,7 +110,7 @@ class RankNoiseCore(nn.Module):
         generator = _generator(q_BHTK.device)
         before = generator.get_state()
         try:
-            generator.manual_seed(self.noise.core_seed(self.path))
+            generator.manual_seed(self.dropout_seeds.core_seed(self.path))
             y_BHTK = self.core(q_BHTK, *rest)
         finally:  # because: recompute exits a forward by an exception as soon as it has all saved tensors
             generator.set_state(before)
@@ -111,7 +118,7 @@ class RankNoiseCore(nn.Module):
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    """Return the generator that dropout uses on this device."""
+    """Return torch's default random generator of the device, which dropout uses."""
     if device.type == "cuda":
         return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
     return torch.default_generator

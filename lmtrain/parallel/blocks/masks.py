@@ -14,7 +14,8 @@ from lmtrain.spec import LanguageModel
 
 
 def apply_block_masks(model: LanguageModel, *, on_gpu: bool) -> str | None:
-    """Switch the model to block masks in place; return the log line, or None if unchanged.
+    """Make the model build block masks for flex_attention instead of dense masks, in place. Return a line for the log,
+    or None if the model keeps dense masks: without a GPU, with dropout, or with very narrow heads.
 
     A model that is no Stack builds its own masks. `on_gpu` means a GPU with a compiler for its kernels.
     """
@@ -29,7 +30,8 @@ def apply_block_masks(model: LanguageModel, *, on_gpu: bool) -> str | None:
 
 @contextmanager
 def use_dense_masks(models: Iterable[LanguageModel]) -> Iterator[None]:
-    """Switch models to dense masks within the context, for texts of any length.
+    """Make the models build dense attention masks instead of block masks within the context, so that texts may have any
+    length.
 
     because: flex_attention would be compiled for each length, and the compiler caches eight; uncompiled, as in an
     evaluation during training, it creates a matrix of all scores for every head

@@ -3,8 +3,8 @@
 Called by apply: recompute after tensor parallelism and before compilation and sharding. Names of parameters and hooks
 stay. Gradients are bit-identical to those without recompute, unless a compiler fuses the changed graph differently: the
 same kernels run on the same numbers, and dropout draws the same numbers again, from torch's own generator (restored by
-checkpoint) and for the attention core (`noise`). Recomputed are whole blocks, cheap operators, or attention's core.
-Compiled is a small graph that every layer shares, instead of a graph of the whole model.
+checkpoint) and for the attention core (`dropout_seeds`). Recompute applies to whole blocks, to cheap operators, or to
+the attention core. Blocks are compiled one by one, so that all layers share a small graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lmtrain.errors import SettingsError
 from lmtrain.models.layers.attention import DotProduct
 from lmtrain.objectives.cross_entropy import cross_entropy_plain, cross_entropy_sum
 from lmtrain.objectives.objective import CausalLM
-from lmtrain.parallel.blocks.dropout import Noise, RankNoiseCore
+from lmtrain.parallel.blocks.dropout import DropoutSeeds, RankDropoutCore
 from lmtrain.parallel.compute_settings import SomeRecomputeSettings
 from lmtrain.spec import LanguageModel
 
@@ -46,13 +46,15 @@ ContextFunction = Callable[[], ContextPair]
 
 
 def apply_recompute(
-    model: LanguageModel, settings: SomeRecomputeSettings, noise: Noise, *, compiled: bool
+    model: LanguageModel, settings: SomeRecomputeSettings, dropout_seeds: DropoutSeeds, *, compiled: bool
 ) -> str | None:
-    """Make the selected blocks recompute in place; return the log line, or None if this stage has no such block.
+    """Make the blocks that `settings` selects recompute their activations in backward, in place. Return a line for the
+    log, or None if the model, a pipeline stage, has none of these blocks.
 
-    `compiled` means that the blocks are compiled afterwards.
+    `compiled` means that the blocks are compiled afterwards. `dropout_seeds` make recompute draw the same dropout
+    masks.
     """
-    options = _checkpoint_options(settings.kind, noise, compiled=compiled)
+    options = _checkpoint_options(settings.kind, dropout_seeds, compiled=compiled)
     blocks = [block for number, block in model.blocks.items() if settings.is_for(int(number))]
     for block in blocks:
         if settings.kind == "attention":
@@ -64,14 +66,17 @@ def apply_recompute(
     return f"recompute: {settings.kind}, {len(blocks)} blocks" if blocks else None
 
 
-def _recompute_cores(block: nn.Module, options: Mapping[str, Any]) -> None:
-    """Make a block's attention cores recompute; raise SettingsError if it has none."""
-    cores = {path: module for path, module in block.named_modules() if isinstance(module, (DotProduct, RankNoiseCore))}
+def _recompute_cores(block: nn.Module, checkpoint_options: Mapping[str, Any]) -> None:
+    """Replace the attention cores of a block by modules that recompute them in backward; raise SettingsError if it has
+    none. `checkpoint_options` are keyword arguments of torch.utils.checkpoint.
+    """
+    core_types = (DotProduct, RankDropoutCore)
+    cores = {path: module for path, module in block.named_modules() if isinstance(module, core_types)}
     outer = {path: core for path, core in cores.items() if path.rpartition(".")[0] not in cores}
     if not outer:
         raise SettingsError(["recompute.kind=attention finds no attention in this model's blocks. Use recompute=full."])
     for path, core in outer.items():
-        block.set_submodule(path, RecomputedCore(core, options))
+        block.set_submodule(path, RecomputedCore(core, checkpoint_options))
 
 
 class RecomputedForward:
@@ -102,25 +107,30 @@ class RecomputedCore(nn.Module):
         return _run_with_recompute(self.core, self.options, *args)
 
 
-def _run_with_recompute(inner: Callable[..., Tensor], options: Mapping[str, Any], *args: Any) -> Tensor:
-    """Run `inner` under torch's checkpoint; without gradients run it directly."""
+def _run_with_recompute(function: Callable[..., Tensor], checkpoint_options: Mapping[str, Any], *args: Any) -> Tensor:
+    """Return `function(*args)`, whose activations torch.utils.checkpoint recomputes in backward. Without gradients the
+    function is called directly. `checkpoint_options` are keyword arguments of torch.utils.checkpoint.
+    """
     if not torch.is_grad_enabled():
-        return inner(*args)
-    y: Tensor = checkpoint(inner, *args, use_reentrant=False, **options)
+        return function(*args)
+    y: Tensor = checkpoint(function, *args, use_reentrant=False, **checkpoint_options)
     return y
 
 
-def _checkpoint_options(kind: str, noise: Noise, *, compiled: bool) -> dict[str, Any]:
-    """Return checkpoint's options: whether to restore torch's generator, and the contexts of both forwards."""
-    options: dict[str, Any] = {"preserve_rng_state": noise.uses_dropout}
+def _checkpoint_options(kind: str, dropout_seeds: DropoutSeeds, *, compiled: bool) -> dict[str, Any]:
+    """Return keyword arguments of torch.utils.checkpoint for the recompute kind `full`, `operators` or `attention`:
+    whether it restores torch's random state, and `context_fn`, which returns the contexts of the forward and of its
+    recompute.
+    """
+    options: dict[str, Any] = {"preserve_rng_state": dropout_seeds.uses_dropout}
     # because: a compiler can trace only torch's selective-checkpoint context; it restores random numbers by itself
     if kind == "operators":
         save_operators = partial(create_selective_checkpoint_contexts, _checkpoint_policy)
-        context_fn = save_operators if compiled else partial(_combine_contexts, save_operators, noise.contexts)
+        context_fn = save_operators if compiled else partial(_combine_contexts, save_operators, dropout_seeds.contexts)
         return options | {"context_fn": context_fn}
     if kind == "attention" and compiled:
         return options
-    return options | {"context_fn": noise.contexts}
+    return options | {"context_fn": dropout_seeds.contexts}
 
 
 def _checkpoint_policy(context: Any, operator: Any, *args: Any, **options: Any) -> CheckpointPolicy:
@@ -141,7 +151,8 @@ def _nested_context(outer: AbstractContextManager[Any], inner: AbstractContextMa
 
 
 def apply_compile(model: LanguageModel, *, deterministic: bool) -> str:
-    """Compile each block separately in place; return the log line.
+    """Compile each block of the model separately with torch.compile, in place; return a line for the log.
+    `deterministic` forbids autotuning, which may select other kernels in another run.
 
     Only `forward` is compiled, so that the hooks by which FSDP gathers weights stay outside the graph.
     """
@@ -155,7 +166,11 @@ def apply_compile(model: LanguageModel, *, deterministic: bool) -> str:
 
 
 def compile_loss(objective: CausalLM, *, deterministic: bool) -> str:
-    """Compile the loss, once for all stages, because fusion also pays in the softmax over the vocabulary."""
+    """Replace the objective's cross-entropy by a version compiled with torch.compile, in place; return a line for the
+    log. `deterministic` forbids autotuning, which may select other kernels in another run.
+
+    All stages share the compiled function. because: fusion also pays in the softmax over the vocabulary
+    """
     # the vocabulary-parallel loss can be compiled unchanged
     function = cross_entropy_plain if objective.cross_entropy is cross_entropy_sum else objective.cross_entropy
     # because: by default torch compiles twice, the second time with a dynamic number of rows
@@ -164,7 +179,9 @@ def compile_loss(objective: CausalLM, *, deterministic: bool) -> str:
 
 
 def _compile(function: Any, deterministic: bool, *, dynamic: bool | None = False) -> Any:
-    """Return the compiled function."""
+    """Return the function compiled with torch.compile. `dynamic` says whether shapes may vary without another
+    compilation (None: torch decides); `deterministic` forbids autotuning.
+    """
     # because: compute.tf32 decides on TF32, and with warnings as errors this warning would end the run
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
     # because: autotuning selects the fastest kernel of a trial, which may differ between runs

@@ -18,7 +18,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from lmtrain.observe.measure import phases
 from lmtrain.parallel.mesh import Mesh
-from lmtrain.parallel.pipeline.messages import LANE_CTAS, Lanes, Mailbox, MessageKey, Routes, message_pairs, open_lanes
+from lmtrain.parallel.pipeline.messages import (
+    MESSAGE_CTAS,
+    DirectionGroups,
+    Mailbox,
+    MessageKey,
+    MessagePlan,
+    connect_pairs,
+    message_pairs,
+)
 from lmtrain.parallel.products import DeferredProduct, defer_products
 from lmtrain.parallel.weights.grads import Weights
 from lmtrain.runtime.processes.faults import fault_point
@@ -27,8 +35,8 @@ from lmtrain.schedules.pipeline_schedule import PipelineSchedule
 from lmtrain.schedules.table import Action, Kind
 
 _HALVES = {Kind.INPUT: "input", Kind.WEIGHT: "weight"}
-Compute = Callable[[int, int, Tensor | None], Tensor]  # (stage, micro-batch, input) -> hidden states, or loss terms
-Row = list[Action]
+# (stage, micro-batch, hidden states of the previous stage) -> hidden states, or loss terms from the last stage
+StageForward = Callable[[int, int, Tensor | None], Tensor]
 Shape = tuple[int, ...]  # shape of the hidden states between two stages
 
 
@@ -77,23 +85,31 @@ class SingleStage:
     end_ranks = (0, 0)  # pp ranks of the first and the last stage
 
     def train(
-        self, num_microbatches: int, compute: Compute, hidden_shape: Shape, loss_scale: float, observer: ActionObserver
+        self,
+        num_microbatches: int,
+        stage_forward: StageForward,
+        hidden_shape: Shape,
+        loss_scale: float,
+        observer: ActionObserver,
     ) -> dict[int, Tensor]:
-        """Run forward and backward of each micro-batch; return its loss terms. `hidden_shape` is unused."""
+        """Run forward and backward of each micro-batch in turn; return the loss terms of each by micro-batch number.
+        `stage_forward(stage, micro-batch, input)` runs a forward, `observer` is notified of each action, and
+        `loss_scale` multiplies the loss. `hidden_shape` is unused.
+        """
         losses = {}
         for index in range(num_microbatches):
             forward, backward = Action(Kind.FORWARD, 0, index), Action(Kind.BACKWARD, 0, index)
             observer.before_action(forward)
-            terms = compute(0, index, None)
+            terms = stage_forward(0, index, None)
             observer.before_action(backward)
             torch.autograd.backward(_scaled_loss(terms, loss_scale))
             observer.after_action(backward)
             losses[index] = terms.detach()
         return losses
 
-    def forward(self, compute: Compute, hidden_shapes: Sequence[Shape]) -> dict[int, Tensor]:
-        """Return each batch's output; there are as many batches as shapes."""
-        return {index: compute(0, index, None) for index in range(len(hidden_shapes))}
+    def forward(self, stage_forward: StageForward, hidden_shapes: Sequence[Shape]) -> dict[int, Tensor]:
+        """Return the output of each batch by its index; there are as many batches as shapes."""
+        return {index: stage_forward(0, index, None) for index in range(len(hidden_shapes))}
 
     def wait_for_sends(self) -> None:
         """Wait for outstanding sends. A single stage has none."""
@@ -112,26 +128,34 @@ class Pipeline:
         self.schedule, self.mesh, self.dtype, self.device = schedule, mesh, dtype, device
         self.split_over_tp = split_over_tp
         self.batches_at_once = 4 * mesh.pp.size
-        owners = schedule.ranks_of_stages(mesh.layout.pp, mesh.layout.vp)
-        self.end_ranks = owners[0], owners[-1]
+        rank_of_stage = schedule.ranks_of_stages(mesh.layout.pp, mesh.layout.vp)
+        self.end_ranks = rank_of_stage[0], rank_of_stage[-1]
         up, ranks = mesh.pp.group, mesh.pp.ranks
         assert up is not None
-        if device.type == "cuda":  # because: sums along pp may use the whole device, lanes only few blocks
-            up = new_group(ranks, mesh.timeout_s, LANE_CTAS)
-        self.lanes = Lanes(up, new_group(ranks, mesh.timeout_s, LANE_CTAS))
+        if device.type == "cuda":  # because: sums along pp may use the whole device, messages only few blocks
+            up = new_group(ranks, mesh.timeout_s, MESSAGE_CTAS)
+        self.direction_groups = DirectionGroups(up, new_group(ranks, mesh.timeout_s, MESSAGE_CTAS))
         if device.type == "cuda":
-            open_lanes(self.lanes, message_pairs(owners), mesh.pp, torch.zeros(1, device=device))
+            connect_pairs(self.direction_groups, message_pairs(rank_of_stage), mesh.pp, torch.zeros(1, device=device))
         self.sent: list[Mailbox] = []  # runs whose last messages may be in flight
 
     def train(
-        self, num_microbatches: int, compute: Compute, hidden_shape: Shape, loss_scale: float, observer: ActionObserver
+        self,
+        num_microbatches: int,
+        stage_forward: StageForward,
+        hidden_shape: Shape,
+        loss_scale: float,
+        observer: ActionObserver,
     ) -> dict[int, Tensor]:
-        """Run the schedule; return each micro-batch's loss terms on the rank of the last stage, else an empty dict.
+        """Run this rank's actions of the pipeline schedule in a training step. Return each micro-batch's loss terms by
+        its number on the rank of the last stage, else an empty dict. `stage_forward(stage, micro-batch, hidden states)`
+        runs a forward, and `observer` is notified of each action.
 
         `hidden_shape` is the shape of the tensors between stages. The loss is multiplied by `loss_scale` for backward.
         """
-        row, routes = self._row_and_routes(num_microbatches, forward_only=False)
-        mailbox, last = self._open_mailbox(routes, [hidden_shape] * num_microbatches), len(routes.rank_of) - 1
+        row, message_plan = self._actions_and_messages(num_microbatches, forward_only=False)
+        mailbox = self._open_mailbox(message_plan, [hidden_shape] * num_microbatches)
+        last_stage = len(message_plan.rank_of) - 1
         in_flight: dict[tuple[int, int], StageTensors] = {}
         losses = {}
         for action in row:
@@ -139,8 +163,8 @@ class Pipeline:
             observer.before_action(action)
             if action.kind is Kind.FORWARD:
                 hidden = self._receive_input(mailbox, action)
-                out = compute(*key, hidden)
-                if action.stage == last:
+                out = stage_forward(*key, hidden)
+                if action.stage == last_stage:
                     losses[action.microbatch] = out.detach()
                     in_flight[key] = StageTensors(hidden, _scaled_loss(out, loss_scale))
                 else:
@@ -150,22 +174,23 @@ class Pipeline:
             elif action.kind is Kind.WEIGHT:
                 in_flight.pop(key).run_deferred()
             else:
-                self._backward(mailbox, action, in_flight, last)
+                self._backward(mailbox, action, in_flight, last_stage)
             observer.after_action(action)
         self.sent.append(mailbox)
         return losses
 
     @torch.no_grad()
-    def forward(self, compute: Compute, hidden_shapes: Sequence[Shape]) -> dict[int, Tensor]:
-        """Run only a schedule's forwards; return each batch's output on the rank of the last stage, else an empty dict.
+    def forward(self, stage_forward: StageForward, hidden_shapes: Sequence[Shape]) -> dict[int, Tensor]:
+        """Run only the forwards of this rank's stages. Return each batch's output by its index on the rank of the last
+        stage, else an empty dict. `stage_forward(stage, batch index, hidden states)` runs a forward.
 
         There are as many batches as `hidden_shapes`, the shape of the tensors between stages for each.
         """
-        row, routes = self._row_and_routes(len(hidden_shapes), forward_only=True)
-        mailbox, results = self._open_mailbox(routes, hidden_shapes), {}
+        row, message_plan = self._actions_and_messages(len(hidden_shapes), forward_only=True)
+        mailbox, results = self._open_mailbox(message_plan, hidden_shapes), {}
         for action in row:
-            out = compute(action.stage, action.microbatch, self._receive_input(mailbox, action))
-            if action.stage == len(routes.rank_of) - 1:
+            out = stage_forward(action.stage, action.microbatch, self._receive_input(mailbox, action))
+            if action.stage == len(message_plan.rank_of) - 1:
                 results[action.microbatch] = out
             else:
                 mailbox.send(MessageKey(False, action.stage + 1, action.microbatch), out)
@@ -180,31 +205,37 @@ class Pipeline:
         while self.sent:
             self.sent.pop().close()
 
-    def _row_and_routes(self, num_microbatches: int, *, forward_only: bool) -> tuple[Row, Routes]:
-        """Return this rank's actions in order, and the messages that it exchanges."""
+    def _actions_and_messages(self, num_microbatches: int, *, forward_only: bool) -> tuple[list[Action], MessagePlan]:
+        """Return this rank's actions in execution order, and the messages that it exchanges with other ranks."""
         layout, rank = self.mesh.layout, self.mesh.pp.index
-        return _cached_row_and_routes(self.schedule, layout.pp, layout.vp, num_microbatches, rank, forward_only)
+        return _cached_actions_and_messages(self.schedule, layout.pp, layout.vp, num_microbatches, rank, forward_only)
 
-    def _open_mailbox(self, routes: Routes, hidden_shapes: Sequence[Shape]) -> Mailbox:
+    def _open_mailbox(self, message_plan: MessagePlan, hidden_shapes: Sequence[Shape]) -> Mailbox:
         """Create the mailbox of a run of the schedule, with a message shape per micro-batch."""
         template = torch.empty(0, dtype=self.dtype, device=self.device)
-        return Mailbox(routes, hidden_shapes, template, self.mesh, self.lanes, split_over_tp=self.split_over_tp)
+        groups = self.direction_groups
+        return Mailbox(message_plan, hidden_shapes, template, self.mesh, groups, split_over_tp=self.split_over_tp)
 
     def _receive_input(self, mailbox: Mailbox, action: Action) -> Tensor | None:
-        """Return the hidden states that a forward reads, as a leaf for autograd; None for the first stage."""
+        """Return the hidden states that the previous stage sent for the forward `action`, as a leaf for autograd; None
+        for the model's first stage.
+        """
         if action.stage == 0:
             return None
         hidden = mailbox.receive(MessageKey(False, action.stage, action.microbatch))
         return hidden.detach().requires_grad_(torch.is_grad_enabled())
 
     def _backward(
-        self, mailbox: Mailbox, action: Action, in_flight: dict[tuple[int, int], StageTensors], last: int
+        self, mailbox: Mailbox, action: Action, in_flight: dict[tuple[int, int], StageTensors], last_stage: int
     ) -> None:
-        """Run a whole backward or its input half, and send the gradient of the stage's input."""
+        """Run `action`, a whole backward or only the half that computes gradients of activations, and send the gradient
+        of the stage's input to the previous stage. `in_flight` holds the tensors of each (stage, micro-batch) since its
+        forward.
+        """
         key = (action.stage, action.microbatch)
         tensors, grad = in_flight[key], None
         assert tensors.out is not None
-        if action.stage < last:
+        if action.stage < last_stage:
             grad = mailbox.receive(MessageKey(True, action.stage, action.microbatch))
         if action.kind is Kind.INPUT:
             with defer_products(tensors.deferred):
@@ -219,13 +250,15 @@ class Pipeline:
 
 
 @cache  # because: a run uses only a few different numbers of micro-batches
-def _cached_row_and_routes(
+def _cached_actions_and_messages(
     schedule: PipelineSchedule, pp: int, vp: int, num_microbatches: int, rank: int, forward_only: bool
-) -> tuple[Row, Routes]:
-    """Return the pp rank's actions in order, and the messages that it exchanges."""
+) -> tuple[list[Action], MessagePlan]:
+    """Return the actions of the pipeline rank `rank` in execution order, and the messages that it exchanges with other
+    ranks. `pp` is the number of ranks, `vp` the number of stages per rank; `forward_only` leaves out all backwards.
+    """
     table = schedule.table(pp, vp, num_microbatches)
     rows = [[a for a in row if a.kind is Kind.FORWARD or not forward_only] for row in table.actions]
-    return rows[rank], Routes.of(rows, table.rank_of, rank)
+    return rows[rank], MessagePlan.of(rows, table.rank_of, rank)
 
 
 def _scaled_loss(terms: Tensor, loss_scale: float) -> Tensor:

@@ -33,35 +33,37 @@ _NUM_POSTED = 2  # posted receives per peer: the awaited message and the next on
 _HEADER_TAG = 1
 # of a GPU's 132; because: a receive that is posted early occupies its thread blocks until the message comes, while the
 # previous stage computes. Four blocks copy about 100 GB/s over NVLink (not measured here), 50 MB in half a ms
-LANE_CTAS = 4
+MESSAGE_CTAS = 4
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """Two groups of the same pipeline ranks, one for each direction of traffic."""
+class DirectionGroups:
+    """Two process groups of the same pipeline ranks, one for each direction of messages: to higher ranks (`up`) and to
+    lower.
+    """
 
     up: dist.ProcessGroup
     down: dist.ProcessGroup
 
     def between(self, sender: int, receiver: int) -> dist.ProcessGroup:
-        """Return the group for messages from one pp rank to another."""
+        """Return the group for messages from pipeline rank `sender` to `receiver`."""
         return self.up if sender < receiver else self.down
 
 
-def message_pairs(owners: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the (sender, receiver) pairs of pp ranks that exchange messages, in the order for `open_lanes`.
-
-    `owners` is the pp rank of each stage.
+def message_pairs(rank_of_stage: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the (sender, receiver) pairs of pipeline ranks that exchange messages, in the order in which
+    `connect_pairs` connects them. `rank_of_stage[i]` is the pipeline rank of stage i.
     """
-    hops = [(one, other) for one, other in pairwise(owners) if one != other]
-    pairs = {*hops, *((other, one) for one, other in hops)}
+    hops = [(sender, receiver) for sender, receiver in pairwise(rank_of_stage) if sender != receiver]
+    pairs = {*hops, *((receiver, sender) for sender, receiver in hops)}
     # because: pairs that share no rank connect at the same time, so that 64 stages take no longer than 4
     return sorted(pairs, key=lambda pair: (pair[0] > pair[1], min(pair) % 2, pair))
 
 
-def open_lanes(lanes: Lanes, pairs: Sequence[tuple[int, int]], pp: Axis, tensor: Tensor) -> None:
-    """Send `tensor` once along each lane, in the order of `pairs` on all ranks, so that the lanes are connected.
+def connect_pairs(groups: DirectionGroups, pairs: Sequence[tuple[int, int]], pp: Axis, tensor: Tensor) -> None:
+    """Send `tensor` once from each sender to each receiver in `pairs`, so that the first messages of training find a
+    connection. All ranks of the pipeline axis `pp` call this with the same pairs in the same order.
 
     because: NCCL creates a pair's communicator at its first message and blocks the host until both ranks take part; two
     ranks that each start with a different neighbour, as schedules do, would deadlock
@@ -70,14 +72,16 @@ def open_lanes(lanes: Lanes, pairs: Sequence[tuple[int, int]], pp: Axis, tensor:
         if pp.index in (sender, receiver):
             send = pp.index == sender
             peer, start = pp.ranks[receiver if send else sender], dist.isend if send else dist.irecv
-            work = start(tensor, peer, group=lanes.between(sender, receiver))
+            work = start(tensor, peer, group=groups.between(sender, receiver))
             assert work is not None
             _wait(work, "the first message of a lane")
 
 
 @dataclass(frozen=True)
 class MessageKey:
-    """The key of a message that crosses into `stage`: hidden states, or their gradient if `backward`."""
+    """The identity of a message to `stage`: hidden states of a micro-batch, or the gradient of its output if
+    `backward`.
+    """
 
     backward: bool
     stage: int
@@ -90,7 +94,9 @@ class MessageKey:
 
 
 def message_needed_by(action: Action, last_stage: int) -> MessageKey | None:
-    """Return the message that an action waits for, or None."""
+    """Return the key of the message from another stage that must arrive before `action` can run, or None if it needs no
+    message. `last_stage` is the number of the model's last stage.
+    """
     backward = action.kind is not Kind.FORWARD
     if action.kind is Kind.WEIGHT or action.stage == (last_stage if backward else 0):
         return None
@@ -98,7 +104,9 @@ def message_needed_by(action: Action, last_stage: int) -> MessageKey | None:
 
 
 def message_sent_after(action: Action, last_stage: int) -> MessageKey | None:
-    """Return the message that is sent after this action, or None."""
+    """Return the key of the message that goes to another stage once `action` has run, or None if it sends no message.
+    `last_stage` is the number of the model's last stage.
+    """
     if action.kind is Kind.FORWARD:
         return MessageKey(False, action.stage + 1, action.microbatch) if action.stage < last_stage else None
     if action.kind is Kind.WEIGHT or action.stage == 0:
@@ -133,7 +141,7 @@ class Header:
 
 
 class Inbox:
-    """The receiver of a peer's messages, in the order of the peer's row."""
+    """The receiver of all messages from one peer, in the order in which the peer sends them."""
 
     def __init__(
         self,
@@ -152,7 +160,9 @@ class Inbox:
         self.header_receive = dist.irecv(self.header_tensor, sender, group=group, tag=_HEADER_TAG)
 
     def receive(self, key: MessageKey) -> Tensor:
-        """Wait for a message and return it."""
+        """Wait until the message with this key has arrived, and return its tensor. Messages that arrive before it are
+        kept for later calls.
+        """
         if self.header_receive is not None:
             self._check_header(self.header_receive)
         while key not in self.arrived:
@@ -168,7 +178,9 @@ class Inbox:
         return self.arrived.pop(key)
 
     def _check_header(self, header_receive: dist.Work) -> None:
-        """Wait for the sender's header; raise LayoutError if it differs from this rank's."""
+        """Wait for the sender's header, which `header_receive` receives; raise LayoutError unless it equals the header
+        that this rank expects. Then start to receive messages.
+        """
         began = phases.span_start(self.header_tensor)
         _wait(header_receive)
         phases.record_message(began, "receive", self.sender, self.header_tensor)
@@ -181,7 +193,9 @@ class Inbox:
         self._post_receives()
 
     def _post_receives(self) -> None:
-        """Start receiving the next messages, so that `_NUM_POSTED` receives are posted."""
+        """Start receives of the next expected messages, until `_NUM_POSTED` are pending or no more messages are
+        expected.
+        """
         while self.expected and len(self.posted) < _NUM_POSTED:
             key = self.expected.popleft()
             tensor = self.new_buffer(key)
@@ -191,7 +205,7 @@ class Inbox:
 
 
 class Outbox:
-    """The sender of messages to a peer, which keeps each message until it has arrived."""
+    """The sender of all messages to one peer, which keeps each tensor until it has arrived."""
 
     def __init__(self, receiver: int, group: dist.ProcessGroup, header: Header) -> None:
         self.receiver, self.group, self.header = receiver, group, header
@@ -200,7 +214,9 @@ class Outbox:
         self._send(-1, header.to_tensor(), _HEADER_TAG)
 
     def send(self, needed_at: int, tensor: Tensor, key: MessageKey) -> None:
-        """Start sending. `needed_at` is the index, in the receiver's row, of the action that waits for the message."""
+        """Start to send a tensor. `needed_at` is the position of the action that waits for it in the receiver's list of
+        actions; `key` identifies the message in traces.
+        """
         if self.is_first:
             self.is_first = False
             links.record_send(self.receiver)
@@ -215,12 +231,13 @@ class Outbox:
         assert work is not None
         self.in_flight.append((needed_at, work, tensor))
 
-    def free_sent(self, done: float = math.inf) -> None:
-        """Complete and free the sends that the receiver needed before its action of index `done`: they have arrived.
+    def free_sent(self, receiver_action: float = math.inf) -> None:
+        """Wait for and free the sends that the receiver needed for actions before its action number `receiver_action`,
+        which it has already run. By default wait for all sends.
 
         because: gloo reports a send as complete only to a caller that waits for it
         """
-        while self.in_flight and self.in_flight[0][0] < done:
+        while self.in_flight and self.in_flight[0][0] < receiver_action:
             _, work, tensor = self.in_flight.popleft()
             began = phases.span_start(tensor)
             _wait(work, "a message to another stage")
@@ -228,7 +245,7 @@ class Outbox:
 
 
 @dataclass(frozen=True)
-class Routes:
+class MessagePlan:
     """The messages that a rank exchanges with each peer in a run of a schedule."""
 
     rank_of: tuple[int, ...]  # stage -> pp rank
@@ -238,12 +255,14 @@ class Routes:
     to_peer: Mapping[int, list[MessageKey]]
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[Action]], rank_of: tuple[int, ...], pp_index: int) -> Routes:
-        """Build the routes of the pp rank `pp_index` from every rank's row of a schedule."""
+    def of(cls, actions_by_rank: Sequence[Sequence[Action]], rank_of: tuple[int, ...], pp_index: int) -> MessagePlan:
+        """Derive the messages of the pipeline rank `pp_index` from a schedule: each rank's actions in execution order,
+        and the pipeline rank of each stage (`rank_of`).
+        """
         last_stage = len(rank_of) - 1
         sent_at, needed_at = {}, {}
         from_peer, to_peer = defaultdict(list), defaultdict(list)
-        for row in rows:
+        for row in actions_by_rank:
             for number, action in enumerate(row):
                 if needed_key := message_needed_by(action, last_stage):
                     needed_at[needed_key] = number
@@ -262,11 +281,11 @@ class Mailbox:
 
     def __init__(
         self,
-        routes: Routes,
+        message_plan: MessagePlan,
         shapes: Sequence[tuple[int, ...]],
         template: Tensor,
         mesh: Mesh,
-        lanes: Lanes,
+        groups: DirectionGroups,
         *,
         split_over_tp: bool,
     ) -> None:
@@ -275,7 +294,8 @@ class Mailbox:
         `shapes` holds each micro-batch's message shape; all messages have the dtype and device of `template`. With
         `split_over_tp` tp ranks have equal messages, and each sends a part of them.
         """
-        self.routes, self.shapes, self.pp, self.tp, self.split_over_tp = routes, shapes, mesh.pp, mesh.tp, split_over_tp
+        self.message_plan, self.shapes, self.split_over_tp = message_plan, shapes, split_over_tp
+        self.pp, self.tp = mesh.pp, mesh.tp
         pp_index, ranks = mesh.pp.index, mesh.pp.ranks
 
         def header(keys: Sequence[MessageKey]) -> Header:
@@ -287,24 +307,26 @@ class Mailbox:
             return template.new_empty(math.prod(shape) // self.tp.size if self._is_split(shape) else shape)
 
         self.outboxes = {
-            peer: Outbox(ranks[peer], lanes.between(pp_index, peer), header(keys))
-            for peer, keys in routes.to_peer.items()
+            peer: Outbox(ranks[peer], groups.between(pp_index, peer), header(keys))
+            for peer, keys in message_plan.to_peer.items()
         }  # fmt: skip
         self.inboxes = {
-            peer: Inbox(keys, ranks[peer], lanes.between(peer, pp_index), new_buffer, header(keys))
-            for peer, keys in routes.from_peer.items()
+            peer: Inbox(keys, ranks[peer], groups.between(peer, pp_index), new_buffer, header(keys))
+            for peer, keys in message_plan.from_peer.items()
         }  # fmt: skip
         self.local_messages: dict[MessageKey, Tensor] = {}  # messages between two stages of this rank
 
     def send(self, key: MessageKey, tensor: Tensor) -> None:
-        """Start sending a message; raise LayoutError if its shape is not the announced one."""
+        """Start to send a tensor to the rank of the receiving stage; raise LayoutError if its shape is not the one
+        announced for the micro-batch. A message between two stages of this rank is only kept.
+        """
         shape = self.shapes[key.microbatch]
         if tensor.shape != shape:
             raise LayoutError(
                 f"Stage {key.sender} on rank {dist.get_rank()} computed a tensor of shape {list(tensor.shape)}, and "
                 f"{list(shape)} was announced. Give all microbatches of a step the same size."
             )
-        receiver = self.routes.rank_of[key.stage]
+        receiver = self.message_plan.rank_of[key.stage]
         if receiver == self.pp.index:
             self.local_messages[key] = tensor
             return
@@ -312,16 +334,18 @@ class Mailbox:
         if self._is_split(shape):
             tensor = tensor.flatten().chunk(self.tp.size)[self.tp.index]
         if not fault_point("pipeline.message"):
-            self.outboxes[receiver].send(self.routes.needed_at[key], tensor, key)
+            self.outboxes[receiver].send(self.message_plan.needed_at[key], tensor, key)
 
     def receive(self, key: MessageKey) -> Tensor:
-        """Wait for a message and return it; free the sends that have then arrived."""
-        sender = self.routes.rank_of[key.sender]
+        """Wait until the message with this key has arrived, and return its tensor. Then free the tensors sent to the
+        same peer that have arrived there by now.
+        """
+        sender = self.message_plan.rank_of[key.sender]
         if sender == self.pp.index:
             return self.local_messages.pop(key)
         tensor = self.inboxes[sender].receive(key)
         if sender in self.outboxes:
-            self.outboxes[sender].free_sent(self.routes.sent_at[key])
+            self.outboxes[sender].free_sent(self.message_plan.sent_at[key])
         shape = self.shapes[key.microbatch]
         if self._is_split(shape):
             # collective: gathers the tp ranks' shares of a message
@@ -337,6 +361,6 @@ class Mailbox:
             outbox.free_sent()
 
 
-def _wait(work: dist.Work, what: str = "a message from another stage") -> None:
-    with phases.within("collective", what):
+def _wait(work: dist.Work, wait_name: str = "a message from another stage") -> None:
+    with phases.within("collective", wait_name):
         work.wait()

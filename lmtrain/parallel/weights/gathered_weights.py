@@ -14,15 +14,15 @@ from torch import Tensor
 
 from lmtrain.parallel.collectives import all_reduce, broadcast, gather_stack
 from lmtrain.parallel.mesh import Axis, Mesh
-from lmtrain.placement.places import Place
+from lmtrain.placement.placements import Placement
 from lmtrain.spec import Split
 
 
 class ShardedTensors:
     """Access to weights in row shards (dp_shard) of parts (tp), with dp_replicate copies of each."""
 
-    def __init__(self, places: Mapping[str, Place], mesh: Mesh) -> None:
-        self.places, self.mesh = places, mesh
+    def __init__(self, placements: Mapping[str, Placement], mesh: Mesh) -> None:
+        self.placements, self.mesh = placements, mesh
         self._num_holders: dict[tuple[str, ...], Tensor] = {}  # names -> column of their numbers of holders
 
     @property
@@ -39,49 +39,51 @@ class ShardedTensors:
     def sum_over_shards(self, names: Sequence[str], values_PN: Tensor) -> Tensor:
         holders_P1 = self._num_holders.get(tuple(names))
         if holders_P1 is None:  # cached, because it is copied from the host
-            holders_P1 = values_PN.new_tensor([[self.places[name].num_holders] for name in names])
+            holders_P1 = values_PN.new_tensor([[self.placements[name].num_holders] for name in names])
             self._num_holders[tuple(names)] = holders_P1
         # collective: sums over the plane; values that several ranks hold are divided by the number of holders
-        return all_reduce(values_PN / holders_P1, self.mesh.plane, what="sums over whole weights")
+        return all_reduce(values_PN / holders_P1, self.mesh.plane, wait_name="sums over whole weights")
 
     def gather_sections(self, name: str, shard: Tensor) -> list[Tensor]:
-        place = self.places[name]
-        tp_part = _gather_rows(shard, place, self.mesh.dp_shard)
-        if place.cut.split is Split.NONE or self.mesh.tp.size == 1:
-            return list(torch.split(tp_part[: place.global_shape[0]], list(place.sections)))
+        placement = self.placements[name]
+        tp_part = _gather_rows(shard, placement, self.mesh.dp_shard)
+        if placement.cut.split is Split.NONE or self.mesh.tp.size == 1:
+            return list(torch.split(tp_part[: placement.global_shape[0]], list(placement.sections)))
         # collective: gathers the tp ranks' parts of a weight
         tp_parts = gather_stack(tp_part, self.mesh.tp, "whole weights").unbind()
-        match place.cut.split:
+        match placement.cut.split:
             case Split.ROW:
-                return list(torch.split(torch.cat(tp_parts, dim=1), list(place.sections)))
+                return list(torch.split(torch.cat(tp_parts, dim=1), list(placement.sections)))
             case Split.VOCAB:
-                return [torch.cat(tp_parts)[: place.global_shape[0]]]
-        sizes = [size // self.mesh.tp.size for size in place.sections]
+                return [torch.cat(tp_parts)[: placement.global_shape[0]]]
+        sizes = [size // self.mesh.tp.size for size in placement.sections]
         sections_of_parts = [torch.split(tp_part, sizes) for tp_part in tp_parts]
         return [torch.cat(section) for section in zip(*sections_of_parts, strict=True)]
 
     def local_shard(self, name: str, sections: list[Tensor]) -> Tensor:
-        place, tp = self.places[name], self.mesh.tp
-        match place.cut.split:
+        placement, tp = self.placements[name], self.mesh.tp
+        match placement.cut.split:
             case Split.ROW:
                 part = torch.cat(sections).chunk(tp.size, dim=1)[tp.index]
             case Split.COLUMN:
                 part = torch.cat([section.chunk(tp.size)[tp.index] for section in sections])
             case Split.VOCAB:
-                rows = place.part_shape[0]
+                rows = placement.part_shape[0]
                 part = _pad_rows(sections[0], rows * tp.size)[tp.index * rows : (tp.index + 1) * rows]
             case _:
                 part = torch.cat(sections)
-        return part[place.rows.start : place.rows.stop]
+        return part[placement.rows.start : placement.rows.stop]
 
 
-def _gather_rows(local: Tensor, place: Place, shards: Axis) -> Tensor:
-    """Return all rows of this tp rank's part. The last shards may be shorter, so shards are padded to equal size."""
+def _gather_rows(local: Tensor, placement: Placement, shards: Axis) -> Tensor:
+    """Return all rows of this tp rank's part of a weight, gathered from the data-parallel ranks of the axis `shards`;
+    `local` holds this rank's rows. The last shards may be shorter, so shards are padded to equal size.
+    """
     if shards.size == 1:
         return local
-    rows = -(-place.part_shape[0] // shards.size)
+    rows = -(-placement.part_shape[0] // shards.size)
     # collective: gathers the data-parallel shards of a weight
-    return gather_stack(_pad_rows(local, rows), shards, "whole weights").flatten(0, 1)[: place.part_shape[0]]
+    return gather_stack(_pad_rows(local, rows), shards, "whole weights").flatten(0, 1)[: placement.part_shape[0]]
 
 
 def _pad_rows(tensor: Tensor, num_rows: int) -> Tensor:

@@ -5,9 +5,9 @@ Works on local fp32 gradients of any layout. Called by ParallelModel.finish_grad
 On any layout two parameter names may share a weight. Ties are handled only here; the file answers five questions.
 
 Is it the same object?  Yes if a module holds both names (models/init.apply_ties). Stages hold a copy each.
-Does it start equal?    A copy has the place of the first name, by which it is drawn or loaded (`tied_copies`).
+Does it start equal?    A copy has the placement of the first name, by which it is drawn or loaded (`tied_copies`).
 Does it stay equal?     Both get the sum of both gradients, bit for bit (`TiedSums`), and the same update.
-Is it counted once?     A copy's place has another name than the copy, so norms and sums skip it.
+Is it counted once?     A copy's placement has another name than the copy, so norms and sums skip it.
 Is it saved once?       No rank owns a copy (`tied_copies`).
 """
 
@@ -25,7 +25,7 @@ from lmtrain.observe.measure import phases
 from lmtrain.parallel.collectives import all_reduce
 from lmtrain.parallel.mesh import Axis, Mesh
 from lmtrain.parallel.weights.precision import MasterWeights
-from lmtrain.placement.places import Place
+from lmtrain.placement.placements import Placement
 from lmtrain.runtime.processes.faults import fault_point
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.table import Kind
@@ -37,18 +37,19 @@ if TYPE_CHECKING:
 Weights: TypeAlias = "MasterWeights | ShardedWeights"
 
 
-def tied_copies(ties: Iterable[Tie], held_names: Iterable[str], places: Mapping[str, Place]) -> dict[str, Place]:
-    """Return the placements of tied weights that this rank holds as a separate copy, by the copy's name.
-
-    A copy exists if embedding and head are on two stages. `held_names` are the names of this rank's parameters.
+def tied_copies(
+    ties: Iterable[Tie], held_names: Iterable[str], placements: Mapping[str, Placement]
+) -> dict[str, Placement]:
+    """Return, by the copy's name, the placements of tied weights that this rank holds as a separate copy, because
+    embedding and head are on two stages. `held_names` are the names of this rank's parameters.
     """
     names = set(held_names)
-    return {tie.second: replace(places[tie.first], is_owner=False) for tie in ties if tie.second in names}
+    return {tie.second: replace(placements[tie.first], is_owner=False) for tie in ties if tie.second in names}
 
 
-def is_copy(name: str, place: Place) -> bool:
+def is_copy(name: str, placement: Placement) -> bool:
     """Return True if this name is a copy of a tied weight."""
-    return place.name != name
+    return placement.name != name
 
 
 class TiedSums:
@@ -85,7 +86,9 @@ class TiedSums:
 
     @torch.no_grad()
     def start(self, name: str, gradient: Tensor) -> None:
-        """Note that a gradient is complete, and start each sum that is next. Both ranks sum in the order of `names`."""
+        """Record that this rank's gradient of the tied weight `name` is complete, and start its sum over the two ranks
+        with a copy. Both ranks sum in the order of `names`, so a sum may first wait for the gradients of earlier names.
+        """
         self.complete[name] = gradient
         for name in self.names[len(self.in_flight) :]:
             if name not in self.complete:
@@ -97,7 +100,7 @@ class TiedSums:
             self.in_flight.append((work, gradient))
 
     def wait(self) -> None:
-        """Wait for the sums that have been started."""
+        """Wait until all sums that `start` has started are complete."""
         for work, gradient in self.in_flight:
             began = phases.span_start(gradient)
             with phases.within("collective", "the gradient of a tied weight"):
@@ -108,7 +111,9 @@ class TiedSums:
 
 @torch.no_grad()
 def sum_tied_gradients(gradients: Mapping[str, Tensor], ties: Iterable[Tie], tied_sums: TiedSums) -> None:
-    """Finish in place the sums of tied weights' gradients; afterwards both names have the whole gradient."""
+    """Give both names of each tied weight the sum of their gradients, in place. `gradients` holds this rank's gradients
+    by name; if the names are on two ranks, `tied_sums` has started the sums and this function waits for them.
+    """
     tied_sums.wait()
     for tie in ties:
         first, second = gradients.get(tie.first), gradients.get(tie.second)
@@ -117,23 +122,29 @@ def sum_tied_gradients(gradients: Mapping[str, Tensor], ties: Iterable[Tie], tie
 
 
 @torch.no_grad()
-def sum_partial_gradients(gradients: Mapping[str, Tensor], places: Mapping[str, Place], tp: Axis) -> None:
-    """Sum in place over tp the gradients of norms and biases, which each rank applied to its own sequence shard."""
-    partial = [gradient for name, gradient in gradients.items() if places[name].cut.split is Split.NONE]
+def sum_partial_gradients(gradients: Mapping[str, Tensor], placements: Mapping[str, Placement], tp: Axis) -> None:
+    """Sum over tensor-parallel ranks, in place, the gradients of weights that are not split over tp, such as norms and
+    biases. With sequence parallelism each rank's gradient covers its own sequence shard only.
+    """
+    partial = [gradient for name, gradient in gradients.items() if placements[name].cut.split is Split.NONE]
     if tp.size == 1 or not partial:
         return
     flat = torch.cat([gradient.flatten() for gradient in partial])
     # collective: sums the gradients of uncut weights over tp, once per step
-    all_reduce(flat, tp, what="gradients of weights that are not cut")
+    all_reduce(flat, tp, wait_name="gradients of weights that are not cut")
     parts = torch.split(flat, [gradient.numel() for gradient in partial])
     torch._foreach_copy_(partial, [part.view_as(gradient) for part, gradient in zip(parts, partial, strict=True)])
 
 
 @torch.no_grad()
 def gradient_norm(
-    gradients: Mapping[str, Tensor], places: Mapping[str, Place], world: Axis, device: torch.device | None = None
+    gradients: Mapping[str, Tensor],
+    placements: Mapping[str, Placement],
+    world: Axis,
+    device: torch.device | None = None,
 ) -> Tensor:
-    """Return the 2-norm of all gradients, each weight counted once, as a device tensor without synchronization.
+    """Return the 2-norm of the whole model's gradient, on the device without synchronization. A weight that several
+    ranks or names share counts once, by `placements`. `device` is needed only on ranks without any gradient.
 
     Collective over the world. A non-finite value on any rank makes the result non-finite on all ranks, so that either
     all ranks skip an fp16 overflow or none does.
@@ -144,18 +155,20 @@ def gradient_norm(
         return norm
     by_holders: dict[int, list[Tensor]] = {}
     for name, gradient in gradients.items():
-        if not is_copy(name, places[name]):
-            by_holders.setdefault(places[name].num_holders, []).append(gradient)
+        if not is_copy(name, placements[name]):
+            by_holders.setdefault(placements[name].num_holders, []).append(gradient)
     squares = [torch.stack(torch._foreach_norm(group)).square().sum() / num for num, group in by_holders.items()]
     # a middle stage without layers holds no weights
     total = torch.stack(squares).sum() if squares else torch.zeros((), device=device)
     # collective: sums squares over the world; values that several ranks hold are divided by the number of holders
-    return all_reduce(total, world, what="the gradient norm").sqrt()
+    return all_reduce(total, world, wait_name="the gradient norm").sqrt()
 
 
 @torch.no_grad()
 def apply_clip(gradients: list[Tensor], norm: Tensor, clip_norm: float | None, loss_scale: float) -> None:
-    """Unscale and clip the gradients in place in a single multiplication. `norm` is that of the scaled gradients."""
+    """Divide the gradients by `loss_scale` and clip them to the norm `clip_norm` (None: no clipping), in place in a
+    single multiplication. `norm` is their norm before both.
+    """
     factor = clip_factor(norm, clip_norm, loss_scale)
     if factor is not None:
         torch._foreach_mul_(gradients, factor)
@@ -163,7 +176,9 @@ def apply_clip(gradients: list[Tensor], norm: Tensor, clip_norm: float | None, l
 
 @torch.no_grad()
 def clip_factor(norm: Tensor, clip_norm: float | None, loss_scale: float) -> Tensor | None:
-    """Return the factor for all gradients, on the device; None if no clipping or unscaling is needed."""
+    """Return the factor, a scalar on the device, that divides gradients by `loss_scale` and clips them to the norm
+    `clip_norm` (None: no clipping); `norm` is their norm before both. Return None if there is nothing to do.
+    """
     if clip_norm is None and loss_scale == 1.0:
         return None
     factor = torch.full_like(norm, 1.0 / loss_scale)

@@ -59,27 +59,31 @@ class MasterWeights:
             torch._foreach_copy_(list(self.work.values()), list(self.master.values()))
 
     def clear_gradients(self, num_microbatches: int) -> None:
-        """Clear the gradients before a step of this many micro-batches."""
+        """Clear the weights' gradients before a step of `num_microbatches` micro-batches; with several, zero also the
+        fp32 sums to which products add gradients.
+        """
         for parameter in self.master.values():
             parameter.grad = None
         reset_gradient_totals((module for _, module in self.summing_modules), num_microbatches)
         for master, module in self.summing_modules:
             master.grad = module.gradient_total
 
-    def before_action(self, action: Action, is_last: bool) -> None:
+    def before_action(self, action: Action, is_last_microbatch: bool) -> None:
         """Do nothing: without data parallelism no gradient is reduced."""
 
     def on_complete_gradient(self, name: str, stage: int, half: Kind, callback: GradientCallback) -> None:
-        """Register `callback(name, gradient)`, called in each step after the last backward that adds to the gradient.
-
-        `stage` holds the weight; in a split backward `half` is the half that adds to the gradient.
+        """Register `callback(name, gradient)` for the weight `name` of pipeline stage `stage`, called in each step as
+        soon as the weight's gradient is complete. In a split backward, `half` is the half (input or weight) that
+        computes this gradient.
         """
         self._callbacks.append((name, stage, half, callback))
 
-    def after_action(self, action: Action, is_last: bool) -> None:
-        """Call the registered callbacks whose gradient is complete after this action of the last micro-batch."""
+    def after_action(self, action: Action, is_last_microbatch: bool) -> None:
+        """Call the registered callbacks of the weights whose gradient is complete now that `action` has run: a backward
+        of their stage, for the step's last micro-batch.
+        """
         for name, stage, half, callback in self._callbacks:
-            if is_last and action.stage == stage and action.kind in (Kind.BACKWARD, half):
+            if is_last_microbatch and action.stage == stage and action.kind in (Kind.BACKWARD, half):
                 gradient = self.master[name].grad
                 assert gradient is not None
                 callback(name, gradient)
@@ -89,13 +93,15 @@ class MasterWeights:
 
 
 def to_work_dtype(parameters: Iterable[nn.Parameter], dtype: torch.dtype) -> None:
-    """Convert the parameters in place to the dtype of compute weights."""
+    """Convert the parameters in place to `dtype`, that of compute weights."""
     for parameter in parameters:
         parameter.data = parameter.data.to(dtype)
 
 
-def _make_gradient_hook(master: nn.Parameter) -> Any:
-    """Return a hook that adds a compute weight's gradient to its master's gradient in fp32, and frees it."""
+def _make_gradient_hook(master: nn.Parameter) -> Callable[[Tensor], None]:
+    """Return an autograd hook for a half-precision weight: it adds the weight's gradient to the gradient of the fp32
+    weight `master`, in fp32, and frees it.
+    """
     def hook(work: Tensor) -> None:
         if work.grad is None:  # deferred by a schedule with a split backward
             return
@@ -125,7 +131,9 @@ class LossScale:
         return self.settings is not None
 
     def update(self, overflow: bool) -> None:
-        """Adapt the scale after a step; `overflow` means that its gradients were not finite."""
+        """Adapt the fp16 loss scale after a step: halve it if the step's gradients were not finite (`overflow`), double
+        it after `growth_interval_steps` steps without overflow. Do nothing in other precisions.
+        """
         if self.settings is None:
             return
         self.good_steps = 0 if overflow else self.good_steps + 1

@@ -35,7 +35,9 @@ from lmtrain.spec import LanguageModel, Split
 
 
 def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype: torch.dtype) -> str:
-    """Shard a model on meta in place with FSDP2, at ZeRO level `zero`; return the log line."""
+    """Shard a model over the data-parallel ranks of the mesh with FSDP2, in place; the model is on the meta device.
+    `zero` is the ZeRO level from 0 to 3, `work_dtype` the dtype of forward and backward. Return a line for the log.
+    """
     assert isinstance(model, nn.Module)
     plane = mesh.data_mesh()
     options: dict[str, Any] = {
@@ -67,7 +69,9 @@ def apply_data_parallel(model: LanguageModel, mesh: Mesh, zero: int, work_dtype:
 
 
 def _vocabulary_tables(model: nn.Module) -> list[nn.Module]:
-    """Return the modules with a row per token, embedding and head, unless they share a tensor, which the root holds."""
+    """Return the modules whose weight has a row per token: the embedding and the head. Leave both out if they share a
+    tensor, because FSDP's root group then holds it.
+    """
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     ties = [{tie.first, tie.second} for tie in cast(LanguageModel, model).ties()]
     shared = set[str]().union(*(tie for tie in ties if tie <= names))
@@ -82,22 +86,22 @@ def _is_embedding(table: nn.Module) -> bool:
 
 
 def _set_backward_prefetch(model: LanguageModel) -> None:
-    """Make each group's backward prefetch the weights of the group that runs next.
+    """Make the backward of each FSDP group prefetch the weights of the group whose backward runs next.
 
     because: FSDP's default is the group of the previous forward, which with several micro-batches in flight is another
     micro-batch's; a group that names itself prefetches nothing
     """
-    is_last: FSDPModule | None = None
+    previous_block: FSDPModule | None = None
     for block in model.blocks.values():
         assert isinstance(block, FSDPModule)
-        block.set_modules_to_backward_prefetch([is_last or block])
-        is_last = block
+        block.set_modules_to_backward_prefetch([previous_block or block])
+        previous_block = block
     assert isinstance(model, nn.Module)
     blocks = {id(block) for block in model.blocks.values()}
     for group in [group for group in _fsdp_groups(model) if id(group) not in blocks]:
         if is_embedding := _is_embedding(cast(nn.Module, group)):
             group.set_unshard_in_backward(False)
-        group.set_modules_to_backward_prefetch([group if is_embedding or is_last is None else is_last])
+        group.set_modules_to_backward_prefetch([group if is_embedding or previous_block is None else previous_block])
 
 
 class ShardedWeights:
@@ -130,23 +134,27 @@ class ShardedWeights:
         self.summing_modules = {number: modules if zero < 2 else () for number, modules in summing_modules.items()}
         self._flags: dict[int, tuple[bool, bool, bool]] = {}  # stage -> the last arguments of `_set_flags`
 
-    def before_action(self, action: Action, is_last: bool) -> None:
-        """Set FSDP's flags before a backward; `is_last` means that of the step's last micro-batch.
+    def before_action(self, action: Action, is_last_microbatch: bool) -> None:
+        """Set FSDP's flags for `action` if it is a backward: whether it reduces gradients over data-parallel ranks.
+        From ZeRO level 2 on every micro-batch's backward does, below only that of the step's last micro-batch.
 
         An input half reduces only the embedding's gradients.
         """
         if action.kind in (Kind.BACKWARD, Kind.INPUT):
-            reduces = is_last or self.zero >= 2
-            self._set_flags(action.stage, reduces and action.kind is Kind.BACKWARD, is_last, embeddings_reduce=reduces)
+            reduces = is_last_microbatch or self.zero >= 2
+            whole_stage_reduces = reduces and action.kind is Kind.BACKWARD
+            self._set_flags(action.stage, whole_stage_reduces, is_last_microbatch, embeddings_reduce=reduces)
             if self.zero == 3:
                 # because: the head runs after FSDP's forward hooks, so that no hook gathers its weights for
                 # backward; another micro-batch's backward in between releases them
                 self.stages[action.stage].unshard()
-        if is_last and action.kind in (Kind.BACKWARD, Kind.WEIGHT):
+        if is_last_microbatch and action.kind in (Kind.BACKWARD, Kind.WEIGHT):
             self._set_total_gradients(action.stage)
 
     def _set_total_gradients(self, stage: int) -> None:
-        """Set the fp32 totals as the weights' gradients before a step's last backward, so that FSDP reduces them."""
+        """Make the fp32 gradient sums of the stage's linears the gradients of their weights, before a step's last
+        backward, so that FSDP reduces them.
+        """
         for module in self.summing_modules[stage]:
             if module.gradient_total is not None:
                 # the gradient of a tied weight's other uses: in fp32 from the second step on, and left in place by FSDP
@@ -155,47 +163,53 @@ class ShardedWeights:
                 module.weight.grad_dtype = torch.float32
                 module.weight.grad = module.gradient_total
 
-    def after_action(self, action: Action, is_last: bool) -> None:
-        """Accumulate gradients in fp32 and reduce them after a weight half, whose gradients bypass FSDP's hooks."""
+    def after_action(self, action: Action, is_last_microbatch: bool) -> None:
+        """Accumulate and reduce the gradients of `action` if it is the weight half of a split backward, because FSDP's
+        hooks do not see them. Do nothing after other actions.
+        """
         if action.kind is Kind.WEIGHT:
-            self._set_flags(action.stage, False, is_last)
+            self._set_flags(action.stage, False, is_last_microbatch)
             finish_backward(self.stages[action.stage])
-            if is_last or self.zero >= 2:
-                self._set_flags(action.stage, True, is_last)
+            if is_last_microbatch or self.zero >= 2:
+                self._set_flags(action.stage, True, is_last_microbatch)
                 finish_backward(self.stages[action.stage])
 
     def on_complete_gradient(self, name: str, stage: int, half: Kind, callback: GradientCallback) -> None:
-        """Register `callback(name, shard of the gradient)`, called in each step after the gradient's last reduction.
+        """Register `callback(name, gradient shard)` for the weight `name` of pipeline stage `stage`, called in each
+        step after FSDP has reduced the weight's gradient for the last time. `half` is unused.
 
-        It runs in the reduction stream, so that no compute waits for it. `half` is ignored: any half may be the last.
+        It runs in the reduction stream, so that no compute waits for it.
         """
 
         def after_reduction(parameter: Tensor) -> None:
-            _, _, is_last = self._flags[stage]
-            if is_last and parameter.grad is not None:
+            _, _, is_last_microbatch = self._flags[stage]
+            if is_last_microbatch and parameter.grad is not None:
                 callback(name, _local_tensor(parameter.grad))
 
         # because: FSDP calls these hooks after it has accumulated a reduced gradient
         self.sharded[name].register_post_accumulate_grad_hook(after_reduction)  # type: ignore[no-untyped-call]
 
-    def _set_flags(self, stage: int, reduces: bool, is_last: bool, *, embeddings_reduce: bool = False) -> None:
-        """Set FSDP's flags of a stage: whether its backward reduces gradients, and whether it is the step's last.
-
-        With `embeddings_reduce` embeddings reduce their gradients even if `reduces` is false.
+    def _set_flags(
+        self, stage: int, reduces: bool, is_last_microbatch: bool, *, embeddings_reduce: bool = False
+    ) -> None:
+        """Set FSDP's flags for the next backward of a pipeline stage. `reduces` says whether it reduces gradients over
+        data-parallel ranks, `embeddings_reduce` whether at least the embeddings' gradients are reduced.
         """
-        if self._flags.get(stage) == (reduces, embeddings_reduce, is_last):
+        if self._flags.get(stage) == (reduces, embeddings_reduce, is_last_microbatch):
             return
-        self._flags[stage] = reduces, embeddings_reduce, is_last
+        self._flags[stage] = reduces, embeddings_reduce, is_last_microbatch
         model = self.stages[stage]
         model.set_requires_gradient_sync(reduces)
         for table in self.embeddings[stage]:
             table.set_requires_gradient_sync(reduces or embeddings_reduce)
-        model.set_requires_all_reduce(is_last)
-        model.set_reshard_after_backward(reduces and (is_last or self.zero == 3))
+        model.set_requires_all_reduce(is_last_microbatch)
+        model.set_reshard_after_backward(reduces and (is_last_microbatch or self.zero == 3))
 
     @torch.no_grad()
     def collect_gradients(self) -> None:
-        """Wait for the reductions after the last backward and move the gradient shards to the masters."""
+        """Wait for FSDP's gradient reductions after a step's last backward, and make the reduced shards the gradients
+        of the fp32 master weights.
+        """
         for stage in self.stages.values():
             stage.set_is_last_backward(True)
             finish_backward(stage)
@@ -216,7 +230,9 @@ class ShardedWeights:
             group.reshard()
 
     def clear_gradients(self, num_microbatches: int) -> None:
-        """Clear the gradients before a step of this many micro-batches."""
+        """Clear the weights' gradients before a step of `num_microbatches` micro-batches; with several, zero also the
+        fp32 sums to which products add gradients.
+        """
         for parameter in self.master.values():
             parameter.grad = None
         for modules in self.summing_modules.values():
@@ -253,7 +269,9 @@ class _ReduceScatter(_TracedCollective):
         return buffer
 
     def trace_replica_sum(self, gradients: Tensor) -> None:
-        """Mark in the trace the all-reduce over replicas, which FSDP has run since this reduce-scatter."""
+        """Record in the trace the all-reduce of `gradients` over replicas, which FSDP has run since this
+        reduce-scatter.
+        """
         phases.main.count_wait(self.since_ns)
         phases.record_collective(self.began, "the gradients of a block, over copies", self.mesh.dp_replicate, gradients)
 
@@ -282,7 +300,7 @@ def _fsdp_groups(model: nn.Module | FSDPModule) -> list[FSDPModule]:
 
 
 def _local_tensor(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor."""
+    """Return this rank's shard of a DTensor as a plain tensor."""
     assert isinstance(tensor, DTensor)
     local: Tensor = tensor.to_local()
     return local

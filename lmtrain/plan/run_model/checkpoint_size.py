@@ -27,7 +27,7 @@ from lmtrain.checkpoint.disk.tensor_file import PieceSpec
 from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings, unpadded_shapes
-from lmtrain.placement.places import Shape, num_saved_regions, saved_regions
+from lmtrain.placement.placements import Shape, num_saved_regions, saved_regions
 from lmtrain.runtime.files.files import json_memory, size_problem
 from lmtrain.spec import Cut, Split
 

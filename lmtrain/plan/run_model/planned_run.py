@@ -23,7 +23,7 @@ from lmtrain.parallel.compute_settings import (
 )
 from lmtrain.placement.memory import FP32_BYTES, ActivationSizes, needs_mask, uses_block_masks
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import Stage, stages_of_rank
+from lmtrain.placement.placements import Stage, stages_of_rank
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.workload import Attention, Case, Overlap, Pointwise, Program, RecomputedShares, Schedule
 from lmtrain.spec import ModelShape

@@ -1,6 +1,6 @@
 """Bytes that a rank of a run holds, by purpose, from the same placements and stages that build the model.
 
-Called by planning code. Weights, gradients, masters and moments are exact; activations, logits and gathered buffers use
+Called by planning code. ModelParameters, gradients, masters and moments are exact; activations, logits and gathered buffers use
 placement's closed forms, added up along the rank's list of pipeline actions; tests/layouts compare both with real
 processes. Purposes that only a GPU can show are in NEED_A_GPU.
 """
@@ -19,8 +19,15 @@ from numpy.typing import NDArray
 from lmtrain.layout import Coordinate, Layout
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.optim.optim_settings import OptimSettings
-from lmtrain.placement.memory import FP32_BYTES, ElementCounts, Weights, count_elements, places_of_stages, rank_bytes
-from lmtrain.placement.places import Stage
+from lmtrain.placement.memory import (
+    FP32_BYTES,
+    ElementCounts,
+    ModelParameters,
+    count_elements,
+    placements_of_stages,
+    rank_bytes,
+)
+from lmtrain.placement.placements import Stage
 from lmtrain.plan.price.hardware import fitted_memory_factors
 from lmtrain.plan.run_model.closed_form_memory import GIB
 from lmtrain.plan.run_model.planned_run import LOSS_NUMBERS, PlannedRun
@@ -150,7 +157,7 @@ def _count_elements_by_part(
     tables = {name.rpartition(".")[0] for name, cut in weights.cuts.items() if cut.split is Split.VOCAB}
 
     def numbers(layers: range, *, is_first: bool, is_last: bool, tables_only: bool = False) -> ElementCounts:
-        places = places_of_stages(model, [Stage(0, layers, is_first, is_last)], layout, shard_index, weights)
+        places = placements_of_stages(model, [Stage(0, layers, is_first, is_last)], layout, shard_index, weights)
         chosen = [place for place in places if not tables_only or place.name.rpartition(".")[0] in tables]
         return count_elements(chosen, layout, optim.num_slots)
 
@@ -175,8 +182,8 @@ def _count_elements_by_part(
 
 
 @lru_cache(maxsize=16)
-def _weights(model: ModelSettings) -> Weights:
-    return Weights.of(model)
+def _weights(model: ModelSettings) -> ModelParameters:
+    return ModelParameters.of(model)
 
 
 @lru_cache(maxsize=16)

@@ -106,7 +106,7 @@ def replay_step(run: PlannedRun, seconds: OperationSeconds, num_microbatches: in
     costs = action_seconds(run, seconds)
     return simulate(
         table, Costs(send=seconds.send),
-        cost=lambda action: costs[action.kind, action.stage] + collective_s.get(action, 0.0),
+        cost_of=lambda action: costs[action.kind, action.stage] + collective_s.get(action, 0.0),
     )  # fmt: skip
 
 

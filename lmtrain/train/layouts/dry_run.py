@@ -16,7 +16,7 @@ from lmtrain.checkpoint.contents import Contents
 from lmtrain.config.base import show
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.observe.screen.row_text import format_milliseconds
-from lmtrain.placement.places import stages_of_rank
+from lmtrain.placement.placements import stages_of_rank
 from lmtrain.plan.calibrate import machine_cost_model
 from lmtrain.plan.price.hardware import Hardware
 from lmtrain.plan.price.step_time import watts
@@ -227,7 +227,7 @@ def compile_facts(config: RunConfig, model: ModelSettings) -> dict[str, Any]:
     on_gpu = compute.device != "cpu" and (
         hardware.generation != "cpu" if hardware is not None else Gpus.detect().count != 0 and has_kernel_compiler()
     )
-    return {"compiled": compute.compile_words(config.parallel, uses_dropout=model.uses_dropout, on_gpu=on_gpu)}
+    return {"compiled": compute.describe_compile(config.parallel, uses_dropout=model.uses_dropout, on_gpu=on_gpu)}
 
 
 def _save_interval_fact(config: RunConfig) -> dict[str, Any]:

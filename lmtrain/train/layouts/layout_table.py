@@ -12,9 +12,9 @@ from typing import Any
 
 from lmtrain.layout import Layout
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.memory import FP32_BYTES, Weights, count_elements, places_of_stages, rank_bytes
+from lmtrain.placement.memory import FP32_BYTES, ModelParameters, count_elements, placements_of_stages, rank_bytes
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import Place, shard_rows, stages_of_rank
+from lmtrain.placement.placements import Placement, shard_rows, stages_of_rank
 from lmtrain.train.config import RunConfig
 from lmtrain.units import format_bytes, format_count
 
@@ -42,7 +42,7 @@ def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()
     """Return a table row per rank, as key -> value: rank, host, coordinates, layers, parameters, and bytes of weights,
     gradients and optimizer state. `hosts` has each rank's host name; empty if unknown.
     """
-    layout, weights = config.parallel.layout, Weights.of(model)
+    layout, weights = config.parallel.layout, ModelParameters.of(model)
     sizes = [_sizes_by_shard(config, model, layout, pp, weights) for pp in range(layout.pp)]
     hosts = hosts or ([socket.gethostname()] if layout.world_size == 1 else ["-"] * layout.world_size)
     coordinates = [layout.coordinate(rank) for rank in range(len(hosts))]
@@ -53,24 +53,24 @@ def rank_rows(config: RunConfig, model: ModelSettings, hosts: Sequence[str] = ()
 
 
 def _sizes_by_shard(
-    config: RunConfig, model: ModelSettings, layout: Layout, pp: int, weights: Weights
+    config: RunConfig, model: ModelSettings, layout: Layout, pp: int, weights: ModelParameters
 ) -> list[Row]:
     """Return a table row per dp shard of the pipeline rank `pp`: layers, parameters and bytes. `weights` lists the
     model's parameters. Shards that hold equally many rows of each parameter are computed once.
     """
     stages = stages_of_rank(model, config.parallel, pp)
-    heights = sorted({place.part_shape[0] for place in places_of_stages(model, stages, layout, 0, weights)})
+    heights = sorted({place.part_shape[0] for place in placements_of_stages(model, stages, layout, 0, weights)})
     rows = [tuple(len(shard_rows(h, layout.dp_shard, shard)) for h in heights) for shard in range(layout.dp_shard)]
     layers = ",".join(range_text([*stage.layers]) for stage in stages if stage.layers)
     sizes = {
         rows[shard]: {"layers": layers}
-        | _rank_sizes(config, layout, places_of_stages(model, stages, layout, shard, weights))
+        | _rank_sizes(config, layout, placements_of_stages(model, stages, layout, shard, weights))
         for shard in map(rows.index, set(rows))
     }
     return [sizes[key] for key in rows]
 
 
-def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Place]) -> Row:
+def _rank_sizes(config: RunConfig, layout: Layout, places: Sequence[Placement]) -> Row:
     """Return the number of parameters, and the bytes of weights, gradients and optimizer state, of a rank that holds
     the given `places`: the part of each parameter on the rank.
     """

@@ -7,8 +7,8 @@ MUTANTS = [
         name="norm_counts_tied_copy_twice",
         file="lmtrain/parallel/weights/grads.py",
         function="gradient_norm",
-        old="if not is_copy(name, places[name]):",
-        new="if not is_copy(places[name].name, places[name]):",
+        old="if not is_copy(name, placements[name]):",
+        new="if not is_copy(placements[name].name, placements[name]):",
         breaks="The gradient norm counts the embedding's gradient once for each stage that holds a copy of it, "
         "so the logged norm is too large and gradients are clipped too hard.",
         only_for="pipelines of models whose head is tied to the embedding",
@@ -36,9 +36,9 @@ MUTANTS = [
     Mutant(
         name="dropout_noise_shared_by_copies",
         file="lmtrain/parallel/blocks/dropout.py",
-        function="Noise.enter",
-        old="index * self.dp.size + self.dp.index",
-        new="index + self.dp.index",
+        function="DropoutSeeds.seed_forward",
+        old="microbatch * self.dp.size + self.dp.index",
+        new="microbatch + self.dp.index",
         breaks="The second microbatch of one copy and the first of the next drop the same activations, and a layout "
         "with copies draws other masks than one process with all the microbatches.",
         only_for="dropout with data-parallel copies and several microbatches a step",
@@ -46,7 +46,7 @@ MUTANTS = [
     Mutant(
         name="attention_noise_forgets_the_layer",
         file="lmtrain/parallel/blocks/dropout.py",
-        function="Noise.core_seed",
+        function="DropoutSeeds.core_seed",
         old='"tp", self.tp.index, path)',
         new='"tp", self.tp.index)',
         breaks="The attention of every layer drops the same scores in a microbatch.",
@@ -55,7 +55,7 @@ MUTANTS = [
     Mutant(
         name="recompute_draws_for_the_newest_microbatch",
         file="lmtrain/parallel/blocks/dropout.py",
-        function="Noise.contexts",
+        function="DropoutSeeds.contexts",
         old="return nullcontext(), self.use_microbatch(self.current)",
         new="return nullcontext(), nullcontext()",
         breaks="What backward computes again drops other attention scores than forward did, those of the microbatch "
@@ -66,8 +66,8 @@ MUTANTS = [
         name="recompute_keeps_no_generator_with_sequence_cut",
         file="lmtrain/parallel/blocks/recompute.py",
         function="_checkpoint_options",
-        old='{"preserve_rng_state": noise.uses_dropout}',
-        new='{"preserve_rng_state": noise.uses_dropout and not noise.varies_by_rank}',
+        old='{"preserve_rng_state": dropout_seeds.uses_dropout}',
+        new='{"preserve_rng_state": dropout_seeds.uses_dropout and not dropout_seeds.varies_by_rank}',
         breaks="Backward computes activations again with other dropout masks than forward had, so gradients belong to "
         "a function that nobody evaluated.",
         only_for="recompute with dropout where the sequence is cut over tp",
@@ -96,8 +96,8 @@ MUTANTS = [
         name="copy_of_a_tied_weight_is_drawn_by_its_own_name",
         file="lmtrain/parallel/shards.py",
         function="draw_initial_values",
-        old="draw_parameter(places[n].name, places[n].global_shape, starts[n], seed)",
-        new="draw_parameter(n, places[n].global_shape, starts[n], seed)",
+        old="draw_parameter(placements[n].name, placements[n].global_shape, starts[n], seed)",
+        new="draw_parameter(n, placements[n].global_shape, starts[n], seed)",
         breaks="The head's copy of a tied weight starts with other numbers than the embedding, and as both move alike "
         "they are never equal, while the checkpoint holds one of them.",
         only_for="pipelines of models whose head is tied to the embedding, in runs that start from first weights",
@@ -195,8 +195,8 @@ MUTANTS = [
         name="zero_2_keeps_whole_gradients",
         file="lmtrain/parallel/weights/sharding.py",
         function="ShardedWeights.before_action",
-        old="reduces = is_last or self.zero >= 2",
-        new="reduces = is_last or self.zero > 2",
+        old="reduces = is_last_microbatch or self.zero >= 2",
+        new="reduces = is_last_microbatch or self.zero > 2",
         breaks="zero=2 holds whole gradients until the last microbatch as zero=1 does, so it needs more memory than "
         "it says and than the planner counts.",
         only_for="zero=2 with several microbatches a step",

@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = [
     Mutant(
         name="head_weighs_on_the_first_stage",
-        file="lmtrain/placement/places.py",
+        file="lmtrain/placement/placements.py",
         function="_stages",
         old="len(owners), cost_after=cost_after)",
         new="len(owners), cost_before=cost_after)",
@@ -14,8 +14,8 @@ MUTANTS = [
     ),
     Mutant(
         name="whole_weights_have_no_holders_among_copies",
-        file="lmtrain/placement/places.py",
-        function="place_all",
+        file="lmtrain/placement/placements.py",
+        function="place_parameters",
         old="num_holders=num_copies if name in uncut else num_replicas,",
         new="num_holders=layout.tp if name in uncut else num_replicas,",
         breaks="Norms and biases count once for each copy of the model in the gradient norm, so clipping depends on "
@@ -44,7 +44,7 @@ MUTANTS = [
     Mutant(
         name="folded_copy_is_not_counted",
         file="lmtrain/placement/memory.py",
-        function="places_of_stages",
+        function="placements_of_stages",
         old="both = len(stages) > 1 and stages[0].first and stages[-1].last",
         new="both = len(stages) > 2 and stages[0].first and stages[-1].last",
         breaks="The layout table leaves out the head's own copy of the embedding on the rank that holds both ends, and "

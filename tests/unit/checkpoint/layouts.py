@@ -17,7 +17,7 @@ from lmtrain.models.bert_settings import BertSettings
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.placement.parallel_settings import ParallelSettings, parse_layout
-from lmtrain.placement.places import places_of_rank
+from lmtrain.placement.placements import placements_of_rank
 from tests.unit.checkpoint.arrays import rank_data
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[Any]]]
@@ -44,7 +44,7 @@ def at(layout: str) -> ParallelSettings:
 def draw(model: ModelSettings, seed: int = 3) -> Arrays:
     """Weights and two slots of each, in their true shapes, and a tensor that is no parameter's."""
     generator = np.random.default_rng(seed)
-    places = places_of_rank(model, at("tp=1"), at("tp=1").layout.coordinate(0))
+    places = placements_of_rank(model, at("tp=1"), at("tp=1").layout.coordinate(0))
     arrays: Arrays = {
         f"{slot}.{name}": generator.standard_normal(place.global_shape, dtype=np.float32)
         for slot in SLOTS
@@ -61,7 +61,7 @@ def write(folder: Path, model: ModelSettings, layout: str, arrays: Arrays, step:
     records: list[RankRecord] = []
     world = parallel.layout.world_size
     for rank in range(world):
-        places = places_of_rank(model, parallel, parallel.layout.coordinate(rank))
+        places = placements_of_rank(model, parallel, parallel.layout.coordinate(rank))
         pieces, seen = [], {(s.name, p.box.offset) for record in records for s, p in record.pieces}
         for slot in SLOTS:
             for name, place in places.items():

@@ -55,7 +55,7 @@ class PlainModel:
         logits = self.model.logits(hidden)
         return logits if self.padded else logits[..., : self.model.shape.vocab_size]
 
-    def check_alike(self, checksum: int) -> None:
+    def check_same_texts(self, checksum: int) -> None:
         """One process is alike itself."""
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class TableModel:
         logits: Tensor = self.table[batch.tokens_BT]
         return logits if keep_BT is None else logits[keep_BT]
 
-    def check_alike(self, checksum: int) -> None:
+    def check_same_texts(self, checksum: int) -> None:
         """One process is alike itself."""
 
     def scores(self, batches: Iterable[Batch]) -> Iterator[Tensor]:

@@ -74,11 +74,11 @@ def compare_cross_entropy(rows: int, columns: int, dtype: torch.dtype) -> Off:
     logits, column = logits_of(rows, columns, dtype)
     # because: a part of a wider tensor has rows that do not lie one behind the other
     logits = torch.cat([logits, torch.full_like(logits, 7.0)], 1)[:, :columns]
-    right, found = cross_entropy.row_statistics_twin(logits, column), kernels.row_statistics(logits, column)
+    right, found = cross_entropy.row_statistics_in_torch(logits, column), kernels.row_statistics(logits, column)
     top, total, _ = right
     weight = torch.linspace(0.5, 2.0, rows) * (column != NO_COLUMN)
     total = total.masked_fill(total == 0, 1.0)  # of a row of padding alone, to which other ranks add
-    exact = cross_entropy.logits_gradient_twin(logits, column, top, total, weight)
+    exact = cross_entropy.logits_gradient_in_torch(logits, column, top, total, weight)
     written = kernels.overwrite_with_gradient(logits, column, top, total, weight)
     assert written.data_ptr() == logits.data_ptr()
     neighbours = logits.as_strided((rows, columns), logits.stride(), logits.storage_offset() + columns)
@@ -95,10 +95,10 @@ def compare_far_rows() -> Off:
 
     (near, column), stride = logits_of(3, 67, torch.bfloat16), 2**30 + 8
     far = torch.empty(2 * stride + 67, dtype=torch.bfloat16).as_strided((3, 67), (stride, 1)).copy_(near)
-    right, found = cross_entropy.row_statistics_twin(near, column), kernels.row_statistics(far, column)
+    right, found = cross_entropy.row_statistics_in_torch(near, column), kernels.row_statistics(far, column)
     given = (*right[:2], torch.ones(3))
     pairs = zip((*found, kernels.overwrite_with_gradient(far, column, *given)),
-                (*right, cross_entropy.logits_gradient_twin(near, column, *given)), strict=True)  # fmt: skip
+                (*right, cross_entropy.logits_gradient_in_torch(near, column, *given)), strict=True)  # fmt: skip
     return {"far": max(off(*pair) for pair in pairs)}
 
 
@@ -113,8 +113,8 @@ def compare_activations(rows: int, columns: int, dtype: torch.dtype) -> Off:
         product, bias, grad = (3 * torch.randn(shape) for shape in shapes)
         for given in (bias.to(dtype), None):
             x = product.to(dtype), given, kind
-            ahead.append(off(kernels.forward(*x), activations.forward_twin(*x), product))
-            pairs = kernels.backward(grad.to(dtype), *x), activations.backward_twin(grad.to(dtype), *x)
+            ahead.append(off(kernels.forward(*x), activations.forward_in_torch(*x), product))
+            pairs = kernels.backward(grad.to(dtype), *x), activations.backward_in_torch(grad.to(dtype), *x)
             back += (off(one, other, grad) for one, other in zip(*pairs, strict=True))
     return {"forward": max(ahead), "backward": max(back)}
 
@@ -131,7 +131,7 @@ def compare_updates(rows: int, columns: int, dtype: torch.dtype) -> Off:
         for count in (1, 2, 3):
             rates = Rates(lr=0.1, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.5, count=count)
             kernels.step(ours, rates, factor)
-            adamw.step_twin(theirs, rates, factor)
+            adamw.step_in_torch(theirs, rates, factor)
         for one, other in zip(ours, theirs, strict=True):
             pairs = zip(one.tensors, other.tensors, strict=True)
             found += (off(a, b) for a, b in pairs if a is not None and b is not None)
@@ -148,7 +148,7 @@ def compare_directions(rows: int, columns: int, dtype: torch.dtype) -> Off:
     for count in (1, 2, 3):
         rates = Rates(lr=1.0, betas=(0.8, 0.9), eps=1e-6, weight_decay=0.0, count=count)
         kernels.step(ours, rates, None, as_directions=True)
-        adamw.write_directions_twin(theirs, rates)
+        adamw.write_directions_in_torch(theirs, rates)
     found, right = ([x for one in moved for x in one.tensors if x is not None] for moved in (ours, theirs))
     return {"direction": max(map(off, found, right))}
 

@@ -12,13 +12,13 @@ from lmtrain.models.init import draw_parameter
 from lmtrain.parallel.shards import draw_initial_values
 from lmtrain.parallel.weights.grads import tied_copies
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import places_of_rank
+from lmtrain.placement.placements import placements_of_rank
 from lmtrain.spec import Start
 
 
 def start(model: GPT | Bert, seed: int) -> None:
     held = dict(model.named_parameters())
-    places = places_of_rank(model.settings, ParallelSettings(), Coordinate(0, 0, 0, 0))
+    places = placements_of_rank(model.settings, ParallelSettings(), Coordinate(0, 0, 0, 0))
     draw_initial_values(held, places | tied_copies(model.ties(), held, places), model.starts(), seed)
 
 

@@ -22,7 +22,7 @@ from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.models.layers import block_masks
 from lmtrain.models.layers.attention import DotProduct, build_mask
 from lmtrain.models.layers.block_masks import BLOCK, build_block_mask, dense_mask_rows
-from lmtrain.parallel.blocks.dropout import Noise
+from lmtrain.parallel.blocks.dropout import DropoutSeeds
 from lmtrain.parallel.blocks.recompute import apply_recompute
 from lmtrain.parallel.compute_settings import RecomputeSettings
 from lmtrain.parallel.mesh import Axis
@@ -218,7 +218,7 @@ def test_every_block_and_microbatch_shares_one_graph() -> None:
 @pytest.mark.parametrize(("kind", "times"), [("none", 0), ("attention", 1), ("operators", 0)])
 def test_compiled_recompute_knows_attention_by_blocks(kind: str, times: int) -> None:
     """Whole blocks are one graph each; `operators` keeps what attention has made, and `attention` makes it again."""
-    model, noise = model_of(window=5), Noise(0, Axis(), Axis(), sequence_parallel=False, uses_dropout=False)
+    model, noise = model_of(window=5), DropoutSeeds(0, Axis(), Axis(), sequence_parallel=False, uses_dropout=False)
     if kind != "none":
         settings: Any = kinds(RecomputeSettings)[kind]()
         apply_recompute(model, settings, noise, compiled=True)

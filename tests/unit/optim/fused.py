@@ -16,7 +16,7 @@ def asked_of_kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counted(moved: Sequence[AdamWTensors], rates: Rates) -> None:
         asked.append(len(moved))
-        adamw.write_directions_twin(moved, rates)
+        adamw.write_directions_in_torch(moved, rates)
 
     monkeypatch.setattr(kernel_support, "FUSED_DEVICES", {"cpu"})
     monkeypatch.setattr(adamw, "write_directions", counted)

@@ -36,7 +36,7 @@ def test_auto_compiles_on_a_gpu_where_the_layout_allows_it(
     compute = ComputeSettings()
     assert compute.compile == "auto"
     assert compute.compiles(parallel, uses_dropout=uses_dropout, on_gpu=on_gpu) is expected
-    assert compute.compile_words(parallel, uses_dropout=uses_dropout, on_gpu=on_gpu).startswith(words)
+    assert compute.describe_compile(parallel, uses_dropout=uses_dropout, on_gpu=on_gpu).startswith(words)
 
 
 @pytest.mark.parametrize("chosen", [True, False])
@@ -44,7 +44,7 @@ def test_auto_compiles_on_a_gpu_where_the_layout_allows_it(
 def test_what_is_chosen_stays_so(chosen: bool, on_gpu: bool) -> None:
     compute = ComputeSettings(compile=chosen)
     assert compute.compiles(PLAIN, uses_dropout=False, on_gpu=on_gpu) is chosen
-    assert compute.compile_words(PLAIN, uses_dropout=False, on_gpu=on_gpu).startswith("each") is chosen
+    assert compute.describe_compile(PLAIN, uses_dropout=False, on_gpu=on_gpu).startswith("each") is chosen
 
 
 def test_tf32_is_of_gpus() -> None:

@@ -121,7 +121,7 @@ def told_apart() -> list[str]:
     found = []
     for checksum in (7, 7 + mesh.rank):
         try:
-            inference.check_alike(checksum)
+            inference.check_same_texts(checksum)
             found.append("nothing")
         except RanksDifferError as error:
             found.append(str(error))

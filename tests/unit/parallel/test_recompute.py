@@ -113,7 +113,7 @@ def test_blocks_count_in_the_whole_model() -> None:
         with torch.device("meta"):
             model = settings.build()
         model.cut(range(2, 4), first=False, last=True)
-        noise = build(NONE).noise
+        noise = build(NONE).dropout_seeds
         said = apply_recompute(model, FullRecomputeSettings(blocks=blocks), noise, compiled=False)
         assert [isinstance(block.forward, RecomputedForward) for block in model.blocks.values()] == expected
         assert said == (f"recompute: full, {sum(expected)} blocks" if any(expected) else None)

@@ -14,7 +14,7 @@ from lmtrain.models import init
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.parallel.shards import draw_initial_values
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import places_of_rank
+from lmtrain.placement.placements import placements_of_rank
 from lmtrain.spec import Start
 
 MODEL = GPTSettings(
@@ -31,7 +31,7 @@ def _threads() -> Iterator[None]:
 
 def filled(layout: Layout, rank: int, num_threads: int = 1) -> dict[str, Tensor]:
     parallel = ParallelSettings(tp=layout.tp, dp_shard=layout.dp_shard)
-    places = places_of_rank(MODEL, parallel, layout.coordinate(rank))
+    places = placements_of_rank(MODEL, parallel, layout.coordinate(rank))
     with torch.device("meta"):
         model: Any = MODEL.build()
     parameters = {name: torch.full(place.local_shape, 9.0) for name, place in places.items()}
@@ -61,7 +61,7 @@ def test_ranks_hold_regions_of_the_whole(monkeypatch: pytest.MonkeyPatch, layout
     monkeypatch.setattr(init, "_BLOCK_NUMBERS", 1)
     for rank in range(layout.world_size):
         parallel = ParallelSettings(tp=layout.tp, dp_shard=layout.dp_shard)
-        places = places_of_rank(MODEL, parallel, layout.coordinate(rank))
+        places = placements_of_rank(MODEL, parallel, layout.coordinate(rank))
         for name, held in filled(layout, rank, 2).items():
             expected = torch.zeros_like(held)
             for region in places[name].regions:
@@ -72,7 +72,7 @@ def test_ranks_hold_regions_of_the_whole(monkeypatch: pytest.MonkeyPatch, layout
 
 @pytest.mark.usefixtures("_threads")
 def test_what_goes_wrong_in_a_thread_is_raised() -> None:
-    places = places_of_rank(MODEL, ParallelSettings(), Layout().coordinate(0))
+    places = placements_of_rank(MODEL, ParallelSettings(), Layout().coordinate(0))
     torch.set_num_threads(3)
     with pytest.raises(TypeError):
         draw_initial_values({name: torch.zeros(place.local_shape) for name, place in places.items()}, places, WRONG, 7)

@@ -78,7 +78,7 @@ def measure(parallel: dict[str, Any], precision: str) -> dict[str, Any]:
     between = sum(t.untyped_storage().nbytes() for address, t in live_tensors().items() if address not in known)
     sent.append(microbatch(built, last=True))
     layout, work_bytes = built.mesh.layout, {"fp32": 4, "bf16": 2}[precision]
-    counts = count_elements(built.places.values(), layout)
+    counts = count_elements(built.placements.values(), layout)
     held = rank_bytes(counts, layout, zero=parallel["zero"], work_bytes=work_bytes)
     return {
         "sent": sent,

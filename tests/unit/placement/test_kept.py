@@ -15,7 +15,7 @@ from lmtrain.parallel.compute_settings import (
     NoRecomputeSettings,
     OperatorsRecomputeSettings,
 )
-from lmtrain.placement.places import Stage
+from lmtrain.placement.placements import Stage
 from tests.unit.plan.planned_runs import GPT3, planned
 
 MIDDLE = Stage(1, range(6, 7), first=False, last=False)

@@ -8,9 +8,9 @@ import pytest
 
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.memory import count_elements, places_of_stages, rank_bytes
+from lmtrain.placement.memory import count_elements, placements_of_stages, rank_bytes
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import place_all, stages_of_rank
+from lmtrain.placement.placements import place_parameters, stages_of_rank
 
 GPT = GPTSettings(num_layers=4, width=64, num_heads=4, vocab_size=250, vocab_multiple=1, seq_len=32)
 
@@ -20,7 +20,7 @@ def test_bytes_of_an_even_model_fall_by_the_number_of_ranks(zero: int) -> None:
     """The closed forms of the ZeRO paper, with fp32 masters: nothing here needs padding."""
     settings, shards = replace(GPT, vocab_size=256), 4
     layout, total = Layout(dp_shard=shards), settings.num_parameters
-    places = place_all(settings.weights(), settings.cuts(), layout, layout.coordinate(0), 256)
+    places = place_parameters(settings.weights(), settings.cuts(), layout, layout.coordinate(0), 256)
     held = rank_bytes(count_elements(places.values(), layout), layout, zero=zero, work_bytes=2)
     assert held.masters == 4 * total / shards
     assert held.optimizer == 8 * total / shards
@@ -32,7 +32,7 @@ def test_bytes_of_an_even_model_fall_by_the_number_of_ranks(zero: int) -> None:
 def test_a_tied_head_has_a_copy_of_its_own_wherever_it_stands(schedule: str, vp: int) -> None:
     """zb_v has its first and last stage on one rank, and two copies all the same."""
     parallel = ParallelSettings(pp=2, schedule=schedule, vp=vp)
-    held = [places_of_stages(GPT, stages_of_rank(GPT, parallel, rank), parallel.layout, 0) for rank in range(2)]
+    held = [placements_of_stages(GPT, stages_of_rank(GPT, parallel, rank), parallel.layout, 0) for rank in range(2)]
     numbers = [count_elements(places, parallel.layout).parts for places in held]
     assert sum(numbers) == GPT.num_parameters + 250 * 64
     names = [place.name for places in held for place in places]
@@ -41,6 +41,6 @@ def test_a_tied_head_has_a_copy_of_its_own_wherever_it_stands(schedule: str, vp:
 
 def test_one_process_in_fp32_computes_with_its_masters() -> None:
     layout = Layout()
-    places = place_all(GPT.weights(), GPT.cuts(), layout, layout.coordinate(0), 250)
+    places = place_parameters(GPT.weights(), GPT.cuts(), layout, layout.coordinate(0), 250)
     held = rank_bytes(count_elements(places.values(), layout), layout, zero=1, work_bytes=4)
     assert (held.work, held.total) == (0, 16 * GPT.num_parameters)

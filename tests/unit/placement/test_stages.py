@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import layers_of_stages, names_of_rank, stages_of_rank
+from lmtrain.placement.placements import layers_of_stages, parameter_names_of_stages, stages_of_rank
 
 
 @given(st.integers(0, 200), st.integers(1, 40), st.floats(0, 9), st.floats(0, 9))
@@ -35,7 +35,7 @@ def test_even_lengths() -> None:
 def test_thousands_of_stages_are_one_look_at_each_layer() -> None:
     model = GPTSettings(num_layers=2048, width=8, num_heads=1, vocab_size=8, seq_len=8)
     parallel, began = ParallelSettings(pp=2048), time.process_time()
-    held = [names_of_rank(model, stages_of_rank(model, parallel, rank)) for rank in range(2048)]
+    held = [parameter_names_of_stages(model, stages_of_rank(model, parallel, rank)) for rank in range(2048)]
     assert sum(map(len, held)) == len(model.weights()) + 1  # the tied weight twice
     assert time.process_time() - began < 2
 

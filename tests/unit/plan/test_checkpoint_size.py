@@ -22,7 +22,7 @@ from lmtrain.errors import CheckpointError
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import Shape, places_of_rank
+from lmtrain.placement.placements import Shape, placements_of_rank
 from lmtrain.plan.run_model import checkpoint_size
 from lmtrain.plan.run_model.checkpoint_size import check_manifest_limits
 from lmtrain.runtime.files.files import MAX_JSON_BYTES, MAX_JSON_MEMORY, json_memory
@@ -38,7 +38,7 @@ def manifest_of(parallel: ParallelSettings) -> Manifest:
     """As a run of AdamW at this layout would write it."""
     parts, files = [], dict[str, FileEntry]()
     for rank in range(parallel.layout.world_size):
-        for place in places_of_rank(MODEL, parallel, parallel.layout.coordinate(rank)).values():
+        for place in placements_of_rank(MODEL, parallel, parallel.layout.coordinate(rank)).values():
             for region in place.regions if place.is_owner else ():
                 for prefix in ("model", "optim.exp_avg", "optim.exp_avg_sq"):
                     box = Box(region.offset, region.shape)

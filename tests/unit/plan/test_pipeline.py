@@ -21,7 +21,7 @@ def replayed(word: str, pp: int, vp: int, num: int, *, f: float, i: float, w: fl
         more = {Kind.FORWARD: 1 / 3, Kind.BACKWARD: 2 / 3, Kind.INPUT: 1 / 3, Kind.WEIGHT: 1 / 3}[action.kind]
         return seconds + (head * more if action.stage == pp * vp - 1 else 0.0)
 
-    return simulate(schedule_named(word).table(pp, vp, num), cost=cost).makespan
+    return simulate(schedule_named(word).table(pp, vp, num), cost_of=cost).makespan
 
 
 def closed(schedule: Schedule, pp: int, vp: int, num: int, *, f: float, i: float, w: float, head: float = 0.0) -> float:

@@ -27,7 +27,7 @@ def uneven(num_stages: int, seed: int) -> dict[tuple[Kind, int], float]:
 
 
 def replayed(word: str, pp: int, vp: int, num: int, costs: dict[tuple[Kind, int], float]) -> float:
-    return simulate(schedule_named(word).table(pp, vp, num), cost=lambda a: costs[a.kind, a.stage]).makespan
+    return simulate(schedule_named(word).table(pp, vp, num), cost_of=lambda a: costs[a.kind, a.stage]).makespan
 
 
 @pytest.mark.parametrize("num", [1, 3, 8, 19, 48])

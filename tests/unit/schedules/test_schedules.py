@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from lmtrain.config.base import kinds
 from lmtrain.schedules.pipeline_schedule import PipelineSchedule, schedule_named
 from lmtrain.schedules.simulate import Costs, Timeline, activations_held, simulate
-from lmtrain.schedules.table import Action, Kind, Table
+from lmtrain.schedules.table import Action, Kind, ScheduleTable
 
 NAMES = list(kinds(PipelineSchedule))
 SIZES = st.tuples(st.sampled_from(NAMES), st.integers(1, 8), st.integers(2, 4), st.integers(1, 40))
 UNEVEN = Costs(forward=1.0, input=1.25, weight=0.75)
 
 
-def build(name: str, num_ranks: int, chunks: int, num_microbatches: int) -> Table:
+def build(name: str, num_ranks: int, chunks: int, num_microbatches: int) -> ScheduleTable:
     schedule = schedule_named(name)
     chunks = chunks if schedule.allows(chunks) else schedule.chunks
     return schedule.table(num_ranks, chunks, num_microbatches)
@@ -96,7 +96,7 @@ def test_what_a_rank_hands_to_itself_is_there_at_once() -> None:
 def test_a_wrong_table_is_refused() -> None:
     f, b = Kind.FORWARD, Kind.BACKWARD
     rows = ((Action(f, 0, 0), Action(b, 0, 0)), (Action(f, 1, 0), Action(b, 1, 0)))
-    Table((0, 1), 1, rows)
+    ScheduleTable((0, 1), 1, rows)
     for wrong, said in (
         ((rows[0], rows[1][:1]), "B1.0 more than once or not at all"),
         ((rows[0], (*rows[1], Action(f, 1, 0))), "F1.0 more than once"),
@@ -104,7 +104,7 @@ def test_a_wrong_table_is_refused() -> None:
         ((tuple(reversed(rows[0])), rows[1]), "deadlocks: rank 0 at B0.0, rank 1 at F1.0"),
     ):
         with pytest.raises(ValueError, match=said):
-            Table((0, 1), 1, wrong)
+            ScheduleTable((0, 1), 1, wrong)
 
 
 def test_chunks_that_a_schedule_does_not_have() -> None:

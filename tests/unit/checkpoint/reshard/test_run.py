@@ -21,7 +21,7 @@ from lmtrain.checkpoint.reshard.run import list_segments
 from lmtrain.checkpoint.reshard.targets import Limits, files_of_layout
 from lmtrain.errors import CheckpointError, MissingInputError, OutputError, StorageError, UsageError
 from lmtrain.models.model_settings import ModelSettings
-from lmtrain.placement.places import places_of_rank
+from lmtrain.placement.placements import placements_of_rank
 from lmtrain.runtime.processes.faults import Fault, arm
 from tests.marks import wide
 from tests.unit.checkpoint.layouts import (
@@ -146,7 +146,7 @@ def test_a_rank_reads_only_its_own_files(manifests: dict[str, Manifest], model: 
 
 def held_by(rank: int, model: ModelSettings, layout: str, tensors: Mapping[str, TensorEntry]) -> dict[str, set[Box]]:
     """Which parts of which tensors a rank has in memory."""
-    places = places_of_rank(model, at(layout), at(layout).layout.coordinate(rank)).values()
+    places = placements_of_rank(model, at(layout), at(layout).layout.coordinate(rank)).values()
     held: dict[str, set[Box]] = {name: set() for name in tensors}
     for place in places:
         for slot in SLOTS:

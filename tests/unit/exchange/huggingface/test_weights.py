@@ -13,7 +13,7 @@ from lmtrain.exchange.huggingface.convert import HFWeights, export_hf, import_hf
 from lmtrain.models.model_settings import ModelSettings
 from lmtrain.parallel.shards import pieces_of
 from lmtrain.placement.parallel_settings import ParallelSettings
-from lmtrain.placement.places import places_of_rank
+from lmtrain.placement.placements import placements_of_rank
 from tests.marks import wide
 from tests.unit.exchange.models import bert, gpt2, llama, save
 
@@ -32,7 +32,7 @@ def test_each_rank_reads_its_share(
     assert weights.settings == imported.checked_model()
     parallel = ParallelSettings(pp=2, tp=2, dp_shard=3, zero=3)
     for rank in range(parallel.layout.world_size):
-        places = places_of_rank(weights.settings, parallel, parallel.layout.coordinate(rank))
+        places = placements_of_rank(weights.settings, parallel, parallel.layout.coordinate(rank))
         pieces = pieces_of(
             {name: torch.full(p.local_shape, 7.0).to(dtype) for name, p in places.items()}, places, "model"
         )

@@ -14,14 +14,14 @@ from lmtrain.errors import LayoutError
 from lmtrain.layout import Layout
 from lmtrain.parallel.mesh import build_mesh
 from lmtrain.parallel.pipeline.messages import (
+    DirectionGroups,
     Header,
     Inbox,
-    Lanes,
     MessageKey,
     Outbox,
+    connect_pairs,
     message_pairs,
     message_sent_after,
-    open_lanes,
 )
 from lmtrain.runtime.processes.process_group import new_group
 from lmtrain.schedules.pipeline_schedule import schedule_named
@@ -95,7 +95,7 @@ def test_an_order_of_each_rank_s_own_stands_still() -> None:
 def warmed(pp: int) -> list[list[Any]]:
     """What a worker sends and receives of it, in its order."""
     mesh, done = build_mesh(Layout(pp=pp, vp=2), torch.device("cpu"), 60.0), []
-    lanes = Lanes(new_group(mesh.pp.ranks, 60.0, 4), new_group(mesh.pp.ranks, 60.0, 4))
+    lanes = DirectionGroups(new_group(mesh.pp.ranks, 60.0, 4), new_group(mesh.pp.ranks, 60.0, 4))
     right = dist.isend, dist.irecv
 
     def noted(start: Any, kind: str) -> Any:
@@ -107,7 +107,8 @@ def warmed(pp: int) -> list[list[Any]]:
 
     dist.isend, dist.irecv = noted(right[0], "send"), noted(right[1], "receive")
     try:
-        open_lanes(lanes, message_pairs(schedule_named("interleaved").ranks_of_stages(pp, 2)), mesh.pp, torch.zeros(1))
+        pairs = message_pairs(schedule_named("interleaved").ranks_of_stages(pp, 2))
+        connect_pairs(lanes, pairs, mesh.pp, torch.zeros(1))
     finally:
         dist.isend, dist.irecv = right
     return done

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from lmtrain.layout import Layout
 from lmtrain.models.gpt_settings import GPTSettings
-from lmtrain.placement.places import Place, Shape, num_saved_regions, place_all, saved_regions, shard_rows
+from lmtrain.placement.placements import (
+    Placement,
+    Shape,
+    num_saved_regions,
+    place_parameters,
+    saved_regions,
+    shard_rows,
+)
 from lmtrain.spec import Cut, Cuts, Split
 
 VOCAB = 13
@@ -36,8 +43,8 @@ def models(draw: st.DrawFn) -> tuple[Layout, dict[str, Shape], Cuts]:
     return layout, shapes, cuts
 
 
-def places_of(layout: Layout, shapes: dict[str, Shape], cuts: Cuts) -> list[dict[str, Place]]:
-    return [place_all(shapes, cuts, layout, layout.coordinate(rank), VOCAB) for rank in range(layout.world_size)]
+def places_of(layout: Layout, shapes: dict[str, Shape], cuts: Cuts) -> list[dict[str, Placement]]:
+    return [place_parameters(shapes, cuts, layout, layout.coordinate(rank), VOCAB) for rank in range(layout.world_size)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,10 +95,10 @@ def test_a_fused_weight_is_cut_section_by_section() -> None:
     """Four queries' rows, two keys', two values': the second of two ranks holds the second half of each."""
     layout = Layout(dp_shard=2, tp=2)
     cuts = {"qkv": Cut(Split.COLUMN, (4, 2, 2))}
-    place = place_all({"qkv": (8, 5)}, cuts, layout, layout.coordinate(1), VOCAB)["qkv"]
+    place = place_parameters({"qkv": (8, 5)}, cuts, layout, layout.coordinate(1), VOCAB)["qkv"]
     assert place.part_shape == (4, 5)
     assert [block.offset for block in place.regions] == [(2, 0)]  # the first shard is the rank's two query rows
-    other = place_all({"qkv": (8, 5)}, cuts, layout, layout.coordinate(3), VOCAB)["qkv"]
+    other = place_parameters({"qkv": (8, 5)}, cuts, layout, layout.coordinate(3), VOCAB)["qkv"]
     assert [block.offset for block in other.regions] == [(5, 0), (7, 0)]
 
 
@@ -113,7 +120,8 @@ def test_saving_is_shared_among_those_who_hold_the_same() -> None:
     assert max(written) < 1.3 * GPT.num_parameters / layout.world_size
 
 
-def places_of_gpt(layout: Layout) -> list[dict[str, Place]]:
+def places_of_gpt(layout: Layout) -> list[dict[str, Placement]]:
     return [
-        place_all(GPT.weights(), GPT.cuts(), layout, layout.coordinate(rank), 250) for rank in range(layout.world_size)
+        place_parameters(GPT.weights(), GPT.cuts(), layout, layout.coordinate(rank), 250)
+        for rank in range(layout.world_size)
     ]

@@ -33,8 +33,10 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The placement of a parameter on a rank."""
+class Placement:
+    """The placement of a parameter on a rank: which part of the whole parameter the rank holds, and whether it saves
+    it.
+    """
 
     name: str
     global_shape: Shape  # shape of the whole parameter, without padding
@@ -55,10 +57,11 @@ class Place:
         return self.cut.sections or self.global_shape[:1]
 
 
-def place_all(
-    shapes: Mapping[str, Shape], cuts: Cuts, layout: Layout, at: Coordinate, vocab_size: int
-) -> dict[str, Place]:
-    """Return the place of every parameter in `shapes` on the rank at coordinate `at`, by name.
+def place_parameters(
+    shapes: Mapping[str, Shape], cuts: Cuts, layout: Layout, coordinate: Coordinate, vocab_size: int
+) -> dict[str, Placement]:
+    """Return, by name, the placement of every parameter in `shapes` on the rank at `coordinate`. `cuts` says how
+    parameters are split over tp; `vocab_size` is the number of tokens, without padding.
 
     `shapes` are the model's own, with padding; a tied weight occurs once.
     """
@@ -66,22 +69,25 @@ def place_all(
     num_replicas, num_copies = layout.dp_replicate, layout.dp_replicate * layout.tp
     owner_of = _assign_owners({name: math.prod(shapes[name]) for name in shapes if name not in uncut}, num_replicas)
     owner_of |= _assign_owners({name: math.prod(shapes[name]) for name in uncut}, num_copies)
+    copy_index = coordinate.dp_replicate * layout.tp + coordinate.tp  # index among the copies of an uncut weight
     result = {}
     for name, shape in shapes.items():
         cut = _cut_of(cuts, name)
         part = part_shape(shape, cut, layout.tp)
-        rows = shard_rows(part[0], layout.dp_shard, at.dp_shard)
+        rows = shard_rows(part[0], layout.dp_shard, coordinate.dp_shard)
         true_shape = _true_shape(shape, cut, vocab_size)
-        result[name] = Place(
-            name, true_shape, cut, part, rows, _regions(true_shape, cut, part, rows, layout.tp, at.tp),
+        result[name] = Placement(
+            name, true_shape, cut, part, rows, _regions(true_shape, cut, part, rows, layout.tp, coordinate.tp),
             num_holders=num_copies if name in uncut else num_replicas,
-            is_owner=owner_of[name] == (at.dp_replicate * layout.tp + at.tp if name in uncut else at.dp_replicate),
+            is_owner=owner_of[name] == (copy_index if name in uncut else coordinate.dp_replicate),
         )  # fmt: skip
     return result
 
 
 def part_shape(shape: Shape, cut: Cut, tp: int) -> Shape:
-    """Return the shape of a tensor-parallel rank's part of a parameter. The vocabulary is padded to equal parts."""
+    """Return the shape of the part of a parameter that each of `tp` tensor-parallel ranks holds; `cut` says how the
+    parameter is split. The vocabulary is padded to equal parts.
+    """
     match cut.split:
         case Split.ROW:
             return (shape[0], shape[1] // tp)
@@ -91,13 +97,16 @@ def part_shape(shape: Shape, cut: Cut, tp: int) -> Shape:
 
 
 def shard_rows(num_rows: int, num_shards: int, index: int) -> range:
-    """Return the rows of a shard. Shards are equal, but the last ones may be shorter or empty, as in FSDP."""
+    """Return the rows of shard number `index`. Shards are equal, but the last ones may be shorter or empty, as in FSDP.
+    """
     size = -(-num_rows // num_shards)
     return range(min(index * size, num_rows), min((index + 1) * size, num_rows))
 
 
 def saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> Iterator[Region]:
-    """Yield the regions in which a checkpoint of all ranks stores a weight of this shape."""
+    """Yield the rectangles in which a checkpoint stores a weight of this shape, those of every rank without duplicates.
+    `cut` says how the weight is split over tp; `vocab_size` is the number of tokens, without padding.
+    """
     part, true_shape = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)
     for tp in range(_num_parts(cut, layout)):
         for shard in range(layout.dp_shard):
@@ -105,7 +114,9 @@ def saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> It
 
 
 def num_saved_regions(shape: Shape, cut: Cut, layout: Layout, vocab_size: int) -> int:
-    """Return the number of regions of `saved_regions` without iterating over them."""
+    """Return the number of rectangles in which a checkpoint stores a weight, that of `saved_regions` with these
+    arguments, without iterating over them.
+    """
     part, num_rows = part_shape(shape, cut, layout.tp), _true_shape(shape, cut, vocab_size)[0]
     size = -(-part[0] // layout.dp_shard)
     parts = (_runs(num_rows, cut, part[0], layout.tp, tp) for tp in range(_num_parts(cut, layout)))
@@ -126,35 +137,44 @@ def _cut_of(cuts: Cuts, name: str) -> Cut:
     return cuts.get(name, Cut(Split.NONE))
 
 
-def _regions(true_shape: Shape, cut: Cut, part: Shape, rows: range, tp: int, index: int) -> tuple[Region, ...]:
-    """Return the regions that hold these rows of a part of shape `part`, that of the tp rank `index`."""
-    column = index * part[1] if cut.split is Split.ROW else 0
+def _regions(
+    true_shape: Shape, cut: Cut, padded_part: Shape, rows: range, tp: int, tp_index: int
+) -> tuple[Region, ...]:
+    """Return the regions of a whole weight of shape `true_shape` that are in `rows` of one tensor-parallel part: the
+    part of rank `tp_index` of `tp`, which has the shape `padded_part`. `cut` says how the weight is split.
+    """
+    column = tp_index * padded_part[1] if cut.split is Split.ROW else 0
     regions = []
-    for start, offset, length in _runs(true_shape[0], cut, part[0], tp, index):
+    for start, offset, length in _runs(true_shape[0], cut, padded_part[0], tp, tp_index):
         first, stop = max(start, rows.start), min(start + length, rows.stop)
         if first < stop:
-            local = (slice(first - rows.start, stop - rows.start), *(slice(0, size) for size in part[1:]))
-            whole_offset = (offset + first - start, *((column,) if len(part) > 1 else ()), *(0 for _ in part[2:]))
-            regions.append(Region(local, whole_offset, (stop - first, *part[1:])))
+            local = (slice(first - rows.start, stop - rows.start), *(slice(0, size) for size in padded_part[1:]))
+            column_offset = (column,) if len(padded_part) > 1 else ()
+            whole_offset = (offset + first - start, *column_offset, *(0 for _ in padded_part[2:]))
+            regions.append(Region(local, whole_offset, (stop - first, *padded_part[1:])))
     return tuple(regions)
 
 
-def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, index: int) -> list[tuple[int, int, int]]:
-    """Return the rows of tp rank `index`'s part as runs (first row in the part, first row in the whole, length)."""
+def _runs(num_rows: int, cut: Cut, part_rows: int, tp: int, tp_index: int) -> list[tuple[int, int, int]]:
+    """Return the rows of a weight that tensor-parallel rank `tp_index` of `tp` holds, as runs of consecutive rows:
+    (first row in the rank's part, first row in the whole weight, number of rows). The whole has `num_rows` rows, the
+    part `part_rows`.
+    """
     if cut.split is Split.VOCAB:
-        return [(0, index * part_rows, min(part_rows, num_rows - index * part_rows))]
+        return [(0, tp_index * part_rows, min(part_rows, num_rows - tp_index * part_rows))]
     if cut.split is not Split.COLUMN:
         return [(0, 0, num_rows)]
     runs, before = [], 0
     for section in cut.sections or (num_rows,):
         length = section // tp
-        runs.append((before // tp, before + index * length, length))
+        runs.append((before // tp, before + tp_index * length, length))
         before += section
     return runs
 
 
 def _assign_owners(sizes: Mapping[str, int], num_owners: int) -> dict[str, int]:
-    """Return the owner, from 0 to num_owners - 1, of each name: largest first, to the owner with the smallest load.
+    """Return an owner, from 0 to num_owners - 1, for each name in `sizes`, so that owners get about equal sums of
+    sizes. The largest name comes first, and each goes to the owner with the smallest sum so far.
 
     The result is equal on every rank.
     """
@@ -177,7 +197,9 @@ class Stage:
 
 
 def stages_of_rank(settings: ModelSettings, parallel: ParallelSettings, rank: int) -> list[Stage]:
-    """Return the stages of a rank; `rank` is its index along pp. Without pipelines the model is a single stage."""
+    """Return the pipeline stages of a rank; `rank` is its index along pp. Without pipelines the model is a single
+    stage.
+    """
     return list(_stages(settings, parallel).get(rank, ()))
 
 
@@ -192,8 +214,10 @@ def _stages(settings: ModelSettings, parallel: ParallelSettings) -> dict[int, li
     return result
 
 
-def names_of_rank(settings: ModelSettings, stages: list[Stage]) -> list[str]:
-    """Return the checkpoint names of these stages' parameters; a tied copy counts under its first name."""
+def parameter_names_of_stages(settings: ModelSettings, stages: list[Stage]) -> list[str]:
+    """Return the names that checkpoints give to the parameters of these pipeline stages. A weight of the last stage
+    that is tied to another, such as a tied head, has the other's name.
+    """
     last = any(stage.last for stage in stages)
     layers = {layer for stage in stages for layer in stage.layers}
     layers |= {-1 for stage in stages if stage.first} | ({settings.shape.num_layers} if last else set())
@@ -207,28 +231,34 @@ def names_of_rank(settings: ModelSettings, stages: list[Stage]) -> list[str]:
 
 @lru_cache(maxsize=4)
 def _weights_of_layers(settings: ModelSettings) -> dict[int, list[tuple[int, str]]]:
-    """Return the names of each layer's parameters, with their positions in the list of all parameters."""
+    """Return the (position, name) of each layer's parameters, by layer number; the position is that in the list of all
+    parameters. Layer -1 is what comes before the blocks, layer num_layers what comes after them.
+    """
     result: dict[int, list[tuple[int, str]]] = {}
     for position, name in enumerate(settings.weights()):
         result.setdefault(settings.layer_of(name), []).append((position, name))
     return result
 
 
-def places_of_rank(settings: ModelSettings, parallel: ParallelSettings, at: Coordinate) -> dict[str, Place]:
-    """Return the places of this rank's parameters in the whole model."""
+def placements_of_rank(
+    settings: ModelSettings, parallel: ParallelSettings, coordinate: Coordinate
+) -> dict[str, Placement]:
+    """Return, by name, the placements of the parameters of the rank at `coordinate`: which regions of them it holds."""
     weights = settings.weights()
-    shapes = {name: weights[name] for name in names_of_rank(settings, stages_of_rank(settings, parallel, at.pp))}
-    return place_all(shapes, settings.cuts(), parallel.layout, at, settings.shape.vocab_size)
+    names = parameter_names_of_stages(settings, stages_of_rank(settings, parallel, coordinate.pp))
+    shapes = {name: weights[name] for name in names}
+    return place_parameters(shapes, settings.cuts(), parallel.layout, coordinate, settings.shape.vocab_size)
 
 
 def layers_of_stages(
     num_layers: int, num_stages: int, cost_before: float = 0.0, cost_after: float = 0.0
 ) -> list[range]:
-    """Return each stage's range of layers, possibly empty.
+    """Divide the layers among the pipeline stages so that the largest load of a stage is as small as possible; return
+    each stage's range of layers, possibly empty. A layer costs 1, the embedding `cost_before` and the head
+    `cost_after`.
 
-    A layer costs 1; what comes before all layers costs `cost_before` layers, what comes after them `cost_after`. Each
-    layer goes to the stage with the smallest load so far, which minimizes the largest load. With costs of 0 the lengths
-    differ by at most 1, and the longer ranges come first.
+    Each layer goes to the stage with the smallest load so far. With costs of 0 the lengths differ by at most 1, and the
+    longer ranges come first.
     """
     loads = [0.0] * num_stages
     loads[0] += cost_before
