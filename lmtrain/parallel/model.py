@@ -62,21 +62,9 @@ class ParallelModel(Inference):
         return self.masters.master
 
     @property
-    def num_parameters(self) -> int:
-        """The number of parameters of the whole model, without padding."""
-        return self.settings.num_parameters
-
-    @property
     def terms(self) -> tuple[str, ...]:
         """The loss terms, in the order of every tensor of shares and sums."""
         return self.objective.terms
-
-    @property
-    def whole_tensors(self) -> WholeTensors:
-        """The interface by which an optimizer gathers, sums over and shards whole weights, for this layout."""
-        if self.mesh.world.size > 1:
-            return ShardedTensors(self.placements, self.mesh)
-        return LocalTensors({name: p.sections for name, p in self.placements.items() if p.cut.sections})
 
     def forward_backward(self, batches: StepBatches) -> Tensor:
         """Run forward and backward of a step's micro-batches, which leaves the gradients of the mean loss in the
@@ -120,6 +108,18 @@ class ParallelModel(Inference):
         else:
             self.one_pass_optimizer.gradient_factor = clip_factor(norm, clip_norm, self.loss_scale.value)
         return norm / self.loss_scale.value
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of parameters of the whole model, without padding."""
+        return self.settings.num_parameters
+
+    @property
+    def whole_tensors(self) -> WholeTensors:
+        """The interface by which an optimizer gathers, sums over and shards whole weights, for this layout."""
+        if self.mesh.world.size > 1:
+            return ShardedTensors(self.placements, self.mesh)
+        return LocalTensors({name: p.sections for name, p in self.placements.items() if p.cut.sections})
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Attach the optimizer before its first step: a one-pass optimizer receives the half-precision copies."""

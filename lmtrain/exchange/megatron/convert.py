@@ -57,7 +57,7 @@ def export_megatron(
     report: Report | None = None,
 ) -> dict[str, Any]:
     """Export the checkpoint `source` as the Megatron-LM folder `output` for `tp` x `pp` ranks. `dtype` is fp32, bf16 or
-    fp16. ModelParameters have the names that Megatron-LM gives them with Transformer Engine, or without it if
+    fp16. Weights have the names that Megatron-LM gives them with Transformer Engine, or without it if
     `transformer_engine` is False. `report` is called with bytes done and in all. Return the facts that the command
     prints.
     """

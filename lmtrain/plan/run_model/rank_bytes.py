@@ -1,6 +1,6 @@
 """Bytes that a rank of a run holds, by purpose, from the same placements and stages that build the model.
 
-Called by planning code. ModelParameters, gradients, masters and moments are exact; activations, logits and gathered buffers use
+Called by planning code. Weights, gradients, masters and moments are exact; activations, logits and gathered buffers use
 placement's closed forms, added up along the rank's list of pipeline actions; tests/layouts compare both with real
 processes. Purposes that only a GPU can show are in NEED_A_GPU.
 """

@@ -78,14 +78,11 @@ def choose_layout(
 ) -> tuple[RunConfig, list[str]]:
     """Return `config` with the fastest layout of `num_processes` that fits in memory, and lines of text on the reasons.
     `fixed_settings` maps layout keys to values that must be kept. Raise LayoutError if no layout fits.
-
-    `fixed` holds the settings that are not searched. Raise LayoutError if no layout fits.
     """
     assert config.hardware is not None  # because: RunConfig requires it for parallel.auto
     run, hardware = planned_run(config, model), config.hardware
-    ranked = rank_layouts(
-        legal_layouts(run, num_processes, hardware, fixed_settings), hardware, LayoutLimits(), machine_cost_model(hardware)
-    )
+    layouts = legal_layouts(run, num_processes, hardware, fixed_settings)
+    ranked = rank_layouts(layouts, hardware, LayoutLimits(), machine_cost_model(hardware))
     if not len(ranked.rows):
         raise LayoutError(_no_legal_layout_message(run, num_processes, hardware, fixed_settings))
     if ranked.best_index is None:

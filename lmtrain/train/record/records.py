@@ -107,7 +107,7 @@ def open_records(
 def _open_sinks(
     folder: Path, config: RunConfig, inputs: Inputs, step: int, report: Callable[[str], None]
 ) -> Iterator[QueuedSink]:
-    """Yield a queue in front of each configured sink of metrics, TensorBoard and ModelParameters & Biases. `step` is the step
+    """Yield a queue in front of each configured sink of metrics, TensorBoard and Weights & Biases. `step` is the step
     from which the run goes on; `report` receives the sinks' warnings.
     """
     settings, observe = with_final_model(config, inputs).to_dict(), config.observe
@@ -122,7 +122,7 @@ def _open_sinks(
             observe.wandb, observe.wandb_project or "lmtrain", observe.wandb_entity,
             observe.wandb_name or folder.resolve().name, observe.wandb_tags,
         )  # fmt: skip
-        yield QueuedSink("ModelParameters & Biases", lambda warn: WeightsAndBiases(folder, account, settings), report)
+        yield QueuedSink("Weights & Biases", lambda warn: WeightsAndBiases(folder, account, settings), report)
 
 
 def scores_before_resume(folder: Path, config: RunConfig, step: int) -> dict[int, float]:
@@ -254,7 +254,7 @@ def build_histograms(model: ParallelModel) -> dict[str, Histogram]:
                 _add_to_histogram(numbers[numbers.isfinite()].float(), edges, counts[row], sums[row], extremes[row])
     for tensor, op in ((counts, dist.ReduceOp.SUM), (sums, dist.ReduceOp.SUM), (extremes, dist.ReduceOp.MAX)):
         # collective: each rank's counts of the numbers that it owns, over the world
-        all_reduce(tensor, model.mesh.world, op, what="histograms")
+        all_reduce(tensor, model.mesh.world, op, wait_name="histograms")
     rows = zip(names, counts.tolist(), sums.tolist(), extremes.tolist(), strict=True)  # sync: they are read once
     return {
         name: Histogram(-below, above, total, squares, row)
