@@ -148,7 +148,7 @@ class TorchFile:
         if id(value) in resolved:
             return resolved[id(value)]
         if depth > MAX_DEPTH:
-            raise CheckpointError(f"{self.path} nests values deeper than {MAX_DEPTH} levels. Get the file again.")
+            raise CheckpointError(f"{self.path} nests deeper than {MAX_DEPTH} levels. Get the file again.")
         if isinstance(value, dict):
             result = resolved[id(value)] = {}
             result.update({key: self._resolve(v, resolved, depth + 1) for key, v in value.items()})

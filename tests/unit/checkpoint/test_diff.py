@@ -76,7 +76,7 @@ def test_beside_what_is_damaged_stands_how_to_go_on(monkeypatch: pytest.MonkeyPa
     found = [{"checkpoint": f"r/checkpoints/step_{step}", "problems": []} for step in (1, 2)]
     diff.raise_problems(found)
     found.append({"checkpoint": "r/checkpoints/step_3", "problems": ["it is damaged."]})
-    with pytest.raises(CheckpointError, match=r"whole is r/checkpoints/step_2; `lmtrain pretrain --from-run r checkp"):
+    with pytest.raises(CheckpointError, match=r"intact checkpoint is r/checkpoints/step_2; `lmtrain pretrain"):
         diff.raise_problems(found)
     older = {"checkpoint": "r/checkpoints/step_0", "problems": ["it is damaged."]}
     with pytest.raises(CheckpointError, match=r"The newest, r/checkpoints/step_2, is intact: the run resumes"):

@@ -105,7 +105,7 @@ SILENT, SPEAKS = "sys.exit({})", 'if rank == 3:\n    print("error: full")\nsys.e
         (SILENT.format("76 if rank == 2 else 0"), Outcome(76, 2, None)),
         (SILENT.format(2), Outcome(2, 2, None)),
         (SPEAKS.format(74), Outcome(74, 3, "rank 3 on n2 failed with exit code 74: full.")),
-        (SILENT.format("74 if rank == 3 else 76"), Outcome(74, 3, "rank 3 on n2 failed with exit code 74: it said "
+        (SILENT.format("74 if rank == 3 else 76"), Outcome(74, 3, "rank 3 on n2 failed with exit code 74: it printed "
                                                            "nothing.")),
     ],
     ids=["a peer is lost", "rank 0 says it", "one says it", "one ends"],

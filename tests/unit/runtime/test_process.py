@@ -231,7 +231,7 @@ def test_a_launcher_starts_no_launcher() -> None:
     assert ProcessEnv().as_launcher(1) == ProcessEnv()
     four = ProcessEnv().as_launcher(4)
     assert (four.world_size, four.has_peers) == (4, False)
-    with pytest.raises(UsageError, match=r"processes that slurm has started\. Leave out --nproc, or give --nproc-per"):
+    with pytest.raises(UsageError, match=r"each process that slurm has started\. Leave out --nproc, or give"):
         ProcessEnv.detect(SRUN).as_launcher(2)
 
 

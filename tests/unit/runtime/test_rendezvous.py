@@ -174,7 +174,7 @@ def test_where_one_is_refused_all_hear_why(store: Any, monkeypatch: pytest.Monke
 def test_the_first_of_several_that_are_refused_is_named(store: Any) -> None:
     error = together(None, OutputError("full"), OutputError("full"))[0]
     assert isinstance(error, OutputError)
-    assert str(error).endswith(("because rank 1 on here is refused: full", "because rank 2 on here is refused: full"))
+    assert str(error).endswith(("rank 1 on here cannot start: full", "rank 2 on here cannot start: full"))
 
 
 @pytest.mark.parametrize("who", [0, 2])

@@ -27,7 +27,7 @@ from tests.unit.exchange.torch_files import hostile
         (hostile.BYTES_2_40, "but only"),
         (b"}" + b"\x8a\x09" + bytes(8) + b"\x01" + b"Ns", "a giant number"),
         (b"}(" + b"K\x01" * 20 + b"tNs", "a key of 20 parts"),
-        (b"]cbuiltins\nlist\nK\x01\x85R", "of what is no list"),
+        (b"]cbuiltins\nlist\nK\x01\x85R", "that is not made from a list"),
         (b"N" + b"p" + b"9" * 30 + b"\n", "a giant number"),
         pytest.param(b"N" * 5_600_000, "makes more than", marks=pytest.mark.wide),
     ],
