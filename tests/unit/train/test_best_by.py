@@ -36,7 +36,7 @@ def test_what_can_be_told(words: list[str]) -> None:
         (["checkpoint.best_by=eval/prose/x"], "is not a measure of this run. Add its task to eval.tasks."),
         ([TASK, "checkpoint.best_by=eval/pros/x"], "is not a measure of this run. Use eval/prose/MEASURE."),
         ([TASK, "checkpoint.best_by=eval/prose/x"], "with eval.interval_steps=0. Add eval.interval_steps=50"),
-        (["train.valid_interval_steps=999"], "interval_steps=50 none of them is saved before the end at 1000"),
+        (["train.valid_interval_steps=999"], "interval_steps=50 saves none of these steps before the last, 1000"),
         (["checkpoint.interval_steps=null"], "checkpoint.keep_best=1 has no checkpoints to choose from"),
         (["checkpoint.keep_best=-1"], "checkpoint.keep_best=-1 must be at least 0"),
         (["checkpoint.keep_best=0", "checkpoint.best_by=valid/ppl"], "has no effect with keep_best=0"),
