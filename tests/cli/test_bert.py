@@ -100,7 +100,7 @@ def test_other_masks_are_another_run(sentences: Toy, run: Path) -> None:
     [
         ({"model__pair_head": "false"}, ["model.pair_head=false does not use", "model.pair_head=true"]),
         ({"data__pairs": "none"}, ["model.pair_head=true needs sentence pairs", "model.pair_head=false"]),
-        ({"model__seq_len": 4}, ["Samples of 4 tokens", "8 or more"]),
+        ({"model__seq_len": 4}, ["A sequence length of 4 tokens", "8 or more"]),
     ],
 )
 def test_wrong_settings_are_refused(

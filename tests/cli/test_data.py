@@ -69,7 +69,7 @@ def test_documents_as_text(toy: Toy, tmp_path: Path) -> None:
     assert len({row["document"] for row in drawn[0]}) == 4
     for suffix in (".bin", ".idx"):
         dataset_file(tmp_path / "foreign", suffix).write_bytes(dataset_file(toy.data, suffix).read_bytes())
-    assert "carries no tokenizer" in lmtrain("data", "sample", tmp_path / "foreign", code=2)
+    assert "was stored without a tokenizer" in lmtrain("data", "sample", tmp_path / "foreign", code=2)
     assert "document" in lmtrain("data", "sample", tmp_path / "foreign", "--tokenizer", toy.tokenizer)
 
 

@@ -181,7 +181,7 @@ def test_documents_are_shown_by_the_same_verb(toy: Toy) -> None:
     ("words", "said"),
     [
         (["--sample", 10**9, "--run", "RUN"], "is not one of the"),
-        (["DATA", "--sample", 1, "--document", 1], "Give one of them"),
+        (["DATA", "--sample", 1, "--document", 1], "Give only one of them"),
         (["DATA", "--run", "RUN"], "--run is for --sample"),
         (["DATA", "--sample", 1, "--run", "RUN"], "Give the run alone"),
         (["DATA", "--document", 1, "--seed", 2], "--seed is for --random"),

@@ -205,7 +205,7 @@ def test_what_is_left_of_damaged_runs(run: Path, tmp_path: Path) -> None:
     assert "4 things are missing, and it says which" in told
     text = said(bad / "report.html")
     for words in ("config.json is not there", "environment.json cannot be read", "are no rows and are left out",
-                  "its last line is cut off"):  # fmt: skip
+                  "its last line is incomplete"):  # fmt: skip
         assert words in text
     assert [mark[1] for mark in figures(bad / "report.html")["marks"]].count("fault") == 1
     (bad / "metrics.jsonl").unlink()

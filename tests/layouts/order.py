@@ -141,8 +141,8 @@ def _messages(lines: list[Line]) -> Iterator[Patch]:
 
 
 def _sums(lines: list[Line]) -> Iterator[Patch]:
-    def losses(*_: Any, what: str = "", **__: Any) -> None:
-        if what == "losses of the last stage":
+    def losses(*_: Any, wait_name: str = "", **__: Any) -> None:
+        if wait_name == "losses of the last stage":
             lines.append(["losses"])
 
     def waits(self: TiedSums) -> None:

@@ -185,7 +185,7 @@ def test_most_ranks_are_right_and_a_tie_names_both() -> None:
     assert "differ: a is 2 on rank 3, and 1 on the other 3. Start all" in said(one, one, one, two)
     assert "differ: a is 2 on ranks 0-1, 1 on ranks 2-3. Start all" in said(two, two, one, one)
     assert "a is 2 on rank 1, 3 on rank 2, and 1 on the other 2" in said(one, two, facts(a="3", b="x"), one)
-    assert "differ: b does not exist on rank 1, and x on the other 2." in said(one, facts(a="1"), one)
+    assert "differ: b is not there on rank 1, and x on the other 2." in said(one, facts(a="1"), one)
 
 
 def test_a_host_is_named_where_there_are_several() -> None:

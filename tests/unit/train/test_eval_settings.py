@@ -23,7 +23,7 @@ def test_a_task_is_called_by_its_own_name_or_another() -> None:
     ("data", "said"),
     [
         ({"tasks": [TASK, TASK]}, "tasks=perplexity is the name of several entries"),
-        ({"tasks": [TASK | {"name": "a b"}]}, "tasks[0].name=a b is no name"),
+        ({"tasks": [TASK | {"name": "a b"}]}, "tasks[0].name=a b is not a valid name"),
         ({"tasks": [TASK | {"data": " "}]}, "tasks[0].data=  names no file"),
         ({"tasks": [{"task": "perplexity"}]}, "tasks[0].data is not set"),
         ({"tasks": {"perplexity": "a.txt"}}, "is not a list of groups of settings"),
