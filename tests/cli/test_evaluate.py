@@ -177,7 +177,7 @@ def test_the_list_names_every_task_with_its_file() -> None:
         (["--task", "perplexity"], 2, "1 task and 0 files to measure on were given."),
         ([], 2, "No task was given. Give --task and --data"),
         (["--task", "perplexity", "--data", "absent.txt"], 66, "--data=absent.txt does not exist"),
-        (["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"], 2, "--baseline=b needs a task that scores whole documents"),
+        (["--task", "lambada/megatron-strict", "--data", "absent", "--baseline", "b"], 2, "--baseline=b needs a task"),
         (["--steps", "all", "--samples", "s"], 2, "--samples has no effect with --steps"),
         (["--compare", "a", "b"], 2, "CHECKPOINT has no effect with --compare of two checkpoints"),
         (["--output", "."], 73, "--output=. is a folder"),

@@ -309,7 +309,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "--layout", "tp"], 2, "Write tp=VALUE"),
         (["hardware=h100", "gpus=8", "--layout", "tp=3"], 2, "Use gpus=6"),
         (["hardware=h100", "gpus=8", "--layout", "tp=2", "parallel.tp=4"], 2, "tp=4 is given too"),
-        (["hardware=h100", "gpus=8", "--layout", "micro_batch=2"], 2, "Add train.micro_batch=2 as an argument of its own"),
+        (["hardware=h100", "gpus=8", "--layout", "micro_batch=2"], 2, "Add train.micro_batch=2 as an argument"),
         (["hardware=h100", "gpus=8", "--layout", "zero=0"], 2, "Use zero=1"),
         (["hardware=h100", "gpus=8", "--layout", "tp=8"], 78, "does not divide model.num_heads=12"),
         (["hardware=h100", "gpus=7", "train.global_batch=5", "parallel.pp=1"], 2, "Use train.global_batch=7"),
@@ -319,7 +319,7 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         (["hardware=h100", "gpus=8", "parallel=single"], 2, "Fix single sizes instead, as in parallel.tp=8"),
         ([*SHARED, "--nodes-per-switch", "2", "--gpus-per-node", "4"], 78, "Use --nodes-per-switch 4"),
         (["hardware=h100", "gpus=8", "--price", "2"], 2, "Add tokens=300B"),
-        (["hardware=h100", "gpus=8", "--layout", "tp=2", "--doublings", "2"], 2, "--doublings has no effect with --layout"),
+        (["hardware=h100", "gpus=8", "--layout", "tp=2", "--doublings", "2"], 2, "--doublings has no effect"),
         (["--calibrate", "--top", "3"], 2, "--top has no effect with --calibrate"),
         (["hardware=h100", "gpus=8", "--by", "luck"], 2, "lmtrain plan --help"),
         *wide(
